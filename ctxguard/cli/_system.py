@@ -59,7 +59,7 @@ _UPSTREAM_SECONDS = 60.0
 """For one list: nobody waits for the answer."""
 
 
-class System(IndexSystem, EngineSystem, UpstreamSystem, SystemIdentity):
+class System(SystemIdentity, UpstreamSystem, EngineSystem, IndexSystem):
     """The source of candidates, and the entries that identify it."""
 
     retriever: str | None = optional(

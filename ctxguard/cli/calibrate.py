@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 
-class CalibrateCommand(LabelledSystem, AssessorSettings, ChoiceSettings):
+class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
     data: _options.LabelledQueriesIfAny = None
     store: str | None = optional(
         "Sample store whose judged requests are calibrated on, in place of --data.", "URL", own=True

@@ -76,7 +76,7 @@ def variable_of(secret: str) -> str:
     return f"CTXGUARD_{secret.upper()}"
 
 
-class ServiceSettings(IndexSystem, EngineSystem, SystemIdentity, AssessorSettings):
+class ServiceSettings(SystemIdentity, AssessorSettings, EngineSystem, IndexSystem):
     """Settings of the service: the system it serves, its address and its limits."""
 
     rerank_upstream: str | None = optional(RERANK_UPSTREAM, "URL")

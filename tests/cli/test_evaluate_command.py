@@ -72,6 +72,18 @@ def test_json_has_every_metric_with_its_interval_and_n(evaluate: Evaluate) -> No
     assert (document["profile_id"], document["route"], document["k"]) == (None, "hybrid", 3)
 
 
+def test_a_file_names_the_profile(run: Run, index: Path, collection: Path, profile: Path) -> None:
+    """That of the system is measured, unless an option names another or candidates are compared."""
+    system = {"index": str(index), "profile": str(profile)}
+    asked = ("evaluate", "--data", collection, "--json")
+    assert run.read(*asked, system=system)["profile_id"] == Profile.load(profile).profile_id
+    missing = {**system, "profile": "gone.json"}
+    run.refused(*asked, system=missing, says="gone.json")
+    assert run.read(*asked, "--profile", profile, system=missing)["profile_id"]
+    compared = run.read(*asked, "--candidate", "x=lexical", system=missing)
+    assert [each["name"] for each in compared["candidates"]] == ["x"]
+
+
 def shown_metrics(printed: str) -> set[str]:
     """The metrics that stand in the first column of a table."""
     return {words[0] for line in printed.splitlines() if (words := line.split())} & METRICS
