@@ -41,7 +41,6 @@ _FIRST = (
 
 
 _OF_COMPARISONS = ("candidate", "out", "against", "baseline", "regression_metrics", "tolerance")
-_OF_ONE = ("route", "write_run")
 
 
 class EvaluateCommand(LabelledSystem):
@@ -83,7 +82,7 @@ class EvaluateCommand(LabelledSystem):
     show_all: _options.ShowAll = False
     route: _options.OneRoute = None
     write_run: Path | None = optional_key(
-        "TREC run file to write the retrieved candidates to.", writes=True
+        "TREC run file to write the retrieved candidates of one system to.", writes=True
     )
     baseline: str | None = optional_key(
         "Candidate that differences are taken from.", default="the first"
@@ -107,11 +106,6 @@ class EvaluateCommand(LabelledSystem):
         systems = self._systems()
         counts = [len(each) for each in (systems, self.profile, self.k)]
         if max(counts) > 1 or any(getattr(self, name) for name in _OF_COMPARISONS):
-            for name in _OF_ONE:
-                if getattr(self, name) is not None:
-                    raise ConfigurationError(
-                        f"{name.replace('_', '-')} has no effect on a comparison: leave it out"
-                    )
             compare_systems(self, systems, output)
         else:
             self._measure(next(iter(systems.values())), output)

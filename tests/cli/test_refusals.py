@@ -74,7 +74,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("evaluate", "give --data PATH, or data in a file --system", {}),
     ("evaluate --data d", "nothing says where candidates come from", {}),
-    (f"{COMPARE} --candidate all", "route has no effect", {"evaluate": {"route": "lexical"}}),
     (f"{COMPARE} --run r -k 1 -k 2", "--index and --run says where", {}),
     (f"{COMPARE} --lexical x", "there is no option --lexical", {}),
     ("index x --out OUT --lexical x", "write it into a file --system", {}),

@@ -100,7 +100,7 @@ def _exported(name: str, modules: dict[str, types.ModuleType]) -> Iterator[tuple
     listed = getattr(module, "__all__", None)
     for attribute in listed or vars(module):
         value = getattr(module, attribute)
-        # `sys` keeps what it had at first of the hooks that programs replace, such as debuggers.
+        # `sys` keeps what it had at first of the hooks that programs replace, such as typer.
         value = vars(module).get(f"__{attribute}__", value) if module is sys else value
         home = getattr(value, "__module__", None)
         is_own = home in (name, f"_{name}") or str(home).startswith(f"{name}.")
