@@ -57,7 +57,8 @@ def compare_systems(
     if asked.out and asked.against and asked.out.resolve() == asked.against.resolve():
         raise ConfigurationError("--out: name another file than --against")
     profiles = {name: Profile.load(path) for name, path in by_name(asked.profile).items()}
-    index, sources = _parted(systems)
+    index = _index_of(systems)
+    sources = {name: each for name, each in systems.items() if each is not index}
     by_default = not asked.candidate or ALL in asked.candidate
     candidates = _candidates(asked, profiles, tuple(sources), index)
     depth = asked.depth or DEFAULT_DEPTH
@@ -116,15 +117,11 @@ def compare_systems(
     output.findings([f"worse than the saved comparison, beyond noise: {worse}"] if worse else [])
 
 
-def _parted(
-    systems: Mapping[str, LabelledSystem],
-) -> tuple[LabelledSystem | None, dict[str, LabelledSystem]]:
+def _index_of(systems: Mapping[str, LabelledSystem]) -> LabelledSystem | None:
     indexes = [each for each in systems.values() if each.index is not None]
     if len(indexes) > 1:
         raise ConfigurationError("two indexes are given: compare them in two comparisons")
-    return next(iter(indexes), None), {
-        name: each for name, each in systems.items() if each.index is None
-    }
+    return next(iter(indexes), None)
 
 
 def _candidates(

@@ -189,9 +189,7 @@ class Command:
     def sections(self) -> dict[str, list[tuple[str, str]]]:
         """List its keys with their help by table; the system's in the table without a name."""
         found: dict[str, list[tuple[str, str]]] = {}
-        for name, field in sorted(
-            self.keys.items(), key=lambda each: each[0] not in _System.model_fields
-        ):
+        for name, field in self.keys.items():
             table = "" if name in _System.model_fields else self._table
             found.setdefault(table, []).append((key_of(name, field), help_of(field)))
         return found

@@ -26,7 +26,7 @@ class KeysCommand(SettingsModel):
         sections = named(name).sections()
         if not sections:
             raise ConfigurationError(f"ctxguard {name} takes options alone; see its --help")
-        for table, keys in sections.items():
+        for table, keys in sorted(sections.items()):
             if table:
                 output.text(f"[{table}]")
             for key, meaning in keys:
