@@ -62,10 +62,7 @@ class Folded:
         n_kept = np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)
         for number, index in self._by_others(choose).items():
             rows = self.fold == number
-            own = grid.rows(np.flatnonzero(rows))
-            n_kept[rows] = own.kept([index])[:, 0]
-            if own.order is not None:
-                order[rows] = own.order
+            order[rows], n_kept[rows] = grid.rows(np.flatnonzero(rows)).contexts(index)
         return order, n_kept
 
     def share_chosen(self, choose: Choose) -> float:

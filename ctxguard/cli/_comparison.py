@@ -180,7 +180,7 @@ def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> 
 
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
     """Return the utilities of the profiles, which must be the same: one table has one unit."""
-    from ctxguard.core.metrics import DEFAULT_UTILITIES
+    from ctxguard.core.metrics import READERS
 
     utilities = [loaded.utilities for loaded in profiles.values()]
     if any(other != utilities[0] for other in utilities):
@@ -188,7 +188,7 @@ def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
             f"the profiles {', '.join(profiles)} were made with different utilities, so their "
             "figures have no common unit; compare those made with the same ones"
         )
-    return utilities[0] if utilities else DEFAULT_UTILITIES
+    return utilities[0] if utilities else READERS
 
 
 def _viewer(
@@ -246,7 +246,7 @@ def _notes(
         notes.append(
             "udcg, distractor_rate and harm_undiscounted find suspected distractors by score, or "
             "by rank where scores carry rank only: between such candidates compare precision, "
-            "udcg_strict and harm"
+            "udcg and harm"
         )
     if len(comparison.query_ids) < FEWEST:
         notes.append(f"with fewer than {FEWEST} queries, bootstrap intervals are too narrow")

@@ -142,7 +142,7 @@ class Command:
             parser.add_argument(name, nargs=nargs, metavar=about(field)["metavar"])
         for name, field in self.options.items():
             how: dict[str, Any] = {"action": "store"}
-            if about(field)["metavar"] is None:
+            if field.annotation is bool:
                 how = {"action": "store_const", "const": True}
             elif get_origin(field.annotation) is list:
                 how = {"action": "append"}

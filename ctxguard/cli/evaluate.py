@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 _FIRST = (
-    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg_strict", "harm", "kept"),
+    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "kept"),
     *("keyword_recall", "keyword_mrr"),
 )
 """The metrics that are shown unless all are asked for; the last two need keywords."""
@@ -88,7 +88,7 @@ class EvaluateCommand(LabelledSystem):
         "Candidate that differences are taken from.", default="the first"
     )
     regression_metrics: list[str] = key(
-        "List of metrics that --against checks.", default="udcg_strict and recall", value=[]
+        "List of metrics that --against checks.", default="udcg and recall", value=[]
     )
     tolerance: float = key("Loss that --against accepts, in the metric's unit.", ge=0, value=0.0)
 
@@ -134,14 +134,14 @@ class EvaluateCommand(LabelledSystem):
         from calibration.evaluate import measure
         from calibration.pool_labels import unlabelled_note
         from calibration.results import tabulate
-        from ctxguard.core.metrics import DEFAULT_UTILITIES
+        from ctxguard.core.metrics import READERS
         from ctxguard.profile.schema import Profile
         from ctxguard.retrieval.index.passages import searchable_text
 
         in_files = [each for file in self.system if (each := read_file(file)[0].get("profile"))]
         named = (self.profile or in_files)[:1]
         loaded = Profile.load(named[0]) if named else None
-        utilities = self.worth(DEFAULT_UTILITIES if loaded is None else loaded.utilities)
+        utilities = self.worth(READERS if loaded is None else loaded.utilities)
         labelled, counts, source = open_labelled(system, self.data, "test", output)
         source = source if loaded is None else fitted(loaded, source)
         dataset = labelled.dataset

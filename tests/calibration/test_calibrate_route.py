@@ -44,9 +44,9 @@ class TestChoice:
     ) -> None:
         outcome = outcome_of(calibrated(120, policy=family, context="utility"))
         grid = outcome.route.choosing.grid
-        k, threshold = outcome.profile.policy.k, grid.means.udcg_strict.max()
+        k, threshold = outcome.profile.policy.k, grid.means.udcg.max()
         assert outcome.profile.policy.kind == family
-        places = np.argwhere(grid.means.udcg_strict >= threshold - 1e-12)
+        places = np.argwhere(grid.means.udcg >= threshold - 1e-12)
         assert k in {grid.ks[place[0]] for place in places}
 
     @pytest.mark.parametrize("context", ["leaner", "balanced", "richer"])
@@ -176,8 +176,8 @@ class TestVerdict:
         assert found["kept"].value < 4.0
         assert found["recall"].value > 0.98
         gains = (
-            outcome.chosen.metrics.values["udcg_strict"]
-            - outcome.today.metrics.values["udcg_strict"]
+            outcome.chosen.metrics.values["udcg"]
+            - outcome.today.metrics.values["udcg"]
         )
         assert verdict.gain == pytest.approx(gains.mean(), abs=1e-5)
 
