@@ -211,7 +211,10 @@ def tables(answers: Answers) -> dict[str, Table]:
         questions = sorted({question for own in by_reader.values() for question in own})
         values = {
             measure: np.array(
-                [[own.get(q, {}).get(measure, np.nan) for q in questions] for own in by_reader.values()]
+                [
+                    [own.get(q, {}).get(measure, np.nan) for q in questions]
+                    for own in by_reader.values()
+                ]
             )
             for measure in MEASURES
         }

@@ -196,7 +196,13 @@ def _choose(
         place, wanted = careful(sums), route.settings.context
         if place is None and wanted != "utility":
             # Few labels support no careful choice. Whether this one holds is for the verdict.
-            return choose(sums, wanted, tolerance=route.settings.tolerance, step=Step(0.0, 0.0, LADDERS[wanted][0].tokens), lost=0.0)
+            return choose(
+                sums,
+                wanted,
+                tolerance=route.settings.tolerance,
+                step=Step(0.0, 0.0, LADDERS[wanted][0].tokens),
+                lost=0.0,
+            )
         return place
 
     def chosen(chances: FloatArray) -> tuple[Folded, GridIndex, bool]:

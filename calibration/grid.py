@@ -228,7 +228,7 @@ class Grid:
     @property
     def sizes_of_candidates(self) -> FloatArray:
         """Tokens of each candidate, or 1 where tokens are unknown, shape (n_q, depth)."""
-        return self.labels.retrieved * 1.0 if self.tokens is None else self.tokens
+        return self.labels.retrieved.astype(np.float64) if self.tokens is None else self.tokens
 
     def _udcg(self, worth: FloatArray) -> FloatArray:
         """Return UDCG of the first n candidates, as they are served, shape (n_q, depth + 1)."""
@@ -336,7 +336,9 @@ def utility_grid(
     """
     tokens = None if pools.tokens is None else np.nan_to_num(pools.tokens)
     per_token &= tokens is not None
-    weighed = probabilities if tokens is None or not per_token else probabilities * weight_of(tokens)
+    weighed = (
+        probabilities if tokens is None or not per_token else probabilities * weight_of(tokens)
+    )
     order = np.argsort(-weighed, axis=1, kind="stable")
     values = np.take_along_axis(weighed, order, axis=1)
     chances = np.take_along_axis(probabilities, order, axis=1)

@@ -18,7 +18,6 @@ from calibration.settings import Context
 from ctxguard.core.types import FloatArray
 
 
-
 class Step(NamedTuple):
     """One rung of the ladder from bold to careful choices.
 

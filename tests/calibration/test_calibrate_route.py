@@ -175,10 +175,7 @@ class TestVerdict:
         found = outcome.profile.evidence.metrics
         assert found["kept"].value < 4.0
         assert found["recall"].value > 0.98
-        gains = (
-            outcome.chosen.metrics.values["udcg"]
-            - outcome.today.metrics.values["udcg"]
-        )
+        gains = outcome.chosen.metrics.values["udcg"] - outcome.today.metrics.values["udcg"]
         assert verdict.gain == pytest.approx(gains.mean(), abs=1e-5)
 
     def test_queries_that_were_held_out_by_hand_say_it_alone(self) -> None:

@@ -41,7 +41,7 @@ from benchmarks._live_traffic import (
 )
 from benchmarks.live import Cell, main, simulate
 from ctxguard.cli import app
-from ctxguard.core.metrics import worths, udcg
+from ctxguard.core.metrics import udcg, worths
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
