@@ -83,7 +83,7 @@ class TestChoice:
         pools, labels = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
         grid = ratio_grid(pools, labels)
         every = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
-        best = Folded.of(grid, every, 2).chosen(highest_utility)
+        best = Folded.of(grid, every).chosen(highest_utility)
         assert best is not None
         assert grid.policy(best) == RatioPolicy(k=1, min_ratio=0.0)
 

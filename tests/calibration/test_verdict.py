@@ -13,7 +13,7 @@ Draw = Callable[[np.random.Generator, int], FloatArray]
 
 
 def judged(differences: object, saved: float = 0.3, **settings: object) -> RouteVerdict:
-    """Judge recall that differs so, UDCG that differs alike, and tokens of which a share is saved."""
+    """Judge recall and UDCG that differ so, and tokens of which a share is saved."""
     values = np.array(differences, dtype=float)
     tokens = np.full(values.size, -saved)
     return verdict(values, values, tokens, **{"serving_k": 5, "tolerance": 0.01, **settings})
