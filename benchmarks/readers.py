@@ -1,6 +1,6 @@
-"""Does a measure rank contexts as the answers of real readers do, and what does a passage cost them?
+"""Does a measure rank contexts as real readers answer, and what does a passage cost them?
 
-    python -m benchmarks.readers --data ../shared/data/readers --check --json benchmarks/results/readers.json
+    python -m benchmarks.readers --data ../shared/data/readers --check --json FILE
 
 ``readers.jsonl.gz`` of ``--data`` holds recorded answers of language models: which passages were in
 the context, and how correct the answer was. *Concordance* of a measure: of two contexts of one
@@ -138,9 +138,7 @@ MEASURES: Mapping[str, Callable[[Answer], float]] = {
         for cost in COSTS
     },
 }
-CANDIDATES = tuple(name for name in MEASURES if name.startswith("UDCG, −")) + (
-    "share found less length",
-)
+CANDIDATES = (*(FORM.format(cost) for cost in COSTS), "share found less length")
 """Forms among which one is chosen without a reader."""
 
 
@@ -211,7 +209,10 @@ def tables(answers: Answers) -> dict[str, Table]:
         questions = sorted({question for own in by_reader.values() for question in own})
         values = {
             measure: np.array(
-                [[own.get(q, {}).get(measure, np.nan) for q in questions] for own in by_reader.values()]
+                [
+                    [own.get(q, {}).get(measure, np.nan) for q in questions]
+                    for own in by_reader.values()
+                ]
             )
             for measure in MEASURES
         }

@@ -266,7 +266,7 @@ class LabelledRoute:
             why,
             fitted,
             among(grid, settings),
-            Folded.of(longer, tried(longer, k), k),
+            Folded.of(longer, tried(longer, k)),
             chances,
             measured,
             held_out is not None,
@@ -478,7 +478,7 @@ def among(grid: Grid, settings: Settings) -> Folded:
     indices = tried(grid, settings.serving_k)
     if settings.context == "utility":
         indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
-    return Folded.of(grid, indices, settings.serving_k)
+    return Folded.of(grid, indices)
 
 
 @dataclass(frozen=True)

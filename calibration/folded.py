@@ -37,10 +37,10 @@ class Folded:
     sums: PolicySums
 
     @classmethod
-    def of(cls, grid: Grid, tried: Sequence[GridIndex], serving_k: int) -> Self:
+    def of(cls, grid: Grid, tried: Sequence[GridIndex]) -> Self:
         """Adds up the policies by fold."""
         fold = fold_numbers(grid.labels.groups)
-        return cls(grid, tried, fold, PolicySums.of(grid, tried, fold, serving_k))
+        return cls(grid, tried, fold, PolicySums.of(grid, tried, fold))
 
     def chosen(self, choose: Choose) -> GridIndex | None:
         """Return the choice of all queries; None for what is served today."""

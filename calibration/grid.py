@@ -228,7 +228,7 @@ class Grid:
     @property
     def sizes_of_candidates(self) -> FloatArray:
         """Tokens of each candidate, or 1 where tokens are unknown, shape (n_q, depth)."""
-        return self.labels.retrieved * 1.0 if self.tokens is None else self.tokens
+        return self.labels.retrieved.astype(np.float64) if self.tokens is None else self.tokens
 
     def _udcg(self, worth: FloatArray) -> FloatArray:
         """Return UDCG of the first n candidates, as they are served, shape (n_q, depth + 1)."""

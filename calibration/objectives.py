@@ -40,12 +40,12 @@ LADDERS: Mapping[Context, Sequence[Step]] = {
     ),
     "richer": (Step(0.0, 0.0, 2.0),),
 }
-"""By what a context may cost, the steps that are tried, the boldest first. The first choice that may
-be enforced is taken: a bold one that few labels refute gives way to a careful one that they show."""
+"""By what a context may cost, the steps that are tried, the boldest first. The first choice that
+may be enforced is taken: a bold one that few labels refute gives way to a careful one."""
 
 TOKEN_CAUTION = 0.5
-"""Standard errors by which mean tokens must be below their bound: of many policies near a bound, the
-one that looks cheapest by these queries is mostly lucky."""
+"""Standard errors by which mean tokens must be below their bound: of many policies near a bound,
+the one that looks cheapest by these queries is mostly lucky."""
 
 EXTENSION_CAUTION = 1.64
 """Paired standard errors by which UDCG of an extension must be above today's."""
@@ -91,7 +91,6 @@ class PolicySums:
         grid: Grid,
         tried: Sequence[GridIndex],
         fold: IntArray,
-        serving_k: int,
     ) -> "PolicySums":
         """Add up what the tried policies give.
 

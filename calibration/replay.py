@@ -29,7 +29,6 @@ from ctxguard.core.types import (
     Leg,
     Passage,
     PassagesBy,
-    PassageSource,
     Ranking,
     Route,
     ScoreKind,

@@ -22,8 +22,8 @@ class ChoiceSettings(SettingsModel):
         "Passages that you serve today; recall is compared with them.", ge=1, value=DEFAULT_K
     )
     context: Context = setting(
-        "What a context may cost: the fewest tokens at no less value (leaner), the highest value at "
-        "today's tokens (balanced), or at no more than twice (richer).",
+        "What a context may cost: the fewest tokens at no less value (leaner), the highest value "
+        "at today's tokens (balanced), or at no more than twice (richer).",
         "SIZE",
         value="balanced",
     )

@@ -218,8 +218,8 @@ def _print_options(summary: "Summary", output: Output) -> None:
         output.note(f"{missing}: no policy is shown to keep today's recall and be better")
     if len(rows) > 1:
         output.note(
-            "below each figure: the interval of its difference from today's, paired by query; first "
-            "k: the retriever's own order at equal tokens; --context leaner or richer chooses so"
+            "below each figure: the interval of its difference from today's, paired by query; "
+            "first k: the retriever's own order at equal tokens; --context chooses"
         )
 
 

@@ -198,19 +198,27 @@ class RouteVerdict(Frozen):
     @property
     def statement(self) -> str:
         """The verdict in words."""
-        first = f"the first {self.serving_k}"
         if self.recall is None or self.recall.value is None:
-            if self.decision == "keep":
-                stays = f"keep: no other policy is shown to be better than {first}, which stay"
-                few = f"; {self.n} labelled queries with a relevant passage are few"
-                return stays if self.n_needed is None else f"{stays}{few}{self._needed}"
-            return (
-                f"shadow: {self.n} labelled queries with a relevant passage are too few to show "
-                f"anything; the guard decides and records, and serves {first}{self._needed}"
-            )
+            return self._untested
+        return self._tested(self.recall, self.recall.value)
+
+    @property
+    def _untested(self) -> str:
+        first = f"the first {self.serving_k}"
+        few = f"{self.n} labelled queries with a relevant passage are"
+        if self.decision == "keep":
+            stays = f"keep: no other policy is shown to be better than {first}, which stay"
+            return stays if self.n_needed is None else f"{stays}; {few} few{self._needed}"
+        return (
+            f"shadow: {few} too few to show anything; the guard decides and records, and serves "
+            f"{first}{self._needed}"
+        )
+
+    def _tested(self, recall: Interval, value: float) -> str:
+        first = f"the first {self.serving_k}"
         if self.shown_by == "traffic":
             return (
-                f"{self.decision}: mean recall differs by {self.recall.value:+.3f} from that of "
+                f"{self.decision}: mean recall differs by {value:+.3f} from that of "
                 f"{first} on {self.n:,} judged requests in shadow, which exclude a loss above "
                 f"{self.max_loss:g} (90%, at every look)"
             )
@@ -225,7 +233,7 @@ class RouteVerdict(Frozen):
                 f"may be lost on the mean, and {self.max_loss:g} at the lower bounds. The guard "
                 f"decides and records, and serves {first}{self._needed}"
             )
-        if self.recall.value >= -self.tolerance and (self.recall.lower or 0.0) >= -self.max_loss:
+        if value >= -self.tolerance and (recall.lower or 0.0) >= -self.max_loss:
             return f"keep: safe, but no gain is shown: {seen}, so {first} stay{self._needed}"
         return f"keep: worse than {first}, which stay: {seen}"
 

@@ -22,8 +22,8 @@ from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.signals import RANKING
-from ctxguard.core.tokens import with_tokens
 from ctxguard.core.sufficiency import p_sufficient, suffices
+from ctxguard.core.tokens import with_tokens
 from ctxguard.core.types import (
     DropReason,
     Flag,

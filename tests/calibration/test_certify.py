@@ -66,9 +66,7 @@ class TestCertify:
             passed += 1
         assert found.certified == passed > 0
         assert found.tested == len(indices)
-        utility = np.concatenate(
-            [part.at(indices[:passed]).udcg for part in (ordering, testing)]
-        )
+        utility = np.concatenate([part.at(indices[:passed]).udcg for part in (ordering, testing)])
         assert found.grid_index == indices[int(utility.mean(axis=0).argmax())]
 
     def test_only_policies_that_gain_utility_over_the_first_k_are_tested(self) -> None:

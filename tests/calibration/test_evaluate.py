@@ -29,12 +29,11 @@ from calibration.pool_labels import PoolLabels
 from calibration.results import tabulate
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metrics import (
-    READERS,
     BLOG,
-    STRICT,
+    READERS,
     Utilities,
-    worths,
     udcg,
+    worths,
 )
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind

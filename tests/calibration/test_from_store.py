@@ -33,9 +33,7 @@ CHEAP = Utilities(irrelevant=-0.2)
 """Costs at which a policy loses little recall."""
 
 
-def read(
-    live: Watching, series: str = SERIES, utilities: Utilities = READERS
-) -> JudgedStore:
+def read(live: Watching, series: str = SERIES, utilities: Utilities = READERS) -> JudgedStore:
     return judged_store(live.store, series, utilities)
 
 

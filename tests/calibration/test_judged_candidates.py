@@ -163,9 +163,7 @@ def test_intervals_hold_the_truth_with_a_judge_that_says_yes_too_often(
     true_recall = float(truth[:, :SERVED].sum() / truth.sum())
     for _ in range(n):
         own, _ = drawn(rng, 60, 0.35, judge)
-        apart = difference(
-            own, first_k(own.pools, 8), first_k(own.pools, SERVED), READERS
-        )
+        apart = difference(own, first_k(own.pools, 8), first_k(own.pools, SERVED), READERS)
         third = table_by_k(own, READERS)[1]
         held["gain"] += holds(apart.udcg, true_gain)
         held["precision"] += holds(third.precision, true_precision)

@@ -35,13 +35,13 @@ def chosen(
     tolerance: float = TOLERANCE,
 ) -> tuple[Grid, GridIndex | None]:
     grid = ratio_grid(pools, labels)
-    folded = Folded.of(grid, tried(grid, k), k)
+    folded = Folded.of(grid, tried(grid, k))
     return grid, folded.chosen(lambda sums: choose(sums, context, tolerance=tolerance))
 
 
 def extended(pools: Pools, labels: PoolLabels, k: int) -> tuple[Grid, GridIndex | None]:
     grid = ratio_grid(pools, labels, min_keep=k)
-    return grid, Folded.of(grid, tried(grid, k), k).chosen(extend)
+    return grid, Folded.of(grid, tried(grid, k)).chosen(extend)
 
 
 def two_of_five(n: int) -> tuple[Pools, PoolLabels]:
@@ -70,7 +70,7 @@ class TestSums:
         grid = ratio_grid(pools, labels)
         places = tried(grid, 3)[::7]
         fold = np.random.default_rng(seed).permutation(np.arange(n) % 3)
-        sums = PolicySums.of(grid, places, fold, 3).without(1)
+        sums = PolicySums.of(grid, places, fold).without(1)
         others = grid.rows(np.flatnonzero(fold != 1))
         rest = others.at(places)
         today = served_today(labels)[fold != 1, None]
@@ -197,7 +197,7 @@ class TestChoose:
         grid = ratio_grid(population, truth, temperature=1.0)
         for _ in range(30):
             rows = random.choice(1_500, 60, replace=False)
-            own = Folded.of(grid.rows(rows), tried(grid, 5), 5)
+            own = Folded.of(grid.rows(rows), tried(grid, 5))
             index = own.chosen(lambda sums: choose(sums, tolerance=TOLERANCE))
             lost.append(0.0 if index is None else -recall_gained(grid, index).mean())
             gain.append(0.0 if index is None else grid.means.udcg[index] - grid.today)

@@ -18,8 +18,8 @@ from ctxguard.core.metrics import (
     Negative,
     Utilities,
     keyword_first_ranks,
-    worths,
     udcg,
+    worths,
 )
 from ctxguard.errors import ConfigurationError
 

@@ -39,7 +39,7 @@ from benchmarks._live_traffic import (
     true_grade,
 )
 from benchmarks.live import Cell, main, simulate
-from ctxguard.core.metrics import worths, udcg
+from ctxguard.core.metrics import udcg, worths
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric

@@ -20,7 +20,7 @@ from ctxguard.cli._store import label_judge
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import Negative, worths, udcg
+from ctxguard.core.metrics import Negative, udcg, worths
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard

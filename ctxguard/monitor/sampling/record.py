@@ -19,8 +19,7 @@ from ctxguard.core.assembly import read_passages
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.signals import transforms_of
-from ctxguard.core.tokens import TOKENS
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
     FloatArray,
     Leg,
