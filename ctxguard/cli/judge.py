@@ -24,6 +24,7 @@ from ctxguard.errors import ConfigurationError, QueryError
 if TYPE_CHECKING:
     from ctxguard import HybridRetriever
     from ctxguard.cli._console import Passes
+    from ctxguard.endpoints.replies import Reply
     from ctxguard.monitor.judges import Judge, LLMJudge
     from ctxguard.monitor.store import SampleStore
 
@@ -74,6 +75,7 @@ class JudgeCommand(JudgeModel, System):
         passages, as the judge sees them. A judge errs: have people grade a part
         of the passages, and the figures are corrected.
         """
+        from ctxguard.endpoints.chat import why_failed
         from ctxguard.monitor.store import SampleStore, State
         from ctxguard.request.assess import Closeable
 
@@ -89,7 +91,13 @@ class JudgeCommand(JudgeModel, System):
             store = stack.enter_context(SampleStore.open(self.store if there else "sqlite://"))
             waited = store.states().get(State.PENDING, 0)
             with output.passes() as begin:
-                added = self._write(store, judge, begin)
+                failed: list[Reply[str]] = []
+                added = self._write(store, judge, begin, failed)
+            if failed:
+                output.note(
+                    f"{count(len(failed), 'passage')} got no question: "
+                    f"{why_failed(failed, cast('LLMJudge', judge).ledger)}; the next run asks again"
+                )
             output.note(self._in_words(added, waited))
             if judge is None:
                 return
@@ -99,7 +107,13 @@ class JudgeCommand(JudgeModel, System):
                 output.findings([fault or "no sample waits, and this judge has judged none"])
             _show(store, series, output, fault)
 
-    def _write(self, store: "SampleStore", judge: "Judge | None", begin: "Passes") -> Counter[str]:
+    def _write(
+        self,
+        store: "SampleStore",
+        judge: "Judge | None",
+        begin: "Passes",
+        failed: "list[Reply[str]]",
+    ) -> Counter[str]:
         """Write the samples that the store lacks; without a judge only count what they take."""
         from calibration.asked_questions import JUDGED_DEPTH, sample_of, tokens_to_judge
         from ctxguard import ContextGuard
@@ -111,7 +125,8 @@ class JudgeCommand(JudgeModel, System):
         guard = ContextGuard(retriever, k=self.serving_k, mode="off", depth=depth)
         system = {**retriever.fingerprint(), "k": str(self.serving_k), "depth": str(depth)}
         worker, added = uuid4().hex, Counter[str]()
-        for asked in self._asked(cast("HybridRetriever", source), system, store, judge, begin):
+        index = cast("HybridRetriever", source)
+        for asked in self._asked(index, system, store, judge, begin, failed=failed):
             entries = []
             for request_id, text, times in asked:
                 with suppress(QueryError):
@@ -132,13 +147,19 @@ class JudgeCommand(JudgeModel, System):
         store: "SampleStore",
         judge: "Judge | None",
         begin: "Passes",
+        *,
+        failed: "list[Reply[str]]",
     ) -> "Iterator[list[tuple[str, str, int]]]":
-        """Yield questions that the store lacks: request id, text, and how often it was asked."""
+        """Yield questions that the store lacks: request id, text, and how often it was asked.
+
+        Replies that hold no question are added to ``failed``.
+        """
         from calibration.asked_questions import (
             passages_to_ask_about,
             request_id_of,
             written_questions,
         )
+        from ctxguard.endpoints.failures import InvalidReason
 
         if self.questions is None:
             asked = [(request_id_of(text, system), text, n) for text, n in self._log().items()]
@@ -154,7 +175,12 @@ class JudgeCommand(JudgeModel, System):
         passages = [index.passage(name) for name in drawn if not store.find([ids[name]])]
         step = begin("writing questions", len(passages))
         for written in written_questions(passages, cast("LLMJudge", judge)):
-            yield [(ids[passage.passage_id], text, 1) for passage, text in written if text]
+            failed += [reply for _, reply in written if isinstance(reply.verdict, InvalidReason)]
+            yield [
+                (ids[passage.passage_id], reply.verdict, 1)
+                for passage, reply in written
+                if not isinstance(reply.verdict, InvalidReason)
+            ]
             step(len(written))
 
     def _log(self) -> dict[str, int]:
@@ -201,7 +227,7 @@ def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | No
     fault = judge_waiting(running, output, _AT_ONCE)
     report = running.report()
     if report.outcomes[JudgedAs.JUDGE_FAILED]:
-        fault = f"the judge could not be reached; {count(report.waiting, 'sample')} wait for it"
+        fault = f"{running.why_judge_failed}; {count(report.waiting, 'sample')} wait for it"
     running.step_down()
     return fault
 

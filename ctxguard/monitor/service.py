@@ -249,6 +249,11 @@ class Monitor:
         """
         return self._worker.step(limit)
 
+    @property
+    def why_judge_failed(self) -> str:
+        """Why the judge could not be called last, in words."""
+        return f"the judge failed ({self._worker.why})"
+
     def report(self) -> Report:
         """Read the store, and make a report of this moment."""
         self._update_graded()

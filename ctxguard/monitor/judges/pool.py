@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ctxguard.core.types import FloatArray, Passage
+from ctxguard.endpoints.assessors import ModelAssessor
 from ctxguard.errors import (
     ConfigurationError,
     OverloadedError,
@@ -14,7 +15,6 @@ from ctxguard.errors import (
 )
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.assessors import ModelAssessor
 from ctxguard.retrieval.index.passages import searchable_text
 
 _QUESTION = "relevant"

@@ -89,6 +89,7 @@ class JudgingWorker:
 
     Attributes:
         failing: Whether the judge could not be called at its last call.
+        why: Why the judge failed last; empty where it never did.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class JudgingWorker:
         """Claimed, and neither finished nor given back."""
         self._alone: dict[int, float] = {}
         """When a failure of a sample that waits alone last counted, by the monotonic clock."""
-        self._why = ""
+        self.why = ""
         self._n_judged = {"fresh": 0, "again": 0}
         """Passages judged of fresh samples and of those judged again."""
         self._is_idle = True
@@ -347,7 +348,7 @@ class JudgingWorker:
 
     def _judge_failed(self, error: Exception, route: Route) -> JudgedAs:
         self._counters.add({("judged_samples", route, JudgedAs.JUDGE_FAILED): 1})
-        self._why = describe_error(error)
+        self.why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
             name = self._judge.judge.name
@@ -365,7 +366,7 @@ class JudgingWorker:
         """Give samples back that failed by themselves; those that failed too often are left out."""
         if not sample_ids:
             return
-        given_up = self._store.give_back(sample_ids, max_attempts=_MAX_ATTEMPTS, why=self._why)
+        given_up = self._store.give_back(sample_ids, max_attempts=_MAX_ATTEMPTS, why=self.why)
         self._in_hand.difference_update(sample_ids)
         if given_up:
             _log.warning(
@@ -399,10 +400,8 @@ class JudgingWorker:
             sample_id, record = result.finished.sample_id, result.record
             if (refusal := refused.get(sample_id)) is not None:
                 self._counters.add_error()
-                self._why = describe_error(refusal)
-                _log.warning(
-                    "the result of sample %d could not be stored: %s", sample_id, self._why
-                )
+                self.why = describe_error(refusal)
+                _log.warning("the result of sample %d could not be stored: %s", sample_id, self.why)
                 continue
             route = "" if record is None else record.route
             self._counters.add({("judged_samples", route, result.outcome): 1})
