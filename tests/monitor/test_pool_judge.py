@@ -9,11 +9,11 @@ from watching import Watching
 
 from ctxguard.cli._store import JudgeSettings
 from ctxguard.core.types import Passage
+from ctxguard.endpoints.assessors import ModelAssessor
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.monitor.estimation.metrics import Rows
 from ctxguard.monitor.judges import InvalidReason, Judgment, PoolJudge, TokenPrices
 from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
-from ctxguard.retrieval.assessors import ModelAssessor
 
 pytest.importorskip("openai")
 
