@@ -77,7 +77,7 @@ class Converter:
             ) from None
 
     def _asked(self, file: Path, seconds: float) -> Converted:
-        if self._files >= _FILES:
+        if self._process is not None and (self._files >= _FILES or self._process.poll() is not None):
             self._stop()
         process = self._started()
         self._files += 1
@@ -105,14 +105,13 @@ class Converter:
         return Converted(**answer)
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            self._files = 0
             # Its libraries are loaded before the first file's time begins.
             _answer(self._process.stdout, _MAX_SECONDS)
         return self._process

@@ -24,8 +24,8 @@ _MARKS = (
 """That of UTF-32 begins with that of UTF-16."""
 
 _SAMPLE_BYTES = 2**14
-_AHEAD = 8.0
-"""The logarithm of how much likelier the best text must be than the next, about 3,000 times."""
+_AHEAD = 6.0
+"""The logarithm of how much likelier the best text must be than the next, about 400 times."""
 _ODD_SHARE = 0.1
 """Of the characters beyond ASCII, the most that no language explains."""
 _ASCII, _ODD = -3.0, -12.0
@@ -111,7 +111,14 @@ _MANY = {
 }
 """Scripts of thousands of characters: those that are not among the commonest."""
 
-_COMMON = frozenset("«»“”‘’„–—…•·°§©®€£×±¡¿№「」『』、。，：；！？（）《》\u00a0\u3000")
+_RARER = {
+    **dict.fromkeys(("iso8859_5", "iso8859_6", "iso8859_7", "euc_jp", "cp866"), 1.0),
+    **dict.fromkeys(("mac_roman", "mac_cyrillic", "cp850", "cp852", "cp857"), 5.0),
+    **dict.fromkeys(("cp1250", "iso8859_2", "cp1254", "cp1257"), 2.0),
+}
+"""How much less likely an encoding is than cp1252 or the first of its script, as a logarithm."""
+
+_COMMON = frozenset("«»“”‘’„–—…•·°§©®™€£×±µ²³½¡¿№「」『』、。，：；！？（）《》\u00a0\u3000")
 _NO_TEXT = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ufffd-\uffff]")
 _ESCAPES = (
     (b"\x1b$B", "iso2022_jp_2004"),
@@ -145,6 +152,7 @@ def _decoded(raw: bytes, *, declares: bool) -> str:
     for mark, encoding in _MARKS:
         if raw.startswith(mark):
             return _strictly(raw.removeprefix(mark), encoding)
+    raw = raw.rstrip(b"\x1a")  # the end of a file under DOS
     for escape, encoding in _ESCAPES:
         if escape in raw and raw.isascii():
             return _strictly(raw, encoding)
@@ -199,18 +207,21 @@ def _likeliest(raw: bytes) -> str | None:
         sample = lines[:_SAMPLE_BYTES]
     elif len(raw) % 2 == 0:
         encodings |= {*_UTF16}
-    weights: dict[str, tuple[float, str]] = {}
+    weights: dict[str, tuple[float, bool, str]] = {}
     for encoding in sorted(encodings):
         try:
             decoder = codecs.getincrementaldecoder(encoding)()
             text = decoder.decode(sample, final=len(sample) == len(raw))
         except UnicodeDecodeError:
             continue
-        for weight in _weights(text, encoding):
+        for weight, is_explained in _weights(text, encoding):
             if text not in weights or weights[text][0] < weight:
-                weights[text] = weight, encoding
-    (best, encoding), (second, _), *_ = [*sorted(weights.values(), reverse=True), *[(-math.inf, "")] * 2]
-    if best - second < _AHEAD or best == -math.inf:
+                weights[text] = weight, is_explained, encoding
+    ranked = sorted(weights.values(), reverse=True)
+    if not ranked or (len(ranked) > 1 and ranked[0][0] - ranked[1][0] < _AHEAD):
+        return None
+    _, is_explained, encoding = ranked[0]
+    if not is_explained:
         return None
     try:
         text = raw.decode(encoding)
@@ -219,11 +230,16 @@ def _likeliest(raw: bytes) -> str | None:
     return None if _NO_TEXT.search(text) else text
 
 
-def _weights(text: str, encoding: str) -> Iterator[float]:
-    """Yield the logarithm of a text's likelihood in each language that an encoding is used for."""
+def _weights(text: str, encoding: str) -> Iterator[tuple[float, bool]]:
+    """Weigh a text in each language that an encoding is used for.
+
+    Yields:
+        The logarithm of its likelihood, and whether the language explains nearly all of it.
+    """
     if _NO_TEXT.search(text) or any(unicodedata.category(c) in {"Cn", "Co", "Cs"} for c in {*text}):
         return
     n_beyond = sum(not c.isascii() for c in text)
+    letters = {c for c in {*text} if c.isalpha() or unicodedata.category(c).startswith("M")}
     for place, (share, _, encodings) in enumerate(_LANGUAGES):
         if encoding not in encodings and encoding not in _UTF16:
             continue
@@ -242,16 +258,16 @@ def _weights(text: str, encoding: str) -> Iterator[float]:
                     value = math.log(0.02 / len(_COMMON))
                 else:
                     value, n_odd = _ODD, n_odd + 1
-            if character.isalpha() and last.isalpha():
+            if character in letters and last in letters:
                 if character.isupper() and last.islower():
                     value -= 4.0
                 if latin and not character.isascii() and not last.isascii():
                     value -= 2.5
                 if not latin and character.isascii() != last.isascii():
                     value -= 3.0 if high else 6.0
+                    n_odd += not high
             total, last = total + value, character
-        if n_odd <= _ODD_SHARE * n_beyond:
-            yield total - (encoding != encodings[0])
+        yield total - _RARER.get(encoding, 0.0), n_odd <= _ODD_SHARE * n_beyond
 
 
 @cache

@@ -94,8 +94,8 @@ def _read(
     path: Path, files: dict[str, Path], counts: Counter[str], left_out: list[LeftOut]
 ) -> Iterator[Passage]:
     n_passages = 0
-    with Converter() as converter:
-        for name, document in _documents(files, converter, left_out):
+    with Converter() as converter, Pages() as pages:
+        for name, document in _documents(files, converter, pages, left_out):
             clean = [(headings, without_data(text, counts)) for headings, text in document.sections]
             found = [Section(headings, text) for headings, text in clean if text.strip()]
             if not found:
@@ -113,10 +113,10 @@ def _first_reasons(left_out: list[LeftOut]) -> str:
 
 
 def _documents(
-    files: dict[str, Path], converter: Converter, left_out: list[LeftOut]
+    files: dict[str, Path], converter: Converter, pages: Pages, left_out: list[LeftOut]
 ) -> Iterator[tuple[str, Document]]:
     """Yield the documents that can be read, by name; HTML pages after all others."""
-    pages, page_names = Pages(), []
+    page_names = []
     for name, file in files.items():
         suffix = file.suffix.lower()
         try:

@@ -18,13 +18,20 @@ _MARKS = re.compile(r"[\W_]+")
 class Pages:
     """Pages of a site as Markdown, without what repeats on them.
 
-    All are added first, and kept in a file; then they are read once, in the same order.
+    All are added first, and kept in a file; then they are read once, in the same order. Used as a
+    context manager, which deletes the file.
     """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile("w+", encoding="utf-8")
         self._pages: Counter[bytes] = Counter()
         self._n_pages = 0
+
+    def __enter__(self) -> "Pages":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def add(self, title: str, markdown: str) -> None:
         """Add a page."""
@@ -42,10 +49,9 @@ class Pages:
         least = max(_LEAST_PAGES, _LEAST_SHARE * self._n_pages)
         seen: set[bytes] = set()
         self._file.seek(0)
-        with self._file as lines:
-            for line in lines:
-                title, markdown = json.loads(line)
-                yield title, "\n\n".join(self._own(_blocks(markdown), least, seen))
+        for line in self._file:
+            title, markdown = json.loads(line)
+            yield title, "\n\n".join(self._own(_blocks(markdown), least, seen))
 
     def _own(self, blocks: list[str], least: float, seen: set[bytes]) -> list[str]:
         often = [self._pages[_digest(block)] >= least for block in blocks]
