@@ -36,8 +36,8 @@ _SHOWN = 10
 class IndexCommand(SettingsModel):
     corpus: Path = setting(
         "A folder of documents, or one: Markdown, text, HTML, PDF, Word, PowerPoint, Excel or CSV, "
-        "cut at headings and sentences; or passages: a JSONL file, one a line with _id (or id), text "
-        "and optionally title and metadata, or a BEIR folder, whose corpus.jsonl is read.",
+        "cut at headings and sentences; or passages: a JSONL file, one a line with _id (or id), "
+        "text and optionally title and metadata, or a BEIR folder, whose corpus.jsonl is read.",
         "CORPUS",
         argument=True,
     )
@@ -243,8 +243,8 @@ def _print(made: "dict[str, Any]", output: Output) -> None:
     )
     left_out = sorted(made["left_out"], key=lambda each: (not each["kept"], not each["unread"]))
     for each in left_out[:_SHOWN]:
-        stay = f"; {count(each['kept'], 'passage')} of it stay as before" if each["kept"] else ""
-        output.note(f"left out: {each['path']} {each['reason']}{stay}")
+        kept = f"; as indexed before, {count(each['kept'], 'passage')}" if each["kept"] else ""
+        output.note(f"left out: {each['path']} {each['reason']}{kept}")
     if len(left_out) > _SHOWN:
         output.note(f"left out: {len(left_out) - _SHOWN:,} more, which --json lists")
 
@@ -280,15 +280,11 @@ class _Kept:
 
     def __iter__(self) -> "Iterator[Passage]":
         """Yield them, once the corpus is read."""
-        from ctxguard.integrations.engines.retriever import EngineRetriever
-
-        unread = {each.path for each in self._corpus.left_out if each.unread}
-        folders = tuple(each for each in unread if each.endswith("/"))
+        unread = {each.path.rstrip("/") for each in self._corpus.left_out if each.unread}
+        folders = tuple(f"{each}/" for each in unread)
         if self._index is None or not unread:
             return
-        index = self._index
-        is_engine = isinstance(index, EngineRetriever)
-        for passage in index.stored_passages() if is_engine else index.generation.passages:
+        for passage in self._index.stored_passages():
             path = str((passage.metadata or {}).get("path", ""))
             if path in unread or path.startswith(folders):
                 self._by_path[path] += 1
@@ -297,9 +293,8 @@ class _Kept:
 
     def of(self, path: str) -> int:
         """Count those of a document or a folder."""
-        if path.endswith("/"):
-            return sum(n for each, n in self._by_path.items() if each.startswith(path))
-        return self._by_path[path]
+        folder = f"{path.rstrip('/')}/"
+        return sum(n for each, n in self._by_path.items() if f"{each}/".startswith(folder))
 
 
 class _Corpus:

@@ -13,10 +13,10 @@ pytest.importorskip("pptx")
 pytest.importorskip("pypdfium2")
 pytest.importorskip("openpyxl")
 
-from calibration.data.documents import conversion, converters  # noqa: E402
-from calibration.data.documents.conversion import Converter  # noqa: E402
-from calibration.data.documents.converters import UnreadableError, convert  # noqa: E402
-from tests.documents import WRITERS, pdf, slides, word  # noqa: E402
+from calibration.data.documents import conversion, converters
+from calibration.data.documents.conversion import Converter
+from calibration.data.documents.converters import UnreadableError, convert
+from tests.documents import WRITERS, pdf, slides, word
 
 KETTLE = {"Cleaning": "Boil it with vinegar.", "Repair": "Send it to the workshop."}
 
@@ -33,7 +33,9 @@ def packed(file: Path, part: str, old: str, new: str) -> bytes:
     with zipfile.ZipFile(file) as archive, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
         for name in archive.namelist():
             content = archive.read(name)
-            made.writestr(name, content.replace(old.encode(), new.encode()) if part in name else content)
+            made.writestr(
+                name, content.replace(old.encode(), new.encode()) if part in name else content
+            )
     return out.getvalue()
 
 
@@ -57,7 +59,7 @@ def test_a_file_cut_short_says_so(suffix: str, tmp_path: Path, converter: Conver
     file = tmp_path / f"a{suffix}"
     WRITERS[suffix](file, KETTLE)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2][:400])
-    with pytest.raises(UnreadableError, match="cut short|broken"):
+    with pytest.raises(UnreadableError, match=r"cut short|broken"):
         converter.convert(file)
 
 

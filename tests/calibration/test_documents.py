@@ -74,11 +74,16 @@ def test_a_section_of_a_heading_is_no_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", range(5))
-@pytest.mark.parametrize("new", ["# New\n\nn\n\n", "# Care\n\nn\n\n", "# ❗\n\nn\n\n", "# C\n\nn\n\n"])
+@pytest.mark.parametrize("new", ["New", "Care", "❗", "C"])
 def test_a_new_section_moves_no_other(new: str, place: int, tmp_path: Path) -> None:
-    sections = ["# Care\n\na\n\n", "# Care\n\nb\n\n## Steps\n\ns\n\n", "# C#\n\nc\n\n", "# ⚠️\n\nd\n\n"]
+    sections = [
+        "# Care\n\na\n\n",
+        "# Care\n\nb\n\n## Steps\n\ns\n\n",
+        "# C#\n\nc\n\n",
+        "# ⚠️\n\nd\n\n",
+    ]
     before = ids_of(written(tmp_path, {"a.md": "".join(sections)}))
-    sections.insert(place, new)
+    sections.insert(place, f"# {new}\n\nn\n\n")
     after = ids_of(written(tmp_path, {"a.md": "".join(sections)}))
     assert [each for each in after if each in before] == before
     assert len(after) == len(before) + 1

@@ -56,6 +56,7 @@ def test_a_long_text_with_one_foreign_line_is_read() -> None:
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0",
         RUSSIAN.encode("utf-16")[:-1],
         b"\xef\xbb\xbfcaf\xe9",
+        b"\xff\xfeplain text",
     ],
 )
 def test_what_cannot_be_told_is_no_text(raw: bytes) -> None:

@@ -6,7 +6,7 @@ from calibration.data.documents.repeats import Pages
 
 pytest.importorskip("markdownify")
 
-from calibration.data.documents.web_page import to_markdown  # noqa: E402
+from calibration.data.documents.web_page import to_markdown
 
 CONTENT = "<h1>Kettle</h1><p>" + "Boil it with vinegar once a month. " * 5 + "</p>"
 

@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from calibration.data.documents.converters import Converted, UnreadableError, convert
 from ctxguard._support.regular_file import read_regular
@@ -77,16 +77,18 @@ class Converter:
             ) from None
 
     def _asked(self, file: Path, seconds: float) -> Converted:
-        if self._process is not None and (self._files >= _FILES or self._process.poll() is not None):
+        if self._process is not None and (
+            self._files >= _FILES or self._process.poll() is not None
+        ):
             self._stop()
         process = self._started()
         self._files += 1
-        assert process.stdin is not None and process.stdout is not None
         answer: dict[str, Any] | None = None
         with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps([os.fsdecode(file), seconds]).encode() + b"\n")
-            process.stdin.flush()
-            answer = _answer(process.stdout, seconds * _WALL_FACTOR + _WALL_SECONDS)
+            request, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+            request.write(json.dumps([os.fsdecode(file), seconds]).encode() + b"\n")
+            request.flush()
+            answer = _answer(answers, seconds * _WALL_FACTOR + _WALL_SECONDS)
         if answer is None:
             ended = process.poll()
             if ended is None:
@@ -106,14 +108,14 @@ class Converter:
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603  this interpreter, on its own module
                 [sys.executable, "-c", _START, json.dumps(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
             # Its libraries are loaded before the first file's time begins.
-            _answer(self._process.stdout, _MAX_SECONDS)
+            _answer(cast(IO[bytes], self._process.stdout), _MAX_SECONDS)
         return self._process
 
     def _stop(self) -> None:
@@ -124,16 +126,15 @@ class Converter:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 with suppress(OSError):
-                    stream.close()  # type: ignore[union-attr]
+                    cast(IO[bytes], stream).close()
 
 
 def _seconds(n_bytes: int) -> float:
     return min(_SECONDS + _SECONDS_A_MIB * n_bytes / 2**20, _MAX_SECONDS)
 
 
-def _answer(stream: IO[bytes] | None, seconds: float) -> dict[str, Any] | None:
+def _answer(stream: IO[bytes], seconds: float) -> dict[str, Any] | None:
     """Read a line of JSON; None if it does not come, or not in time."""
-    assert stream is not None
     until = time.monotonic() + seconds
     parts: list[bytes] = []
     while True:

@@ -5,14 +5,13 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibration.data.documents.encodings import UnknownEncodingError, decode
 from ctxguard._support.extras import require
 
 _UNPACKED_BYTES, _UNPACKED_SHARE = 10 * 2**20, 100
-"""An archive may unpack to these bytes, and this often to its size; XML seldom shrinks to a 40th."""
+"""Bytes that any archive may unpack to, and times its size; XML seldom shrinks to a 40th."""
 _EDGE_LINES = 2
 """Lines at the top and the bottom of a PDF's page that may be its header and footer."""
 _HEADER_PAGES = 3
@@ -95,7 +94,7 @@ def _word(raw: bytes) -> Converted:
 
     found = mammoth.convert_to_html(
         io.BytesIO(_without_hidden_runs(raw)),
-        convert_image=mammoth.images.img_element(lambda image: {}),
+        convert_image=mammoth.images.img_element(lambda _: {}),
     )
     return Converted("", written(BeautifulSoup(found.value, "lxml")), [])
 
@@ -119,7 +118,9 @@ def _without_hidden_runs(raw: bytes) -> bytes:
                     if run is not None and run.tag == f"{_WORD}r" and not off:
                         run.clear()
                 for formula in [*tree.iter(f"{_MATHS}oMath")]:
-                    text = "".join(["".join(each.itertext()) for each in formula.iter(f"{_MATHS}t")])
+                    text = "".join(
+                        ["".join(each.itertext()) for each in formula.iter(f"{_MATHS}t")]
+                    )
                     formula.clear()
                     formula.tag = f"{_WORD}r"
                     etree.SubElement(formula, f"{_WORD}t").text = text
@@ -164,7 +165,10 @@ def _shapes(shapes: Iterable[Any], title: Any) -> Iterator[str]:
             plot = chart.plots[0]
             series = [(each.name or "", [*each.values]) for each in plot.series]
             names = [*map(str, plot.categories)]
-            rows = [[name, *[str(v[at]) for _, v in series if at < len(v)]] for at, name in enumerate(names)]
+            rows = [
+                [name, *[str(v[at]) for _, v in series if at < len(v)]]
+                for at, name in enumerate(names)
+            ]
             yield _rows([["", *[name for name, _ in series]], *rows])
         elif shape.has_text_frame:
             yield shape.text_frame.text.replace("\v", "\n")
@@ -248,5 +252,3 @@ CONVERTERS: dict[str, Callable[[bytes], Converted]] = {
 }
 """By the endings of names; no guess at a file's kind."""
 _ARCHIVES = {".docx", ".pptx", ".xlsm", ".xlsx"}
-
-

@@ -7,7 +7,7 @@ cuts sections that are longer than its model reads.
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -156,9 +156,10 @@ def _passages(name: str, document: Document) -> Iterator[Passage]:
     for slug, (headings, _) in zip(slugs, document.sections, strict=True):
         headings_of.setdefault(slug, set()).add(headings)
     n_equal, taken = Counter([each.headings for each in document.sections]), Counter[str]()
-    for slug, (headings, text) in zip(slugs, document.sections, strict=True):
+    for shared, (headings, text) in zip(slugs, document.sections, strict=True):
+        slug = shared
         # By what tells it from the others of its name; a number would move with each new section.
-        if len(headings_of[slug]) > 1:
+        if len(headings_of[shared]) > 1:
             slug += f"~{_digest(*headings)}"
         if n_equal[headings] > 1:
             slug += f"~{_digest(text)}"

@@ -136,7 +136,9 @@ def _shortened(line: str) -> str:
     if len(line) < _PLAIN_TOKEN:
         return line
     line = _DATA.sub(_HIDDEN, line) if "base64," in line else line
-    return _LONG.sub(lambda found: _HIDDEN if _is_encoded(found[0], _PLAIN_TOKEN) else found[0], line)
+    return _LONG.sub(
+        lambda found: _HIDDEN if _is_encoded(found[0], _PLAIN_TOKEN) else found[0], line
+    )
 
 
 def _is_data_line(line: str) -> bool:

@@ -6,7 +6,7 @@ English. A code that cannot be read shows the number as it is.
 """
 
 import re
-from datetime import datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 from functools import cache
@@ -120,11 +120,11 @@ def shown_text(text: str, code: str) -> str:
 @cache
 def _sections(code: str) -> list[list[str]]:
     sections: list[list[str]] = [[]]
-    for token in _TOKEN.findall(code):
-        if token == ";":
+    for part in _TOKEN.findall(code):
+        if part == ";":
             sections.append([])
         else:
-            sections[-1].append(token)
+            sections[-1].append(part)
     return sections
 
 
@@ -165,7 +165,8 @@ def _date(value: float, tokens: list[str], *, from_1904: bool) -> str:
     places = max([len(each) - 1 for each in tokens if each.startswith(".0")], default=0)
     seconds = float(round(value * 86400, min(places, 3)))
     # The first spreadsheets believed in a 29th of February 1900.
-    start = datetime(1904, 1, 1) if from_1904 else datetime(1899, 12, 30 if value >= 60 else 31)
+    first = date(1904, 1, 1) if from_1904 else date(1899, 12, 30 if value >= 60 else 31)
+    start = datetime.combine(first, time())
     when = start + timedelta(seconds=seconds)
     half_days = any(each.upper() in {"AM/PM", "A/P"} for each in tokens)
     out: list[str] = []
@@ -193,7 +194,9 @@ def _date(value: float, tokens: list[str], *, from_1904: bool) -> str:
             out.append(f"{when.minute:0{min(size, 2)}}")
         elif kind == "m":
             name = when.strftime("%B")
-            out.append({3: name[:3], 4: name, 5: name[0]}.get(size, f"{when.month:0{min(size, 2)}}"))
+            out.append(
+                {3: name[:3], 4: name, 5: name[0]}.get(size, f"{when.month:0{min(size, 2)}}")
+            )
         elif kind == "d":
             name = when.strftime("%A")
             out.append({3: name[:3]}.get(size, name) if size > 2 else f"{when.day:0{size}}")
@@ -218,7 +221,9 @@ def _number(value: float, tokens: list[str]) -> str:
     sign = "-" if value < 0 else ""
     if "/" in tokens:
         return sign + _fraction(size, tokens)
-    exponent_at = next((at for at, each in enumerate(tokens) if each in {"E+", "E-", "e+", "e-"}), None)
+    exponent_at = next(
+        (at for at, each in enumerate(tokens) if each in {"E+", "E-", "e+", "e-"}), None
+    )
     if exponent_at is not None:
         return sign + _exponent(size, tokens, exponent_at)
     flat = _flat(tokens)

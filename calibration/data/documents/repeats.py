@@ -23,7 +23,7 @@ class Pages:
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed on exit
         self._pages: Counter[bytes] = Counter()
         self._n_pages = 0
 
@@ -57,7 +57,11 @@ class Pages:
         often = [self._pages[_digest(block)] >= least for block in blocks]
         first = next((at for at, b in enumerate(blocks) if not often[at] or _is_heading(b)), None)
         last = next(
-            (at for at in range(len(blocks) - 1, -1, -1) if not often[at] or _is_heading(blocks[at])),
+            (
+                at
+                for at in range(len(blocks) - 1, -1, -1)
+                if not often[at] or _is_heading(blocks[at])
+            ),
             None,
         )
         if first is None or last is None:  # all of the page repeats: it is no menu

@@ -12,7 +12,9 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, NamedTuple
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from defusedxml import ElementTree  # type: ignore[import-untyped]
 
 from calibration.data.documents.encodings import decode
 from calibration.data.documents.number_format import BUILT_IN, shown, shown_text
@@ -109,39 +111,23 @@ def _visible_rows(book: _Book, part: str) -> tuple[list[_Row], list[str]]:
     ranges: list[tuple[int, int]] = []
     hidden_rows: list[int] = []
     hidden_columns: set[int] = set()
-    number, column, row, is_hidden, rows_hidden = 0, 0, {}, False, False
+    number, rows_hidden = 0, False
     with book.archive.open(part) as stream:
-        for event, element in ElementTree.iterparse(stream, ("start", "end")):
+        for _, element in ElementTree.iterparse(stream):
             kind = element.tag.rpartition("}")[2]
-            if event == "start":
-                if kind == "row":
-                    number = int(element.get("r") or number + 1)
-                    column, row = 0, {}
-                    is_hidden = (
-                        element.get("hidden") not in _OFF
-                        or _is_zero(element.get("ht"))
-                        or (rows_hidden and element.get("ht") is None)
-                    )
-                elif kind == "sheetFormatPr":
-                    rows_hidden = element.get("zeroHeight") not in _OFF
-            elif kind == "col":
-                if element.get("hidden") not in _OFF or _is_zero(element.get("width")):
-                    ranges.append((int(element.get("min", 0)), int(element.get("max", 0))))
-            elif kind == "c":
-                place = _COLUMN.fullmatch(element.get("r") or "")
-                column = _column_number(place[1]) if place else column + 1
-                text = _text_of(element, book)
-                if text.strip():
-                    row[column] = text
+            if kind == "col" and _is_hidden(element, "width"):
+                ranges.append((int(element.get("min", 0)), int(element.get("max", 0))))
+            elif kind == "sheetFormatPr":
+                rows_hidden = element.get("zeroHeight") not in _OFF
             elif kind == "row":
-                unseen = {at for at in row if any(low <= at <= high for low, high in ranges)}
-                if is_hidden and row:
+                number = int(element.get("r") or number + 1)
+                row = _row_of(element, book)
+                if row and (_is_hidden(element, "ht") or (rows_hidden and not element.get("ht"))):
                     hidden_rows.append(number)
-                elif row:
+                else:
+                    unseen = {at for at in row if any(low <= at <= up for low, up in ranges)}
                     hidden_columns |= unseen
                     rows.append({at: text for at, text in row.items() if at not in unseen})
-                element.clear()
-            elif kind in {"sheetData", "worksheet"}:
                 element.clear()
     named = []
     if hidden_rows:
@@ -151,7 +137,27 @@ def _visible_rows(book: _Book, part: str) -> tuple[list[_Row], list[str]]:
     return rows, named
 
 
-def _text_of(cell: ElementTree.Element, book: _Book) -> str:
+def _row_of(element: Element, book: _Book) -> _Row:
+    """Return the texts of a row's cells, without empty ones."""
+    row: _Row = {}
+    column = 0
+    for cell in element:
+        place = _COLUMN.fullmatch(cell.get("r") or "")
+        column = _column_number(place[1]) if place else column + 1
+        text = _text_of(cell, book)
+        if text.strip():
+            row[column] = text
+    return row
+
+
+def _is_hidden(element: Element, size: str) -> bool:
+    """Tell whether a row or column is hidden, or has no height or width."""
+    length = element.get(size)
+    is_flat = length is not None and not length.strip("0.")
+    return is_flat or element.get("hidden") not in _OFF
+
+
+def _text_of(cell: Element, book: _Book) -> str:
     """Return what a cell shows."""
     kind, value, inline = cell.get("t", "n"), "", ""
     for child in cell:
@@ -188,7 +194,7 @@ def _shared_texts(archive: zipfile.ZipFile, main: str) -> list[str]:
     return texts
 
 
-def _rich(element: ElementTree.Element) -> str:
+def _rich(element: Element) -> str:
     """Return the runs of a text, without the guide to its pronunciation."""
     runs = []
     for child in element:
@@ -217,7 +223,9 @@ def _targets(archive: zipfile.ZipFile, part: str, kind: str = "") -> list[tuple[
     """Return the ids and names of the parts that a part refers to, of a kind or of all."""
     folder, name = posixpath.split(part)
     found = []
-    for each in _named(_tree(archive, posixpath.join(folder, "_rels", f"{name}.rels")), "Relationship"):
+    for each in _named(
+        _tree(archive, posixpath.join(folder, "_rels", f"{name}.rels")), "Relationship"
+    ):
         if each.get("TargetMode") != "External" and each.get("Type", "").endswith(kind):
             target = posixpath.normpath(posixpath.join("/", folder, each.get("Target", "")))
             found.append((each.get("Id", ""), target.lstrip("/")))
@@ -226,20 +234,14 @@ def _targets(archive: zipfile.ZipFile, part: str, kind: str = "") -> list[tuple[
     return found
 
 
-def _tree(archive: zipfile.ZipFile, part: str) -> ElementTree.Element:
+def _tree(archive: zipfile.ZipFile, part: str) -> Element:
     with archive.open(part) as stream:
-        return ElementTree.parse(stream).getroot()
+        root: Element = ElementTree.parse(stream).getroot()
+    return root
 
 
-def _named(tree: ElementTree.Element, name: str) -> Iterator[ElementTree.Element]:
+def _named(tree: Element, name: str) -> Iterator[Element]:
     return (each for each in tree.iter() if each.tag.rpartition("}")[2] == name)
-
-
-def _is_zero(length: str | None) -> bool:
-    try:
-        return length is not None and float(length) == 0
-    except ValueError:
-        return False
 
 
 def _column_number(letters: str) -> int:

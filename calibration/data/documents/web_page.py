@@ -5,13 +5,22 @@ from collections.abc import Callable
 from typing import Any
 
 from bs4 import BeautifulSoup, Tag
-from markdownify import ATX, MarkdownConverter  # type: ignore[import-untyped]
+from markdownify import ATX, MarkdownConverter
 
 _NEVER_SHOWN = [
     *("script", "style", "noscript", "template", "svg", "iframe", "head", "object", "button"),
     *("select", "textarea", "input", "dialog", "datalist", "canvas", "audio", "video", "title"),
 ]
-_ROLES = {"navigation", "banner", "contentinfo", "search", "menu", "menubar", "dialog", "alertdialog"}
+_ROLES = {
+    "navigation",
+    "banner",
+    "contentinfo",
+    "search",
+    "menu",
+    "menubar",
+    "dialog",
+    "alertdialog",
+}
 _HIDDEN_STYLE = re.compile(
     r"display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|font-size\s*:\s*0(?:\.0*)?(?:px|em|rem|pt|%)?"
     r"\s*(?:;|!|$)|opacity\s*:\s*0(?:\.0*)?\s*(?:;|!|$)|(?:left|top|text-indent)\s*:\s*-\d{3,}",
@@ -37,10 +46,10 @@ _TABLE_PARTS = {"tr", "td", "th", "tbody", "thead", "tfoot"}
 _SPACES = re.compile(r"[ \t]{80,}|\n{80,}")
 
 
-class _Writer(MarkdownConverter):  # type: ignore[misc]
+class _Writer(MarkdownConverter):
     """Markdown without escapes, addresses of images, and links within a page."""
 
-    def convert_img(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+    def convert_img(self, el: Tag, text: str, parent_tags: set[str]) -> str:  # noqa: ARG002
         return " ".join(str(el.get("alt") or "").split())
 
     def convert_a(self, el: Tag, text: str, parent_tags: set[str]) -> str:
@@ -49,18 +58,18 @@ class _Writer(MarkdownConverter):  # type: ignore[misc]
             return text
         if address.startswith("#") or not address or "_noformat" in parent_tags:
             return text
-        written: str = super().convert_a(el, text, parent_tags)
+        written: str = super().convert_a(el, text, parent_tags)  # type: ignore[misc]
         return written
 
     def convert_td(self, el: Tag, text: str, parent_tags: set[str]) -> str:
-        cell: str = super().convert_td(el, text.replace("|", "\\|"), parent_tags)
+        cell: str = super().convert_td(el, text.replace("|", "\\|"), parent_tags)  # type: ignore[misc]
         return cell
 
     def convert_th(self, el: Tag, text: str, parent_tags: set[str]) -> str:
-        cell: str = super().convert_th(el, text.replace("|", "\\|"), parent_tags)
+        cell: str = super().convert_th(el, text.replace("|", "\\|"), parent_tags)  # type: ignore[misc]
         return cell
 
-    def convert_pre(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+    def convert_pre(self, el: Tag, text: str, parent_tags: set[str]) -> str:  # noqa: ARG002
         code = el.get_text().strip("\n")
         if not code.strip():
             return ""
