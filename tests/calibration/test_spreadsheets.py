@@ -114,6 +114,12 @@ def test_what_is_hidden_is_left_out_by_name() -> None:
     ]
 
 
+def test_formulas_without_a_result_are_told() -> None:
+    text, left_out = read(lambda book: book.active.append(["=1+1", "=2+2", "3"]))
+    assert text.count("=") == 0
+    assert left_out == ["2 formulas of the sheet 'Sheet' have no stored result"]
+
+
 def test_a_cell_far_away_makes_no_wide_table() -> None:
     def fill(book: Any) -> None:
         for at in (1, 300, 16_384):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from calibration.data.documents.markdown import read_markdown
 from calibration.data.documents.repeats import Pages
 
 pytest.importorskip("markdownify")
@@ -90,9 +91,13 @@ def test_tables_keep_header_and_cells() -> None:
     assert seen(html).strip() == "| a\\|b | c |\n| --- | --- |\n| 1 2 |  |"
 
 
-@pytest.mark.parametrize("text", ["MAX_RETRIES", "2 * 3 * 4", "a [1] b", "#tag + 1."])
-def test_nothing_is_escaped(text: str) -> None:
-    assert seen(f"<p>{text}</p>").strip() == text
+@pytest.mark.parametrize(
+    "text", ["MAX_RETRIES", "2 * 3 * 4", "a [1] b", "# 12 is no heading", "a\n---", "```", "\\_"]
+)
+def test_words_are_no_markup(text: str) -> None:
+    html = text.replace("\n", "<br>")
+    (section,) = read_markdown(seen(f"<p>{html}</p>"), is_source=False).sections
+    assert section == ((), text.replace("\n", "  \n"))
 
 
 def test_pictures_and_links_within_a_page_are_words() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from calibration.data.documents.encodings import UnknownEncodingError, decode
+from calibration.data.documents.markdown import guarded
 from ctxguard._support.extras import require
 
 _UNPACKED_BYTES, _UNPACKED_SHARE = 10 * 2**20, 100
@@ -29,7 +30,7 @@ class Converted(NamedTuple):
 
     Attributes:
         title: The one that the file names; empty if there is none.
-        markdown: Its text, whose special characters are not escaped.
+        markdown: Its text, whose special characters are not escaped; that of a PDF is plain.
         left_out: What of it was left out, in words.
     """
 
@@ -144,7 +145,7 @@ def _slides(raw: bytes) -> Converted:
             heading = parts[0].lstrip("-|# ").partition("\n")[0].rstrip("| ")[:_MAX_TITLE]
         if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
             notes = slide.notes_slide.notes_text_frame.text.strip()
-            parts += [f"Notes: {notes}"] if notes else []
+            parts += [guarded(f"Notes: {notes}")] if notes else []
         written.append("\n\n".join([f"# {heading}", *parts]))
     return Converted("", "\n\n".join(written), left_out)
 
@@ -171,7 +172,7 @@ def _shapes(shapes: Iterable[Any], title: Any) -> Iterator[str]:
             ]
             yield _rows([["", *[name for name, _ in series]], *rows])
         elif shape.has_text_frame:
-            yield shape.text_frame.text.replace("\v", "\n")
+            yield guarded(shape.text_frame.text.replace("\v", "\n"))
 
 
 def _rows(rows: Iterable[Iterable[str]]) -> str:
@@ -200,9 +201,8 @@ def _pdf(raw: bytes) -> Converted:
     if empty == len(pages):
         raise UnreadableError(f"none of its {len(pages)} pages holds text: it may be scanned")
     about = [f"{empty} of {len(pages)} pages hold no text"] if empty else []
-    title = (document.get_metadata_dict().get("Title") or "").strip()
     document.close()
-    return Converted(title, "\n\n".join(_without_margins(pages)), about)
+    return Converted("", "\n\n".join(_without_margins(pages)), about)
 
 
 def _without_margins(pages: list[str]) -> Iterator[str]:

@@ -128,6 +128,8 @@ def _documents(
                 if suffix in _PAGES:
                     pages.add(title, markdown)
                     page_names.append(name)
+                elif suffix == ".pdf":
+                    yield name, Document("", [Section((), markdown)])
                 else:
                     yield name, read_markdown(markdown, is_source=False)
             else:

@@ -19,6 +19,9 @@ _NO_TITLE = re.compile(r"[ \t]*(?:[-*+>|#]|\d{1,9}[.)]\s|$)")
 _KEY = re.compile(r"([\w.-]+)[ \t]*[:=](?:[ \t]|$)")
 _NOTE = re.compile(r" {0,3}\[//\]: ?#")
 
+_MARK = re.compile(r"^( {0,3})(?=#|`{3}|~{3}|=+[ \t]*$|--+[ \t]*$)", re.MULTILINE)
+_GUARD = re.compile(r"^( {0,3})\\(?=[#`~=-])")
+
 _TICKS = re.compile(r"(`+)")
 _LATEX = re.compile(r"\\[A-Za-z]")
 _ESCAPE = re.compile(r"\\([!#*+.<>\[\]_~-])")
@@ -109,9 +112,14 @@ Section(headings=('Kettle', 'Cleaning'), text='Use MAX_HEAT.')])
         elif underline and own and not _NO_TITLE.match(own[-1]):
             open_section(1 if underline[1][0] == "=" else 2, own.pop())
         else:
-            own.append(_unescaped(line) if is_source else line)
+            own.append(_unescaped(line) if is_source else _GUARD.sub(r"\1", line))
     close()
     return Document(title, found)
+
+
+def guarded(text: str) -> str:
+    """Keep the lines of a text that is no Markdown from being read as headings or fences."""
+    return _MARK.sub(r"\1\\", text)
 
 
 def without_data(text: str, counts: Counter[str]) -> str:

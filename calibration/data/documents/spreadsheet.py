@@ -42,7 +42,7 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
     """Read a workbook as Markdown: a heading and a table for each sheet that is not hidden.
 
     Returns:
-        The Markdown, and what was left out because it is hidden, in words.
+        The Markdown, and what was left out, in words.
 
     Raises:
         ValueError: it is not a workbook.
@@ -67,8 +67,8 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
             if sheet.get("state", "visible") != "visible":
                 hidden.append(f"the sheet {name!r} is hidden")
                 continue
-            rows, unseen = _visible_rows(book, part)
-            hidden += [f"{what} of the sheet {name!r} are hidden" for what in unseen]
+            rows, unseen = _visible_rows(book, part, name)
+            hidden += unseen
             table = _table(rows)
             if table:
                 written.append(f"## {' '.join(name.split())}\n\n{table}")
@@ -105,13 +105,13 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _visible_rows(book: _Book, part: str) -> tuple[list[_Row], list[str]]:
-    """Read the rows of a sheet, and name the rows and columns with cells that are hidden."""
+def _visible_rows(book: _Book, part: str, name: str) -> tuple[list[_Row], list[str]]:
+    """Read the rows of a sheet, and say what is left out of them."""
     rows: list[_Row] = []
     ranges: list[tuple[int, int]] = []
     hidden_rows: list[int] = []
     hidden_columns: set[int] = set()
-    number, rows_hidden = 0, False
+    number, n_unsolved, rows_hidden = 0, 0, False
     with book.archive.open(part) as stream:
         for _, element in ElementTree.iterparse(stream):
             kind = element.tag.rpartition("}")[2]
@@ -122,6 +122,7 @@ def _visible_rows(book: _Book, part: str) -> tuple[list[_Row], list[str]]:
             elif kind == "row":
                 number = int(element.get("r") or number + 1)
                 row = _row_of(element, book)
+                n_unsolved += sum(_is_unsolved(cell) for cell in element)
                 if row and (_is_hidden(element, "ht") or (rows_hidden and not element.get("ht"))):
                     hidden_rows.append(number)
                 else:
@@ -134,6 +135,9 @@ def _visible_rows(book: _Book, part: str) -> tuple[list[_Row], list[str]]:
         named.append(f"rows {_in_words(hidden_rows, str)}")
     if hidden_columns:
         named.append(f"columns {_in_words(sorted(hidden_columns), _column_name)}")
+    named = [f"{what} of the sheet {name!r} are hidden" for what in named]
+    if n_unsolved:
+        named.append(f"{n_unsolved:,} formulas of the sheet {name!r} have no stored result")
     return rows, named
 
 
@@ -148,6 +152,12 @@ def _row_of(element: Element, book: _Book) -> _Row:
         if text.strip():
             row[column] = text
     return row
+
+
+def _is_unsolved(cell: Element) -> bool:
+    """Tell whether a cell holds a formula that no program has worked out."""
+    parts = {child.tag.rpartition("}")[2]: child.text for child in cell}
+    return "f" in parts and not parts.get("v")
 
 
 def _is_hidden(element: Element, size: str) -> bool:

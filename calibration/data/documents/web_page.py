@@ -7,6 +7,8 @@ from typing import Any
 from bs4 import BeautifulSoup, Tag
 from markdownify import ATX, MarkdownConverter
 
+from calibration.data.documents.markdown import guarded
+
 _NEVER_SHOWN = [
     *("script", "style", "noscript", "template", "svg", "iframe", "head", "object", "button"),
     *("select", "textarea", "input", "dialog", "datalist", "canvas", "audio", "video", "title"),
@@ -60,6 +62,10 @@ class _Writer(MarkdownConverter):
             return text
         written: str = super().convert_a(el, text, parent_tags)  # type: ignore[misc]
         return written
+
+    def convert_p(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+        paragraph: str = super().convert_p(el, guarded(text), parent_tags)  # type: ignore[misc]
+        return paragraph
 
     def convert_td(self, el: Tag, text: str, parent_tags: set[str]) -> str:
         cell: str = super().convert_td(el, text.replace("|", "\\|"), parent_tags)  # type: ignore[misc]
