@@ -25,8 +25,9 @@ def seen(html: str) -> str:
         '<span style="font-size:0">secret</span>',
         '<p style="position:absolute; left:-9999px">secret</p>',
         '<p class="visually-hidden">secret</p>',
+        '<p style="opacity:0">secret</p>',
         "<style>.x, .gone { display:none }</style><p class='big gone'>secret</p>",
-        "<style>#away { opacity: 0; }</style><p id='away'>secret</p>",
+        "<style>/* a */ #away { left: -999em; }</style><p id='away'>secret</p>",
         "<script>secret</script><noscript>secret</noscript><template>secret</template>",
         "<!-- secret --><svg><text>secret</text></svg><dialog>secret</dialog>",
     ],
@@ -35,6 +36,20 @@ def test_hidden_text_is_not_read(hidden: str) -> None:
     text = seen(f"{CONTENT}{hidden}<p>Rinse it.</p>")
     assert "secret" not in text
     assert "Rinse it." in text
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "<style>@media print { .a {} .x { display: none } }</style><p class=x>shown</p>",
+        "<style>.menu .x { display: none } .a {}</style><p class=x>shown</p>",
+        '<div style="opacity:0; transform: translateY(9px)">shown</div>',
+        '<div style="opacity:0" data-aos="fade-up">shown</div>',
+        "<details><p>shown</p></details>",
+    ],
+)
+def test_what_a_screen_shows_is_read(shown: str) -> None:
+    assert "shown" in seen(f"{CONTENT}{shown}")
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,13 @@ _ROLES = {
     "alertdialog",
 }
 _HIDDEN_STYLE = re.compile(
-    r"display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|font-size\s*:\s*0(?:\.0*)?(?:px|em|rem|pt|%)?"
-    r"\s*(?:;|!|$)|opacity\s*:\s*0(?:\.0*)?\s*(?:;|!|$)|(?:left|top|text-indent)\s*:\s*-\d{3,}",
+    r"display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|(?:left|top|text-indent)\s*:\s*-\d{3,}"
+    r"|font-size\s*:\s*0(?:\.0*)?(?:px|em|rem|pt|%)?\s*(?:;|!|$)",
     re.IGNORECASE,
 )
+_FADED_STYLE = re.compile(r"opacity\s*:\s*0(?:\.0*)?\s*(?:;|!|$)", re.IGNORECASE)
 _HIDDEN_CLASSES = {"sr-only", "visually-hidden", "screen-reader-text", "d-none", "is-hidden"}
 _LINES_OF_CODE = {"linenos", "lineno", "gutter", "line-numbers", "headerlink", "anchor-link"}
-_RULE = re.compile(r"([^{}]{1,500})\{([^{}]*)\}")
 _SELECTOR = re.compile(r"\s*([.#])([\w-]{1,100})\s*")
 
 _MENU_WORDS = {
@@ -154,21 +154,35 @@ def _without_hidden(soup: BeautifulSoup) -> None:
         return (
             tag.has_attr("hidden")
             or bool(classes & (_HIDDEN_CLASSES | _LINES_OF_CODE))
-            or bool(_HIDDEN_STYLE.search(str(tag.get("style") or "")))
+            or _hides(str(tag.get("style") or ""), tag)
             or not unseen.isdisjoint({f".{name}" for name in classes} | {f"#{tag.get('id')}"})
         )
 
     _remove(soup, is_hidden)
 
 
+def _hides(style: str, tag: Tag) -> bool:
+    if _HIDDEN_STYLE.search(style):
+        return True
+    # Scripts fade parts of a page in: these move, or have attributes for the script.
+    is_moved = "trans" in style or any(name.startswith("data-") for name in tag.attrs)
+    return not is_moved and bool(_FADED_STYLE.search(style))
+
+
 def _hidden_by_rules(soup: BeautifulSoup) -> set[str]:
-    """Return the classes and ids that the page's own style sheets do not show."""
+    """Return the classes and ids that the page's own style sheets show on no screen."""
     unseen: set[str] = set()
     for sheet in soup("style"):
-        for selectors, body in _RULE.findall(sheet.get_text()):
-            if _HIDDEN_STYLE.search(body):
+        first, *others = sheet.get_text().split("/*")
+        css = first + "".join([each.partition("*/")[2] for each in others])
+        depth = 0
+        for rule in css.split("}"):
+            selectors, _, body = rule.partition("{")
+            # What is within another rule holds for print or for some screens.
+            if depth == 0 and "{" not in body and _HIDDEN_STYLE.search(body):
                 found = [_SELECTOR.fullmatch(each) for each in selectors.split(",")]
                 unseen |= {each[1] + each[2] for each in found if each}
+            depth = max(0, depth + rule.count("{") - 1)
     return unseen
 
 
