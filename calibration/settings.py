@@ -12,7 +12,7 @@ TOLERANCE = 0.01
 """How much mean recall a choice may lose."""
 
 MAX_LOSS = 0.05
-"""How far below today's mean recall the lower bound of a policy that is served may lie."""
+"""How far below today's the lower bounds of a policy that is served may lie."""
 
 
 class ChoiceSettings(SettingsModel):
@@ -22,12 +22,12 @@ class ChoiceSettings(SettingsModel):
         "Passages that you serve today; recall is compared with them.", "N", ge=1, value=DEFAULT_K
     )
     context: Context = setting(
-        "What a context may cost: the fewest passages at today's recall (leaner), at most twice "
-        "today's (balanced), or as many as pay (richer).",
+        "What a context may cost: the fewest tokens at no less value (leaner), the highest value "
+        "at today's tokens (balanced), or at no more than twice (richer).",
         "SIZE",
         value="balanced",
     )
-    tolerance: float = key(
+    tolerance: float = setting(
         "Most mean recall that a policy may lose against what you serve today, in [0, 1).",
         "LOSS",
         ge=0,
@@ -35,7 +35,8 @@ class ChoiceSettings(SettingsModel):
         value=TOLERANCE,
     )
     max_loss: float = key(
-        "How far below today's the lower bound on mean recall may lie for the verdict enforce.",
+        "How far below today's the lower bounds on mean recall and UDCG may lie for the verdict "
+        "enforce.",
         "LOSS",
         gt=0,
         lt=1,

@@ -17,7 +17,7 @@ from ctxguard.errors import ConfigurationError
 
 _MAX_BYTES = 256 * 2**20
 
-DEFAULT_METRICS = ("udcg_strict", "recall")
+DEFAULT_METRICS = ("udcg", "recall")
 """The metrics that must not get worse, unless others are named."""
 
 
@@ -106,7 +106,7 @@ def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
         ConfigurationError: a name is not a metric, or neither direction of it is better.
 
     >>> check_metrics([]), check_metrics(["harm", "harm"])
-    (('udcg_strict', 'recall'), ('harm',))
+    (('udcg', 'recall'), ('harm',))
     """
     allowed = [name for name in COMPARED if name not in NEITHER_IS_BETTER]
     for name in names:

@@ -19,7 +19,7 @@ from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy, describe_utilities
@@ -206,7 +206,7 @@ class CalibrateCommand(System, ChoiceSettings):
             **picked(self, *ChoiceSettings.model_fields),
             promise=promise,
             depth=self.depth or DEFAULT_DEPTH,
-            utilities=self.worth(DEFAULT_UTILITIES),
+            utilities=self.worth(READERS),
             utilities_source=self.by_hand or None,
             signal_columns=tuple(self.signal_columns),
         )

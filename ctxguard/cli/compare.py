@@ -77,7 +77,7 @@ class CompareCommand(_options.PassageWorth):
     regression_metrics: list[str] = key(
         "List of metrics that --against checks.",
         "LIST",
-        default="udcg_strict and recall",
+        default="udcg and recall",
         factory=list,
     )
     tolerance: float = key(
@@ -252,7 +252,7 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
 
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
     """Return the utilities of the profiles, which must be the same: one table has one unit."""
-    from ctxguard.core.metrics import DEFAULT_UTILITIES
+    from ctxguard.core.metrics import READERS
 
     utilities = [loaded.utilities for loaded in profiles.values()]
     if any(other != utilities[0] for other in utilities):
@@ -260,7 +260,7 @@ def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
             f"the profiles {', '.join(profiles)} were made with different utilities, so their "
             "figures have no common unit; compare those made with the same ones"
         )
-    return utilities[0] if utilities else DEFAULT_UTILITIES
+    return utilities[0] if utilities else READERS
 
 
 def _viewer(
@@ -318,7 +318,7 @@ def _notes(
         notes.append(
             "udcg, distractor_rate and harm_undiscounted find suspected distractors by score, or "
             "by rank where scores carry rank only: between such candidates compare precision, "
-            "udcg_strict and harm"
+            "udcg and harm"
         )
     if len(comparison.query_ids) < FEWEST:
         notes.append(f"with fewer than {FEWEST} queries, bootstrap intervals are too narrow")

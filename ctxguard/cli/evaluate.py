@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 _FIRST = (
-    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg_strict", "harm", "kept"),
+    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "kept"),
     *("keyword_recall", "keyword_mrr"),
 )
 """The metrics that are shown unless all are asked for; the last two need keywords."""
@@ -64,12 +64,12 @@ class EvaluateCommand(System):
         from calibration.evaluate import measure
         from calibration.pool_labels import unlabelled_note
         from calibration.results import tabulate
-        from ctxguard.core.metrics import DEFAULT_UTILITIES
+        from ctxguard.core.metrics import READERS
         from ctxguard.profile.schema import Profile
         from ctxguard.retrieval.index.passages import searchable_text
 
         loaded = None if self.profile is None else Profile.load(self.profile)
-        utilities = self.worth(DEFAULT_UTILITIES if loaded is None else loaded.utilities)
+        utilities = self.worth(READERS if loaded is None else loaded.utilities)
         labelled, counts, source = open_labelled(self, self.data, "test", output)
         source = source if loaded is None else fitted(loaded, source)
         dataset = labelled.dataset

@@ -17,7 +17,7 @@ from ctxguard.cli._console import Output
 from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
 from ctxguard.cli._store import JudgeModel, judge_waiting
 from ctxguard.cli._system import System
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
 from ctxguard.errors import ConfigurationError, QueryError
 
@@ -210,7 +210,7 @@ def _show(store: "SampleStore", series: str, output: Output, fault: str | None) 
     """Print what judged samples say of the first k, and what to do next."""
     from calibration.from_store import judged_store
 
-    found = judged_store(store, series, DEFAULT_UTILITIES)
+    found = judged_store(store, series, READERS)
     notes = [*found.notes, *next_step(found), *([fault] if fault else [])]
     document = {"judge": series, **by_k(found)}
     output.result(document, lambda: output.out.print(table_of_k(found)), notes, found=bool(fault))

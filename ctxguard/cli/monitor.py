@@ -20,7 +20,7 @@ from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, interval, picked
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, judge_waiting, open_store, tokens_in_words
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 from ctxguard.server.settings import IndexSystem
 
@@ -120,7 +120,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             window_seconds=self.window_seconds,
             budget=BudgetLimits(self.calls_per_hour, self.calls_per_day, self.cost_per_day),
             lookup=None if retriever is None else retriever.passage,
-            utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
+            utilities=READERS if loaded is None else loaded.utilities,
             watched=None
             if loaded is None
             else WatchedProfile(

@@ -19,7 +19,7 @@ Show = Callable[..., str]
 
 LEXICAL = {"route": "lexical"}
 METRICS = {
-    *("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "distractor_rate"),
+    *("recall", "precision", "mrr", "ndcg", "udcg", "udcg", "harm", "distractor_rate"),
     *("harm_undiscounted", "precision_judged", "tokens", "pooled_recall", "served_mrr"),
     *("kept", "recall_loss", "recall_at_depth", "ndcg_at_10", "judged"),
     *("hit_rate", "average_precision", "context_precision"),
@@ -82,7 +82,7 @@ def test_the_table_shows_seven_metrics_and_on_request_each(show: Show) -> None:
     assert "route       lexical, 100 candidates a query" in printed
     assert "the first 5 passages" in printed
     assert shown_metrics(printed) == {
-        *("recall", "pooled_recall", "mrr", "served_mrr", "udcg_strict", "harm", "kept"),
+        *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "kept"),
     }
     assert "14 more metrics: all-metrics = true in [evaluate]" in printed
     assert "\x1b" not in printed

@@ -496,7 +496,7 @@ def _grades(random: Random) -> list[int]:
 
 def _worth(given: Mapping[str, float], graded: list[int], judged: list[bool]) -> None:
     utilities = metrics.Utilities(**given)  # type: ignore[arg-type]
-    worths = metrics.strict_utilities(graded, top_grade=3, judged=judged, utilities=utilities)
+    worths = metrics.worths(graded, top_grade=3, judged=judged, utilities=utilities)
     metrics.udcg(worths)
 
 

@@ -41,7 +41,7 @@ from benchmarks._live_traffic import (
 )
 from benchmarks.live import Cell, main, simulate
 from ctxguard.cli import app
-from ctxguard.core.metrics import strict_utilities, udcg
+from ctxguard.core.metrics import udcg, worths
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
@@ -101,7 +101,7 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
         grades = [grade for grade, _ in labels]
         served = [] if traffic.empty[question] else grades[:DEFAULT_K]
         negatives = [negative for _, negative in labels[: len(served)]]
-        worth = strict_utilities(served, top_grade=3, negatives=negatives)
+        worth = worths(served, top_grade=3, negatives=negatives)
         if served:
             ranks = [rank for rank, grade in enumerate(served, start=1) if grade > 0]
             found[Metric.PRECISION].append(len(ranks) / len(served))
