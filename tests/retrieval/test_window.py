@@ -13,9 +13,8 @@ pytest.importorskip("tokenizers")
 @pytest.fixture(scope="module")
 def window() -> PassageWindow:
     """A window of 40 words and signs."""
-    vocabulary = {"[UNK]": 0}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
-    tokenizer = {
+    model = {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -79,9 +79,9 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> Document:
         markdown: The text.
         is_source: Whether somebody wrote it so, with front matter, comments and escapes.
 
-    >>> read_markdown("---\ntitle: Care\n---\nHello.\n# Kettle\n## Cleaning\nUse MAX\\_HEAT.")
-    Document(title='Care', sections=[Section(headings=(), text='Hello.'), \
-Section(headings=('Kettle', 'Cleaning'), text='Use MAX_HEAT.')])
+    >>> found = read_markdown("---\ntitle: Care\n---\n# Kettle\n## Cleaning\nUse MAX\\_HEAT.")
+    >>> found.title, found.sections
+    ('Care', [Section(headings=('Kettle', 'Cleaning'), text='Use MAX_HEAT.')])
     """
     text = markdown.replace("\r\n", "\n").replace("\r", "\n")
     title, lines = _without_front_matter(text) if is_source else ("", text.split("\n"))
