@@ -36,7 +36,7 @@ class SavedCandidate(BaseModel):
 
 
 class SavedComparison(BaseModel):
-    """The part of a comparison's JSON (`ctxguard compare`) that a later comparison reads.
+    """The part of a comparison's JSON (`ctxguard evaluate`) that a later comparison reads.
 
     Attributes:
         data: Name of the data set.
@@ -61,7 +61,7 @@ class SavedComparison(BaseModel):
         Raises:
             DataError: the file cannot be read, or is not the JSON of a comparison.
         """
-        return read_model(cls, path, _MAX_BYTES, "the JSON of `ctxguard compare`")
+        return read_model(cls, path, _MAX_BYTES, "the JSON of a comparison of `ctxguard evaluate`")
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pydantic import model_validator
 
-from ctxguard._support.settings import optional, setting
+from ctxguard._support.settings import key, optional
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
@@ -49,8 +49,8 @@ class JudgeCommand(JudgeModel, System):
         "N",
         ge=1,
     )
-    serving_k: int = setting(
-        "Passages that you serve today: the first of each question.", "N", ge=1, value=DEFAULT_K
+    serving_k: int = key(
+        "Passages that you serve today: the first of each question.", ge=1, value=DEFAULT_K
     )
 
     @model_validator(mode="after")

@@ -48,7 +48,7 @@ def compared(ks: Mapping[str, int], utilities: Utilities = READERS) -> Compariso
 
 
 def document(comparison: Comparison, **other: object) -> dict[str, object]:
-    """What ``ctxguard compare --json`` prints, as far as it is read back."""
+    """What ``ctxguard evaluate --candidate … --json`` prints, as far as it is read back."""
     return {
         "data": DATASET.name,
         "dataset_digest": DATASET.digest(),

@@ -1,4 +1,4 @@
-"""`ctxguard compare`."""
+"""`ctxguard evaluate` of several candidates."""
 
 import json
 import shutil
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.model
 
 @pytest.fixture
 def compare(run: Run, index: Path, collection: Path) -> Compare:
-    return partial(run, "compare", "--index", index, "--data", collection)
+    return partial(run, "evaluate", "--index", index, "--data", collection)
 
 
 def test_the_usual_candidates_stand_side_by_side(compare: Compare) -> None:
-    document = read(compare("--json"))
+    document = read(compare("--candidate", "all", "--json"))
     names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
     assert [each["name"] for each in document["candidates"]] == names
     assert document["measured_queries"] == 13
@@ -88,7 +88,7 @@ def test_a_candidate_that_is_worse_than_the_saved_one_is_a_finding(
     assert "finding: worse than the saved comparison, beyond noise: mine" in failed.stderr
     against = (*worse, "--against", base)
     for keys in ({"tolerance": 5}, {"regression-metrics": ["recall"]}):
-        assert compare(*against, system={"compare": keys}).exit_code == 0
+        assert compare(*against, system={"evaluate": keys}).exit_code == 0
     refused(compare(*against, "--out", base), "another file than --against")
 
 
