@@ -4,8 +4,8 @@ A byte-order mark or valid UTF-8 says what it is. Older encodings do not, so eac
 the bytes is decoded, and each text is weighed by how likely it is in a language written with it:
 how common its letters are, and whether capitals stand where words begin. The best must be far ahead
 of the next, or the bytes have no text: noise in an index is worse than a file that is named as left
-out. (Of 20 to 1,500 letters in 40 pairs of language and encoding, charset-normalizer read 7 to 34%
-wrongly, this 0.5%, and leaves out 5 to 20%.)
+out. On messages of 12 to 1,500 characters in 25 languages and their encodings, charset-normalizer
+read 8 to 34% wrongly; this reads 0.5% wrongly and leaves out 5 to 21%, the short ones.
 """
 
 import codecs
