@@ -28,7 +28,7 @@ _EXTRAS = {
     "embedded": "faiss",
     "fast": "openvino",
     "chunk": "semantic_text_splitter",
-    "documents": "markitdown",
+    "documents": "mammoth",
     "calibrate": "sklearn",
     "report": "jinja2",
     "monitor": "sqlalchemy",
