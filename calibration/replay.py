@@ -19,6 +19,7 @@ from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.extras import require
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
+from ctxguard.core.direction import is_contradicted
 from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
@@ -138,7 +139,7 @@ class Pools:
         for row in range(len(self)) if rows is None else rows:
             ids = self.passage_ids[row]
             n = len(ids)
-            yield Ranking(
+            ranking = Ranking(
                 passage_ids=ids,
                 scores=tuple(self.scores[row, :n].tolist()),
                 kind=self.kind,
@@ -151,6 +152,7 @@ class Pools:
                 },
                 signals={name: values[row, :n] for name, values in self.signals.items()},
             )
+            yield replace(ranking, contradicted=is_contradicted(ranking))
 
     def run(self) -> dict[str, tuple[Hit, ...]]:
         """Write the pools as a TREC run: candidates by query id, best first."""
@@ -224,7 +226,8 @@ def replay(
 
     Raises:
         CalibrationError: no query could be replayed.
-        ConfigurationError: the retriever is none, or returns neither a ranking nor hits.
+        ConfigurationError: the retriever is none, returns neither a ranking nor hits, or gives
+            scores that the order of most lists contradicts.
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
@@ -247,6 +250,7 @@ def replay(
             answers.append(_answer(query.query_id, ranking, list(order[:depth])))
         if progress is not None:
             progress(1)
+    retriever.directions.check()
     if not answers:
         raise CalibrationError(
             f"none of {len(queries)} queries could be replayed; the first: {skipped[0]}"

