@@ -21,8 +21,8 @@ from calibration.data.dataset import Dataset, Query
 from calibration.data.text_files import read_records, shown, write_lines
 from calibration.evaluate import QueryMetrics
 from calibration.replay import Progress
-from calibration.retrievers import check_directions
 from calibration.results import Results, tabulate
+from calibration.retrievers import check_directions
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage

@@ -19,8 +19,7 @@ from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.extras import require
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
-from ctxguard.core.direction import is_contradicted
-from ctxguard.core.scores import INVALID_MAGNITUDE
+from ctxguard.core.scores import INVALID_MAGNITUDE, is_contradicted
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,

@@ -11,9 +11,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibration.data.dataset import Query
-from ctxguard.core.direction import concordance, direction_advice, is_contradicted
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.scores import is_valid
+from ctxguard.core.scores import concordance, direction_advice, is_contradicted, is_valid
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Hit,

@@ -102,7 +102,6 @@ class JudgeCommand(JudgeModel, System):
     def _write(self, store: "SampleStore", judge: "Judge | None", begin: "Passes") -> Counter[str]:
         """Write the samples that the store lacks; without a judge only count what they take."""
         from calibration.asked_questions import JUDGED_DEPTH, sample_of, tokens_to_judge
-        from calibration.retrievers import check_directions
         from ctxguard import ContextGuard
         from ctxguard.monitor.store import WorkerCounts
 

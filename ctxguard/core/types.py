@@ -339,7 +339,7 @@ class Ranking:
         timings: Times at which stages ran, for traces; empty if nothing was timed.
         copies: Positions of candidates whose text repeats another's, with that one's position
             (``ctxguard.core.duplicates``); empty without copies, or if texts were not compared.
-        contradicted: Whether the engine's order contradicts the scores (``core.direction``), so
+        contradicted: Whether the engine's order contradicts the scores (``core.scores``), so
             that it stands and they order nothing; None if they were not compared.
 
     Raises:

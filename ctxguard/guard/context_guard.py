@@ -358,9 +358,8 @@ class ContextGuard:
 
         Args:
             query: The question that was searched.
-            hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``. They may be in
-                any order; their ranks, if they have any, are an engine's, and tell whether the
-                scores mean what the kind says.
+            hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``, in any order.
+                Ranks that they have are an engine's, and tell the direction of the scores.
             request_id: As for ``retrieve``, like all that follow.
             session_id: See ``retrieve``.
             sample: See ``retrieve``.
@@ -370,7 +369,8 @@ class ContextGuard:
 
         Raises:
             QueryError: the query is too long.
-            ConfigurationError: ``k`` is below 1, ``hits`` is neither a ranking nor hits, or ``where`` no ``Where``.
+            ConfigurationError: ``k`` is below 1, ``hits`` is neither a ranking nor hits, or
+                ``where`` is no ``Where``.
             FilterViolationError: a passage does not satisfy ``where``; nothing is served.
             StageUnavailableError: there are passages, and none can be read.
         """

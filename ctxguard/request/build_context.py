@@ -18,10 +18,10 @@ from ctxguard.core.assembly import (
 from ctxguard.core.columns import with_columns
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide, decide_with_answers
-from ctxguard.core.direction import is_contradicted
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.scores import is_contradicted
 from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import p_sufficient, suffices
 from ctxguard.core.types import (

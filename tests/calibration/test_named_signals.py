@@ -106,14 +106,8 @@ class TestFromHitsToTheAnswer:
         assert flagged == 1.0
 
     def test_the_order_in_which_candidates_come_changes_nothing(self, profile: Path) -> None:
-        class Turned(Shop):
-            def retrieve(self, query: str, *, depth: int) -> list[Hit]:
-                return super().retrieve(query, depth=depth)[::-1]
-
-        one, other = (
-            guard_of(shop(), profile, CollectorRegistry()).retrieve("question 5")
-            for shop in (Shop, Turned)
-        )
+        guard, hits = guard_of(Shop(), profile, CollectorRegistry()), Shop().retrieve("question 5")
+        one, other = (guard.filter("question 5", each) for each in (hits, hits[::-1]))
         assert (one.kept_ids, one.flags) == (other.kept_ids, other.flags)
 
     def test_a_sample_is_decided_again_as_it_was(self, profile: Path) -> None:
