@@ -106,7 +106,8 @@ class TestFromHitsToTheAnswer:
         assert flagged == 1.0
 
     def test_the_order_in_which_candidates_come_changes_nothing(self, profile: Path) -> None:
-        guard, hits = guard_of(Shop(), profile, CollectorRegistry()), Shop().retrieve("question 5")
+        guard = guard_of(Shop(), profile, CollectorRegistry())
+        hits = Shop().retrieve("question 5", depth=DEPTH)
         one, other = (guard.filter("question 5", each) for each in (hits, hits[::-1]))
         assert (one.kept_ids, one.flags) == (other.kept_ids, other.flags)
 
