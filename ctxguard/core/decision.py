@@ -46,6 +46,7 @@ _THRESHOLD_REASON = {
     "expected_utility": DropReason.BELOW_PROBABILITY,
 }
 _FAISS_PADDING_IDS = ("-1", -1)
+_K_ALONE = frozenset({Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS, Flag.SCORES_CONTRADICTED})
 
 # Takes a third of the time of the class's own call, which is in Python.
 _verdict = partial(tuple.__new__, Verdict)
@@ -85,6 +86,16 @@ class Decision:
         """Ids of the kept candidates, best first."""
         ids = self.ranking.passage_ids
         return tuple([ids[position] for position in self.kept])
+
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether the policy was applied as it is; False where only its k was."""
+        if not _K_ALONE.isdisjoint(self.flags):
+            return False
+        # If no score was usable, none of them is set aside.
+        return Flag.INVALID_SCORES not in self.flags or any(
+            reason is DropReason.INVALID_SCORE for _, reason in self.set_aside
+        )
 
     def __repr__(self) -> str:
         dropped = {str(reason): count for reason, count in self.dropped_by_reason.items()}

@@ -185,6 +185,11 @@ class ContextGuard:
         return self._depth
 
     @property
+    def k(self) -> int | None:
+        """The most passages while nothing is calibrated or enforced; None if that was not given."""
+        return self._k
+
+    @property
     def score_kind(self) -> ScoreKind | None:
         """What the scores of plain hits mean; None if that was not given."""
         return self._score_kind
@@ -423,6 +428,8 @@ class ContextGuard:
                 raise _bad_query(query, most)
             if where is not None and not isinstance(where, Where):
                 raise ConfigurationError(f"where must be a ctxguard.Where, not {describe(where)}")
+            if k is not None and k < 1:
+                raise ConfigurationError(f"k {k!r} must be at least 1, or None for the guard's own")
             if bound.swaps and bound.generation is not bound.retriever.generation:
                 bound = self._current()
         except BaseException as error:

@@ -4,6 +4,7 @@ No clock, no counters and no locks: the guard has those, and also counts the err
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from ctxguard.core.assembly import (
@@ -88,6 +89,7 @@ class Decided(NamedTuple):
         flags: Of the policy and of the scores.
         differences: From the profile's system.
         sufficiency: Tells when a context suffices; None if it cannot be told.
+        is_by_policy: Whether the policy of the route decided, and not the order alone.
     """
 
     applies: RoutePolicy
@@ -96,6 +98,7 @@ class Decided(NamedTuple):
     flags: tuple[Flag, ...]
     differences: tuple[str, ...]
     sufficiency: SufficiencyProfile | None
+    is_by_policy: bool = False
 
 
 def decide_request(
@@ -117,40 +120,57 @@ def decide_request(
     if request.where is not None:
         ranking = verified(ranking, request.where)
     bound, route = request.bound, ranking.route
-    applies = bound.policies[route]
+    applies, k = bound.policies[route], request.k
+    if k is not None:
+        applies = replace(applies, today=_first(k))
     mode = applies.mode if request.follows_verdict else request.mode
     if mode is Mode.OFF:
-        n = len(ranking.passage_ids)
-        decision = Decision(ranking, applies.today, range(n), min(applies.today.k, n))
-        return Decided(applies, mode, decision, (), (), None)
+        return Decided(applies, mode, _as_given(ranking, applies.today), (), (), None)
     if bound.signal_columns:
         ranking = with_columns(ranking, bound.signal_columns, request.query)
     policy, flags, differences = applies.policy, applies.flags, applies.differences
-    sufficiency = applies.sufficiency
+    sufficiency, is_by_policy = applies.sufficiency, applies.is_own
     calibrated = applies.score_kind
     if calibrated is not None and calibrated is not ranking.kind:
         # The profile knows this route, but its scores have another meaning here.
         applies = replace(applies, assessor=None)
         policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.PROFILE_MISMATCH)
-        sufficiency = None
+        sufficiency, is_by_policy = None, False
         kinds = f"{ranking.kind.value!r}, was {calibrated.value!r}"
         differences = (*differences, f"score kind of the route {route.value} is {kinds}")
     elif ranking.kind is ScoreKind.RANK and policy.compares_scores:
         policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.RANK_ONLY)
-        sufficiency = None
+        sufficiency, is_by_policy = None, False
         differences = (*differences, f"scores of the route {route.value} carry rank only")
     decision = decide(ranking, _serving(policy, ranking))
     # Most lists are in the order of their scores and have no ranks: that is seen for nothing.
     if (
-        (request.is_retrieved or ranking.ranks is not None)
+        ranking.contradicted is None
+        and (request.is_retrieved or ranking.ranks is not None)
         and not (ranking.ranks is None and type(decision.order) is range)
         and is_contradicted(ranking)
     ):
         ranking = replace(ranking, contradicted=True)
         decision = decide(ranking, _serving(policy, ranking))
-    if Flag.MISSING_SIGNALS in decision.flags:
-        differences = (*differences, _missing_signals(ranking, policy))
-    return Decided(applies, mode, decision, (*flags, *decision.flags), differences, sufficiency)
+    if decision.flags:
+        is_by_policy &= decision.is_as_asked
+        if Flag.MISSING_SIGNALS in decision.flags:
+            differences = (*differences, _missing_signals(ranking, policy))
+    flags = (*flags, *decision.flags)
+    if k is not None and not is_by_policy:
+        decision = _as_given(ranking, applies.today)
+    return Decided(applies, mode, decision, flags, differences, sufficiency, is_by_policy)
+
+
+@lru_cache
+def _first(k: int) -> RatioPolicy:
+    return RatioPolicy(k=k)
+
+
+def _as_given(ranking: Ranking, today: RatioPolicy) -> Decision:
+    """Keep the first k of a list as it is."""
+    n = len(ranking.passage_ids)
+    return Decision(ranking, today, range(n), min(today.k, n))
 
 
 def question_of(
@@ -241,15 +261,16 @@ def build_context(
     Raises:
         StageUnavailableError: there are candidates, but none can be read.
     """
-    applies, mode, decision, flags, differences, sufficiency = decided
+    applies, mode, decision, flags, differences, sufficiency, is_by_policy = decided
     alone = decision
+    drops_copies = assembly.drop_duplicates and (is_by_policy or request.k is None)
     if assessment is not None:
         decision, assessment = _assessed(alone, assessment, applies, mode)
     source, most = decision.ranking.passages, assembly.max_passage_chars
     read = None
     if mode is not Mode.OFF:
         read = read_passages(source, decision.order[: decision.n_kept], most)
-        if assembly.drop_duplicates and copies_of(read.texts):
+        if drops_copies and copies_of(read.texts):
             decision = alone = _without_copies(alone)
             if assessment is not None:
                 decision, assessment = _assessed(alone, assessment, applies, mode)
@@ -308,6 +329,7 @@ def build_context(
         where=request.where,
         today_k=applies.today.k,
         assessment=assessment,
+        enforced=mode is Mode.ENFORCE and (is_by_policy or uncertified),
     )
 
 

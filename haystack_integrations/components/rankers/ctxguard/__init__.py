@@ -6,6 +6,7 @@ from typing import Any
 from ctxguard import ConfigurationError, ContextGuard, Where
 from ctxguard._support.extras import require
 from ctxguard.core.types import ModeName, ScoreKindName
+from ctxguard.integrations.documents import filtered
 from ctxguard.integrations.haystack import documents_of, ranking_of
 from ctxguard.profile.comparison import ProfileCheck
 
@@ -103,7 +104,8 @@ class ContextGuardRanker:
             FilterViolationError: a document does not satisfy ``where``; nothing is returned.
             StageUnavailableError: there are documents, and none has a text.
         """
-        context = self._guard.filter(
+        context = filtered(
+            self._guard,
             query,
             ranking_of(documents, self._guard.score_kind),
             request_id=request_id,
