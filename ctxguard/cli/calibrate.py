@@ -11,6 +11,7 @@ import ctxguard
 from calibration.settings import ChoiceSettings
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
+from ctxguard._support.words import signed
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, picked
 from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
@@ -304,4 +305,4 @@ def _in_short(outcome: "RouteOutcome") -> str:
         return f"{words}; not certified"
     if certificate.recall_difference is None:
         return f"{words}; recall loss {certificate.alpha:g} at most"
-    return f"{words}; recall {certificate.recall_difference.value:+.3f}"
+    return f"{words}; recall {signed(certificate.recall_difference.value)}"

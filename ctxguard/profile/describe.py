@@ -60,9 +60,11 @@ def describe_policy(policy: Policy) -> str:
         all_k = f"the {passages} most likely to be relevant"
     else:
         threshold = policy.min_ratio
-        each = f"with at least {threshold:g} of the top score"
+        each = f"with at least {threshold:.3g} of the top score"
         if policy.temperature != 1.0:
-            each = f"with a relative score of at least {threshold:g} (T = {policy.temperature:g})"
+            each = (
+                f"with a relative score of at least {threshold:.3g} (T = {policy.temperature:.3g})"
+            )
         all_k = f"the first {passages}"
     if policy.min_keep == policy.k or threshold == 0.0:
         return all_k

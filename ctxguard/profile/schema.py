@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, wi
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import read_regular
+from ctxguard._support.words import signed
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -133,14 +134,14 @@ class Certificate(Frozen):
         if self.recall_difference is not None:
             difference = self.recall_difference
             # In full: rounded to nearest, the words could claim more than the bound.
-            least = f"at most {abs(difference.lower):g} below"
+            least = f"at most {abs(difference.lower):.3g} below"
             if difference.lower > 0.0:
-                least = f"at least {difference.lower:g} above"
+                least = f"at least {difference.lower:.3g} above"
             return (
                 f"For this route by itself, with probability at least {1 - self.delta:g}: over "
                 f"queries that have a relevant passage, mean recall is {least} that of the "
                 f"retriever's first {self.baseline_k} ({self.test}; {difference.n} such test "
-                f"queries, observed {difference.value:+.3f})."
+                f"queries, observed {signed(difference.value)})."
             )
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
@@ -215,8 +216,8 @@ class RouteVerdict(Frozen):
             )
         if self.shown_by == "traffic":
             return (
-                f"{self.decision}: mean recall differs by {self.value:+.3f} from that of {first} "
-                f"on {self.n:,} judged requests in shadow, which exclude a loss above "
+                f"{self.decision}: mean recall differs by {signed(self.value)} from that of "
+                f"{first} on {self.n:,} judged requests in shadow, which exclude a loss above "
                 f"{self.max_loss:g} (90%, at every look)"
             )
         return self._measured(first)
@@ -228,22 +229,22 @@ class RouteVerdict(Frozen):
             on = f"{self.n} labelled queries, each measured by what the others choose"
         elif self.shown_by == "grades":
             on = f"{self.n} judged requests that people graded in part"
-        gained = "" if self.gain is None else f", strict UDCG by {self.gain:+.3f}"
-        seen = f"mean recall differs by {self.value:+.3f} from that of {first}{gained}, on {on}"
+        gained = "" if self.gain is None else f", strict UDCG by {signed(self.gain)}"
+        seen = f"mean recall differs by {signed(self.value)} from that of {first}{gained}, on {on}"
         if self.extends:
             return (
                 f"enforce: {first} stay in their order and more follow, so that recall cannot "
-                f"fall; it differs by {self.value:+.3f}{gained}, on {on}"
+                f"fall; it differs by {signed(self.value)}{gained}, on {on}"
             )
         if self.decision == "enforce":
             return (
-                f"enforce: {seen}; recall by {self.lower:+g} at least (approximately 90%), "
+                f"enforce: {seen}; recall by {signed(self.lower)} at least (approximately 90%), "
                 f"{-self.max_loss:g} is allowed"
             )
         if self.decision == "keep":
-            return f"keep: {seen}; recall by {self.upper:+g} at most (90%), so {first} stay"
+            return f"keep: {seen}; recall by {signed(self.upper)} at most (90%), so {first} stay"
         return (
-            f"shadow: {seen}; recall by {self.lower:+g} at least (approximately 90%), where "
+            f"shadow: {seen}; recall by {signed(self.lower)} at least (approximately 90%), where "
             f"{-self.tolerance:g} and {-self.max_loss:g} are allowed. The guard decides and "
             f"records, and serves {first}{self._needed}"
         )
@@ -354,11 +355,13 @@ class AssessorProfile(Frozen):
         gain, verdict = self.gain, self.verdict
         if gain is None or gain.value is None or gain.lower is None or verdict is None:
             return words
-        recall = "" if verdict.value is None else f", recall by {verdict.value:+.3f} from today's"
+        recall = (
+            "" if verdict.value is None else f", recall by {signed(verdict.value)} from today's"
+        )
         words += (
             f"; asked about {self.share:.0%} of the first {self.first}, its answers change strict "
-            f"UDCG by {gain.value:+.3f} net of the price {self.price:g} ({gain.lower:+.3f} at "
-            f"least, 90%){recall}"
+            f"UDCG by {signed(gain.value)} net of the price {self.price:.3g} "
+            f"({signed(gain.lower)} at least, 90%){recall}"
         )
         if self.decision == "enforce":
             return words

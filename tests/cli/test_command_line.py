@@ -140,8 +140,11 @@ def test_an_unexpected_error_is_one_line_with_a_hint_and_a_traceback_for_who_ask
     result = refused(CliRunner().invoke(application(of_system), []))
     assert result.stderr == "error: /data/profile.json: Permission denied\n"
     result = refused(CliRunner().invoke(application(ZeroDivisionError("by\x1b zero")), []))
-    assert result.stderr.startswith("error: unexpected ZeroDivisionError: by zero (set CTXGUARD_")
+    assert result.stderr.startswith(f"error: ZeroDivisionError in {__file__}, line ")
+    assert "by zero (code of yours; set CTXGUARD_" in result.stderr
     assert result.stderr.count("\n") == 1
+    result = refused(CliRunner().invoke(application(MemoryError()), []))
+    assert "memory of this machine does not suffice" in result.stderr
     monkeypatch.setenv("CTXGUARD_DEBUG", "1")
     result = CliRunner().invoke(application(ZeroDivisionError("by zero")), [])
     assert isinstance(result.exception, ZeroDivisionError)
