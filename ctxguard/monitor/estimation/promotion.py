@@ -58,7 +58,8 @@ class Rise:
         """
         if self.difference is None:
             return "no judged request was decided by the profile in force"
-        seen = f"recall {signed(self.difference)} over {self.n:,} judged requests of the profile in force"
+        recall = signed(self.difference)
+        seen = f"recall {recall} over {self.n:,} judged requests of the profile in force"
         if self.risen:
             return f"{seen}: it may be enforced"
         if self.n < FEWEST_REQUESTS:

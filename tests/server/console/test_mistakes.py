@@ -47,8 +47,8 @@ def test_without_any_it_opens_on_yesterday(tmp_path: Path) -> None:
 
 
 def test_what_todays_first_k_lack_was_not_lost(tmp_path: Path) -> None:
-    """Without a policy five are served, and the sixth is the relevant one."""
-    with SampleStore.open(filled(tmp_path, 2, relevant=5)) as store:
+    """Without the policy ten are served, and the twelfth is the relevant one."""
+    with SampleStore.open(filled(tmp_path, 2, relevant=11)) as store:
         page = visitor(store).get("/console/mistakes", params={"day": day_of(store)}).text
     assert "None of the 2 judged requests is known to have lost one" in page
 
