@@ -143,7 +143,7 @@ class ContextGuard:
         telemetry = default_telemetry() if telemetry is None else telemetry
         self._telemetry, self._sampler = telemetry, sampler
         self._begin_span = None if tracing is None else tracing.begin
-        self._caller = BoundedCaller(limits)
+        self._caller = BoundedCaller(limits, getattr(retriever, "concurrency", None))
         self._caller.watch(telemetry.circuit_changed)
         self._assessor = assessor
         if assessor is not None:
@@ -331,8 +331,9 @@ class ContextGuard:
     ) -> Context:
         """``retrieve`` without blocking the event loop: same arguments, result and errors.
 
-        A retriever without an asynchronous call runs on one of 32 threads of the guard's own. A
-        request that is cancelled while it waits counts as failed.
+        A retriever without an asynchronous call runs on one of 32 threads of the guard's own, or
+        of as many as its ``concurrency`` says. A request that is cancelled while it waits counts
+        as failed.
         """
         request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
         calls = request.bound.calls
