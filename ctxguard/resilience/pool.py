@@ -5,7 +5,6 @@
 
 import atexit
 import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -29,7 +28,7 @@ Calls past their deadline are not waited for.
 
 def processors() -> int:
     """Return how many processors this process may use."""
-    if sys.platform == "linux":
+    if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 

@@ -5,6 +5,7 @@ fails leaves the documents in their order: its outage neither fails a query nor 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import repeat
 from time import perf_counter, time
 from typing import Annotated, Any, NotRequired
@@ -111,6 +112,12 @@ _DOCUMENTS = frozenset([form.documents for form in FORMS.values()])
 
 Pairs = list[tuple[int, float]]
 """Positions of documents with their scores, best first."""
+
+
+@lru_cache(maxsize=4)
+def _names(most: int) -> tuple[str, ...]:
+    """Name so many documents by their positions."""
+    return tuple(map(str, range(most)))
 
 
 async def rerank(
@@ -226,6 +233,7 @@ async def _scored(
     ):
         model = None
     scores: list[float | None] = [None] * n
+    order: Sequence[int] = range(n)
     failures: tuple[StageFailure, ...] = ()
     timings: tuple[StageTiming, ...] = ()
     if texts:
@@ -235,25 +243,24 @@ async def _scored(
             found = await scorer.scores(
                 query, distinct, model or None, given.get("max_tokens_per_doc")
             )
-            scores = found.tolist()
             if copies:
                 firsts = (at for at in range(n) if at not in copies)
-                score_of = dict(zip(firsts, scores, strict=True))
-                scores = [score_of[copies.get(at, at)] for at in range(n)]
+                score_of = dict(zip(firsts, found, strict=True))
+                found = np.array([score_of[copies.get(at, at)] for at in range(n)])
+            # Of equal scores the first in the request is better; those without one are last.
+            keys = np.where(np.abs(found) < INVALID_MAGNITUDE, found, -np.inf)
+            best_first = (-keys).argsort(kind="stable")
+            order, scores = best_first.tolist(), found[best_first].tolist()
         except Exception as error:
             failures = (failure_of(STAGE, error),)
         timings = (StageTiming(STAGE, began_at, perf_counter() - began),)
-    order: Sequence[int] = range(n)
     if not failures:
-        # Of equal scores the first in the request is better; those without one are last.
-        values = np.array(scores)
-        keys = np.where(np.abs(values) < INVALID_MAGNITUDE, values, -np.inf)
-        order = (-keys).argsort(kind="stable").tolist()
-        scores, texts = [scores[at] for at in order], [texts[at] for at in order]
+        texts = [*map(texts.__getitem__, order)]
         if copies:
             place_of = {at: place for place, at in enumerate(order)}
             copies = {place_of[at]: place_of[first] for at, first in copies.items()}
-    ids = list(map(str, order))
+    names = _names(settings.max_documents)
+    ids = [*map(names.__getitem__, order)]
     ranking = Ranking(
         ids,
         scores,
