@@ -29,7 +29,7 @@ from ctxguard.errors import (
     QueryError,
     StageUnavailableError,
 )
-from ctxguard.request.wrapped_retriever import RetrieverAdapter, ranking_of
+from ctxguard.guard.wrapped_retriever import RetrieverAdapter, ranking_of
 from ctxguard.resilience.bounded_caller import RETRIEVER
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.results import Results
     from ctxguard import ContextGuard, Profile
-    from ctxguard.request.assess import AssessorStage
+    from ctxguard.guard.assess import AssessorStage
     from ctxguard.retrieval.chat import ChatClient, TokenPrices
 
 

@@ -185,7 +185,7 @@ class CalibrateCommand(System, ChoiceSettings):
     def _identity(self, in_force: "Profile | None") -> "SystemIdentity":
         """Identify the system that answered, by itself or as the profile in force does."""
         from calibration.from_store import SystemIdentity
-        from ctxguard.request.wrapped_retriever import told_by
+        from ctxguard.guard.wrapped_retriever import told_by
 
         if self.sources:
             source = in_first_order(self.open())

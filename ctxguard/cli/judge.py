@@ -74,8 +74,8 @@ class JudgeCommand(JudgeModel, System):
         passages, as the judge sees them. A judge errs: have people grade a part
         of the passages, and the figures are corrected.
         """
+        from ctxguard.guard.assess import Closeable
         from ctxguard.monitor.store import SampleStore, State
-        from ctxguard.request.assess import Closeable
 
         with ExitStack() as stack:
             judge = None

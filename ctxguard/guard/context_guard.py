@@ -29,26 +29,24 @@ from ctxguard.core.types import (
     ScoreKindName,
     member_of,
 )
-from ctxguard.core.value_of_information import Assessment
 from ctxguard.errors import (
     ConfigurationError,
     ProfileMismatchError,
     QueryError,
 )
-from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
-from ctxguard.profile.schema import Profile
-from ctxguard.request.assess import AssessorStage
-from ctxguard.request.bound_profile import BoundProfile, bind_profile
-from ctxguard.request.build_context import (
-    Decided,
+from ctxguard.guard.assess import AssessorStage
+from ctxguard.guard.bound_profile import BoundProfile, bind_profile
+from ctxguard.guard.build_context import (
     Request,
     build_context,
     decide_request,
     question_of,
 )
-from ctxguard.request.observers import RequestSampler, RequestSpan, Tracing
-from ctxguard.request.telemetry import Telemetry, default_telemetry
-from ctxguard.request.wrapped_retriever import describe
+from ctxguard.guard.observers import RequestSampler, RequestSpan, Tracing
+from ctxguard.guard.telemetry import Telemetry, default_telemetry
+from ctxguard.guard.wrapped_retriever import describe
+from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
+from ctxguard.profile.schema import Profile
 from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
 
 if TYPE_CHECKING:
@@ -57,10 +55,6 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
 
 _T = TypeVar("_T")
-
-_Asked = tuple[Decided, Assessment | None, float, float]
-"""A decision by the policy alone, what the assessor answered, when the candidates came, in seconds
-of `perf_counter`, and how many seconds the assessor took."""
 
 _log = logging.getLogger(__name__)
 
@@ -347,6 +341,8 @@ class ContextGuard:
             )
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
+        if self._assessor is None:
+            return self._finish(request, retrieved, start)
         return await self._afinish(request, retrieved, start)
 
     def filter(
@@ -485,49 +481,66 @@ class ContextGuard:
             )
         return rebound
 
-    async def _afinish(
-        self, request: Request, retrieved: "Retrieval", start: float | None
-    ) -> Context:
-        """Finish as `_finish` does, without blocking the event loop while the assessor is asked."""
-        if self._assessor is None:
-            return self._finish(request, retrieved, start)
-        try:
-            received = perf_counter()
-            decided = decide_request(request, retrieved, self._score_kind)
-            decided, question = question_of(request, decided, self._assessor)
-            began = perf_counter()
-            assessment = None if question is None else await self._assessor.aask(question)
-            asked = decided, assessment, received, perf_counter() - began
-        except BaseException as error:
-            raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
-        return self._finish(request, retrieved, start, asked)
-
-    def _finish(
-        self,
-        request: Request,
-        retrieved: "Retrieval",
-        start: float | None,
-        asked: _Asked | None = None,
-    ) -> Context:
-        """Build the context, sample it and count it; ask the assessor unless that was awaited."""
+    def _finish(self, request: Request, retrieved: "Retrieval", start: float | None) -> Context:
+        """Decide, ask the assessor, build the context and account for it."""
         received, waited, span = perf_counter(), 0.0, request.span
         if span is not None:
-            self._safely("tracing", lambda: span.retrieved(), None)  # noqa: PLW0108
+            self._safely("tracing", span.retrieved, None)
         try:
-            if asked is not None:
-                decided, assessment, received, waited = asked
+            decided, assessment = decide_request(request, retrieved, self._score_kind), None
+            if decided.applies.assessor is not None:
+                decided, question = question_of(request, decided, self._assessor)
             else:
-                decided, assessment = decide_request(request, retrieved, self._score_kind), None
-                if decided.applies.assessor is not None:
-                    decided, question = question_of(request, decided, self._assessor)
-                    if question is not None and self._assessor is not None:
-                        began = perf_counter()
-                        assessment = self._assessor.ask(question)
-                        waited = perf_counter() - began
+                question = None
+            if question is not None and self._assessor is not None:
+                began = perf_counter()
+                assessment = self._assessor.ask(question)
+                waited = perf_counter() - began
             context = build_context(request, decided, self._assembly, assessment)
         except BaseException as error:
             raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
-        sampler, probability = self._sampler, request.probability
+        return self._accounted(request, context, start, received, waited)
+
+    async def _afinish(
+        self, request: Request, retrieved: "Retrieval", start: float | None
+    ) -> Context:
+        """Do what `_finish` does, without blocking the event loop while the assessor is asked."""
+        received, waited, span = perf_counter(), 0.0, request.span
+        if span is not None:
+            self._safely("tracing", span.retrieved, None)
+        try:
+            decided, assessment = decide_request(request, retrieved, self._score_kind), None
+            if decided.applies.assessor is not None:
+                decided, question = question_of(request, decided, self._assessor)
+            else:
+                question = None
+            if question is not None and self._assessor is not None:
+                began = perf_counter()
+                assessment = await self._assessor.aask(question)
+                waited = perf_counter() - began
+            context = build_context(request, decided, self._assembly, assessment)
+        except BaseException as error:
+            raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
+        return self._accounted(request, context, start, received, waited)
+
+    def _accounted(
+        self,
+        request: Request,
+        context: Context,
+        start: float | None,
+        received: float,
+        waited: float,
+    ) -> Context:
+        """Sample a context, count it and end its trace; seconds as of `perf_counter`.
+
+        Args:
+            request: The request.
+            context: Its answer.
+            start: When the retriever was called; None if it was not.
+            received: When the candidates came.
+            waited: How many seconds the assessor took.
+        """
+        sampler, probability, span = self._sampler, request.probability, request.span
         if sampler is not None and (request.sample or probability > 0.0):
             self._safely("sampler", lambda: sampler.offer(context, probability, time()), None)
         try:

@@ -14,13 +14,13 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.wrapped_retriever import describe
 from ctxguard.integrations.documents import (
     METADATA_KEY,
     filtered,
     ranking_of_documents,
     served,
 )
-from ctxguard.request.wrapped_retriever import describe
 
 require("langchain_core", "langchain")
 

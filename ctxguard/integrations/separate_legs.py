@@ -10,7 +10,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.scores import is_contradicted
 from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName, StageFailure, member_of
 from ctxguard.errors import ConfigurationError, CtxguardError, StageError, StageUnavailableError
-from ctxguard.request.wrapped_retriever import calls_of, ranking_of
+from ctxguard.guard.wrapped_retriever import calls_of, ranking_of
 from ctxguard.resilience import Stage, StageCall, Watcher, failure_of
 from ctxguard.resilience.deadlines import check_seconds
 from ctxguard.retrieval.hybrid.candidates import united

@@ -9,9 +9,9 @@ from ctxguard.core.assembly import DEFAULT_ASSEMBLY, UNBOUNDED_CHARS, Assembly
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import Deadlines, RequestLimits
 from ctxguard.server.problems import Problem, invalid
 from ctxguard.server.reranker_check import keep_comparing, log_differences

@@ -16,7 +16,7 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 
 if TYPE_CHECKING:
-    from ctxguard.request.assess import AssessorStage
+    from ctxguard.guard.assess import AssessorStage
     from ctxguard.resilience import Deadlines
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
@@ -204,8 +204,8 @@ class ServedSystem(IndexSystem):
             ConfigurationError: the assessor lacks a model or an endpoint.
             MissingExtraError: the extra of its client is not installed.
         """
+        from ctxguard.guard.assess import AssessorStage
         from ctxguard.monitor.redaction import redact
-        from ctxguard.request.assess import AssessorStage
 
         if self.assessor is None:
             return None

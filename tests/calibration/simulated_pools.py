@@ -18,8 +18,8 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.schema import Profile
-from ctxguard.request.telemetry import Telemetry
 
 DEPTH = 20
 

@@ -19,9 +19,9 @@ from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Ranking, Sc
 from ctxguard.core.decision import decide
 from ctxguard.core.signals import feature_names
 from ctxguard.errors import ConfigurationError
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
-from ctxguard.request.telemetry import Telemetry
 
 N, DEPTH = 60, 12
 

@@ -22,7 +22,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import FAILED_CAUSES
+from ctxguard.guard.telemetry import FAILED_CAUSES
 from ctxguard.resilience import RequestLimits
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval import HybridRetriever
@@ -382,7 +382,7 @@ def test_a_forked_child_counts_its_own_open_circuits() -> None:
 import os, warnings
 warnings.simplefilter("ignore")
 from prometheus_client import CollectorRegistry
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import Stage
 registry, stage = CollectorRegistry(), Stage("dense")
 telemetry = Telemetry(registry)

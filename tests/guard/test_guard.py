@@ -40,11 +40,11 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry, default_telemetry
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import RequestLimits
 from tests.counted import Counted
 from tests.doubles import Fault, FaultyRetriever
@@ -258,6 +258,12 @@ class TestWhatItWraps:
         # The order of results at hand is no evidence against their scores.
         assume("scores_contradicted" not in str(retrieved))
         assert retrieved == outcome(lambda: guard.filter("q?", ranking, request_id="r"))
+
+    @pytest.mark.parametrize("hits", ["text", b"text", {"a": 1.0}, None, 7, [("a", 1.0)], ["a"]])
+    def test_wrong_results_at_hand_do_not_blame_the_retriever(self, hits: Any) -> None:
+        with pytest.raises(ConfigurationError, match="the results are a") as raised:
+            ContextGuard(score_kind="cosine").filter("q?", hits)
+        assert "retriever" not in str(raised.value)
 
     def test_results_at_hand_are_filtered_without_a_retriever(self) -> None:
         guard = ContextGuard(policy=SEVENTY)

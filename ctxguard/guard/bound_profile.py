@@ -14,13 +14,13 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
+from ctxguard.guard.wrapped_retriever import Calls, calls_of, told_by
 from ctxguard.profile.comparison import ProfileCheck, SystemComparison, compare_systems
 from ctxguard.profile.schema import (
     AssessorProfile,
     Profile,
     SufficiencyProfile,
 )
-from ctxguard.request.wrapped_retriever import Calls, calls_of, told_by
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever

@@ -34,11 +34,11 @@ from ctxguard.core.types import (
     StageFailure,
 )
 from ctxguard.core.value_of_information import ANSWER, ASSESS, Assessment
+from ctxguard.guard.assess import AssessorStage, Question
+from ctxguard.guard.bound_profile import BoundProfile, RoutePolicy
+from ctxguard.guard.observers import RequestSpan
+from ctxguard.guard.wrapped_retriever import ranking_of
 from ctxguard.profile.schema import SufficiencyProfile
-from ctxguard.request.assess import AssessorStage, Question
-from ctxguard.request.bound_profile import BoundProfile, RoutePolicy
-from ctxguard.request.observers import RequestSpan
-from ctxguard.request.wrapped_retriever import ranking_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
@@ -116,7 +116,10 @@ def decide_request(
             decided on.
         FilterViolationError: a candidate does not satisfy the request's filter.
     """
-    ranking = retrieved if isinstance(retrieved, Ranking) else ranking_of(retrieved, score_kind)
+    if isinstance(retrieved, Ranking):
+        ranking = retrieved
+    else:
+        ranking = ranking_of(retrieved, score_kind, is_returned=request.is_retrieved)
     if request.where is not None:
         ranking = verified(ranking, request.where)
     bound, route = request.bound, ranking.route
@@ -261,8 +264,14 @@ def build_context(
     Raises:
         StageUnavailableError: there are candidates, but none can be read.
     """
-    applies, mode, decision, flags, differences, sufficiency, is_by_policy = decided
-    alone = decision
+    applies, mode, flags, differences = (
+        decided.applies,
+        decided.mode,
+        decided.flags,
+        decided.differences,
+    )
+    sufficiency, is_by_policy = decided.sufficiency, decided.is_by_policy
+    alone = decision = decided.decision
     drops_copies = assembly.drop_duplicates and (is_by_policy or request.k is None)
     if assessment is not None:
         decision, assessment = _assessed(alone, assessment, applies, mode)
