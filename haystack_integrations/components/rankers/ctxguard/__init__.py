@@ -27,11 +27,11 @@ class ContextGuardRanker:
     and ``flags``.
 
     Args:
-        profile: The path of a calibrated profile; None to keep the top ``k``.
+        profile: The path of a calibrated profile; None to pass all documents, or the first ``k``.
         score_kind: What the documents' scores mean; of kind ``distance``, lower is better. None if
             they have none, and only the order counts.
-        k: The most documents while nothing is calibrated or enforced; None as for the guard.
-        mode: ``enforce``; ``shadow`` decides and records, but returns the top ``k``; ``off``. None
+        k: The most documents while nothing is calibrated or enforced; None for all.
+        mode: ``enforce``; ``shadow`` decides and records, but passes the list; ``off``. None
             for the profile's verdict.
         fingerprint: Identifies the system that retrieves, for the profile.
         strict: Raise if the profile was made for another system, or is unverified.
