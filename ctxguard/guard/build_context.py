@@ -25,6 +25,7 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_contradicted
 from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import p_sufficient, suffices
+from ctxguard.core.tokens import with_tokens
 from ctxguard.core.types import (
     DropReason,
     Flag,
@@ -145,6 +146,8 @@ def decide_request(
         policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.RANK_ONLY)
         sufficiency, is_by_policy = None, False
         differences = (*differences, f"scores of the route {route.value} carry rank only")
+    if isinstance(policy, ExpectedUtilityPolicy) and policy.per_token:
+        ranking = with_tokens(ranking)
     decision = decide(ranking, _serving(policy, ranking))
     # Most lists are in the order of their scores and have no ranks: that is seen for nothing.
     if (
