@@ -117,10 +117,9 @@ def decide_request(
             decided on.
         FilterViolationError: a candidate does not satisfy the request's filter.
     """
-    if isinstance(retrieved, Ranking):
-        ranking = retrieved
-    else:
-        ranking = ranking_of(retrieved, score_kind, is_returned=request.is_retrieved)
+    ranking = retrieved
+    if not isinstance(ranking, Ranking):
+        ranking = ranking_of(ranking, score_kind, is_returned=request.is_retrieved)
     if request.where is not None:
         ranking = verified(ranking, request.where)
     bound, route = request.bound, ranking.route
@@ -150,12 +149,12 @@ def decide_request(
         ranking = with_tokens(ranking)
     decision = decide(ranking, _serving(policy, ranking))
     # Most lists are in the order of their scores and have no ranks: that is seen for nothing.
-    if (
-        ranking.contradicted is None
-        and (request.is_retrieved or ranking.ranks is not None)
-        and not (ranking.ranks is None and type(decision.order) is range)
-        and is_contradicted(ranking)
-    ):
+    has_evidence = (
+        type(decision.order) is not range and request.is_retrieved
+        if ranking.ranks is None
+        else ranking.contradicted is None
+    )
+    if has_evidence and is_contradicted(ranking):
         ranking = replace(ranking, contradicted=True)
         decision = decide(ranking, _serving(policy, ranking))
     if decision.flags:

@@ -177,7 +177,7 @@ def test_an_unexpected_error_is_one_line_with_a_hint_and_a_traceback_for_who_ask
     assert result.stderr.count("\n") == 1
     result = refused(failing(MemoryError()))
     assert "memory of this machine does not suffice" in result.stderr
-    (tmp_path / "of_a_user.py").write_text("def search():\n    raise KeyError('score')\n")
+    (tmp_path / "of_a_user.py").write_text("def search(*_):\n    raise KeyError('score')\n")
     monkeypatch.syspath_prepend(tmp_path)
     broken = mock.Mock(side_effect=import_module("of_a_user").search)
     monkeypatch.setattr("ctxguard.cli.metrics.MetricsCommand.__call__", broken)
