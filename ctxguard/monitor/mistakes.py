@@ -40,7 +40,7 @@ class Mistake:
         dropped: The relevant passages that it dropped, best first.
         n_relevant: The relevant passages of today's first k and of what was kept, as far as they
             were judged or graded.
-        udcg_loss: Strict UDCG that the context lacks: of the same context with these at its end,
+        udcg_loss: UDCG that the context lacks: of the same context with these at its end,
             less its own.
         recall_loss: Share of ``n_relevant`` that was dropped.
         note: How the profile that gives the reasons differs from the one that decided.
