@@ -361,7 +361,7 @@ class AssessorProfile(Frozen):
         gain, verdict = self.gain, self.verdict
         if gain is None or gain.value is None or gain.lower is None or verdict is None:
             return words
-        seen = verdict.recall and verdict.recall.value
+        seen = None if verdict.recall is None else verdict.recall.value
         recall = "" if seen is None else f", recall by {signed(seen)} from today's"
         words += (
             f"; asked about {self.share:.0%} of the first {self.first}, its answers change strict "
