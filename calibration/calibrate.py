@@ -23,8 +23,8 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError
+from ctxguard.guard.wrapped_retriever import told_by
 from ctxguard.profile.schema import Profile, Provenance
-from ctxguard.request.wrapped_retriever import told_by
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever

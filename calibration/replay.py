@@ -19,7 +19,7 @@ from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.extras import require
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
-from ctxguard.core.scores import INVALID_MAGNITUDE
+from ctxguard.core.scores import INVALID_MAGNITUDE, is_contradicted
 from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -137,7 +137,7 @@ class Pools:
         for row in range(len(self)) if rows is None else rows:
             ids = self.passage_ids[row]
             n = len(ids)
-            yield Ranking(
+            ranking = Ranking(
                 passage_ids=ids,
                 scores=tuple(self.scores[row, :n].tolist()),
                 kind=self.kind,
@@ -150,6 +150,7 @@ class Pools:
                 },
                 signals=self._signals_of(row, n),
             )
+            yield replace(ranking, contradicted=is_contradicted(ranking))
 
     def _signals_of(self, row: int, n: int) -> dict[str, FloatArray]:
         signals = {name: values[row, :n] for name, values in self.signals.items()}
@@ -230,7 +231,8 @@ def replay(
 
     Raises:
         CalibrationError: no query could be replayed.
-        ConfigurationError: the retriever is none, or returns neither a ranking nor hits.
+        ConfigurationError: the retriever is none, returns neither a ranking nor hits, or gives
+            scores that the order of most lists contradicts.
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
@@ -253,6 +255,7 @@ def replay(
             answers.append(_answer(query.query_id, ranking, list(order[:depth])))
         if progress is not None:
             progress(1)
+    retriever.directions.check()
     if not answers:
         raise CalibrationError(
             f"none of {len(queries)} queries could be replayed; the first: {skipped[0]}"

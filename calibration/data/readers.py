@@ -7,6 +7,7 @@ counted and listed in ``Dataset.notes`` (DESIGN.md §9).
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -21,6 +22,7 @@ from calibration.data.text_files import (
     shown,
 )
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard.core.scores import is_opposed
 from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import DataError
 
@@ -339,8 +341,9 @@ def read_jsonl(path: Path | str) -> Dataset:
 def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
     """Read a TREC run file, ``query Q0 passage rank score [tag]``: rankings by query.
 
-    Orders by score, as TREC's own tools do. The ranks of the file only break ties; they are
-    renumbered from 1, since some tools write them from 0.
+    Orders by score, as TREC's own tools do. The ranks of the file break ties, and order a query's
+    passages where they contradict its scores, for a replay to refuse; they are renumbered from 1,
+    since some tools write them from 0.
 
     Raises:
         DataError: a line without five or six columns, a score that is not a finite number, a
@@ -356,15 +359,18 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
         rankings.setdefault(query_id, []).append((-score, place, passage_id))
     if not rankings:
         raise DataError("holds no line of a run", path=Path(path))
-    return {
-        query_id: tuple(
+    run: dict[str, tuple[Hit, ...]] = {}
+    for query_id, entries in rankings.items():
+        entries.sort()
+        if is_opposed([-negated for negated, _, _ in entries], [rank for _, rank, _ in entries]):
+            entries.sort(key=itemgetter(1))
+        run[query_id] = tuple(
             [
                 Hit(passage_id, -negated, rank=rank)
-                for rank, (negated, _, passage_id) in enumerate(sorted(entries), start=1)
+                for rank, (negated, _, passage_id) in enumerate(entries, start=1)
             ]
         )
-        for query_id, entries in rankings.items()
-    }
+    return run
 
 
 def write_trec_run(path: Path | str, run: Mapping[str, Sequence[Hit]]) -> None:

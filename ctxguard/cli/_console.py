@@ -6,9 +6,12 @@ Progress goes to standard error, so that standard output holds the result alone.
 import json
 import os
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -96,10 +99,31 @@ def _described(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror is not None:
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
-    return (
-        f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and "
-        "please report it)"
-    )
+    if isinstance(error, MemoryError):
+        return "the memory of this machine does not suffice: give less at once"
+    place, traceback = _place_of_others(error), f"set {DEBUG}=1 for the traceback"
+    if place is not None:
+        return f"{type(error).__name__} in {place}: {error} (code of yours; {traceback})"
+    return f"unexpected {type(error).__name__}: {error} ({traceback}, and please report it)"
+
+
+def _place_of_others(error: BaseException) -> str | None:
+    """Return the last line of code that is neither ours nor of an installed library.
+
+    A retriever, an assessor or a client that a command was given may raise anything.
+    """
+    roots = [*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), *_OUR_FOLDERS, "<"]
+    place = None
+    for frame, line in walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        if not name.startswith(tuple(roots)):
+            place = f"{name}, line {line}"
+    return place
+
+
+_OUR_FOLDERS = [
+    f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("ctxguard", "calibration")
+]
 
 
 def print_labelled(label: str, style: str, text: str) -> None:

@@ -132,6 +132,8 @@ class Flag(StrEnum):
     """A score is impossible for the ranking's kind of score; only k applied."""
     INVALID_SCORES = "invalid_scores"
     """Some candidates had no usable score and were dropped; if all had none, only k applied."""
+    SCORES_CONTRADICTED = "scores_contradicted"
+    """The engine's order contradicts the scores: it was kept, and only k applied."""
     RANK_ONLY = "rank_only"
     """The policy compares scores, but these carry rank only; only k applied."""
     MISSING_SIGNALS = "missing_signals"
@@ -337,6 +339,8 @@ class Ranking:
         timings: Times at which stages ran, for traces; empty if nothing was timed.
         copies: Positions of candidates whose text repeats another's, with that one's position
             (``ctxguard.core.duplicates``); empty without copies, or if texts were not compared.
+        contradicted: Whether the engine's order contradicts the scores (``core.scores``), so
+            that it stands and they order nothing; None if they were not compared.
 
     Raises:
         ConfigurationError: at construction, for an unknown kind, of a leg too, or route. Names
@@ -354,6 +358,7 @@ class Ranking:
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
     timings: tuple[StageTiming, ...] = ()
     copies: Mapping[int, int] = field(default_factory=dict)
+    contradicted: bool | None = None
 
     def __post_init__(self) -> None:
         # Adapters may give names, and members are compared by identity from here on.

@@ -108,7 +108,9 @@ class TestDropped:
         def gone(passage_id: str) -> Passage:
             raise KeyError(passage_id)
 
-        found = calibrated(120, noise=0.25, unanswerable=0.1, utilities=STRICT, context="utility", promise=None)
+        found = calibrated(
+            120, noise=0.25, unanswerable=0.1, utilities=STRICT, context="utility", promise=None
+        )
         example = report(found, gone).routes[0].dropped.shown[0]
         assert example.passage_id
         assert example.snippet is None
@@ -204,7 +206,7 @@ class TestSummary:
         assert not any("promises nothing" in line for line in many.warnings)
 
     def test_leaner_and_richer_contexts_stand_beside_the_default(self) -> None:
-        summary = self.of(calibrated(200))
+        summary = self.of(calibrated(150, relevant=3))
         sizes = list(summary.by_size)
         assert sizes[0] == "today"
         assert summary.by_size["balanced"] == "chosen"
@@ -475,7 +477,7 @@ class TestDial:
 
 
 def test_the_dial_goes_from_the_leanest_to_the_richest_policy_by_contexts_out_of_fold() -> None:
-    found = calibrated(200)
+    found = calibrated(150, relevant=3)
     data = report(found, hostile_passage)
     dial, outcome = data.dial, found.outcomes[Route.HYBRID]
     assert 12 <= len(dial.stops) <= 20

@@ -56,7 +56,9 @@ def query(number: int) -> str:
 
 
 def settings(*columns: str) -> Settings:
-    return Settings(depth=DEPTH, held_out=0.0, context="utility", utilities=STRICT, signal_columns=columns)
+    return Settings(
+        depth=DEPTH, held_out=0.0, context="utility", utilities=STRICT, signal_columns=columns
+    )
 
 
 def served(book: Handbook, profile: Profile) -> float:

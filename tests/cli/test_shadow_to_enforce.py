@@ -11,12 +11,12 @@ from running import Result, Run, ok, read
 
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, Route, ScoreKind
 from ctxguard.guard.reload import ProfileWatcher
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile, RouteVerdict
-from ctxguard.request.telemetry import Telemetry
 
 SHADOW = RouteVerdict(decision="shadow", n=12, serving_k=10, tolerance=0.01, max_loss=0.05)
 

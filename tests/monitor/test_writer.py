@@ -25,6 +25,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates, Sample, Sampler
@@ -32,7 +33,6 @@ from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
 from ctxguard.monitor.store.types import HOUR_SECONDS
-from ctxguard.request.telemetry import Telemetry
 from tests.timing import PATIENCE_SECONDS, until
 
 POOL = [f"p{rank}" for rank in range(10)]

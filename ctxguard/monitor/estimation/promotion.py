@@ -12,6 +12,7 @@ from math import ceil, exp, log
 
 import numpy as np
 
+from ctxguard._support.words import signed
 from ctxguard.core.betting import LARGEST_LOSS, Evidence, Prior, learned_stakes
 from ctxguard.core.types import FloatArray
 
@@ -57,9 +58,8 @@ class Rise:
         """
         if self.difference is None:
             return "no judged request was decided by the profile in force"
-        seen = (
-            f"recall {self.difference:+.3f} over {self.n:,} judged requests of the profile in force"
-        )
+        recall = signed(self.difference)
+        seen = f"recall {recall} over {self.n:,} judged requests of the profile in force"
         if self.risen:
             return f"{seen}: it may be enforced"
         if self.n < FEWEST_REQUESTS:

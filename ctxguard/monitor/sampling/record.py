@@ -21,6 +21,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.signals import transforms_of
 from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
+    Flag,
     FloatArray,
     Leg,
     Mode,
@@ -187,6 +188,10 @@ class SampleRecord:
             route=self.route,
             legs=self.legs,
             signals=self.signals,
+            # Mode off compares nothing.
+            contradicted=None
+            if self.mode is Mode.OFF
+            else Flag.SCORES_CONTRADICTED.value in self.flags,
         )
 
     def to_bytes(self) -> bytes:

@@ -16,10 +16,11 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import Deadlines, Watcher
+from ctxguard.resilience.pool import processors
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.candidates import STAGES
-from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
+from ctxguard.retrieval.hybrid.live_index import LiveIndex, leg_threads, open_index
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.search import Search, vector_of
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
@@ -220,6 +221,11 @@ class HybridRetriever(Hybrid):
         super().watch_stages(watcher)
         for stage in self._live.legs.values():
             stage.watch(watcher)
+
+    @property
+    def concurrency(self) -> int:
+        """The most calls at once that are worth a thread, beside those of the legs."""
+        return processors() + 2 - 2 * leg_threads()
 
     @property
     def has_signals(self) -> bool:
