@@ -32,7 +32,7 @@ Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
 class ScoredCandidate(TypedDict):
     """One scored candidate."""
 
-    id: str
+    id: str | Annotated[int, Field(ge=-(2**63), lt=2**64, description="Counts as its text.")]
     score: NotRequired[
         Annotated[float | None, Field(description="Higher is better; null if it has none.")]
     ]

@@ -118,3 +118,18 @@ def test_copies_share_the_verdict_of_the_better_one_and_take_no_place(
 def test_an_answer_is_json_whatever_its_metadata_holds(value: object, written: object) -> None:
     body = bytes(answer({"field": value}).body)
     assert json.loads(body) == {"field": written}
+
+
+@pytest.mark.parametrize("numbers", [[7, 8], [7, "8"]])
+def test_ids_may_be_numbers(serve: Serve, numbers: list[object]) -> None:
+    """A number counts as its text."""
+    body = {
+        "query": "q",
+        "candidates": [{"id": one, "score": 2.0 - at} for at, one in enumerate(numbers)],
+        "score_kind": "ratio",
+    }
+    client = serve()
+    assert client.post("/v1/filter", json=body).json()["kept"] == ["7", "8"]
+    for wrong in (True, 7.5, None, 2**64):
+        body["candidates"] = [{"id": wrong, "score": 1.0}]
+        assert client.post("/v1/filter", json=body).status_code == 422

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 
 from ctxguard.core.metrics import Negative
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Passage, id_text
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import Redactor, redact, redacted
 
@@ -24,7 +24,7 @@ class LabelJudge:
 
     Args:
         qrels: Query text to passage id to grade. A negative grade is read as 0. An empty entry
-            says that no passage answers the query.
+            says that no passage answers the query. Ids may be whole numbers and UUIDs.
         distractors: Query text to the ids of its known distractors.
         version: Identifies the labels; change it when they change.
         redactor: The samples' own redactor (``Privacy.redactor``); None if samples hold queries
@@ -52,8 +52,13 @@ class LabelJudge:
     ) -> None:
         self.version = version
         self.max_grade = max([max(grades.values(), default=1) for grades in qrels.values()] + [1])
-        self._qrels = qrels
-        self._distractors = {} if distractors is None else distractors
+        self._qrels = {
+            query: {id_text(passage_id): grade for passage_id, grade in grades.items()}
+            for query, grades in qrels.items()
+        }
+        self._distractors = {
+            query: {*map(id_text, ids)} for query, ids in (distractors or {}).items()
+        }
         self._positives_only = not any(self._distractors.values()) and all(
             grades and min(grades.values()) > 0 for grades in qrels.values()
         )

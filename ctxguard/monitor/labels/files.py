@@ -174,6 +174,8 @@ def read_label_file(
 
 def _identifier(document: Mapping[str, object], name: str, refuse: _Refuse) -> str:
     value = document.get(name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     if not isinstance(value, str) or not value:
         raise refuse(f"{name} is {value!r}; keep the column as exported")
     return value
