@@ -12,7 +12,7 @@ from calibration.calibrate_route import (
     calibrate_route,
     ordering_and_test_parts,
 )
-from calibration.data.dataset import Dataset, split_by_query
+from calibration.data.dataset import Dataset, named_passages, split_by_query
 from calibration.fit import fit_fusion
 from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
@@ -126,6 +126,7 @@ def calibrate(
             vectors=vectors,
             progress=passes(f"replaying {name}", len(dataset)),
             columns=columns,
+            labelled=named_passages(dataset),
         )
         for name, view in views.items()
     ]
@@ -218,6 +219,7 @@ def _fit_fusion(
         depth=2 * settings.depth,  # deep enough for the whole pools of both legs
         vectors=vectors,
         progress=passes("replaying hybrid, to fit the fusion", len(fit_on)),
+        labelled=named_passages(fit_on),
     )
     return fit_fusion(pools, label(pools, dataset, settings.utilities))
 

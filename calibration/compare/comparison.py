@@ -13,7 +13,7 @@ import numpy as np
 
 from calibration.compare.candidates import Candidate
 from calibration.compare.curve import Curve, curve
-from calibration.data.dataset import Dataset
+from calibration.data.dataset import Dataset, named_passages
 from calibration.evaluate import CONFIDENCE, QueryMetrics, bootstrap_ratio, per_query
 from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, replay
@@ -22,7 +22,7 @@ from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind
+from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:
@@ -159,12 +159,13 @@ def compare(
             vector = (vectors or {}).get(first.query_id)
             source.retrieve(first.text, depth=depth, query_vector=vector)
         pools = replay(
-            _timed(source, seconds, clock),
+            _Timed(source, seconds, clock),
             dataset.queries,
             depth=depth,
             vectors=vectors,
             progress=passes and passes(f"replaying {candidate.name}", len(dataset)),
             columns=columns,
+            labelled=named_passages(dataset),
         )
         replayed[candidate.stages] = pools, float(np.median(seconds)) * 1000.0
         skipped += [f"{candidate.name}: {line}" for line in pools.skipped]
@@ -241,15 +242,21 @@ def check_candidates(
     return names[0] if baseline is None else baseline
 
 
-def _timed(
-    source: RankingSource, seconds: list[float], clock: Callable[[], float]
-) -> Callable[..., Ranking]:
-    """Make of the retriever a function that adds the time of every answer."""
+@dataclass
+class _Timed:
+    """A retriever that adds the time of every answer to ``seconds``."""
 
-    def retrieve(query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None) -> Ranking:
-        begun = clock()
-        ranking = source.retrieve(query, depth=depth, query_vector=query_vector)
-        seconds.append(clock() - begun)
+    source: RankingSource
+    seconds: list[float]
+    clock: Callable[[], float]
+
+    def retrieve(
+        self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
+    ) -> Ranking:
+        begun = self.clock()
+        ranking = self.source.retrieve(query, depth=depth, query_vector=query_vector)
+        self.seconds.append(self.clock() - begun)
         return ranking
 
-    return retrieve
+    def passage(self, passage_id: str) -> Passage:
+        return self.source.passage(passage_id)

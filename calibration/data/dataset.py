@@ -107,17 +107,6 @@ class Dataset:
         """Tell whether a query has a label of a passage, or an empty entry in the qrels."""
         return query_id in self.qrels or bool(self.distractors.get(query_id))
 
-    def judged(self, query_id: str, passage_ids: Iterable[str]) -> list[bool]:
-        """Tell of each passage whether it is labelled; all are if no passage answers the query.
-
-        >>> data = Dataset("d", (), {"q": {"a": 2}, "unanswerable": {}})
-        >>> data.judged("q", ["a", "b"]), data.judged("unanswerable", ["a", "b"])
-        ([True, False], [True, True])
-        """
-        grades = self.qrels.get(query_id)
-        labelled = {*(grades or ()), *self.distractors.get(query_id, ())}
-        return [grades == {} or passage_id in labelled for passage_id in passage_ids]
-
     @cached_property
     def answerable(self) -> tuple[str, ...]:
         """Ids of the queries with at least one relevant passage."""

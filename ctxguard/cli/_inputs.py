@@ -225,11 +225,19 @@ def replayed(
     columns: Sequence[SignalColumn] = (),
 ) -> "Pools":
     """Send every query through a retriever once, with a bar of progress."""
+    from calibration.data.dataset import named_passages
     from calibration.replay import replay
 
     with output.passes() as begin:
         progress = begin(f"replaying {name}", len(dataset))
-        return replay(source, dataset.queries, depth=depth, progress=progress, columns=columns)
+        return replay(
+            source,
+            dataset.queries,
+            depth=depth,
+            progress=progress,
+            columns=columns,
+            labelled=named_passages(dataset),
+        )
 
 
 def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:

@@ -28,7 +28,7 @@ from ctxguard.integrations.engines.stored import (
     where_tokens,
 )
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
-from ctxguard.retrieval.chunks import first_chunk_id
+from ctxguard.retrieval.chunks import chunk_id
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes, SignalLevel, check_embedder, encode
 from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
@@ -249,7 +249,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         """Return the ids that labels may name: of passages, and of documents in chunks."""
         asked = frozenset(passage_ids)
         known = self.known_ids(asked)
-        chunks = {first_chunk_id(each): each for each in asked - known}
+        chunks = {chunk_id(each, 1): each for each in asked - known}
         return known.union(chunks[each] for each in self.known_ids(chunks))
 
     def upsert(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
