@@ -5,6 +5,7 @@ import atexit
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -187,6 +188,11 @@ class RecordedRankings:
 
     def __init__(self, rankings: Mapping[str, Ranking]) -> None:
         self._rankings = rankings
+
+    @property
+    def passage_ids(self) -> frozenset[str]:
+        """The ids of all candidates."""
+        return frozenset(chain.from_iterable(each.passage_ids for each in self._rankings.values()))
 
     @classmethod
     def of_run(

@@ -15,7 +15,9 @@ from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.replay import Pools
+    from calibration.retrievers import RankingSource
     from ctxguard import Profile
+    from ctxguard.core.types import Passage
     from ctxguard.profile.comparison import SystemComparison
     from ctxguard.server.settings import IndexSystem
 
@@ -51,11 +53,17 @@ class Labelled:
             f"{counts['without_relevant']:,} without a relevant passage"
         )
 
-    def against(self, retriever: "Source") -> "tuple[Labelled, dict[str, int]]":
-        """Check that the labels belong to the index; other systems do not tell theirs.
+    def against(self, *retrievers: "Source") -> "tuple[Labelled, dict[str, int]]":
+        """Check that the labels belong to the corpus: of an index, else of the labels' folder.
+
+        A retriever of one's own and a run tell no corpus. They are given the texts of the folder's
+        ``corpus.jsonl`` that labels or runs name.
+
+        Args:
+            retrievers: The labels are checked against the first.
 
         Returns:
-            These labels with notes on what the index lacks, and the counts of queries and of
+            These labels with notes on what the corpus lacks, and the counts of queries and of
             labelled passages that it does not hold.
 
         Raises:
@@ -71,18 +79,49 @@ class Labelled:
             "answerable": answerable,
             "without_relevant": len(dataset) - answerable,
         }
+        notes = self.notes
+        found: Mapping[str, Passage] | None = None
+        external = [each for each in retrievers if isinstance(each, RankingSource)]
+        if external and self.corpus is not None and self.corpus.is_file():
+            try:
+                found = self._passages(self.corpus, external)
+            except DataError as error:
+                notes += (f"the labels are not checked against their corpus: {error}",)
+        retriever = retrievers[0]
         if isinstance(retriever, RankingSource):
-            return self, counts
+            if found is None:
+                return replace(self, notes=notes), counts
+            counts["unknown_passages"] = len(unknown_passages(dataset, found))
+            notes += check_ids(dataset, found, str(self.corpus))
+            return replace(self, notes=notes), counts
         if isinstance(retriever, ctxguard.HybridRetriever):
             labelled, present = retriever.labelled_ids, frozenset(retriever.passage_ids)
         else:  # an engine may have billions: only ids that the labels use
             labelled = retriever.labelled_ids(named_passages(dataset))
             present = retriever.known_ids(labelled)
         counts["unknown_passages"] = len(unknown_passages(dataset, labelled))
-        notes = (*self.notes, *check_ids(dataset, labelled))
+        notes += check_ids(dataset, labelled)
         if self.corpus is not None:
             notes += check_texts(dataset, self.corpus, present, retriever.passage)
         return replace(self, notes=notes), counts
+
+    def _passages(
+        self, corpus: Path, external: "Sequence[RankingSource]"
+    ) -> "Mapping[str, Passage]":
+        """Read the passages that labels or runs name, and give them to the retrievers."""
+        from calibration.data.dataset import named_passages
+        from calibration.data.readers import read_corpus
+
+        of_runs = [getattr(each.retriever, "passage_ids", frozenset()) for each in external]
+        wanted = named_passages(self.dataset).union(*of_runs)
+        found = {
+            passage.passage_id: passage
+            for passage in read_corpus(corpus)
+            if passage.passage_id in wanted
+        }
+        for each in external:
+            each.add_passages(found.values())
+        return found
 
 
 def open_labelled(

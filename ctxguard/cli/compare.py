@@ -119,7 +119,8 @@ class CompareCommand(_options.PassageWorth):
                 source = view(candidate)
                 if candidate.name in profiles:
                     fitted(profiles[candidate.name], source)
-        labelled, counts = labelled.against(opened or next(iter(external.values())))
+        systems = [each for each in (opened, *external.values()) if each is not None]
+        labelled, counts = labelled.against(*systems)
         dataset, vectors = labelled.dataset, None
         with output.passes() as begin:
             if opened and any(each.route not in _LEXICAL for each in candidates):
