@@ -4,7 +4,7 @@ A guard serves one of them in the place of all, so a label of any of them is a l
 is retrieved, and together they are one relevant passage.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 

@@ -114,9 +114,7 @@ class Pools:
         found = []
         for at, name in enumerate(self.passage_ids[row]):
             own = [each for each in (name, *copies.get(at, ())) if each in labelled]
-            found.append(
-                tuple(own or [each for each in documents.get(at, ()) if each in labelled])
-            )
+            found.append(tuple(own or [each for each in documents.get(at, ()) if each in labelled]))
         return found
 
     def subset(self, query_ids: Sequence[str]) -> "Pools":
@@ -180,7 +178,9 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
     """
     relevant = {one for grades in dataset.qrels.values() for one, grade in grades.items() if grade}
     retrieved = [one for ids in pools.passage_ids for one in ids]
-    others = (names for rows in (pools.copies, pools.documents) for own in rows for names in own.values())
+    others = (
+        names for rows in (pools.copies, pools.documents) for own in rows for names in own.values()
+    )
     if relevant and retrieved and relevant.isdisjoint(chain(retrieved, *others)):
         raise CalibrationError(
             f"{dataset.name}: none of the {len(relevant):,} relevant passages, first "

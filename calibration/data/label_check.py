@@ -16,9 +16,7 @@ from ctxguard.errors import DataError
 _MOST = 0.5
 _ROWS_READ = 10_000
 _COMPARED = 100
-_MEND = (
-    "search the corpus of these labels, or give the labels of the corpus that is searched"
-)
+_MEND = "search the corpus of these labels, or give the labels of the corpus that is searched"
 
 
 def check_ids(

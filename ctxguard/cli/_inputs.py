@@ -1,6 +1,6 @@
 """Inputs that several commands read: labelled queries, a profile, and candidates of a system."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.replay import Pools
-    from calibration.retrievers import RankingSource
     from ctxguard import Profile
     from ctxguard.core.types import Passage
     from ctxguard.profile.comparison import SystemComparison
@@ -71,7 +70,7 @@ class Labelled:
         """
         from calibration.data.dataset import named_passages, unknown_passages
         from calibration.data.label_check import check_ids, check_texts
-        from calibration.retrievers import RankingSource
+        from calibration.retrievers import RankingSource, RecordedRankings
 
         dataset, answerable = self.dataset, len(self.dataset.answerable)
         counts = {
@@ -80,13 +79,15 @@ class Labelled:
             "without_relevant": len(dataset) - answerable,
         }
         notes = self.notes
-        found: Mapping[str, Passage] | None = None
+        found: dict[str, Passage] | None = None
         external = [each for each in retrievers if isinstance(each, RankingSource)]
-        if external and self.corpus is not None and self.corpus.is_file():
-            try:
-                found = self._passages(self.corpus, external)
-            except DataError as error:
-                notes += (f"the labels are not checked against their corpus: {error}",)
+        if external:
+            runs = [each.retriever for each in external]
+            of_runs = [each.passage_ids for each in runs if isinstance(each, RecordedRankings)]
+            found, unread = self._passages(named_passages(dataset).union(*of_runs))
+            notes += unread
+            for each in external:
+                each.add_passages((found or {}).values())
         retriever = retrievers[0]
         if isinstance(retriever, RankingSource):
             if found is None:
@@ -105,23 +106,26 @@ class Labelled:
             notes += check_texts(dataset, self.corpus, present, retriever.passage)
         return replace(self, notes=notes), counts
 
-    def _passages(
-        self, corpus: Path, external: "Sequence[RankingSource]"
-    ) -> "Mapping[str, Passage]":
-        """Read the passages that labels or runs name, and give them to the retrievers."""
+    def texts(self) -> tuple[dict[str, str], list[str]]:
+        """Return the texts of labelled passages that their corpus holds, and notes."""
         from calibration.data.dataset import named_passages
+
+        found, notes = self._passages(named_passages(self.dataset))
+        return {name: passage.text for name, passage in (found or {}).items()}, [*notes]
+
+    def _passages(
+        self, wanted: "Container[str]"
+    ) -> "tuple[dict[str, Passage] | None, tuple[str, ...]]":
+        """Read some passages of the labels' corpus; None with a note if it cannot be read."""
         from calibration.data.readers import read_corpus
 
-        of_runs = [getattr(each.retriever, "passage_ids", frozenset()) for each in external]
-        wanted = named_passages(self.dataset).union(*of_runs)
-        found = {
-            passage.passage_id: passage
-            for passage in read_corpus(corpus)
-            if passage.passage_id in wanted
-        }
-        for each in external:
-            each.add_passages(found.values())
-        return found
+        if self.corpus is None or not self.corpus.is_file():
+            return None, ()
+        try:
+            passages = read_corpus(self.corpus)
+            return {each.passage_id: each for each in passages if each.passage_id in wanted}, ()
+        except DataError as error:
+            return None, (f"the labels are not checked against their corpus: {error}",)
 
 
 def open_labelled(

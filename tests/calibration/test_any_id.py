@@ -31,7 +31,7 @@ from ctxguard.request.telemetry import Telemetry
 KINDS: dict[str, Callable[[int], Any]] = {
     "int": int,
     "numpy int": np.int64,
-    "numpy text": lambda n: np.str_(n),
+    "numpy text": np.str_,
     "uuid": lambda n: UUID(int=n),
     "mixed": lambda n: n if n % 2 else str(n),
 }
@@ -44,7 +44,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[int], Any]:
 
 
 def hits_of(make: Callable[[int], Any], query: str) -> list[Hit]:
-    first = int(query.split()[-1])
+    first = int(query.rsplit(maxsplit=1)[-1])
     numbers = [(first + i) % 50 for i in range(20)]
     return [Hit(make(n), 0.9 - i / 100, f"text {n}") for i, n in enumerate(numbers)]
 

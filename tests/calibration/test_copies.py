@@ -44,9 +44,7 @@ def replayed(
     depth: int = 10,
     distractors: Sequence[str] = (),
 ) -> tuple[Pools, Dataset]:
-    dataset = Dataset(
-        "d", (QUERY,), {"q": qrels}, {"q": dict.fromkeys(distractors, "distractor")}
-    )
+    dataset = Dataset("d", (QUERY,), {"q": qrels}, {"q": dict.fromkeys(distractors, "distractor")})
     source = RankingSource(lambda query, *, depth: hits[:depth], score_kind="ratio")
     source.add_passages([Passage(hit.passage_id, hit.text) for hit in hits])
     return replay(source, [QUERY], depth=depth, labelled=named_passages(dataset)), dataset
