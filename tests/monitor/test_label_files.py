@@ -56,7 +56,10 @@ def test_what_is_written_is_read_back_and_no_cell_begins_a_formula(
     ]
 
 
-@pytest.mark.parametrize("name", ["4983", "007", "1e5", "12-3", "2026-11-22", "3f2a90"])
+@pytest.mark.parametrize(
+    "name",
+    ["4983", "007", "1e5", "12-3", "2026-11-22", "3f2a90", "may-12", "Jan 5", "MARCH1", "True"],
+)
 def test_ids_that_a_spreadsheet_takes_for_numbers_or_dates_are_texts(
     tmp_path: Path, name: str
 ) -> None:

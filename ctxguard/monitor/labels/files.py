@@ -37,6 +37,12 @@ _BEFORE_SIGN = r"(?=[\s'\"]*[=+\-@＝＋－＠])"
 _FORMULA = re.compile(_CELL_START + _BEFORE_SIGN)
 _ESCAPED = re.compile(_CELL_START + "'" + _BEFORE_SIGN)
 
+_REWRITTEN = re.compile(
+    r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[^a-z]*\d|(true|false)\s*\Z",
+    re.IGNORECASE,
+)
+"""Text that begins with a letter and that a spreadsheet takes for a date or a truth."""
+
 _MAX_BYTES = 2**30
 
 _MOST_CELL_CHARS = 32_000
@@ -119,8 +125,8 @@ def _cell(column: str, value: str | None) -> str:
     text = value or ""
     if column in ("request_id", "passage_id"):
         text = _FORMULA.sub("'", text)
-        # Nor for a number or a date, which it would write in another form.
-        return text if text[:1].isalpha() else f"'{text}"
+        # Nor for a number, a date or a truth, which it would write in another form.
+        return text if text[:1].isalpha() and not _REWRITTEN.match(text) else f"'{text}"
     if len(text) > _MOST_CELL_CHARS:
         text = f"{text[:_MOST_CELL_CHARS]} […]"
     return _FORMULA.sub("'", text)
@@ -128,7 +134,7 @@ def _cell(column: str, value: str | None) -> str:
 
 def _content(cell: str) -> str:
     """Read the id that ``_cell`` wrote."""
-    if cell[:1] == "'" and not cell[1:2].isalpha():
+    if cell[:1] == "'" and (not cell[1:2].isalpha() or _REWRITTEN.match(cell[1:])):
         cell = cell[1:]
     return _ESCAPED.sub("", cell)
 
