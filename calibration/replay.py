@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.copies import KnownTexts, PassageOf
-from calibration.data.dataset import Dataset, Query
+from calibration.data.dataset import Dataset, Query, named_passages
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.extras import require
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
+from ctxguard.core.duplicates import text_key
 from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
@@ -74,6 +75,7 @@ class Pools:
         signals: Named signals that every candidate has, shape (n_q, depth), NaN beyond a pool's
             end.
         notes: Signals left out because a candidate lacks them, one line each.
+        themselves: Queries that are a passage, which is left out of their candidates.
     """
 
     route: Route
@@ -90,6 +92,7 @@ class Pools:
     same: Mapping[str, str] = field(default_factory=dict)
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    themselves: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.query_ids)
@@ -222,7 +225,7 @@ def replay(
     vectors: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     columns: Sequence[SignalColumn] = (),
-    labelled: Iterable[str] = (),
+    labels: Dataset | None = None,
 ) -> Pools:
     """Retrieve every query and keep its candidates in the order that ``decide`` sees.
 
@@ -236,8 +239,10 @@ def replay(
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
         columns: Columns of the passages' metadata that give signals.
-        labelled: Passages that labels name. The texts of those that no query finds are looked up,
-            where the retriever has a method ``passage``, so that their copies are known.
+        labels: The labels of the queries. The texts of passages that they name and no query finds
+            are looked up, where the retriever has a method ``passage``, so that their copies are
+            known; and a query that is a passage itself, as in ArguAna, is left out of its own
+            candidates, unless it is labelled relevant.
 
     Raises:
         CalibrationError: no query could be replayed.
@@ -248,6 +253,7 @@ def replay(
     retriever, known = wrapped(retriever), KnownTexts()
     answers: list[_Replayed] = []
     skipped: list[str] = []
+    themselves: list[str] = []
     for query in queries:
         vector = None if vectors is None else vectors.get(query.query_id)
         try:
@@ -262,7 +268,9 @@ def replay(
         else:
             ranking = with_columns(ranking, columns, query.text)
             passages = _readable(ranking, order[:depth], retriever.passage)
-            answers.append(_answer(query.query_id, ranking, order[:depth], passages, known))
+            others = _without_itself(query, labels, ranking, order[:depth], passages)
+            themselves += [query.query_id] * (len(others) < len(order[:depth]))
+            answers.append(_answer(query.query_id, ranking, others, passages, known))
         if progress is not None:
             progress(1)
     if not answers:
@@ -284,7 +292,7 @@ def replay(
         for row, each in enumerate(own):
             values = each.columns.pop((what, name), ())
             column[row, : len(values)] = values
-    known.look_up(labelled, retriever.passage)
+    known.look_up(named_passages(labels) if labels else (), retriever.passage)
     same = known.same()
     members: dict[str, list[str]] = {}
     for name, first in same.items():
@@ -304,6 +312,7 @@ def replay(
         copies=tuple([copies for copies, _ in names]) if any(c for c, _ in names) else (),
         documents=tuple([documents for _, documents in names]) if any(d for _, d in names) else (),
         same=same,
+        themselves=tuple(themselves),
         signals=signals,
         notes=notes,
     )
@@ -418,11 +427,52 @@ def _readable(
         name = ranking.passage_ids[position]
         if text:
             # Whatever the source calls it.
-            found[position] = Passage(name, text, metadata=getattr(passage, "metadata", None))
+            title, metadata = (getattr(passage, each, None) for each in ("title", "metadata"))
+            found[position] = Passage(name, text, str(title or ""), metadata)
         else:
             with suppress(KeyError):
                 found[position] = passage_of(name)
     return {position: passage for position, passage in found.items() if passage.text}
+
+
+def _without_itself(
+    query: Query,
+    labels: Dataset | None,
+    ranking: Ranking,
+    candidates: Sequence[int],
+    passages: Mapping[int, Passage],
+) -> Sequence[int]:
+    """Leave out the query's own passage: with its text, or its id and no quite other text."""
+    if labels is None:
+        return candidates
+    text, relevant = text_key(query.text), labels.relevant(query.query_id)
+
+    def is_itself(position: int) -> bool:
+        name, passage = ranking.passage_ids[position], passages.get(position)
+        if name in relevant:
+            return False
+        if passage is None:
+            return name == query.query_id
+        whole = f"{passage.title} {passage.text}"
+        if text in (text_key(passage.text), text_key(whole)):
+            return True
+        # Questions and passages that are both numbered have the same ids by chance.
+        words, others = (set(each.casefold().split()) for each in (query.text, whole))
+        return name == query.query_id and 2 * len(words & others) > len(words | others)
+
+    return [position for position in candidates if not is_itself(position)]
+
+
+def notes_on_themselves(several: Iterable[Pools]) -> tuple[str, ...]:
+    """Say once that queries are passages, and left out of their own candidates."""
+    names = list(dict.fromkeys(name for pools in several for name in pools.themselves))
+    if not names:
+        return ()
+    note = (
+        "questions that are passages themselves, left out of their own candidates as BEIR does: "
+        f"{len(names):,}, first {names[0]!r}"
+    )
+    return (note,)
 
 
 def _names(

@@ -13,10 +13,10 @@ import numpy as np
 
 from calibration.compare.candidates import Candidate
 from calibration.compare.curve import Curve, curve
-from calibration.data.dataset import Dataset, named_passages
+from calibration.data.dataset import Dataset
 from calibration.evaluate import CONFIDENCE, QueryMetrics, bootstrap_ratio, per_query
 from calibration.pool_labels import label, unlabelled_note
-from calibration.replay import Pools, Progress, replay
+from calibration.replay import Pools, Progress, notes_on_themselves, replay
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
@@ -99,6 +99,7 @@ class Comparison:
         unlabelled: How a passage without a label counts, in words.
         query_ids: The queries that every candidate answered.
         skipped: Queries left out, with the candidate and the reason.
+        notes: What else a reader should know of the candidates.
     """
 
     candidates: tuple[Compared, ...]
@@ -107,6 +108,7 @@ class Comparison:
     unlabelled: str
     query_ids: tuple[str, ...]
     skipped: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def compare(
@@ -165,7 +167,7 @@ def compare(
             vectors=vectors,
             progress=passes and passes(f"replaying {candidate.name}", len(dataset)),
             columns=columns,
-            labelled=named_passages(dataset),
+            labels=dataset,
         )
         replayed[candidate.stages] = pools, float(np.median(seconds)) * 1000.0
         skipped += [f"{candidate.name}: {line}" for line in pools.skipped]
@@ -207,6 +209,7 @@ def compare(
         unlabelled=unlabelled_note(dataset, utilities),
         query_ids=tuple(common),
         skipped=tuple(skipped),
+        notes=notes_on_themselves(pools for pools, _ in replayed.values()),
     )
 
 

@@ -142,7 +142,7 @@ def open_labelled(
     Returns:
         The labels, the counts of ``against``, and the retriever.
     """
-    labelled = read_labelled(data, split)
+    labelled = read_labelled(data, split, getattr(settings, "relevant_from", 1))
     if getattr(settings, "run", None) is not None and labelled.dataset.keywords:
         note = "keywords are left out: a run has no texts to look for them in"
         without = replace(labelled.dataset, keywords={})
@@ -155,12 +155,13 @@ def open_labelled(
     return *labelled.against(source), source
 
 
-def read_labelled(data: Path, preferred: str) -> Labelled:
+def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelled:
     """Read labelled queries.
 
     Args:
         data: A BEIR folder, the file of one of its splits, or a JSONL file.
         preferred: The split to read from a folder, if it has it; otherwise its only one.
+        relevant_from: The least grade of a relevant passage.
 
     Raises:
         DataError: the data cannot be read, or the folder has several other splits; the message
@@ -173,17 +174,17 @@ def read_labelled(data: Path, preferred: str) -> Labelled:
     if data.suffix == ".tsv" and data.parent.name == "qrels":
         data, split = data.parent.parent, data.stem
     elif not data.is_dir():
-        dataset = read_jsonl(data)
+        dataset = read_jsonl(data, relevant_from=relevant_from)
         return Labelled(dataset, None, None, (), dataset.notes)
     if split is None:
         split, taken = default_split(data, preferred)
-    dataset = read_beir(data, split)
+    dataset = read_beir(data, split, relevant_from=relevant_from)
     notes = [*taken, *dataset.notes]
     others = []
     for other in splits(data):
         if other != split:
             try:
-                others.append(read_beir(data, other))
+                others.append(read_beir(data, other, relevant_from=relevant_from))
             except DataError as error:
                 notes.append(f"questions shared with the split {other!r} are unknown: {error}")
     return Labelled(dataset, split, data / "corpus.jsonl", tuple(others), tuple(notes))
@@ -268,7 +269,6 @@ def replayed(
     columns: Sequence[SignalColumn] = (),
 ) -> "Pools":
     """Send every query through a retriever once, with a bar of progress."""
-    from calibration.data.dataset import named_passages
     from calibration.replay import replay
 
     with output.passes() as begin:
@@ -279,7 +279,7 @@ def replayed(
             depth=depth,
             progress=progress,
             columns=columns,
-            labelled=named_passages(dataset),
+            labels=dataset,
         )
 
 
@@ -307,7 +307,10 @@ def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
         route: The stages whose policy applies.
         run: The run that it comes from; None for another retriever.
     """
+    from calibration.replay import notes_on_themselves
+
     notes = [f"left out: {line}" for line in pools.skipped]
+    notes += notes_on_themselves([pools])
     if pools.route is not route:
         notes.append(
             f"the retriever answered by {pools.route.value}, and what is measured is the policy of "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard._support.words import count
+from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Mode
@@ -168,6 +169,7 @@ class JudgeSettings(JudgeModel):
         "a JSONL file.",
         "PATH",
     )
+    relevant_from: _options.RelevantFrom = 1
 
     judge_form: Literal["passage", "chat", "decisions", "systemone"] = key(
         "How --judge llm is asked: one call for each passage, or one for all of a sample by chat "
@@ -194,7 +196,7 @@ class JudgeSettings(JudgeModel):
             return self.model_judge(self.judge, reranker, self.judge_form)
         if self.labels is None:
             raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
-        labelled = read_labelled(self.labels, "test")
+        labelled = read_labelled(self.labels, "test", self.relevant_from)
         texts, notes = labelled.texts()
         judge = label_judge(labelled.dataset, texts)
         if judge.ambiguous:

@@ -110,7 +110,7 @@ class CompareCommand(_options.PassageWorth):
         depth = self.depth or DEFAULT_DEPTH
         check_candidates(candidates, self.baseline, depth)
         utilities = self.worth(_utilities(profiles))
-        labelled = read_labelled(self.data, "test")
+        labelled = read_labelled(self.data, "test", self.relevant_from)
         with output.doing("opening the retrievers"):
             view, opened, external = _viewer(index, sources, labelled.dataset.queries)
             if not self.candidate and opened is not None and not opened.has_signals:
@@ -312,7 +312,11 @@ def _notes(
     from calibration.compare.comparison import FEWEST
     from ctxguard.core.scores import is_relative
 
-    notes = [*labelled.notes, *(f"left out: {line}" for line in comparison.skipped)]
+    notes = [
+        *labelled.notes,
+        *comparison.notes,
+        *(f"left out: {line}" for line in comparison.skipped),
+    ]
     for name, loaded in profiles.items():
         notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
     if len({is_relative(each.kind) for each in comparison.candidates}) > 1:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from calibration.data.dataset import Dataset, Query, named_passages
+from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import contexts, measure
 from calibration.hard_negatives import mine
 from calibration.pool_labels import PoolLabels, label
@@ -47,7 +47,7 @@ def replayed(
     dataset = Dataset("d", (QUERY,), {"q": qrels}, {"q": dict.fromkeys(distractors, "distractor")})
     source = RankingSource(lambda query, *, depth: hits[:depth], score_kind="ratio")
     source.add_passages([Passage(hit.passage_id, hit.text) for hit in hits])
-    return replay(source, [QUERY], depth=depth, labelled=named_passages(dataset)), dataset
+    return replay(source, [QUERY], depth=depth, labels=dataset), dataset
 
 
 def hits_of(*texts: str) -> list[Hit]:
@@ -100,10 +100,10 @@ class TestLabels:
         ]
         retriever = HybridRetriever.build(chunks, embedder=WordHashEmbedder())
         both = Dataset("d", (QUERY,), {"q": {labelled: 1}})
-        pools = replay(retriever, [QUERY], depth=1, labelled=named_passages(both))
+        pools = replay(retriever, [QUERY], depth=1, labels=both)
         assert label(pools, both).grades.tolist() == [[1]]
         both = Dataset("d", (QUERY,), {"q": {"one": 1, "two": 1}})
-        pools = replay(retriever, [QUERY], depth=4, labelled=named_passages(both))
+        pools = replay(retriever, [QUERY], depth=4, labels=both)
         labels = label(pools, both)
         assert (labels.grades.sum(), labels.n_relevant[0], labels.retrieved.sum()) == (1, 1, 2)
 

@@ -432,3 +432,28 @@ class TestWritingRuns:
         with pytest.raises(DataError, match="cannot stand in a TREC run"):
             write_trec_run(tmp_path / "out.run", {query: (Hit(passage, 1.0, rank=1),)})
         assert list(tmp_path.iterdir()) == []
+
+
+class TestLeastRelevantGrade:
+    """For scales whose lower grades say that a passage is not relevant: TREC's, stars."""
+
+    def test_lower_ones_count_as_not_relevant(self, folder: Path) -> None:
+        write_rows(folder / "qrels/test.tsv", "q1 a 2", "q1 b 1", "q2 a 3", "q2 b 0")
+        data = read_beir(folder, relevant_from=2)
+        assert data.qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 3, "b": 0}}
+        assert data.notes == ("1 grades below relevant-from = 2 count as not relevant",)
+
+    def test_a_list_of_ids_is_relevant_on_any_scale(self, tmp_path: Path) -> None:
+        rows = [
+            {"query_id": "q", "text": "?", "relevant": {"a": 5, "b": 3}},
+            {"query_id": "r", "text": "!", "relevant": ["a"]},
+        ]
+        data = read_jsonl(write_jsonl(tmp_path / "d.jsonl", *rows), relevant_from=4)
+        assert data.answerable == ("q", "r")
+        assert data.relevant("q") == {"a": 5}
+
+    def test_one_that_no_label_has_is_refused(self, folder: Path) -> None:
+        with pytest.raises(DataError, match=r"relevant-from = 7 or higher: the highest is 2"):
+            read_beir(folder, relevant_from=7)
+        with pytest.raises(ConfigurationError, match="must be at least 1"):
+            read_beir(folder, relevant_from=0)

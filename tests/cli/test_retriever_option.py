@@ -249,6 +249,26 @@ class TestRuns:
         document = run.read(command, *source, "--data", tmp_path, "-k", 1, "--json")
         assert figures(document)["recall"]["mean"]["value"] == 1.0
 
+    def test_every_command_takes_the_least_relevant_grade(
+        self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
+    ) -> None:
+        data = tmp_path / "graded"
+        shutil.copytree(collection, data)
+        for file in (data / "qrels").iterdir():
+            rows = file.read_text(encoding="utf-8").splitlines()
+            file.write_text("".join(f"{row[:-1]}{3 * int(row[-1])}\n" for row in rows[1:]))
+        commands: dict[str, tuple[object, ...]] = {
+            "evaluate": ("--run", trec, "--data", data),
+            "calibrate": ("--run", trec, "--data", data, "--out", tmp_path / "p.json"),
+            "golden freeze": (data, "--out", tmp_path / "g"),
+        }
+        for name, options in commands.items():
+            arguments = (*name.split(), *options)
+            run.ok(*arguments, system={"relevant-from": 3})
+            shutil.rmtree(tmp_path / "g", ignore_errors=True)
+            says = "no grade is relevant-from = 9 or higher: the highest is"
+            run.refused(*arguments, system={"relevant-from": 9}, says=says)
+
     def test_labels_are_checked_against_the_corpus_beside_them(
         self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
     ) -> None:
