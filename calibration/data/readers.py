@@ -5,6 +5,7 @@ counted and listed in ``Dataset.notes`` (DESIGN.md §9).
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +35,15 @@ Labels = dict[tuple[str, str], tuple[Label, int | None]]
 _QUERY_ID = ("query_id", "_id", "id")
 _PASSAGE_ID = ("_id", "id", "passage_id")
 _KINDS = ("hard_negative", "distractor")
-_GRADE_HEADERS = {"score", "grade", "relevance", "rel", "label"}
-_LABEL_FORM = "write three, separated by tabs: query id, passage id, and the label"
+_GRADE_HEADERS = {
+    *("score", "grade", "relevance", "rel", "label", "relevancy", "relevant", "rating", "qrel"),
+    *("judgment", "judgement", "relevance_score", "relevance-score", "relevance score"),
+}
+_LABEL_FORM = (
+    "write three, separated by tabs: query id, passage id, and the label; or four as TREC does, "
+    "with the iteration, 0, after the query id"
+)
+_DECIMALS = re.compile(r",0+\Z")
 _RUN_FORM = "a TREC run line has six: query, Q0, passage, rank, score, tag"
 
 
@@ -57,7 +65,9 @@ class _Grades:
         Raises:
             DataError: it is not a whole number.
         """
-        grade = record.whole_number(value, "grade")
+        # Spreadsheets of many countries write 2.0 so.
+        written = _DECIMALS.sub("", value) if isinstance(value, str) else value
+        grade = record.whole_number(written, "grade")
         self._highest = max(self._highest, grade)
         if grade < 0:
             record.counts["negative grades read as 0, judged not relevant"] += 1
@@ -104,8 +114,10 @@ def _read_table(
         DataError: a row cannot be read, or two rows label one passage differently.
     """
     labels: Labels[Label] = {}
-    for place, (record, cells) in enumerate(read_columns(path, (3,), _LABEL_FORM, counts)):
-        query_id, passage_id, value = cells
+    for place, (record, cells) in enumerate(read_columns(path, (3, 4), _LABEL_FORM, counts)):
+        query_id, *iteration, passage_id, value = cells
+        if iteration and iteration[0].upper() not in ("0", "Q0"):
+            raise record.error(f"{shown(iteration[0])} is no iteration of TREC: {_LABEL_FORM}")
         if place == 0 and value.casefold() in headers:
             continue
         label = parse(record, value)

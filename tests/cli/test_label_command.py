@@ -227,9 +227,19 @@ BAD_LABELS = {
 
 BAD_FILES = {
     "not UTF-8": ("back.jsonl", b'{"request_id": "\xff"}\n', "not UTF-8"),
-    "not UTF-8 either": ("back.csv", b"request_id,passage_id,grade\n\xff,a,1\n", "not UTF-8"),
+    "not UTF-8 either": (
+        "back.csv",
+        b"request_id,passage_id,grade\n\xc3\xa9,a,1\n\xff,a,1",
+        "not UTF-8",
+    ),
     "other columns": ("back.csv", b"id,score\na,1\n", "the columns are id, score"),
-    "semicolons": ("back.csv", b"request_id;passage_id;grade\n", "with commas between them"),
+    "a key twice": (
+        "back.jsonl",
+        b'{"request_id": "r", "passage_id": "p", "grade": 1, "grade": 0}\n',
+        "line 1: not JSON (the key 'grade' is there twice",
+    ),
+    "a torn quote": ("back.csv", b'request_id,passage_id,grade\n"a"b,a,1\n', "line 2: is not CSV"),
+    "too many cells": ("back.csv", b"request_id,passage_id,grade\na,b,1,2\n", "has 4 cells"),
     "an empty table": ("back.csv", b"", "the columns are none"),
     "broken JSON": ("back.jsonl", b'{"request_id": "r"\n', "line 1: not JSON"),
     "a list": ("back.jsonl", b"[1]\n", "line 1: this line is no JSON object"),

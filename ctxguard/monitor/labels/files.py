@@ -19,6 +19,7 @@ from typing import TextIO
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.regular_file import open_regular
+from ctxguard._support.rows import parsed_json, read_table
 from ctxguard.core.metrics import Negative
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
@@ -42,6 +43,13 @@ _REWRITTEN = re.compile(
     re.IGNORECASE,
 )
 """Text that begins with a letter and that a spreadsheet takes for a date or a truth."""
+
+_DECIMALS = re.compile(r",0+\s*\Z")
+"""Of 2.0 as spreadsheets of many countries write it."""
+
+_NEEDED = ("request_id", "passage_id", "grade")
+_TABLES = {".csv", ".tsv", ".txt"}
+"""Names of tables that spreadsheets save end in these."""
 
 _MAX_BYTES = 2**30
 
@@ -145,7 +153,7 @@ def read_label_file(
     """Read a graded file: its labels, and the request id of each row without a grade.
 
     Args:
-        path: CSV if it is named .csv, else JSONL.
+        path: A table with a header if it is named .csv, .tsv or .txt, else JSONL.
         annotator: Name of the person who graded it.
         time_seconds: When, in seconds since the epoch; the latest label of an annotator counts.
         max_grade: The highest grade of the scale.
@@ -155,12 +163,13 @@ def read_label_file(
     """
     rows: list[LabelRow] = []
     blank: list[str] = []
-    documents = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path)
+    is_table = path.suffix.lower() in _TABLES
+    documents = read_table(path, _MAX_BYTES, _NEEDED) if is_table else _json_lines(path)
     for line, document in documents:
         refuse = partial(DataError, path=path, line=line)
         request_id = _identifier(document, "request_id", refuse)
         passage_id = _identifier(document, "passage_id", refuse)
-        if path.suffix.lower() == ".csv":
+        if is_table:
             request_id, passage_id = _content(request_id), _content(passage_id)
         grade = _grade(document.get("grade"), max_grade, refuse)
         if grade is None:
@@ -192,34 +201,13 @@ def _grade(value: object, max_grade: int, refuse: _Refuse) -> int | None:
         return None
     try:
         # Spreadsheets and data frames write 2 as 2.0 in a column with empty cells.
-        grade = float(value) if isinstance(value, (str, int, float)) else math.nan
+        written = _DECIMALS.sub("", value) if isinstance(value, str) else value
+        grade = float(written) if isinstance(written, (str, int, float)) else math.nan
     except (ValueError, OverflowError):
         grade = math.nan
     if isinstance(value, bool) or not grade.is_integer() or not 0 <= grade <= max_grade:
         raise refuse(f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}")
     return int(grade)
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield rows with the line on which each begins: a cell may contain line breaks."""
-    with _opened(path) as file:
-        try:
-            reader = csv.DictReader(file)
-            if not {"request_id", "passage_id", "grade"} <= set(reader.fieldnames or ()):
-                raise DataError(
-                    f"the columns are {', '.join(reader.fieldnames or ()) or 'none'}; "
-                    "request_id, passage_id and grade are needed, with commas between them",
-                    path=path,
-                    line=1,
-                )
-            line = reader.line_num + 1
-            for row in reader:
-                # Spreadsheets write rows of empty cells below a table.
-                if any(row.values()):
-                    yield line, row
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise DataError(f"not CSV ({error})", path=path) from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
@@ -228,7 +216,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
             if not text.strip():
                 continue
             try:
-                document = json.loads(text)
+                document = parsed_json(text)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"not JSON ({error})", path=path, line=line) from error
             if not isinstance(document, dict):
