@@ -97,7 +97,7 @@ def encoding_of(path: Path, max_bytes: int) -> str:
         OSError: it cannot be read.
     """
     with open_regular(path, max_bytes) as file:
-        utf_8, other = 0, None
+        utf_8, other = 0, 0
         for number, line in enumerate(file, start=1):
             if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
                 return "utf-16"
@@ -105,20 +105,13 @@ def encoding_of(path: Path, max_bytes: int) -> str:
                 try:
                     line.decode()
                     utf_8 += 1
-                except UnicodeDecodeError as error:
-                    other = other or (number, error)
-    if other is None:
-        return "utf-8-sig"
-    number, error = other
-    if utf_8:
-        byte = error.object[error.start]
+                except UnicodeDecodeError:
+                    other = other or number
+    if utf_8 and other:
         raise DataError(
-            f"byte {byte:#04x} (byte {error.start + 1} of the line) is not UTF-8, as other lines "
-            "are; save the file as UTF-8",
-            path=path,
-            line=number,
+            "is not UTF-8, as other lines are; save the file as UTF-8", path=path, line=other
         )
-    return "cp1252"
+    return "cp1252" if other else "utf-8-sig"
 
 
 def parsed_json(text: str) -> Any:
