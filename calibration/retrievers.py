@@ -19,6 +19,7 @@ from ctxguard.core.types import (
     Route,
     ScoreKind,
     ScoreKindName,
+    id_text,
 )
 from ctxguard.errors import CtxguardError, DataError, QueryError, StageUnavailableError
 from ctxguard.request.wrapped_retriever import RetrieverAdapter, ranking_of
@@ -95,6 +96,7 @@ class RankingSource(RetrieverAdapter):
         Raises:
             KeyError: it is not known.
         """
+        passage_id = id_text(passage_id)
         if passage_id in self._passages:
             return self._passages[passage_id]
         try:

@@ -27,6 +27,8 @@ from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.request.telemetry import Telemetry
+from ctxguard.retrieval import HybridRetriever
+from tests.doubles import WordHashEmbedder
 
 KINDS: dict[str, Callable[[int], Any]] = {
     "int": int,
@@ -93,6 +95,13 @@ class TestEverywhere:
         assert [each.grade for each in verdicts if each] == [2, 0]
         assert verdicts[1] is not None
         assert verdicts[1].judged
+
+
+def test_an_index_is_asked_by_any_id(make: Callable[[int], Any]) -> None:
+    passages = [Passage(make(n), f"kettle number {n}") for n in (3, 4)]
+    built = HybridRetriever.build(passages, embedder=WordHashEmbedder())
+    assert built.passage(make(3)).passage_id == str(make(3))
+    assert wrapped(built).passage(make(4)).text == "kettle number 4"
 
 
 def test_a_graded_file_may_hold_numbers(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch, passage_digest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Passage, id_text
 from ctxguard.errors import ConfigurationError
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import Engine, engine_class
@@ -236,7 +236,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Raises:
             KeyError: no passage has it.
         """
-        for row in self._engine.rows(PASSAGE, [passage_id]):
+        for row in self._engine.rows(PASSAGE, [id_text(passage_id)]):
             if (found := passage_of(row)) is not None:
                 return found
         raise KeyError(passage_id)
@@ -320,7 +320,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Returns:
             How many were deleted.
         """
-        there = sorted(self.known_ids(passage_ids))
+        there = sorted(self.known_ids(map(id_text, passage_ids)))
         self._delete(there)
         if there:
             self._engine.finish()
