@@ -23,7 +23,7 @@ from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.duplicates import text_key
 from ctxguard.core.scores import INVALID_MAGNITUDE
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,
@@ -161,8 +161,15 @@ class Pools:
                     name: Leg(scores[row, :n], self.leg_kinds[name])
                     for name, scores in self.legs.items()
                 },
-                signals={name: values[row, :n] for name, values in self.signals.items()},
+                signals=self._signals_of(row, n),
             )
+
+    def _signals_of(self, row: int, n: int) -> dict[str, FloatArray]:
+        signals = {name: values[row, :n] for name, values in self.signals.items()}
+        if self.tokens is not None:
+            # A text that cannot be read is dropped when the context is assembled.
+            signals[TOKENS] = np.nan_to_num(self.tokens[row, :n])
+        return signals
 
     def run(self) -> dict[str, tuple[Hit, ...]]:
         """Return the pools as a TREC run: candidates by query id, best first, without copies."""
@@ -308,7 +315,7 @@ def replay(
         legs=found["leg"],
         leg_kinds={name: leg for each in own for name, leg in each.leg_kinds.items()},
         skipped=tuple(skipped),
-        tokens=found[""]["tokens"],
+        tokens=found[""]["tokens"] if np.isfinite(found[""]["tokens"]).any() else None,
         copies=tuple([copies for copies, _ in names]) if any(c for c, _ in names) else (),
         documents=tuple([documents for _, documents in names]) if any(d for _, d in names) else (),
         same=same,
@@ -366,16 +373,13 @@ def _answer(
             1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
             for rank, position in enumerate(order, start=1)
         ],
-        ("", "tokens"): [
-            float(estimate_tokens(passages[position].text)) if position in passages else np.nan
-            for position in order
-        ],
+        ("", "tokens"): _tokens(ranking, order, passages),
     }
     columns |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
     columns |= {
         ("signal", name): values[order]
         for name, values in ranking.signals.items()
-        if not name.startswith(ANSWER)
+        if name != TOKENS and not name.startswith(ANSWER)
     }
     return _Replayed(
         query_id,
@@ -415,6 +419,17 @@ def _whole_signals(
         else:
             whole[name] = values
     return whole, tuple(notes)
+
+
+def _tokens(ranking: Ranking, order: Sequence[int], passages: Mapping[int, Passage]) -> list[float]:
+    """Return the candidates' tokens; NaN if there is no text."""
+    if (known := ranking.signals.get(TOKENS)) is not None:
+        own: list[float] = known[order].tolist()
+        return own
+    return [
+        float(estimate_tokens(passages[position].text)) if position in passages else np.nan
+        for position in order
+    ]
 
 
 def _readable(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ctxguard import Profile
     from ctxguard.core.types import Passage
     from ctxguard.profile.comparison import SystemComparison
-    from ctxguard.server.settings import IndexSystem
+    from ctxguard.server.system import IndexSystem
 
 
 @dataclass(frozen=True)

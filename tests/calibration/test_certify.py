@@ -9,16 +9,19 @@ from calibration.certify import Promise, certify
 from calibration.grid import Grid, ratio_grid
 from calibration.pool_labels import label
 from calibration.replay import replay
+from ctxguard.core.metrics import READERS, STRICT, Utilities
 
 PROMISE = Promise(alpha=0.1, delta=0.1)
 SERVING_K = 10
 
 
-def population(n: int, *, noise: float, seed: int = 0, k: int = SERVING_K) -> Grid:
+def population(
+    n: int, *, noise: float, seed: int = 0, k: int = SERVING_K, utilities: Utilities = READERS
+) -> Grid:
     """Every policy of a family, beside the first k, over all queries."""
     retriever, dataset = simulate(n, noise=noise, seed=seed)
     pools = replay(retriever, dataset.queries, depth=DEPTH)
-    return ratio_grid(pools, label(pools, dataset, baseline_k=k))
+    return ratio_grid(pools, label(pools, dataset, utilities, baseline_k=k))
 
 
 def parts(grid: Grid, middle: int, end: int) -> tuple[Grid, Grid]:
@@ -27,8 +30,8 @@ def parts(grid: Grid, middle: int, end: int) -> tuple[Grid, Grid]:
 
 
 def gain(grid: Grid) -> np.ndarray:
-    """Mean strict UDCG of every policy above that of the first k."""
-    return grid.means.udcg_strict - grid.today
+    """Mean UDCG of every policy above that of the first k."""
+    return grid.means.udcg - grid.today
 
 
 class TestCertify:
@@ -54,7 +57,7 @@ class TestCertify:
         means = ordering.means
         better = np.argwhere(gain(ordering) > 1e-12)
         cells = tuple(better.T)
-        order = risk.pareto_order(means.recall_loss[cells], means.udcg_strict[cells])
+        order = risk.pareto_order(means.recall_loss[cells], means.udcg[cells])
         indices = [(int(k), int(threshold)) for k, threshold in better[order]]
         losses = testing.at(indices).recall_loss
         losses = losses[np.random.default_rng(3).permutation(240)]
@@ -66,9 +69,7 @@ class TestCertify:
             passed += 1
         assert found.certified == passed > 0
         assert found.tested == len(indices)
-        utility = np.concatenate(
-            [part.at(indices[:passed]).udcg_strict for part in (ordering, testing)]
-        )
+        utility = np.concatenate([part.at(indices[:passed]).udcg for part in (ordering, testing)])
         assert found.grid_index == indices[int(utility.mean(axis=0).argmax())]
 
     def test_only_policies_that_gain_utility_over_the_first_k_are_tested(self) -> None:
@@ -104,7 +105,7 @@ class TestCertify:
     def test_a_promise_that_its_own_evidence_contradicts_is_never_made(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        grid = population(200, noise=0.3)
+        grid = population(200, noise=0.3, utilities=STRICT)
 
         def always(losses: np.ndarray, alpha: float) -> np.ndarray:
             return np.zeros(losses.shape[1])
