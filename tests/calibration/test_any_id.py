@@ -18,7 +18,7 @@ from calibration.evaluate import measure
 from calibration.replay import replay
 from calibration.retrievers import wrapped
 from ctxguard import ContextGuard, Hit
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
@@ -62,9 +62,7 @@ class TestEverywhere:
         assert dataset.digest() == Dataset("texts", QUERIES, by_text).digest()
         made = calibrate(search, dataset, score_kind="cosine")
         pools = replay(wrapped(search, score_kind="cosine"), QUERIES)
-        measured = measure(
-            pools, dataset, RatioPolicy(k=1), DEFAULT_UTILITIES, baseline_k=5, text_of=str
-        )
+        measured = measure(pools, dataset, RatioPolicy(k=1), READERS, baseline_k=5, text_of=str)
         assert measured.values["recall"].mean() == 1.0
         guard = ContextGuard(
             search,

@@ -15,7 +15,7 @@ from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, check_labels_are_found, replay
 from calibration.retrievers import RankingSource
 from ctxguard import ContextGuard, Hit, Passage
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, ScoreKind
 from ctxguard.request.telemetry import Telemetry
@@ -131,9 +131,7 @@ class TestPlaces:
         )
         served = guard.retrieve(QUERY.text).passages
         assert [passage.passage_id for passage in served] == ids.tolist()
-        measured = measure(
-            pools, dataset, RatioPolicy(k=2), DEFAULT_UTILITIES, baseline_k=2, text_of=str
-        )
+        measured = measure(pools, dataset, RatioPolicy(k=2), READERS, baseline_k=2, text_of=str)
         found = any(passage.text.lower() == texts[-1].lower() for passage in served)
         if texts[-1]:
             assert measured.values["recall"][0] == found

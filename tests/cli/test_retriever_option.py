@@ -231,9 +231,9 @@ class TestRuns:
         run.refused("evaluate", "--run", trec, "--data", collection, says=says)
 
     @pytest.mark.parametrize("labelled", "ab")
-    @pytest.mark.parametrize("command", ["evaluate", "compare"])
+    @pytest.mark.parametrize("several", [False, True])
     def test_texts_beside_the_labels_tell_copies(
-        self, run: Run, tmp_path: Path, labelled: str, command: str
+        self, run: Run, tmp_path: Path, labelled: str, several: bool
     ) -> None:
         """A label of either copy counts, whichever the run has."""
         texts = {"a": "Boil it.", "b": "boil  it.", "c": "Play it.", "d": "Ride it."}
@@ -243,11 +243,15 @@ class TestRuns:
         (tmp_path / "qrels/test.tsv").write_text(f"q\t{labelled}\t1\n")
         trec = tmp_path / "some.run"
         trec.write_text("q Q0 a 1 3.0 t\nq Q0 c 2 2.0 t\n")
-        system = tmp_path / "some.toml"
-        system.write_text('run = "some.run"\n')
-        source = ("--run", trec) if command == "evaluate" else ("--system", system)
-        document = run.read(command, *source, "--data", tmp_path, "-k", 1, "--json")
-        assert figures(document)["recall"]["mean"]["value"] == 1.0
+        source: tuple[object, ...] = ("--run", trec)
+        if several:
+            files = [tmp_path / "some.toml", tmp_path / "same.toml"]
+            for file in files:
+                file.write_text('run = "some.run"\n')
+            source = ("--system", files[0], "--system", files[1])
+        document = run.read("evaluate", *source, "--data", tmp_path, "-k", 1, "--json")
+        rows = document["results"]["rows"]
+        assert {row["mean"]["value"] for row in rows if row["metric"] == "recall"} == {1.0}
 
     def test_every_command_takes_the_least_relevant_grade(
         self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
