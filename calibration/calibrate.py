@@ -15,7 +15,14 @@ from calibration.calibrate_route import (
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
 from calibration.pool_labels import label, unlabelled_note
-from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
+from calibration.replay import (
+    Pools,
+    Progress,
+    check_labels_are_found,
+    encode_queries,
+    notes_on_themselves,
+    replay,
+)
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
 from ctxguard.core.columns import SignalColumn
@@ -126,6 +133,7 @@ def calibrate(
             vectors=vectors,
             progress=passes(f"replaying {name}", len(dataset)),
             columns=columns,
+            labels=dataset,
         )
         for name, view in views.items()
     ]
@@ -218,6 +226,7 @@ def _fit_fusion(
         depth=2 * settings.depth,  # deep enough for the whole pools of both legs
         vectors=vectors,
         progress=passes("replaying hybrid, to fit the fusion", len(fit_on)),
+        labels=fit_on,
     )
     return fit_fusion(pools, label(pools, dataset, settings.utilities))
 
@@ -250,6 +259,7 @@ def provenance(
         notes=(
             *dataset.notes,
             unlabelled_note(dataset, settings.utilities),
+            *notes_on_themselves(pools.values()),
             *skipped,
             *notes,
             *(() if identity else (_UNVERIFIED,)),

@@ -4,9 +4,10 @@ import asyncio
 import atexit
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,7 @@ from ctxguard.core.types import (
     Route,
     ScoreKind,
     ScoreKindName,
+    id_text,
 )
 from ctxguard.errors import (
     ConfigurationError,
@@ -118,7 +120,8 @@ class RankingSource(RetrieverAdapter):
         super().__init__(retriever, score_kind=score_kind, fingerprint=fingerprint)
         self.directions = Directions()
         self._in_loop = self.calls.acall is not None and self.calls.call == self.calls.acall
-        self._passages: dict[str, Passage] | None = {} if keep_passages else None
+        self._keeps = keep_passages
+        self._passages: dict[str, Passage] = {}
 
     def with_fusion(self, fusion: Fusion) -> "RankingSource":
         """Return the retriever under another fusion if it can be set, else itself."""
@@ -129,16 +132,29 @@ class RankingSource(RetrieverAdapter):
             inner.with_fusion(fusion),
             score_kind=self.score_kind,
             fingerprint=self._fingerprint,
-            keep_passages=self._passages is not None,
+            keep_passages=self._keeps,
         )
 
+    def add_passages(self, passages: Iterable[Passage]) -> None:
+        """Take passages of the corpus, for `passage`: a retriever may return ids alone."""
+        self._passages |= {passage.passage_id: passage for passage in passages}
+
     def passage(self, passage_id: str) -> Passage:
-        """Return a passage that was retrieved before.
+        """Return a passage that the retriever looks up, that was retrieved before, or was added.
 
         Raises:
-            KeyError: it was not, or passages are not kept.
+            KeyError: it is not known.
         """
-        return (self._passages or {})[passage_id]
+        passage_id = id_text(passage_id)
+        if passage_id in self._passages:
+            return self._passages[passage_id]
+        try:
+            passage = self.retriever.passage(passage_id)
+        except Exception as error:  # not every one has it, and it is anyone's code
+            raise KeyError(passage_id) from error
+        if not isinstance(passage, Passage):
+            raise KeyError(passage_id)
+        return passage
 
     def retrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
@@ -170,7 +186,7 @@ class RankingSource(RetrieverAdapter):
             raise
         except Exception as error:
             raise StageUnavailableError(RETRIEVER, f"{type(error).__name__}: {error}") from error
-        if self._passages is not None:
+        if self._keeps:
             for position, passage_id in enumerate(ranking.passage_ids):
                 self._passages[passage_id] = ranking.passages[position]
         return ranking
@@ -233,6 +249,11 @@ class RecordedRankings:
 
     def __init__(self, rankings: Mapping[str, Ranking]) -> None:
         self._rankings = rankings
+
+    @property
+    def passage_ids(self) -> frozenset[str]:
+        """The ids of all candidates."""
+        return frozenset(chain.from_iterable(each.passage_ids for each in self._rankings.values()))
 
     @classmethod
     def of_run(

@@ -125,7 +125,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         said = (*labelled.notes, *shared_questions(labelled), *made.chosen_on.notes)
         notes = list(dict.fromkeys([*said, *made.profile.provenance.notes]))
         for route, pools in made.pools.items():
-            notes += notes_on_pools(replace(pools, skipped=()), route, self.run)
+            notes += notes_on_pools(replace(pools, skipped=(), themselves=()), route, self.run)
         output.result(
             self._document(made, labelled, counts),
             lambda: self._print(made, labelled.described(counts), output),

@@ -15,6 +15,7 @@ import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli._console import Output, by_total
+from ctxguard.core.duplicates import text_key
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class IndexCommand(SettingsModel):
             "fingerprint": retriever.fingerprint(),
             "update": changes,
             "window": corpus.window,
+            "copies": corpus.copies,
             "passages_per_second": n_encoded / build_seconds,
             "left_out": [{**e._asdict(), "kept": kept.of(e.path)} for e in reader.left_out],
         }
@@ -306,6 +308,7 @@ class _Corpus:
 
     Attributes:
         passages: The number of passages read so far, or of chunks.
+        copies: How many of them have a text that another has, of which a context holds one.
         window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
             the passages that are longer; ``chunks`` made of them, None without splitting.
         read_at: When the last was read.
@@ -330,11 +333,15 @@ class _Corpus:
             )
         tokens = None if self._window is None else self._window.tokens
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
-        self.passages, self.read_at = 0, perf_counter()
+        self.passages, self.copies, self.read_at = 0, 0, perf_counter()
 
     def __iter__(self) -> "Iterator[Passage]":
+        texts: set[bytes] = set()
         for passage in chain(self._fitted(), self._kept):
             self.passages += 1
+            if (key := text_key(passage.text)) is not None:
+                self.copies += key in texts
+                texts.add(key)
             yield passage
         self.read_at = perf_counter()
 
@@ -361,11 +368,17 @@ class _Corpus:
 
     @property
     def notes(self) -> list[str]:
-        """What became of passages that are longer than the model reads."""
+        """What became of copies, and of passages that are longer than the model reads."""
         tokens, longer, chunks = (self.window[name] for name in ("tokens", "longer", "chunks"))
-        if not longer:
-            return []
+        notes = []
+        if self.copies:
+            copies = count(self.copies, "passage")
+            notes.append(f"{copies} with the text of another: a context holds one of them")
         which = f"passages longer than {tokens:,} tokens: {longer:,}"
-        if chunks is None:
-            return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
-        return [f"{which}, split into {chunks:,} chunks"]
+        if longer and chunks is None:
+            notes.append(
+                f"{which}; their ends are not searched by vectors, and --chunk splits them"
+            )
+        elif longer:
+            notes.append(f"{which}, split into {chunks:,} chunks")
+        return notes

@@ -46,7 +46,7 @@ _THRESHOLD_REASON = {
     "ratio": DropReason.BELOW_RATIO,
     "expected_utility": DropReason.BELOW_PROBABILITY,
 }
-_FAISS_PADDING_IDS = ("-1", -1)
+_FAISS_PADDING_ID = "-1"
 _K_ALONE = frozenset({Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS, Flag.SCORES_CONTRADICTED})
 
 # Takes a third of the time of the class's own call, which is in Python.
@@ -197,7 +197,7 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
 
     Raises:
         ConfigurationError: the policy compares scores but these carry rank only, or the ranking
-            lacks a score or a passage id.
+            lacks a score.
 
     >>> from ctxguard.core.types import Hit
     >>> hits = [Hit("a", 10.0), Hit("b", 7.0), Hit("c", 6.9)]
@@ -384,8 +384,7 @@ def candidate_order(
         they can. Kind ``rank`` needs no score.
 
     Raises:
-        ConfigurationError: the numbers of scores and passage ids differ, or an id is None or cannot
-            be compared with the others.
+        ConfigurationError: the numbers of scores and passage ids differ.
     """
     scores, ids = ranking.scores, ranking.passage_ids
     n = len(ids)
@@ -395,19 +394,14 @@ def candidate_order(
         )
     if n == 0:
         return (), (), None
-    try:
-        distinct = set(ids)
-    except TypeError:
-        raise _bad_id(ids) from None
-    if None in distinct:
-        raise _bad_id(ids)
+    distinct = set(ids)
     by_rank = ranking.kind is ScoreKind.RANK
     if by_rank and all(score is None for score in scores):
         return (*_upstream_order(ranking), None)
     if ranking.contradicted:
         return (*_sorted_candidates(ranking, by_score=False), Flag.SCORES_CONTRADICTED)
     set_aside: tuple[tuple[int, DropReason], ...] = ()
-    are_plain = len(distinct) == n and distinct.isdisjoint(_FAISS_PADDING_IDS)
+    are_plain = len(distinct) == n and _FAISS_PADDING_ID not in distinct
     positions = _strict_order(scores) if are_plain else ()
     if not positions:
         positions, set_aside = _sorted_candidates(ranking)
@@ -446,19 +440,6 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
     return ()
 
 
-def _bad_id(ids: Sequence[object]) -> ConfigurationError:
-    """Build the error for ids that are not all texts; it names the first that is not."""
-    rank, bad = next(
-        (rank, passage_id)
-        for rank, passage_id in enumerate(ids, start=1)
-        if not isinstance(passage_id, str)
-    )
-    return ConfigurationError(
-        f"candidate {rank} of {len(ids)} has a passage_id of type {type(bad).__name__}; give every "
-        "candidate a passage_id that is a text"
-    )
-
-
 def _sorted_candidates(
     ranking: Ranking, *, by_score: bool = True
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
@@ -468,14 +449,11 @@ def _sorted_candidates(
     """
     scores, ids = ranking.scores, ranking.passage_ids
     order: Sequence[int] = range(len(ids))
-    if not (all_valid(scores) and set(ids).isdisjoint(_FAISS_PADDING_IDS)):
-        order = [at for at in order if is_valid(scores[at]) and ids[at] not in _FAISS_PADDING_IDS]
+    if not (all_valid(scores) and _FAISS_PADDING_ID not in ids):
+        order = [at for at in order if is_valid(scores[at]) and ids[at] != _FAISS_PADDING_ID]
     if by_score:
         # Sorts are stable, so the least significant key goes first.
-        try:
-            order = sorted(order, key=ids.__getitem__)
-        except TypeError:
-            raise _bad_id(ids) from None
+        order = sorted(order, key=ids.__getitem__)
     order = _by_upstream_rank(order, ranking)
     if by_score:
         order = sorted(order, key=cast(Sequence[float], scores).__getitem__, reverse=True)
@@ -487,7 +465,7 @@ def _upstream_order(
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
     """Order every candidate with an id by upstream rank, whatever its score; return the others."""
     ids = ranking.passage_ids
-    order = [at for at in range(len(ids)) if ids[at] not in _FAISS_PADDING_IDS]
+    order = [at for at in range(len(ids)) if ids[at] != _FAISS_PADDING_ID]
     return _distinct(_by_upstream_rank(order, ranking), ids)
 
 

@@ -533,9 +533,20 @@ class Profile(Frozen):
         return self.model_copy(update={"routes": routes, "provenance": provenance})
 
     def save(self, path: Path | str) -> None:
-        """Write atomically: a reader sees the old profile or the new one, never half of it."""
-        with atomic_write(Path(path), mode=SHARED) as stream:
-            stream.write(self.to_json().encode())
+        """Write atomically: a reader sees the old profile or the new one, never half of it.
+
+        Raises:
+            ProfileError: it cannot be written, as on a full disk.
+        """
+        content = self.to_json().encode()
+        try:
+            with atomic_write(Path(path), mode=SHARED) as stream:
+                stream.write(content)
+        except OSError as error:
+            raise ProfileError(
+                f"{path}: the profile cannot be written ({error.strerror or error}): make room, or "
+                "name a file in a folder that may be written; what was there is unchanged"
+            ) from error
 
     def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":
         """Raise the verdict of one route from shadow to enforce, with the same policies.

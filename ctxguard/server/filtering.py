@@ -1,7 +1,7 @@
 """``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, cast
 
 import numpy as np
 from pydantic import Field, with_config
@@ -32,7 +32,7 @@ Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
 class ScoredCandidate(TypedDict):
     """One scored candidate."""
 
-    id: str
+    id: str | Annotated[int, Field(ge=-(2**63), lt=2**64, description="Counts as its text.")]
     score: NotRequired[
         Annotated[float | None, Field(description="Higher is better; null if it has none.")]
     ]
@@ -170,7 +170,7 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
     if missing:
         raise invalid(f"leg_kinds does not say what {missing[0]!r} means")
     return Ranking(
-        ids,
+        cast("Sequence[str]", ids),  # which a ranking writes as texts
         [one.get("score") for one in candidates],
         ScoreKind(given.get("score_kind") or kind),
         CheckedPassages((ids, texts, titles, metadata)),

@@ -42,6 +42,16 @@ def test_json_is_the_only_thing_on_standard_output(index_made: Result, index: Pa
     assert found[0] == "clean-violin"
 
 
+def test_copies_are_counted(run: Run, tmp_path: Path) -> None:
+    """Those that a context would hold once: equal but for case, white space and Unicode form."""
+    corpus = corpus_of(tmp_path, "a kettle", "A  kettle", "ａ kettle", "a piano", "A PIANO", "tea")
+    result = run.ok("index", corpus, "--out", tmp_path / "i", "--json")
+    assert read(result)["copies"] == 3
+    assert "3 passages with the text of another: a context holds one of them" in result.stderr
+    result = run.ok("index", corpus, "--out", tmp_path / "i", "--update", "--json")
+    assert read(result)["copies"] == 3
+
+
 def test_the_lexical_engine_can_be_chosen(rank_bm25: Any) -> None:
     assert rank_bm25["fingerprint"]["lexical"].startswith("rank-bm25")
 

@@ -443,9 +443,11 @@ class TestErrors:
     def test_a_hit_without_an_id_is_the_adapters_error_not_an_outage(
         self, passage_id: Any, counted: Counted
     ) -> None:
-        answer = Answering([HITS[0], Hit(passage_id, 10.0)])
-        guard = guard_of(answer, score_kind="ratio", telemetry=counted.telemetry)
-        with pytest.raises(ConfigurationError, match=r"candidate 2 of 2 has a passage_id of type"):
+        def search(query: str, *, depth: int) -> list[Hit]:
+            return [HITS[0], Hit(passage_id, 10.0)]
+
+        guard = guard_of(search, score_kind="ratio", telemetry=counted.telemetry)
+        with pytest.raises(ConfigurationError, match=r"an id of type .* give it as the text"):
             guard.retrieve("q?")
         assert counted.by_label("failed_requests") == {("enforce", "invalid_request"): 1}
 

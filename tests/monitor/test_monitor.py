@@ -167,7 +167,7 @@ def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict() -> None:
         def __getitem__(self, position: int) -> Passage:
             if position == 4:
                 raise OSError("gone")
-            return Passage(POOL[position], "text")
+            return Passage(POOL[position], f"text {position}")
 
     context = make_context(POOL, 2)
     ranking = replace(context.decision.ranking, passages=Torn())

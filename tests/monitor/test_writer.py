@@ -453,6 +453,28 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
+def test_copies_of_the_served_are_not_dropped_ones(mode: Mode) -> None:
+    """A relevant passage whose text was served is not lost, and of other copies one is judged."""
+    texts = ["one", "two", "ONE", "three", "four", "Three", "four", "one "]
+    hits = [Hit(f"p{rank}", 1.0 - rank / 20, text) for rank, text in enumerate(texts)]
+    guard = ContextGuard(
+        policy=RatioPolicy(k=2),
+        score_kind=ScoreKind.COSINE,
+        mode=mode,
+        telemetry=Telemetry(CollectorRegistry()),
+        k=2,
+    )
+    record = record_of(Sample(guard.filter("q", hits), 1.0, 0.0))
+    assert record.served == (0, 1)
+    assert record.dropped == (3, 4)
+    assert record.copies == {2: 0, 5: 3, 6: 4, 7: 0}
+    again = SampleRecord.from_bytes(record.to_bytes())
+    assert again.copies == again.ranking().copies == record.copies
+    with pytest.raises(DataError):
+        SampleRecord.from_bytes(replace(record, copies={2: 8}).to_bytes())
+
+
+@pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("max_tokens", [None, 60, 10], ids=["whole", "some dropped", "one cut"])
 def test_tokens_kept_and_dropped_add_up_to_those_retrieved(
     mode: Mode, max_tokens: int | None

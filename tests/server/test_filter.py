@@ -139,3 +139,18 @@ def test_all_are_kept_where_nothing_is_enforced(
     assert answer.json()["dropped"] == {}
     if settings == "shadow":
         assert sum(one["kept"] for one in answer.json()["verdicts"]) < 8
+
+
+@pytest.mark.parametrize("numbers", [[7, 8], [7, "8"]])
+def test_ids_may_be_numbers(serve: Serve, numbers: list[object]) -> None:
+    """A number counts as its text."""
+    body = {
+        "query": "q",
+        "candidates": [{"id": one, "score": 2.0 - at} for at, one in enumerate(numbers)],
+        "score_kind": "ratio",
+    }
+    client = serve()
+    assert client.post("/v1/filter", json=body).json()["kept"] == ["7", "8"]
+    for wrong in (True, 7.5, None, 2**64):
+        body["candidates"] = [{"id": wrong, "score": 1.0}]
+        assert client.post("/v1/filter", json=body).status_code == 422

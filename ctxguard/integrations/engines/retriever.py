@@ -12,7 +12,7 @@ import numpy as np
 from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch, passage_digest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Passage, id_text
 from ctxguard.errors import ConfigurationError
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import Engine, engine_class
@@ -28,7 +28,7 @@ from ctxguard.integrations.engines.stored import (
     where_tokens,
 )
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
-from ctxguard.retrieval.chunks import first_chunk_id
+from ctxguard.retrieval.chunks import chunk_id
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes, SignalLevel, check_embedder, encode
 from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
@@ -236,7 +236,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Raises:
             KeyError: no passage has it.
         """
-        for row in self._engine.rows(PASSAGE, [passage_id]):
+        for row in self._engine.rows(PASSAGE, [id_text(passage_id)]):
             if (found := passage_of(row)) is not None:
                 return found
         raise KeyError(passage_id)
@@ -255,7 +255,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         """Return the ids that labels may name: of passages, and of documents in chunks."""
         asked = frozenset(passage_ids)
         known = self.known_ids(asked)
-        chunks = {first_chunk_id(each): each for each in asked - known}
+        chunks = {chunk_id(each, 1): each for each in asked - known}
         return known.union(chunks[each] for each in self.known_ids(chunks))
 
     def upsert(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
@@ -326,7 +326,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Returns:
             How many were deleted.
         """
-        there = sorted(self.known_ids(passage_ids))
+        there = sorted(self.known_ids(map(id_text, passage_ids)))
         self._delete(there)
         if there:
             self._engine.finish()

@@ -13,7 +13,7 @@ import numpy as np
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
+from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route, id_text
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import Deadlines, Watcher
 from ctxguard.resilience.pool import processors
@@ -265,7 +265,7 @@ class HybridRetriever(Hybrid):
             KeyError: no passage has it.
         """
         passages = self.generation.passages
-        row = passages.row_of(passage_id)
+        row = passages.row_of(id_text(passage_id))
         if row is None:
             raise KeyError(passage_id)
         return passages[row]

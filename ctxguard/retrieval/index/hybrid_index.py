@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from operator import lt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -334,21 +335,13 @@ class HybridIndex:
             numbers = array("pieces.numbers")
             pieces = SparseRows(numbers, _ones(numbers.size), array("pieces.starts"))
             pieces.checked(n_pieces)
-        vectors, rows = array("vectors"), [terms.rows.starts, *([pieces.starts] if pieces else [])]
-        sizes = [table.digests.size, len(table), terms.lengths.size, len(vectors)]
-        sizes += [manifest["passages"]]
-        sizes += [starts.size - 1 for starts in rows]
-        ends = [table.offsets[-1] - lines.size, own.postings.starts.size - 1 - len(names)]
-        ends += [own.postings.starts[-1] - own.postings.rows.size]
-        ends += [terms.rows.starts[-1] - terms.rows.numbers.size]
-        if len({*sizes, len(ids)}) > 1 or any(ends):
-            raise ValueError("its files do not belong together")
+        vectors = array("vectors")
         if own.fingerprint != lexical["fingerprint"]:
             raise ValueError(
                 f"it was analysed as {lexical['fingerprint']!r}, its queries would be as "
                 f"{own.fingerprint!r}"
             )
-        return cls(
+        found = cls(
             passages=table,
             lexical=own,
             dense=DenseIndex(
@@ -364,6 +357,51 @@ class HybridIndex:
             embedder_weights=dense["weights"],
             report=BuildReport(**manifest["report"]),
         )
+        _check_rows(found, manifest["passages"])
+        return found
+
+
+def _check_rows(index: HybridIndex, n: int) -> None:
+    """Check that the arrays of an index are about the same n passages.
+
+    Raises:
+        ValueError: they are not: a search would find other passages, or none.
+    """
+    table, terms, postings = index.passages, index.lexical.terms, index.lexical.postings
+    vectors, codes = index.dense.vectors, index.dense.codes
+    sizes = [len(table.ids), table.digests.size, terms.lengths.size, len(vectors)]
+    sizes += [rows.starts.size - 1 for rows in (terms.rows, index.pieces) if rows is not None]
+    shapes = (table.digests.ndim, terms.lengths.ndim, vectors.ndim)
+    n_terms, ids = len(terms.vocabulary), table.ids
+    checks = {
+        "have other numbers of rows": {*sizes} != {n} or shapes != (1, 1, 2),
+        "have ids that are not texts in order": not (
+            all(isinstance(each, str) for each in ids) and all(map(lt, ids, ids[1:]))
+        ),
+        "place passages outside of their lines": not _are_starts(
+            table.offsets, n, table.lines.size
+        ),
+        "count terms otherwise than they name them": terms.rows.counts.shape
+        != terms.rows.numbers.shape,
+        "have lengths below 0": terms.lengths.min(initial=0) < 0,
+        "place terms outside of their passages": not (
+            _are_starts(postings.starts, n_terms, postings.rows.size)
+            and postings.rows.shape == postings.scores.shape
+        ),
+        "name passages that there are not": postings.rows.min(initial=0) < 0
+        or postings.rows.max(initial=-1) >= n,
+        "have codes of other vectors": codes is not None
+        and (codes.ntotal, codes.d) != vectors.shape,
+    }
+    for what, is_so in checks.items():
+        if is_so:
+            raise ValueError(f"its files do not belong together: they {what}")
+
+
+def _are_starts(starts: NDArray[Any], n: int, end: int) -> bool:
+    """Tell whether n rows lie one after the other, from 0 to ``end``."""
+    ends = starts[[0, -1]].tolist() if starts.shape == (n + 1,) else None
+    return ends == [0, end] and bool((np.diff(starts) >= 0).all())
 
 
 def _fitted(report: BuildReport, texts: Iterable[str], analyser: Analyser) -> BuildReport:
