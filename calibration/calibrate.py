@@ -15,7 +15,14 @@ from calibration.calibrate_route import (
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
 from calibration.pool_labels import label, unlabelled_note
-from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
+from calibration.replay import (
+    Pools,
+    Progress,
+    Readings,
+    check_labels_are_found,
+    encode_queries,
+    replay,
+)
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
 from ctxguard.core.columns import SignalColumn
@@ -118,6 +125,7 @@ def calibrate(
     if settings.signal_columns:
         main, names = wrapped(next(iter(views.values()))), settings.signal_columns
         columns = read_columns(main, dataset.queries, names, settings.depth, vectors)
+    readings = Readings()
     replayed = [
         replay(
             view,
@@ -126,6 +134,7 @@ def calibrate(
             vectors=vectors,
             progress=passes(f"replaying {name}", len(dataset)),
             columns=columns,
+            readings=readings,
         )
         for name, view in views.items()
     ]

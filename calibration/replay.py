@@ -37,6 +37,7 @@ from ctxguard.core.types import (
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
+from ctxguard.retrieval.index.passages import PassageLines
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -210,6 +211,7 @@ def replay(
     vectors: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     columns: Sequence[SignalColumn] = (),
+    readings: "Readings | None" = None,
 ) -> Pools:
     """Retrieve every query and keep its candidates in the order that ``decide`` sees.
 
@@ -221,6 +223,7 @@ def replay(
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
         columns: Columns of the passages' metadata that give signals.
+        readings: What other replays over the same index read; None for nothing.
 
     Raises:
         CalibrationError: no query could be replayed.
@@ -229,6 +232,7 @@ def replay(
     if not queries:
         raise CalibrationError("there are no queries to replay")
     retriever = wrapped(retriever)
+    readings = Readings() if readings is None else readings
     answers: list[_Replayed] = []
     skipped: list[str] = []
     for query in queries:
@@ -244,7 +248,7 @@ def replay(
             skipped.append(f"{query.query_id}: {error}")
         else:
             ranking = with_columns(ranking, columns, query.text)
-            answers.append(_answer(query.query_id, ranking, list(order[:depth])))
+            answers.append(_answer(query.query_id, ranking, list(order[:depth]), readings))
         if progress is not None:
             progress(1)
     if not answers:
@@ -296,14 +300,40 @@ class _Replayed(NamedTuple):
     columns: dict[tuple[str, str], Any]
 
 
-def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Replayed:
+class Readings:
+    """Counts the tokens of passages and finds their documents, reading each of an index once.
+
+    Passages of another retriever are read for every query: its texts may depend on the query.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, str | None]] = {}
+
+    def of(self, ranking: Ranking, order: Sequence[int]) -> list[tuple[float, str | None]]:
+        """Return the tokens, and the document of a chunk, of the candidates in an order.
+
+        The tokens are NaN if there is no text; the document is None of what is no chunk.
+        """
+        known = self._known if isinstance(ranking.passages, PassageLines) else {}
+        found = []
+        for position in order:
+            passage_id = ranking.passage_ids[position]
+            own = known.get(passage_id)
+            if own is None:
+                own = known[passage_id] = _reading(ranking.passages, position, passage_id)
+            found.append(own)
+        return found
+
+
+def _answer(query_id: str, ranking: Ranking, order: list[int], readings: Readings) -> _Replayed:
+    read = readings.of(ranking, order)
     # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
     columns: dict[tuple[str, str], Any] = {
         ("", "scores"): [
             1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
             for rank, position in enumerate(order, start=1)
         ],
-        ("", "tokens"): [_tokens(ranking.passages, position) for position in order],
+        ("", "tokens"): [tokens for tokens, _ in read],
     }
     columns |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
     columns |= {
@@ -315,7 +345,7 @@ def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Replayed:
         query_id,
         (ranking.route, ranking.kind),
         tuple([ranking.passage_ids[position] for position in order]),
-        _documents(ranking, order),
+        _documents(ranking, order, [document for _, document in read]),
         {name: leg.kind for name, leg in ranking.legs.items()},
         columns,
     )
@@ -351,23 +381,27 @@ def _whole_signals(
     return whole, tuple(notes)
 
 
-def _tokens(passages: PassageSource, position: int) -> float:
-    """Estimate a text's tokens; NaN if there is no text: anyone's code may be behind it."""
+def _reading(passages: PassageSource, position: int, passage_id: str) -> tuple[float, str | None]:
+    """Estimate a text's tokens, and find the document of a chunk; see `Readings.of`."""
     try:
-        text = passages[position].text
-        return float(estimate_tokens(text)) if text else np.nan
+        passage = passages[position]
+        tokens = float(estimate_tokens(passage.text)) if passage.text else np.nan
     except Exception:
-        return np.nan
+        # Anyone's code may be behind it, and without a chunk's passage its document is unknown.
+        if is_chunk_id(passage_id):
+            raise
+        return np.nan, None
+    return tokens, document_of(passage) if is_chunk_id(passage_id) else None
 
 
-def _documents(ranking: Ranking, order: Sequence[int]) -> tuple[str, ...]:
+def _documents(
+    ranking: Ranking, order: Sequence[int], documents: Sequence[str | None]
+) -> tuple[str, ...]:
     """Return the ids in an order, with a document's instead of that of its first chunk."""
     ids: list[str] = []
     seen: set[str] = set()
-    for position in order:
+    for position, document in zip(order, documents, strict=True):
         passage_id = ranking.passage_ids[position]
-        # Only a chunk's passage is read: that of another id may have no text at hand.
-        document = document_of(ranking.passages[position]) if is_chunk_id(passage_id) else None
         ids.append(passage_id if document is None or document in seen else document)
         if document is not None:
             seen.add(document)
