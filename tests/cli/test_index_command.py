@@ -1,6 +1,7 @@
 """`ctxguard index`."""
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from running import Result, Run, figures, read
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from tests.documents import markdown, text
 
 pytestmark = pytest.mark.model
@@ -201,3 +203,37 @@ def test_documents_are_cut_at_headings_and_sentences_which_labels_name(
     markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
     updated = run.read("index", "--update", documents, *made)["update"]
     assert (updated["changed"], updated["deleted"], updated["encoded"]) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_an_interrupted_run_goes_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, update: bool
+) -> None:
+    """What it encoded is kept beside the folder until an index is saved, which has all of it."""
+    corpus, folder = corpus_of(tmp_path, "a kettle"), tmp_path / "i"
+    if update:
+        run.ok("index", corpus, "--out", folder)
+    corpus_of(tmp_path, *[f"kettle number {n}" for n in range(600)])
+    encoded, own = list[str](), SentenceTransformerEmbedder.encode_passages
+
+    def until(most: int) -> Callable[..., Any]:
+        def encode(self: Any, texts: Sequence[str], progress: Any = None) -> Any:
+            if len(encoded) + len(texts) > most:
+                raise KeyboardInterrupt
+            encoded.extend(texts)
+            return own(self, texts, progress)
+
+        return encode
+
+    arguments = ("index", corpus, "--out", folder, *(["--update"] if update else []))
+    monkeypatch.setattr(SentenceTransformerEmbedder, "encode_passages", until(512))
+    assert run(*arguments).exit_code == 130
+    assert (tmp_path / "i.unfinished").is_file()
+    assert folder.exists() is update
+    monkeypatch.setattr(SentenceTransformerEmbedder, "encode_passages", until(600))
+    done = run.ok(*arguments)
+    assert "512 passages that an interrupted run encoded" in " ".join(done.output.split())
+    assert "encoding passages: 0 of 600" in done.stderr
+    assert sorted(encoded) == sorted(f"kettle number {n}" for n in range(600))
+    assert not (tmp_path / "i.unfinished").exists()
+    assert len(HybridRetriever.load(folder)) == 600

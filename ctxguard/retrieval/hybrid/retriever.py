@@ -30,9 +30,9 @@ from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
     Analyser,
+    BuildProgress,
     Embedder,
     Float32Array,
-    Progress,
     QueryStates,
     Reranker,
 )
@@ -95,7 +95,7 @@ class HybridRetriever(Hybrid):
         lexical: LexicalEngine = "bm25s",
         analyser: Analyser | str = "en",
         exact_limit: int = EXACT_LIMIT,
-        progress: Progress | None = None,
+        progress: BuildProgress | None = None,
         signals: SignalLevel = "full",
         **options: Unpack[HybridOptions],
     ) -> Self:
@@ -113,7 +113,7 @@ class HybridRetriever(Hybrid):
                 scripts without spaces between words; or an analyser of your own.
             exact_limit: Up to this many passages the dense leg compares every vector; above, it
                 compares codes first.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
             signals: ``full`` for signals of the candidates, which the ranker orders by; ``none``
                 for the legs' scores alone.
             options: See `HybridOptions`.
@@ -264,7 +264,7 @@ class HybridRetriever(Hybrid):
             raise KeyError(passage_id)
         return passages[row]
 
-    def update(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
+    def update(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
         """Make the next generation, which holds these passages and no others, and answer from it.
 
         Only texts that are new are encoded. Searches are answered meanwhile, and find what they
@@ -273,7 +273,7 @@ class HybridRetriever(Hybrid):
 
         Args:
             passages: The whole corpus, in any order; each with an id of its own.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
 
         Raises:
             DataError: passages that cannot be indexed; nothing is changed then.
