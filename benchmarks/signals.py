@@ -31,7 +31,7 @@ from calibration.grid import utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
@@ -77,10 +77,10 @@ def udcg_gains(pools: Pools, labels: PoolLabels) -> dict[str, float]:
 
 def _udcg(pools: Pools, labels: PoolLabels) -> float:
     model, values = fit_relevance(pools, labels), out_of_fold(pools, labels)
-    cost = max(-DEFAULT_UTILITIES.irrelevant, 0.0)
+    cost = max(-READERS.irrelevant, 0.0)
     ks, thresholds = (values.shape[1],), np.array([cost / (cost + 1.0)])
     grid = utility_grid(pools, labels, values, model, ks=ks, thresholds=thresholds, min_keep=1)
-    return float(np.nanmean(grid.at([(0, 0)]).udcg_strict[:, 0]))
+    return float(np.nanmean(grid.at([(0, 0)]).udcg[:, 0]))
 
 
 def bytes_by_kind(retriever: HybridRetriever) -> dict[str, float]:

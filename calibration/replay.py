@@ -20,7 +20,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,
@@ -150,8 +150,15 @@ class Pools:
                     name: Leg(scores[row, :n], self.leg_kinds[name])
                     for name, scores in self.legs.items()
                 },
-                signals={name: values[row, :n] for name, values in self.signals.items()},
+                signals=self._signals_of(row, n),
             )
+
+    def _signals_of(self, row: int, n: int) -> dict[str, FloatArray]:
+        signals = {name: values[row, :n] for name, values in self.signals.items()}
+        if self.tokens is not None:
+            # A text that cannot be read is dropped when the context is assembled.
+            signals[TOKENS] = np.nan_to_num(self.tokens[row, :n])
+        return signals
 
     def run(self) -> dict[str, tuple[Hit, ...]]:
         """Write the pools as a TREC run: candidates by query id, best first."""
@@ -282,7 +289,7 @@ def replay(
         legs=found["leg"],
         leg_kinds={name: leg for each in own for name, leg in each.leg_kinds.items()},
         skipped=tuple(skipped),
-        tokens=found[""]["tokens"],
+        tokens=found[""]["tokens"] if np.isfinite(found[""]["tokens"]).any() else None,
         documents=None if documents == passage_ids else documents,
         signals=signals,
         notes=notes,
@@ -326,20 +333,20 @@ class Readings:
 
 
 def _answer(query_id: str, ranking: Ranking, order: list[int], readings: Readings) -> _Replayed:
-    read = readings.of(ranking, order)
+    read, tokens = readings.of(ranking, order), ranking.signals.get(TOKENS)
     # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
     columns: dict[tuple[str, str], Any] = {
         ("", "scores"): [
             1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
             for rank, position in enumerate(order, start=1)
         ],
-        ("", "tokens"): [tokens for tokens, _ in read],
+        ("", "tokens"): [each for each, _ in read] if tokens is None else tokens[order],
     }
     columns |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
     columns |= {
         ("signal", name): values[order]
         for name, values in ranking.signals.items()
-        if not name.startswith(ANSWER)
+        if name != TOKENS and not name.startswith(ANSWER)
     }
     return _Replayed(
         query_id,

@@ -21,7 +21,7 @@ from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
 
@@ -115,7 +115,7 @@ def compare(
     dataset: Dataset,
     *,
     baseline: str | None = None,
-    utilities: Utilities = DEFAULT_UTILITIES,
+    utilities: Utilities = READERS,
     depth: int = DEFAULT_DEPTH,
     vectors: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -183,7 +183,7 @@ def compare(
     for candidate in candidates:
         pools, labels, latency_ms = labelled[candidate.stages]
         measured = per_query(pools, labels, candidate.policy).values
-        both = measured["udcg_strict"] + 2 * measured["harm"]
+        both = measured["udcg"] + 2 * measured["harm"]
         share = bootstrap_ratio(measured["harm"], both, seed=seed)
         compared.append(
             Compared(

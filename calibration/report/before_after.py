@@ -70,7 +70,7 @@ class BeforeAfter:
             return in_context(marked, outcome.today), in_context(marked, outcome.chosen)
 
         before, after = both(marks.answers)
-        values = [each.metrics.values["udcg_strict"] for each in (outcome.chosen, outcome.today)]
+        values = [each.metrics.values["udcg"] for each in (outcome.chosen, outcome.today)]
         return cls(
             (before > 0, after > 0),
             both(marks.misleading),

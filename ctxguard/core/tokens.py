@@ -1,6 +1,17 @@
 """Estimates how many tokens a text has, without a tokenizer. Pure."""
 
+from dataclasses import replace
+
 import numpy as np
+
+from ctxguard.core.types import FloatArray, Ranking
+
+TOKENS = "tokens"
+"""The signal that holds the estimated tokens of each candidate."""
+
+OVERHEAD = 100.0
+"""A passage costs as much as so many tokens besides its own: its frame in the prompt, and the
+reader's attention."""
 
 _UNIT = 64
 _WEIGHT_OF_BYTES = (
@@ -35,3 +46,26 @@ def estimate_tokens(text: str) -> int:
     """
     weighted = text.encode("utf-8", "replace").translate(_WEIGHTS)
     return -(-int(np.frombuffer(weighted, np.uint8).sum(dtype=np.int64)) // _UNIT)
+
+
+def weight_of(tokens: FloatArray) -> FloatArray:
+    """Return the weight of P(relevant) by length: 1 for 100 tokens, more for fewer.
+
+    >>> weight_of(np.array([0.0, 100.0, 300.0])).tolist()
+    [2.0, 1.0, 0.5]
+    """
+    weights: FloatArray = 2.0 * OVERHEAD / (tokens + OVERHEAD)
+    return weights
+
+
+def with_tokens(ranking: Ranking) -> Ranking:
+    """Add the signal ``tokens``, unless it is there or a candidate's text cannot be read."""
+    if TOKENS in ranking.signals:
+        return ranking
+    passages = ranking.passages
+    try:
+        counts = [estimate_tokens(passages[at].text) for at in range(len(ranking))]
+    except Exception:  # reading a passage runs anyone's code
+        return ranking
+    signals = {**ranking.signals, TOKENS: np.array(counts, dtype=np.float64)}
+    return replace(ranking, signals=signals)

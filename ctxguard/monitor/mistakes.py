@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.decision import Decision
-from ctxguard.core.metrics import DEFAULT_UTILITIES, strict_utilities
+from ctxguard.core.metrics import READERS, worths
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.metrics import YES, Rows
@@ -145,10 +145,10 @@ def _mistake(
     n_relevant = len(lost) + sum(sample.grade(place) > 0 for place in kept)
     udcg_loss = 0.0
     for rank, place in enumerate(lost, start=len(kept) + 1):
-        [worth] = strict_utilities(
+        [worth] = worths(
             [sample.grade(place)],
             top_grade=tops[record.passage_ids[place] in sample.people],
-            utilities=DEFAULT_UTILITIES if profile is None else profile.utilities,
+            utilities=READERS if profile is None else profile.utilities,
         )
         udcg_loss += max(worth, 0.0) / math.log2(rank + 1)
     explained = candidates_of(record, decision, sample.judge, labels)
