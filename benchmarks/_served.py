@@ -248,7 +248,7 @@ def asking_figures(
     """What an assessor gains and costs on the other queries, beside what its calibration says.
 
     Returns:
-        ``gain`` is strict UDCG less that of the same calibration without an assessor, ``net`` less
+        ``gain`` is UDCG less that of the same calibration without an assessor, ``net`` less
         the price of every candidate whose answer counts, ``over_today`` the net gain over today's
         first 5. ``share`` is that of the first 20 candidates, asked for the record alone too;
         ``forecast`` is the profile's figure of the net gain, NaN where nobody is asked.

@@ -70,7 +70,7 @@ class Outcome:
     Attributes:
         ndcg: nDCG@10 with all signals.
         plain: nDCG@10 of reciprocal ranks without signals.
-        udcg: Strict UDCG of the calibrated policy's contexts on held-out queries.
+        udcg: UDCG of the calibrated policy's contexts on held-out queries.
     """
 
     ndcg: FloatArray
@@ -160,11 +160,9 @@ def missed(
         if apart is None or abs(apart) > MOST_NDCG_APART:
             lines.append(f"{name}: nDCG@10 is {apart} from the embedded index's")
         if udcg is None or base.lower is None or base.upper is None:
-            lines.append(f"{name}: strict UDCG is undefined")
+            lines.append(f"{name}: UDCG is undefined")
         elif not base.lower <= udcg <= base.upper:
-            lines.append(
-                f"{name}: strict UDCG {udcg:.3f} is outside {base.lower:.3f} to {base.upper:.3f}"
-            )
+            lines.append(f"{name}: UDCG {udcg:.3f} is outside {base.lower:.3f} to {base.upper:.3f}")
     return lines
 
 
@@ -222,7 +220,7 @@ def table(found: Mapping[str, Any], title: str) -> Table:
     """One row an engine."""
     shown = Table(title=title, title_justify="left")
     shown.add_column("engine", no_wrap=True)
-    for column in ("nDCG@10", "less embedded", "without", "strict UDCG", "ms", "without"):
+    for column in ("nDCG@10", "less embedded", "without", "UDCG", "ms", "without"):
         shown.add_column(column, justify="right")
     for name, row in found["engines"].items():
         metrics = row["metrics"]

@@ -274,7 +274,7 @@ def bars(frontier: Table | None) -> Bars:
             f"{own - recall:+.3f}",
             own - recall >= LEAST_OVER_RECALL,
         ),
-        f"above strict UDCG by ≥ {LEAST_OVER_STRICT:g}": (
+        f"above UDCG by ≥ {LEAST_OVER_STRICT:g}": (
             f"{own - strict:+.3f}",
             own - strict >= LEAST_OVER_STRICT,
         ),

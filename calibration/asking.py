@@ -60,7 +60,7 @@ class Asking:
     Attributes:
         stage: Asks it; its deadline should be patient, and its rate high.
         passage: A passage by its id; raises KeyError for one that is not there.
-        price: Of asking about one candidate, in strict UDCG, ≥ 0.
+        price: Of asking about one candidate, in UDCG, ≥ 0.
         sleep: Waits for a number of seconds.
     """
 

@@ -67,13 +67,13 @@ class Settings(ChoiceSettings):
     """How to choose and certify, with what a calibration in Python alone takes."""
 
     context: Wanted = setting(  # type: ignore[assignment]  # one more than the command has
-        "See ``ChoiceSettings``; ``utility`` takes the policy of highest strict UDCG, whatever its "
+        "See ``ChoiceSettings``; ``utility`` takes the policy of highest UDCG, whatever its "
         "recall.",
         value="balanced",
     )
     promise: Promise | None = optional(
         "The promise that the certificate must make of the chosen policy, then the one of highest "
-        "strict UDCG that keeps the promise, whatever the context. None for a certificate that "
+        "UDCG that keeps the promise, whatever the context. None for a certificate that "
         "says what the choice costs."
     )
     depth: int = setting("Candidates per query.", ge=1, value=DEFAULT_DEPTH)

@@ -64,13 +64,13 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     """Order policies on one set of queries, test them on another, choose among those that pass.
 
     What is served today is the baseline of recall loss, so that it loses nothing, and only
-    policies of more strict UDCG than it are worth a test.
+    policies of more UDCG than it are worth a test.
 
-    Fixed-sequence testing with betting p-values along the Pareto front of risk and strict UDCG,
+    Fixed-sequence testing with betting p-values along the Pareto front of risk and UDCG,
     safest first. A policy whose plain mean on the test queries breaks the promise is not
     certified whatever its p-value: betting may stop at its luckiest moment, which is valid at
     level delta, but a promise must not contradict its own evidence. Of the certified policies
-    the one with the highest strict UDCG over all these queries is chosen. The certificate allows
+    the one with the highest UDCG over all these queries is chosen. The certificate allows
     this, since it holds for all of them at once.
 
     Args:

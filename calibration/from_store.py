@@ -364,7 +364,7 @@ def calibrate_from_store(
     gain = difference(judged, decided_by_others(judged, settings), first, utilities)
     policy = fitted_policy(judged, settings)
     verdict = _verdict(found, gain, settings)
-    why = f"{judged.in_words}; strict UDCG {_in_words(gain.udcg)} over the first {today.k}"
+    why = f"{judged.in_words}; UDCG {_in_words(gain.udcg)} over the first {today.k}"
     route = RouteProfile(
         policy=today if verdict.decision == "keep" else policy,
         score_kind=judged.pools.kind,

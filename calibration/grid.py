@@ -68,7 +68,7 @@ class GridValues:
     where recall loss is undefined.
 
     Attributes:
-        udcg: Strict UDCG.
+        udcg: UDCG.
         recall_loss: The share of the baseline's relevant passages that the policy drops; its
             mean is over queries whose baseline has one, NaN if none has.
     """
@@ -168,7 +168,7 @@ class Grid:
 
     @cached_property
     def today(self) -> float:
-        """Mean strict UDCG of the baseline, which is served today.
+        """Mean UDCG of the baseline, which is served today.
 
         Raises:
             CalibrationError: there are no queries.

@@ -33,7 +33,7 @@ Verdict = Literal["SAFE", "RISKY", "DANGEROUS"]
 
 
 SAFE, DANGEROUS = 0.33, 0.5
-"""Shares of harm, mean harm / (mean gain + mean harm) in strict UDCG. They depend on labels and
+"""Shares of harm, mean harm / (mean gain + mean harm) in UDCG. They depend on labels and
 ranks alone, so that no scale of scores can make a candidate look safe."""
 
 FEWEST = 20
@@ -71,8 +71,8 @@ class Compared:
     Attributes:
         kind: The kind of its scores.
         per_query: The metrics ``COMPARED``, query by query.
-        curve: Strict UDCG by the size of the context.
-        harm_share: Mean harm / (mean gain + mean harm) of strict UDCG over the queries with either,
+        curve: UDCG by the size of the context.
+        harm_share: Mean harm / (mean gain + mean harm) of UDCG over the queries with either,
             in [0, 1]; no value if there is none.
         verdict: By ``RULE``; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without

@@ -23,7 +23,7 @@ class Curve:
 
     Attributes:
         udcg: Of contexts of at most k passages, for k = 1, 2, …
-        optimal_k: The k of highest mean strict UDCG; the smallest if several are equal.
+        optimal_k: The k of highest mean UDCG; the smallest if several are equal.
         within_noise: Every k that is not worse than the optimal one by more than noise, paired
             by query.
     """

@@ -49,7 +49,7 @@ class BeforeAfter:
         answered: Before and after, whether the context holds an answer.
         misleading: Before and after, how many passages mislead.
         irrelevant: Before and after, how many passages are not labelled relevant.
-        gain: Strict UDCG after less that before.
+        gain: UDCG after less that before.
     """
 
     answered: tuple[NDArray[np.bool_], NDArray[np.bool_]]

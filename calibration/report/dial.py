@@ -126,6 +126,8 @@ def dial(
     options = {each.name: each for each in outcome.options}
     found: list[tuple[DialStop, _Contexts]] = []
     for size, name in by_size.items():
+        if name not in options:  # the first k of equal tokens is a yardstick
+            continue
         own = options[name].order, options[name].kept
         alike = [at for at, (_, each) in enumerate(found) if _alike(each, own)]
         if alike:
@@ -208,7 +210,7 @@ def _between(outcome: RouteOutcome, serving_k: int) -> list[_Contexts]:
 
 
 def _of_size(sums: PolicySums, size: float) -> int:
-    """Find the policy of highest strict UDCG among those that keep about so many passages."""
+    """Find the policy of highest UDCG among those that keep about so many passages."""
     away = np.abs(sums.mean_kept - size)
     near = away <= max(_NEAR * size, float(away.min()))
     return int(np.where(near, sums.mean_gain, -np.inf).argmax())

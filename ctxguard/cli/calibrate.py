@@ -53,7 +53,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
     )
     price: float | None = optional(
         "Ask the assessor (the key assessor) about a candidate where that is worth more than this, "
-        "in strict UDCG.",
+        "in UDCG.",
         "UDCG",
         default="0.002 with an assessor",
         ge=0,
@@ -170,7 +170,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
                     ("route", found.route.value),
                     ("keeps", describe_policy(own.policy)),
                     *[
-                        (name, f"strict UDCG {udcg}, recall {recall}")
+                        (name, f"UDCG {udcg}, recall {recall}")
                         for name, gain in (("gain", made.gain), ("in force", made.in_force))
                         if gain is not None
                         for udcg, recall in [[interval(each, sign="+") for each in gain]]

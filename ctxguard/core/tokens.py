@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ctxguard.core.types import FloatArray, Ranking
+from ctxguard.core.types import FloatArray, PassageSource, Ranking
 
 TOKENS = "tokens"
 """The signal that holds the estimated tokens of each candidate."""
@@ -13,6 +13,7 @@ OVERHEAD = 100.0
 """A passage costs as much as so many tokens besides its own: its frame in the prompt, and the
 reader's attention."""
 
+_UNREADABLE = 1e9
 _UNIT = 64
 _WEIGHT_OF_BYTES = (
     (12, b"abcdefghijklmnopqrstuvwxyz "),
@@ -59,13 +60,18 @@ def weight_of(tokens: FloatArray) -> FloatArray:
 
 
 def with_tokens(ranking: Ranking) -> Ranking:
-    """Add the signal ``tokens``, unless it is there or a candidate's text cannot be read."""
+    """Add the signal ``tokens``, unless it is there.
+
+    A passage whose text cannot be read counts as very long, so that it takes no other's place.
+    """
     if TOKENS in ranking.signals:
         return ranking
-    passages = ranking.passages
+    counts = np.array([_tokens(ranking.passages, at) for at in range(len(ranking))], np.float64)
+    return replace(ranking, signals={**ranking.signals, TOKENS: counts})
+
+
+def _tokens(passages: PassageSource, position: int) -> float:
     try:
-        counts = [estimate_tokens(passages[at].text) for at in range(len(ranking))]
+        return estimate_tokens(passages[position].text)
     except Exception:  # reading a passage runs anyone's code
-        return ranking
-    signals = {**ranking.signals, TOKENS: np.array(counts, dtype=np.float64)}
-    return replace(ranking, signals=signals)
+        return _UNREADABLE

@@ -34,7 +34,7 @@ class Mistake:
         mode: In shadow nothing was lost: the policy would have dropped these.
         dropped: The relevant passages that it dropped, best first.
         n_relevant: The relevant passages among those that were judged or graded.
-        udcg_loss: Strict UDCG that the context lacks: of the same context with these at its end,
+        udcg_loss: UDCG that the context lacks: of the same context with these at its end,
             less its own.
         recall_loss: Share of ``n_relevant`` that was dropped.
         note: How the profile that gives the reasons differs from the one that decided.

@@ -328,11 +328,11 @@ class AssessorProfile(Frozen):
         model: What the answers say.
         policy: Applied to P after the answers; k and threshold were chosen with them. Where nothing
             is answered, what the route serves without an assessor stands.
-        price: What asking about one candidate must be worth, in strict UDCG.
+        price: What asking about one candidate must be worth, in UDCG.
         first: Only the first so many by P are asked about.
         decision: ``enforce`` applies the answers; ``shadow`` only asks and records them.
         verdict: On the policy with the answers; None where nobody judged it.
-        gain: Strict UDCG of a request with the answers, less that of what is served without and
+        gain: UDCG of a request with the answers, less that of what is served without and
             less the price of what is asked; bounds by Student's t, 90% each. None without a
             verdict.
         share: Share of the first candidates that is asked about.
