@@ -18,6 +18,7 @@ from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import (
     Pools,
     Progress,
+    Readings,
     check_labels_are_found,
     encode_queries,
     notes_on_themselves,
@@ -125,6 +126,7 @@ def calibrate(
     if settings.signal_columns:
         main, names = wrapped(next(iter(views.values()))), settings.signal_columns
         columns = read_columns(main, dataset.queries, names, settings.depth, vectors)
+    readings = Readings()
     replayed = [
         replay(
             view,
@@ -134,6 +136,7 @@ def calibrate(
             progress=passes(f"replaying {name}", len(dataset)),
             columns=columns,
             labels=dataset,
+            readings=readings,
         )
         for name, view in views.items()
     ]

@@ -38,6 +38,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
+from ctxguard.retrieval.index.passages import PassageLines
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -234,6 +235,7 @@ def replay(
     progress: Progress | None = None,
     columns: Sequence[SignalColumn] = (),
     labels: Dataset | None = None,
+    readings: "Readings | None" = None,
 ) -> Pools:
     """Retrieve every query and keep its candidates in the order that ``decide`` sees.
 
@@ -251,6 +253,7 @@ def replay(
             are looked up, where the retriever has a method ``passage``, so that their copies are
             known; and a query that is a passage itself, as in ArguAna, is left out of its own
             candidates, unless it is labelled relevant.
+        readings: What other replays over the same index read; None for nothing.
 
     Raises:
         CalibrationError: no query could be replayed.
@@ -260,6 +263,7 @@ def replay(
     if not queries:
         raise CalibrationError("there are no queries to replay")
     retriever, known = wrapped(retriever), KnownTexts()
+    readings = Readings() if readings is None else readings
     answers: list[_Replayed] = []
     skipped: list[str] = []
     themselves: list[str] = []
@@ -276,7 +280,7 @@ def replay(
             skipped.append(f"{query.query_id}: {error}")
         else:
             ranking = with_columns(ranking, columns, query.text)
-            passages = _readable(ranking, order[:depth], retriever.passage)
+            passages = readings.of(ranking, order[:depth], retriever.passage)
             others = _without_itself(query, labels, ranking, order[:depth], passages)
             themselves += [query.query_id] * (len(others) < len(order[:depth]))
             answers.append(_answer(query.query_id, ranking, others, passages, known))
@@ -342,11 +346,39 @@ class _Replayed(NamedTuple):
     columns: dict[tuple[str, str], Any]
 
 
+class Read(NamedTuple):
+    """A passage with a text, and its estimated tokens."""
+
+    passage: Passage
+    tokens: float
+
+
+class Readings:
+    """Reads the passages of candidates, those of an index once for all queries and routes.
+
+    Passages of another retriever are read for every query: its texts may depend on the query.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Read] = {}
+
+    def of(
+        self, ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
+    ) -> dict[int, Read]:
+        """Return the candidates' passages by position, without those that have no text."""
+        ids = ranking.passage_ids
+        known = self._known if isinstance(ranking.passages, PassageLines) else {}
+        missing = [position for position in candidates if ids[position] not in known]
+        for position, passage in _readable(ranking, missing, passage_of).items():
+            known[ids[position]] = Read(passage, float(estimate_tokens(passage.text)))
+        return {position: known[ids[position]] for position in candidates if ids[position] in known}
+
+
 def _answer(
     query_id: str,
     ranking: Ranking,
     candidates: Sequence[int],
-    passages: Mapping[int, Passage],
+    passages: Mapping[int, Read],
     known: KnownTexts,
 ) -> _Replayed:
     """Keep the first candidate of each text, by what the ranking says or the texts themselves.
@@ -362,7 +394,7 @@ def _answer(
     copies: dict[int, list[str]] = {}
     for position in candidates:
         if position in passages:
-            known.add(passages[position])
+            known.add(passages[position].passage)
         key = known.key(ids[position])
         key_or_root = ranking.copies.get(position, position) if ranking.copies or not key else key
         at = place.setdefault(key_or_root, len(order))
@@ -424,15 +456,12 @@ def _whole_signals(
     return whole, tuple(notes)
 
 
-def _tokens(ranking: Ranking, order: Sequence[int], passages: Mapping[int, Passage]) -> list[float]:
+def _tokens(ranking: Ranking, order: Sequence[int], passages: Mapping[int, Read]) -> list[float]:
     """Return the candidates' tokens; NaN if there is no text."""
     if (known := ranking.signals.get(TOKENS)) is not None:
         own: list[float] = known[order].tolist()
         return own
-    return [
-        float(estimate_tokens(passages[position].text)) if position in passages else np.nan
-        for position in order
-    ]
+    return [passages[position].tokens if position in passages else np.nan for position in order]
 
 
 def _readable(
@@ -458,7 +487,7 @@ def _without_itself(
     labels: Dataset | None,
     ranking: Ranking,
     candidates: Sequence[int],
-    passages: Mapping[int, Passage],
+    passages: Mapping[int, Read],
 ) -> Sequence[int]:
     """Leave out the query's own passage: with its text, or its id and no quite other text."""
     if labels is None:
@@ -466,11 +495,12 @@ def _without_itself(
     text, relevant = text_key(query.text), labels.relevant(query.query_id)
 
     def is_itself(position: int) -> bool:
-        name, passage = ranking.passage_ids[position], passages.get(position)
+        name, read = ranking.passage_ids[position], passages.get(position)
         if name in relevant:
             return False
-        if passage is None:
+        if read is None:
             return name == query.query_id
+        passage = read.passage
         whole = f"{passage.title} {passage.text}"
         if text in (text_key(passage.text), text_key(whole)):
             return True

@@ -1,7 +1,8 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from ctxguard.core.types import Passage
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval.index.hybrid_index import Changes
     from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+    from ctxguard.retrieval.protocols import BuildProgress, Embedder
 
     _Index = HybridRetriever | EngineRetriever
 
@@ -96,8 +99,8 @@ class IndexCommand(SettingsModel):
         return self
 
     def __call__(self, output: Output) -> None:
-        """An interrupted run leaves a folder as it was; in an engine, --update adds the rest. Index
-        a part of a large corpus first, then all of it with --update, which encodes what is new.
+        """An interrupted run leaves a folder as it was. The same command goes on from what it has
+        encoded, which is kept in a file beside the folder; in an engine, --update adds the rest.
         """
         from calibration.data.readers import read_corpus
 
@@ -119,21 +122,10 @@ class IndexCommand(SettingsModel):
                 embedder.piece_table  # noqa: B018  made, and kept
         kept = _Kept(existing, reader)
         corpus = _Corpus(reader, embedder, kept, chunk=chunk)
-        with output.passes() as begin:
-            tell: Callable[[int], None] | None = None
-
-            def encoded(done: int) -> None:
-                nonlocal tell
-                if tell is None:  # by now all are read; of an update only the index knows how many
-                    total = corpus.passages if existing is None else None
-                    tell = by_total(begin("encoding passages", total))
-                tell(done)
-
-            if existing is None:
-                retriever, changes = self._built(corpus, embedder, encoded), None
-            else:
-                retriever, changes = existing, existing.update(corpus, encoded)
-        build_seconds = perf_counter() - corpus.read_at
+        with self._kept(embedder, output) as encoder:
+            retriever, changes = self._made(corpus, encoder, existing, output)
+            build_seconds = perf_counter() - corpus.read_at
+            where, notes = self._saved(retriever, output)
         n_encoded = corpus.passages if changes is None else changes.encoded
         document = {
             "passages": len(retriever),
@@ -145,7 +137,6 @@ class IndexCommand(SettingsModel):
             "passages_per_second": n_encoded / build_seconds,
             "left_out": [{**e._asdict(), "kept": kept.of(e.path)} for e in reader.left_out],
         }
-        where, notes = self._saved(retriever, output)
         document |= {**where, "seconds": perf_counter() - start}
         notes = [*reader.notes, *corpus.notes, *notes]
         output.result(document, lambda: _print(document, output), notes, found=kept.n > 0)
@@ -169,11 +160,54 @@ class IndexCommand(SettingsModel):
             return ctxguard.HybridRetriever.load(self.out)
         return EngineRetriever.open(str(self.engine))
 
-    def _built(
+    @contextmanager
+    def _kept(
+        self, embedder: "SentenceTransformerEmbedder", output: Output
+    ) -> "Iterator[Embedder]":
+        """Keep what is encoded beside the folder, until the index is saved."""
+        from ctxguard.retrieval.index.kept_vectors import KeptVectors
+
+        if self.out is None:
+            yield embedder  # an engine has what was encoded
+            return
+        file = self.out.resolve()
+        file = file.with_name(f"{file.name}.unfinished")
+        with ExitStack() as opened:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                kept = opened.enter_context(KeptVectors(embedder, file))
+            except OSError as error:
+                output.note(f"an interrupted run would begin again: {file} is no use ({error})")
+                yield embedder
+                return
+            if kept.n_found:
+                found = count(kept.n_found, "passage")
+                output.note(f"{found} that an interrupted run encoded are taken from {file}")
+            try:
+                yield kept
+            except KeyboardInterrupt:
+                output.note(f"interrupted; the same command goes on after {len(kept):,} passages")
+                raise
+            kept.delete()
+
+    def _made(
         self,
-        passages: "_Corpus",
-        embedder: "SentenceTransformerEmbedder",
-        progress: Callable[[int], None],
+        corpus: "_Corpus",
+        encoder: "Embedder",
+        existing: "_Index | None",
+        output: Output,
+    ) -> "tuple[_Index, Changes | None]":
+        """Build the index, or bring it up to date, and show how far it is."""
+        with output.passes() as begin:
+            encoded = by_total(begin, "encoding passages")
+            if existing is None:
+                return self._built(corpus, encoder, encoded), None
+            if isinstance(existing, ctxguard.HybridRetriever):
+                existing = ctxguard.HybridRetriever(existing.generation, embedder=encoder)
+            return existing, existing.update(corpus, encoded)
+
+    def _built(
+        self, passages: "_Corpus", embedder: "Embedder", progress: "BuildProgress"
     ) -> "_Index":
         from ctxguard.integrations.engines.retriever import EngineRetriever
 

@@ -16,6 +16,8 @@ Float32Array = NDArray[np.float32]
 RowArray = NDArray[np.int64]
 Progress = Callable[[int], None]
 """Told how many passages are done so far."""
+BuildProgress = Callable[[int, int], None]
+"""Told how many passages are encoded so far, and how many there are to encode."""
 
 
 Retrieval = Ranking | Iterable[Hit]

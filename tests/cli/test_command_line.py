@@ -223,9 +223,20 @@ def test_long_work_writes_a_line_now_and_then_where_it_is_no_terminal(
         encoding(1_000)
         encoding(1_500)
         assert capsys.readouterr().err.splitlines() == [
-            "encoding: 1,000 so far",
-            "encoding: 2,500 so far",
+            "encoding: 1,000 of 3,000, about 1 min left",
+            "encoding: 2,500 of 3,000, about 1 min left",
         ]
+        begin("reading", None)(7)
+        assert capsys.readouterr().err == "reading: 7 so far\n"
+
+
+def test_what_is_told_by_total_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with Output().passes() as begin:
+        tell = console.by_total(begin, "encoding")
+        tell(0, 3_000)
+        assert capsys.readouterr().err == "encoding: 0 of 3,000\n"
+        tell(3_000, 3_000)
+    assert "3000/3000" in capsys.readouterr().err
 
 
 def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:

@@ -69,8 +69,8 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
     except (IndexFolderError, KeyError):
         pass
     embedder = SentenceTransformerEmbedder()
-    advance = passes("encoding passages", len(corpus))
-    retriever = HybridRetriever.build(corpus, embedder=embedder, progress=by_total(advance))
+    progress = by_total(passes, "encoding passages")
+    retriever = HybridRetriever.build(corpus, embedder=embedder, progress=progress)
     retriever.save(folder)
     return retriever, True
 

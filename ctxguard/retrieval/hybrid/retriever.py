@@ -31,9 +31,9 @@ from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
     Analyser,
+    BuildProgress,
     Embedder,
     Float32Array,
-    Progress,
     QueryStates,
     Reranker,
 )
@@ -96,7 +96,7 @@ class HybridRetriever(Hybrid):
         lexical: LexicalEngine = "bm25s",
         analyser: Analyser | str = "en",
         exact_limit: int = EXACT_LIMIT,
-        progress: Progress | None = None,
+        progress: BuildProgress | None = None,
         signals: SignalLevel = "full",
         **options: Unpack[HybridOptions],
     ) -> Self:
@@ -114,7 +114,7 @@ class HybridRetriever(Hybrid):
                 scripts without spaces between words; or an analyser of your own.
             exact_limit: Up to this many passages the dense leg compares every vector; above, it
                 compares codes first.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
             signals: ``full`` for signals of the candidates, which the ranker orders by; ``none``
                 for the legs' scores alone.
             options: See `HybridOptions`.
@@ -274,7 +274,7 @@ class HybridRetriever(Hybrid):
         """Return all passages, in the order of their ids."""
         return iter(self.generation.passages)
 
-    def update(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
+    def update(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
         """Make the next generation, which holds these passages and no others, and answer from it.
 
         Only texts that are new are encoded. Searches are answered meanwhile, and find what they
@@ -283,7 +283,7 @@ class HybridRetriever(Hybrid):
 
         Args:
             passages: The whole corpus, in any order; each with an id of its own.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
 
         Raises:
             DataError: passages that cannot be indexed; nothing is changed then.
