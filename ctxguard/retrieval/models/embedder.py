@@ -274,7 +274,7 @@ class SentenceTransformerEmbedder:
         made = kept(self._cache, key, lambda: exported(self.files.folder, form))
         options = library.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options.enable_mem_pattern = False  # one would be kept for each length
         session = library.InferenceSession(
             made["graph"].tobytes(), options, providers=["CPUExecutionProvider"]
         )
