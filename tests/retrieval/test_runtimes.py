@@ -11,9 +11,8 @@ import pytest
 
 from ctxguard._support.extras import install_line
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.retrieval.models import embedder, files
+from ctxguard.retrieval.models import embedder, export, files
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
-from ctxguard.retrieval.models.export import _rounded
 from ctxguard.retrieval.models.files import ModelFiles
 
 pytestmark = pytest.mark.model
@@ -116,12 +115,15 @@ def test_an_export_whose_results_are_not_torchs_is_not_used(
         own = tmp_path / str(n_wrong)
         for number, form in enumerate(forms):
             key = ModelFiles.find(tiny).key(f"{form}-{library.__version__}")
-            right = files.kept(cache, key, partial(embedder.exported, tiny, form))
+            right = files.kept(cache, key, partial(export.exported, tiny, form))
             sign = -1 if number < n_wrong else 1
             files.kept(own, key, lambda: {**right, "expected": sign * right["expected"]})  # noqa: B023
         with caplog.at_level(logging.WARNING):
             assert ways(Encoder(tiny, cache=own))["queries"] == way
-        assert "no queries in int8 (its vectors differ from sentence-transformers'" in caplog.text
+        assert (
+            "does not compute queries in int8 (its vectors differ from sentence-transformers'"
+            in caplog.text
+        )
 
 
 @pytest.fixture(params=["onnxruntime", "onnx"])
@@ -137,7 +139,7 @@ def test_without_the_extra_torch_is_used(
     """The log says once what to install."""
     with caplog.at_level(logging.INFO):
         assert ways(Encoder(tiny, cache=tmp_path))["queries"] == ("torch", "float32")
-    assert caplog.text.count("no queries in") == 1
+    assert caplog.text.count("does not compute") == 1
     assert f"the extra fast: {install_line('fast')}" in caplog.text
 
 
@@ -155,6 +157,7 @@ def test_a_requested_runtime_that_is_not_installed_is_an_error(
     ("bfloat16", "passages"), [(True, ("torch", "bfloat16")), (False, ("onnxruntime", "float32"))]
 )
 def test_the_fastest_way_is_the_default(
+    *,
     bfloat16: bool,
     passages: tuple[str, str],
     tiny: Path,
@@ -163,7 +166,7 @@ def test_the_fastest_way_is_the_default(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The log names it: it depends on the processor, which a requested runtime does not."""
-    monkeypatch.setattr(embedder, "_has_bfloat16", lambda: bfloat16)
+    monkeypatch.setattr(embedder, "has_bfloat16", lambda: bfloat16)
     with caplog.at_level(logging.INFO):
         found = ways(Encoder(tiny, cache=cache))
     assert found == {"queries": ("onnxruntime", "int8"), "passages": passages}
@@ -179,7 +182,7 @@ def test_a_model_that_cannot_be_exported_stays_on_torch(
     def refuse(*_: object) -> object:
         raise RuntimeError("an operation is not known")
 
-    monkeypatch.setattr(embedder, "exported", refuse)
+    monkeypatch.setattr(export, "exported", refuse)
     with caplog.at_level(logging.WARNING):
         encoder = Encoder(tiny, cache=tmp_path)
         assert ways(encoder)["queries"] == ("torch", "float32")
@@ -223,13 +226,20 @@ def test_rounded_weights_leave_others_as_they_are() -> None:
         found: list[np.ndarray] = session.run(None, {"x": x})
         return found
 
-    found = computed(_rounded(content))
+    found = computed(export._rounded(content))
     for name, own, right in zip(outputs, found, computed(content), strict=True):
         largest = np.abs(right).max(axis=0) + 1e-9
         bound = 0.05 if name in {"by w", "again", "by tied"} else 1e-6
         assert (np.abs(own - right) / largest).max() < bound, name
-    kinds = [each.op_type for each in onnx.load_model_from_string(_rounded(content)).graph.node]
+    kinds = [
+        each.op_type for each in onnx.load_model_from_string(export._rounded(content)).graph.node
+    ]
     assert kinds.count("DynamicQuantizeMatMul") == 3  # of two weights, one of them used twice
+
+
+def test_torch_holds_one_model_for_both(tiny: Path) -> None:
+    encoder = Encoder(tiny, runtime="torch")
+    assert encoder._model("queries") is encoder._model("passages")
 
 
 def test_a_model_of_something_else_than_texts_is_refused(

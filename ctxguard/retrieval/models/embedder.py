@@ -17,15 +17,9 @@ from numpy.typing import NDArray
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.retrieval.models.export import (
-    PROBES,
-    expected,
-    exported,
-    tensor_module,
-    text_settings,
-)
+from ctxguard.retrieval.models import export
 from ctxguard.retrieval.models.files import ModelFiles, kept
-from ctxguard.retrieval.models.loading import load, torch
+from ctxguard.retrieval.models.loading import has_bfloat16, load, torch
 from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.protocols import Float32Array, Progress, QueryStates
 
@@ -41,7 +35,6 @@ _FORMS = {"queries": ("int8", "float32"), "passages": ("float32",)}
 _CHUNK, _BATCH, _PIECES_BATCH = 512, 8, 256  # more texts at once outgrow a core's cache
 _WINDOWS = 8
 """The pieces of a passage are read up to this multiple of the length that its vector covers."""
-
 
 Purpose = Literal["queries", "passages"]
 
@@ -76,7 +69,7 @@ class _Model(NamedTuple):
 
     def checked(self, right: Float32Array) -> "_Model":
         """Refuse a model whose vectors of the probes are not sentence-transformers' own."""
-        found, _ = self.compute([self.tokenizer.encode(probe).ids for probe in PROBES])
+        found, _ = self.compute([self.tokenizer.encode(probe).ids for probe in export.PROBES])
         error = np.linalg.norm(found - right) / np.linalg.norm(right)
         if not error <= _LARGEST_ERROR[self.form]:
             raise ValueError(f"its vectors differ from sentence-transformers' by {error:.2g}")
@@ -233,7 +226,7 @@ class SentenceTransformerEmbedder:
 
     def _open(self, purpose: Purpose) -> _Model:
         forms, opened = _FORMS[purpose], self._in_onnxruntime
-        if self._runtime is None and purpose == "passages" and _has_bfloat16():
+        if self._runtime is None and purpose == "passages" and has_bfloat16():
             forms, opened = ("bfloat16",), self._in_torch
         for form in forms if self._runtime != "torch" else ():
             try:
@@ -247,31 +240,33 @@ class SentenceTransformerEmbedder:
                     raise
                 # Only the probes were computed, so that no message quotes a request.
                 reason = str(error)[:300]
-                _log.warning("%s: no %s in %s (%s)", self.name, purpose, form, reason)
+                _log.warning("%s does not compute %s in %s (%s)", self.name, purpose, form, reason)
                 if is_last:
                     break
-        return self._in_torch("float32")
+        # One serves both, like its lock: torch computes one call at a time.
+        exact = [each for each in self._opened.values() if each[:2] == ("torch", "float32")]
+        return exact[0] if exact else self._in_torch("float32")
 
     def _in_torch(self, form: str) -> _Model:
         """Run a model of sentence-transformers: one call at a time, on all of torch's threads."""
         library = load("SentenceTransformer", self.files.folder)
-        module, turn, rounded = tensor_module(library), Lock(), form == "bfloat16"
+        module, turn = export.tensor_module(library), Lock()
 
         def run(*inputs: NDArray[np.int64]) -> list[Float32Array]:
-            narrow = torch().autocast("cpu", torch().bfloat16, enabled=rounded)
+            narrow = torch().autocast("cpu", torch().bfloat16, enabled=form == "bfloat16")
             with turn, torch().inference_mode(), narrow:
                 tensors = [torch().from_numpy(each).to(library.device) for each in inputs]
                 return [each.float().cpu().numpy() for each in module(*tensors)]
 
-        model = _Model("torch", form, run, *text_settings(library))
-        return model.checked(expected(library))
+        model = _Model("torch", form, run, *export.text_settings(library))
+        return model.checked(export.expected(library))
 
     def _in_onnxruntime(self, form: str) -> _Model:
         """Open an export: any number of calls at once, each on its caller's thread."""
         library = require("onnxruntime", "fast")
         library.disable_telemetry_events()
         key = self.files.key(f"{form}-{library.__version__}")
-        made = kept(self._cache, key, lambda: exported(self.files.folder, form))
+        made = kept(self._cache, key, lambda: export.exported(self.files.folder, form))
         options = library.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # one would be kept for each length
@@ -286,14 +281,6 @@ class SentenceTransformerEmbedder:
         text, *others = json.loads(made["settings"].tobytes())
         tokenizer = require("tokenizers", "embedded").Tokenizer.from_str(text)
         return _Model("onnxruntime", form, run, tokenizer, *others).checked(made["expected"])
-
-
-def _has_bfloat16() -> bool:
-    """Tell whether the processor computes in bfloat16, which onnxruntime does not on x86."""
-    try:
-        return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
 
 
 def _processors() -> int:
