@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +119,9 @@ def generated(n_passages: int, folder: Path, n_questions: int) -> Questions:
 
 def real(folder: Path, cache: Path, n_questions: int) -> Questions:
     """Read a BEIR folder; its vectors are kept in the cache."""
-    passages, dataset = list(read_corpus(folder)), all_splits(folder)
+    # In the order in which an index encodes them.
+    passages = sorted(read_corpus(folder), key=attrgetter("passage_id"))
+    dataset = all_splits(folder)
     texts = [searchable_text(passage) for passage in passages]
     embedder = KeptVectors(remembered=0)
     key = f"{folder.resolve().name}-{len(texts)}-{embedder.fingerprint()[:16]}"

@@ -69,7 +69,7 @@ def test_vectors_are_those_of_sentence_transformers(
 ) -> None:
     queries = np.stack([encoder.query(text).vector for text in TEXTS])
     in_eight_bits = encoder._model("queries").form == "int8"
-    least = {"passages": 0.9999, "queries": 0.96 if in_eight_bits else 0.9999}
+    least = {"passages": 0.9999, "queries": 0.98 if in_eight_bits else 0.9999}
     found = {"passages": encoder.encode_passages(TEXTS), "queries": queries}
     for purpose, vectors in found.items():
         assert (vectors.dtype, vectors.shape) == (np.float32, (len(TEXTS), 384))

@@ -203,10 +203,22 @@ def test_rounded_weights_leave_others_as_they_are() -> None:
         "batched": random.normal(size=(1, 4, 2)),
     }
     nodes = [node("MatMul", ["x", name], [f"by {name}"]) for name in weights]
-    twice = [node("MatMul", ["x", "w"], ["again"]), node("Add", ["x", "tied"], ["sum"])]
-    outputs = [*(f"by {name}" for name in weights), "again", "sum"]
+    weights |= {"wide": random.normal(size=(4, 64)), "narrow": random.normal(size=(64, 4))}
+    others = [
+        node("MatMul", ["x", "w"], ["again"]),
+        node("Add", ["x", "tied"], ["sum"]),
+        node("MatMul", ["x", "wide"], ["inside"]),
+        node("MatMul", ["inside", "narrow"], ["both"]),
+    ]
+    rounded = {"by w", "again", "by tied", "both"}
+    outputs = [
+        *(f"by {name}" for name in ("w", "tied", "single", "batched")),
+        "again",
+        "sum",
+        "both",
+    ]
     graph = onnx.helper.make_graph(
-        [*nodes, *twice],
+        [*nodes, *others],
         "products",
         [info("x", 1, [4, 4])],
         [info(name, 1, None) for name in outputs],
@@ -226,15 +238,15 @@ def test_rounded_weights_leave_others_as_they_are() -> None:
         found: list[np.ndarray] = session.run(None, {"x": x})
         return found
 
-    found = computed(export._rounded(content))
+    found = computed(export._rounded(content, [{"x": x}]))
     for name, own, right in zip(outputs, found, computed(content), strict=True):
         largest = np.abs(right).max(axis=0) + 1e-9
-        bound = 0.05 if name in {"by w", "again", "by tied"} else 1e-6
+        bound = 0.05 if name in rounded else 1e-6
         assert (np.abs(own - right) / largest).max() < bound, name
-    kinds = [
-        each.op_type for each in onnx.load_model_from_string(export._rounded(content)).graph.node
-    ]
-    assert kinds.count("DynamicQuantizeMatMul") == 3  # of two weights, one of them used twice
+    graph = onnx.load_model_from_string(export._rounded(content, [{"x": x}])).graph
+    kinds = [each.op_type for each in graph.node]
+    assert kinds.count("DynamicQuantizeMatMul") == 4  # of three weights, one of them used twice
+    assert kinds.count("MatMulNBits") == 1  # where fewer channels come out
 
 
 def test_torch_holds_one_model_for_both(tiny: Path) -> None:
