@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
 ]
 
+_REPORTING = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
+
 _BOTH = """
 import json, os, signal, sys, threading
 import numpy as np
@@ -110,6 +112,7 @@ def opened():
 encoder = opened()
 encoder.encode_passages(["a passage"])
 outcomes["libraries"] = sorted({"torch", "sentence_transformers", "onnx"} & set(sys.modules))
+outcomes["reports"] = [str(each) for each in Path(os.environ["HOME"]).rglob("*onnxruntime*")]
 
 texts = ["one", "two words", "and three words"] * 10
 before = encoder.encode_passages(texts)
@@ -136,12 +139,15 @@ print(json.dumps(outcomes))
 """
 
 
-def outcomes_of(program: str, *arguments: object) -> dict[str, Any]:
+def outcomes_of(program: str, *arguments: object, **environment: object) -> dict[str, Any]:
     """What became of each child: 1 where its answer was the parent's, -14 where it hung."""
+    # Runs of tests are not reported, so that this would hide what users' processes do.
+    own = {name: value for name, value in os.environ.items() if name not in {"CI", *_REPORTING}}
     done = subprocess.run(
         [sys.executable, "-c", _BOTH + program, *map(str, arguments)],
         check=True,
         timeout=PATIENCE_SECONDS,
+        env=own | {name: str(value) for name, value in environment.items()},
         capture_output=True,
         text=True,
     )
@@ -173,12 +179,20 @@ def test_a_model_that_has_not_computed_changes_no_child(in_torch: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def in_onnxruntime(exported: object, exports: Path) -> dict[str, Any]:
-    return outcomes_of(_IN_ONNXRUNTIME, exports)
+def in_onnxruntime(
+    exported: object, exports: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    home = tmp_path_factory.mktemp("home")
+    return outcomes_of(_IN_ONNXRUNTIME, exports, HOME=home, XDG_CACHE_HOME=home / "cache")
 
 
 def test_a_kept_export_needs_no_torch(in_onnxruntime: dict[str, Any]) -> None:
     assert in_onnxruntime["libraries"] == []
+
+
+def test_nothing_is_reported_to_the_runtimes_makers(in_onnxruntime: dict[str, Any]) -> None:
+    """It would keep an identifier of the machine and a queue of reports in the cache folder."""
+    assert in_onnxruntime["reports"] == []
 
 
 def test_a_child_forked_after_use_encodes_and_ends(in_onnxruntime: dict[str, Any]) -> None:
