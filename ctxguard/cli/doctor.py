@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _EXTRAS = {
     "embedded": "faiss",
-    "fast": "openvino",
+    "fast": "onnxruntime",
     "chunk": "semantic_text_splitter",
     "documents": "mammoth",
     "calibrate": "sklearn",

@@ -11,10 +11,11 @@ from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import LabelledRoute, Settings
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts
+from calibration.fit import probabilities
 from calibration.replay import replay
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Flag, Passage
 from ctxguard.profile.schema import Profile
 
 
@@ -61,7 +62,7 @@ def test_a_guard_serves_the_contexts_that_were_measured() -> None:
     for row, query in enumerate(dataset.queries):
         expected = [pools.passage_ids[row][column] for column in order[row][kept[row]]]
         found = guard.retrieve(query.text)
-        assert found.flags == ()
+        assert Flag.MISSING_SIGNALS not in found.flags
         assert list(found.kept_ids) == expected
         sizes.add(len(expected))
     assert len(sizes) > 3
@@ -69,27 +70,16 @@ def test_a_guard_serves_the_contexts_that_were_measured() -> None:
 
 def test_the_policy_on_all_queries_keeps_what_its_grid_says() -> None:
     _, _, calibration = made()
-    outcome = outcome_of(calibration)
-    grid, pools = outcome.route.choosing.grid, outcome.route.own[0]
-    places = [
-        (size, threshold)
-        for size in range(0, len(grid.ks), 4)
-        for threshold in range(0, grid.thresholds.size, 9)
-    ]
-    model = policy_of(calibration).model
-    # The chances of the grid are out of fold; with the model's own it is the guard's.
-    own = outcome.route.fitted.grid(*outcome.route.own, _chances(model, pools))
-    for place in places:
-        order, n_kept = own.contexts(place)
-        expected, kept = contexts(pools, own.policy(place))
+    route = outcome_of(calibration).route
+    pools = route.own[0]
+    # By the model of all queries, as a guard has it.
+    grid = route.fitted.grid(*route.own, probabilities(policy_of(calibration).model, pools))
+    for place in np.ndindex(len(grid.ks), grid.thresholds.size // 9):
+        index = (place[0], 9 * place[1])
+        order, n_kept = grid.contexts(index)
+        expected, kept = contexts(pools, grid.policy(index))
         assert n_kept.tolist() == kept.sum(axis=1).tolist()
         assert (order[kept] == expected[kept]).all()
-
-
-def _chances(model: object, pools: object) -> np.ndarray:
-    from calibration.fit import probabilities
-
-    return probabilities(model, pools)  # type: ignore[arg-type]
 
 
 def test_replay_counts_tokens_as_the_guard_does() -> None:
@@ -98,8 +88,8 @@ def test_replay_counts_tokens_as_the_guard_does() -> None:
     assert pools.tokens is not None
     for row, query in enumerate(dataset.queries[:5]):
         passages = texts.rankings[query.text].passages
-        counts = [estimate_tokens(passages[at].text) for at in range(DEPTH)]
-        assert pools.tokens[row].tolist() == counts
+        counts = {each.passage_id: estimate_tokens(each.text) for each in passages}
+        assert pools.tokens[row].tolist() == [counts[each] for each in pools.passage_ids[row]]
 
 
 def test_a_passage_that_cannot_be_read_takes_no_place() -> None:
