@@ -170,8 +170,7 @@ class RouteVerdict(Frozen):
         max_loss: ``enforce`` needs a lower bound of at least −max_loss.
         shown_by: ``folds``: each fifth of the labelled queries was measured by what the others
             chose. ``held_out`` queries took no part in anything. ``grades``: so were judged
-            requests, of which people graded n in part. The ``traffic`` of a policy in shadow is
-            looked at again and again and has no bound of its own.
+            requests, of which people graded n in part.
         extends: Whether the policy serves the first ``serving_k`` in their order and goes on from
             there, so that recall cannot fall; it is enforced for its gain.
         n_needed: About how many queries with a relevant passage would decide, if they are like
@@ -187,7 +186,7 @@ class RouteVerdict(Frozen):
     serving_k: Annotated[int, Field(ge=1)]
     tolerance: float
     max_loss: float
-    shown_by: Literal["folds", "held_out", "grades", "traffic"] = "folds"
+    shown_by: Literal["folds", "held_out", "grades"] = "folds"
     extends: bool = False
     n_needed: Annotated[int, Field(ge=1)] | None = None
 
@@ -212,12 +211,6 @@ class RouteVerdict(Frozen):
             return (
                 f"shadow: {self.n} labelled queries with a relevant passage are too few to show "
                 f"anything; the guard decides and records, and serves {first}{self._needed}"
-            )
-        if self.shown_by == "traffic":
-            return (
-                f"{self.decision}: mean recall differs by {self.value:+.3f} from that of {first} "
-                f"on {self.n:,} judged requests in shadow, which exclude a loss above "
-                f"{self.max_loss:g} (90%, at every look)"
             )
         return self._measured(first)
 
@@ -528,35 +521,6 @@ class Profile(Frozen):
         """Write atomically: a reader sees the old profile or the new one, never half of it."""
         with atomic_write(Path(path), mode=SHARED) as stream:
             stream.write(self.to_json().encode())
-
-    def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":
-        """Raise the verdict of one route from shadow to enforce, with the same policies.
-
-        Args:
-            route: One that is in shadow.
-            n: Judged requests that showed it.
-            value: Their mean recall less that of the first ``serving_k``.
-            why: The evidence in words.
-
-        Raises:
-            ProfileError: the route is not in shadow.
-        """
-        own = self.routes.get(route)
-        if own is None or own.verdict is None or own.verdict.decision != "shadow":
-            raise ProfileError(f"route {route.value} of profile {self.profile_id} is not in shadow")
-        verdict = RouteVerdict(
-            decision="enforce",
-            n=n,
-            value=float(f"{value:.6g}"),
-            serving_k=own.verdict.serving_k,
-            tolerance=own.verdict.tolerance,
-            max_loss=own.verdict.max_loss,
-            shown_by="traffic",
-        )
-        return self._with_routes(
-            {**self.routes, route: own.model_copy(update={"verdict": verdict})},
-            f"route {route.value} rose from shadow, profile {self.profile_id}: {why}",
-        )
 
     @classmethod
     def load(cls, path: Path | str) -> "Profile":

@@ -22,7 +22,7 @@ from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.service import JudgedAs, Monitor, WatchedProfile
+from ctxguard.monitor.service import Outcome, Monitor, WatchedProfile
 from ctxguard.monitor.store import (
     Finished,
     SampleStore,
@@ -88,7 +88,7 @@ class TestQuickJudge:
         live = watching(30)
         assert live.monitor.step() == 30
         assert writes == [30]
-        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 30
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 30
 
     def test_not_more_than_a_hundred_wait_for_one_transaction(self, writes: list[int]) -> None:
         live = watching(130)
@@ -99,8 +99,8 @@ class TestQuickJudge:
         live = watching(40, budget=BudgetLimits(calls_per_hour=20))
         live.monitor.step()
         outcomes = live.monitor.report().outcomes
-        assert min(outcomes[JudgedAs.JUDGED], outcomes[JudgedAs.SKIPPED]) > 0
-        assert writes == [outcomes[JudgedAs.JUDGED] + outcomes[JudgedAs.SKIPPED]]
+        assert min(outcomes[Outcome.JUDGED], outcomes[Outcome.SKIPPED]) > 0
+        assert writes == [outcomes[Outcome.JUDGED] + outcomes[Outcome.SKIPPED]]
 
     def test_the_budget_holds_within_a_batch_and_what_was_spent_is_kept_with_it(self) -> None:
         budget = BudgetLimits(calls_per_hour=10)
@@ -149,7 +149,7 @@ class TestQuickJudge:
         with pytest.raises(KeyboardInterrupt):
             live.monitor.step()
         assert live.store.states()[State.JUDGED] == 3
-        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 3
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 3
         assert live.store.states()[State.PENDING] == 2, "no lease is waited for"
 
     def test_after_an_outage_no_verdict_is_paid_for_again_and_no_sample_waits_for_a_lease(
@@ -164,11 +164,11 @@ class TestQuickJudge:
                 with pytest.raises(StoreLockedError):
                     live.monitor.step()
         assert judge.n == 3
-        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 0
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 0
         live.monitor.step()
         assert judge.n == 5
         assert live.store.states()[State.JUDGED] == 5
-        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 5
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
 
     def test_what_another_monitor_has_claimed_since_stays_with_it(
         self, monkeypatch: pytest.MonkeyPatch
@@ -204,7 +204,7 @@ class TestQuickJudge:
                 live.monitor.step()
         states = live.store.states()
         assert (states[State.JUDGED], states[State.FAILED], states[State.CLAIMED]) == (5, 1, 0)
-        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 5
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
         assert live.monitor.errors == 5
         assert "the result of sample 3 could not be stored" in caplog.text
 

@@ -17,6 +17,8 @@ from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import prediction_powered as corrected
 from ctxguard.monitor.estimation.metrics import (
     METRICS,
+    MOST_FAILED,
+    OF_DROPPED,
     BoolArray,
     IntArray,
     Metric,
@@ -50,6 +52,9 @@ class WindowPopulation:
 
     Attributes:
         judged: Number of judged samples in the window.
+        failed: Number of these with a passage that has no grade yet, because a call of the judge
+            failed. They are in no figure that needs that grade, unless people's grades correct the
+            judge; if they are more than ``MOST_FAILED``, there is no such figure.
         labelled: Number of these that people have graded, picked with a known probability.
         since_seconds: Time of the first answer, in seconds since the epoch; None without
             requests.
@@ -57,6 +62,7 @@ class WindowPopulation:
     """
 
     judged: int
+    failed: int
     labelled: int
     since_seconds: float | None
     until_seconds: float | None
@@ -145,13 +151,18 @@ def live_estimates(
             predicted = columns / rows.requests["probability"][:, None]
         is_labelled = np.isin(page.sample_ids, labels.sample_ids)
         for judged in windows.values():
-            judged.add(page, rows.requests, own, predicted, is_labelled)
+            judged.add(page, rows, own, predicted, is_labelled)
         newest = float(page.time_seconds[-1])
     found: dict[Window, Estimates] = {}
     judge: dict[Window, Estimates] = {}
     for window, judged in windows.items():
         sums = judged.own.ended()
-        by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
+        by_judge = {
+            each: estimate(each, sums.ratio(each), min_n)
+            if judged.stands_for_all(each)
+            else Estimate.undefined(sums.ratio(each).n)
+            for each in Metric
+        }
         found[window] = by_judge if exact else _corrected(judged, labels, min_n)
         if not exact:
             judge[window] = by_judge
@@ -235,12 +246,19 @@ class _Judged:
         self.labelled_ids = [np.empty(0, np.int64)]
         self.requests_by_pick: Counter[int] = Counter()
         self.weight_by_pick: Counter[int] = Counter()
-        self.population = WindowPopulation(0, 0, None, None)
+        self.population = WindowPopulation(0, 0, 0, None, None)
+        self._weight = np.zeros(3)
+        """Of all requests; of those with a served passage that has failed, and with any."""
+
+    def stands_for_all(self, metric: Metric) -> bool:
+        """Whether nearly all requests have the grades that a metric needs."""
+        of_all, *failed = self._weight.tolist()
+        return failed[metric in OF_DROPPED] <= MOST_FAILED * of_all
 
     def add(
         self,
         page: JudgedRows,
-        requests: NDArray[np.void],
+        rows: Rows,
         own: tuple[FloatArray, FloatArray],
         predicted: FloatArray | None,
         is_labelled: BoolArray,
@@ -249,7 +267,7 @@ class _Judged:
 
         Args:
             page: The page, ordered by time.
-            requests: Shape (n,), its rows of requests.
+            rows: Its rows, of n requests.
             own: As of ``weighted_terms``, by the judge's verdicts.
             predicted: The weighted columns of ``predicted``; None for an exact judge.
             is_labelled: Shape (n,), whether people have graded each.
@@ -259,7 +277,10 @@ class _Judged:
             inside &= np.isin(page.first_pick, self._covered)
         if not inside.any():
             return
-        requests, session = requests[inside], requests["session"][inside]
+        requests, session = rows.requests[inside], rows.requests["session"][inside]
+        served_judged, all_judged = (each[inside] for each in rows.without_failed)
+        parts = [np.ones(len(requests)), ~served_judged, ~all_judged]
+        self._weight += [float((part / requests["probability"]).sum()) for part in parts]
         values, inclusion = own
         self.own.add(values[inside], session, inclusion[inside])
         if predicted is not None:
@@ -273,6 +294,7 @@ class _Judged:
         before, times = self.population, page.time_seconds[inside].tolist()
         self.population = WindowPopulation(
             before.judged + len(times),
+            before.failed + int(np.count_nonzero(~all_judged)),
             before.labelled + len(self.labelled_ids[-1]),
             times[0] if before.since_seconds is None else before.since_seconds,
             times[-1],

@@ -10,7 +10,6 @@ from ctxguard.monitor.judges.known_labels import (
     PeopleAlone,
 )
 from ctxguard.monitor.judges.llm import LLMJudge
-from ctxguard.monitor.judges.pool import PoolJudge
 from ctxguard.monitor.judges.protocol import Judge, Judgment
 from ctxguard.monitor.judges.scores import CrossEncoderJudge, RerankJudge
 from ctxguard.retrieval.chat import TokenPrices
@@ -27,7 +26,6 @@ __all__ = [
     "LabelJudge",
     "Ledger",
     "PeopleAlone",
-    "PoolJudge",
     "RejectedReply",
     "RerankJudge",
     "TokenPrices",

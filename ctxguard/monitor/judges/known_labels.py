@@ -19,8 +19,8 @@ class LabelJudge:
     labels, a sample of that text has no verdict, and ``ambiguous`` counts the text.
 
     A passage without a label counts as not relevant. If the labels give some passages the grade 0,
-    it is worth ``Utilities.unjudged``, as in calibration. A query without any label has no
-    verdicts.
+    it is worth ``Utilities.unjudged``, as in calibration. A query without any label gets no
+    grades.
 
     Args:
         qrels: Query text to passage id to grade. A negative grade is read as 0. An empty entry
@@ -67,7 +67,7 @@ class LabelJudge:
             )
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """Return one verdict per passage, in their order.
+        """Return one grade per passage, in their order; an empty list for a query without labels.
 
         >>> judge = LabelJudge({"how?": {"a": 2}}, {"how?": {"b"}})
         >>> a, b, c = judge.judge("how?", [Passage(passage_id, "") for passage_id in "abc"])
@@ -79,7 +79,7 @@ class LabelJudge:
         original = self._originals.get(query, query)
         grades = None if original is None else self._qrels.get(original)
         if original is None or grades is None:
-            return [None] * len(passages)
+            return []
         distractors = self._distractors.get(original, ())
         complete = self._positives_only or not grades
         verdicts: list[Judgment | None] = []

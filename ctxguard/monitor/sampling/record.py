@@ -152,8 +152,11 @@ class SampleRecord:
         return None if verdict is None else verdict.grade
 
     def has_hit(self, verdicts: Mapping[str, HasGrade]) -> bool:
-        """Tell whether a passage was served that is relevant by some verdicts."""
-        return any(self.grade(verdicts, position) for position in self.served)
+        """Tell whether a passage was served that is relevant by some grades, or may be.
+
+        It may be while it has no grade: whole pools are judged once it is certain that none is.
+        """
+        return any(self.grade(verdicts, position) != 0 for position in self.served)
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
         """Tell if all of ``dropped`` is judged, given whether a relevant passage was served."""

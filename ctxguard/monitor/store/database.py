@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
@@ -23,8 +23,12 @@ from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import ClosedAtForks, reset_in_children
 from ctxguard.errors import ConfigurationError, StoreSchemaError
 from ctxguard.monitor.store import errors as faults
+from ctxguard.monitor.store.ownership import Ownership
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, schema_version
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
+
+if TYPE_CHECKING:
+    from ctxguard.monitor.store.transactions import Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -32,9 +36,6 @@ _Identity = tuple[int, int]
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for others."""
-AHEAD_SECONDS = 60.0
-"""A time of the clock of leases may lie this much ahead: another may have read the clock later and
-acted sooner. One further ahead is from before a restart or a change of the clock."""
 _WRITES = "ctxguard_writes"
 """The execution option of a transaction that will write."""
 _JOURNAL_BYTES = 16 * 2**20
@@ -113,9 +114,13 @@ class Store:
         """Connect anew when next used; in a forked child, leave the parent's connections alone."""
         if (engine := getattr(self, "_engine", None)) is not None:
             _inherited.append(engine)
+        if (former := getattr(self, "_ownership", None)) is not None:
+            former.leave_to_parent()
+        self._ownership = Ownership(self)
         self._engine: sa.Engine | None = None
         self._identity: _Identity | None = None
         self._opening = threading.RLock()
+        self._of_thread = threading.local()
         self._turn: AbstractContextManager[Any] = nullcontext()
         if self._in_memory:
             # One connection holds a database in memory, so its transactions take turns.
@@ -133,6 +138,9 @@ class Store:
         try:
             with self._turn, self._current().connect() as connection:
                 connection.execution_options(**{_WRITES: writes})
+                if not writes and not self.is_sqlite:
+                    # All that it reads is of one moment, as on SQLite.
+                    connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
                     yield connection
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
@@ -141,8 +149,44 @@ class Store:
                 raise
             raise ours from error
 
+    @property
+    def reading(self) -> "Transaction | None":
+        """The transaction of the present ``snapshot`` of this thread; None outside of one."""
+        found: Transaction | None = getattr(self._of_thread, "reading", None)
+        return found
+
+    @reading.setter
+    def reading(self, transaction: "Transaction | None") -> None:
+        self._of_thread.reading = transaction
+
+    def own(self) -> bool:
+        """Become or stay the one owner of the store, until it is closed or the process ends.
+
+        Returns:
+            Whether this store owns it; False while another process, or another store of this one,
+            does.
+
+        Raises:
+            StoreError: the database cannot be used at present.
+        """
+        return self._in_memory or self._ownership.take()
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether this store owned its database when it last looked."""
+        return self._ownership.is_held
+
+    def disown(self) -> None:
+        """Let another own the store."""
+        self._ownership.release()
+
+    def connect(self) -> sa.Connection:
+        """Open a connection for as long as its caller wants it."""
+        return self._current().connect()
+
     def close(self) -> None:
-        """Close the connections; the next use opens new ones."""
+        """Close the connections, and own it no longer; the next use opens new ones."""
+        self._ownership.release()
         with self._opening:
             self._dispose()
             self._engine = None
@@ -164,7 +208,7 @@ class Store:
                 former = self._identity
                 # Asked now: once it is closed, a new file may get the number of the former.
                 is_another = former is not None and not self._is_in_place()
-                self.close()
+                self._dispose()
                 if self.file is not None:
                     _make_private(self.file)
                     self._identity = _identity(self.file)
