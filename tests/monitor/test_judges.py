@@ -52,7 +52,7 @@ def test_a_known_distractor_is_irrelevant_and_marked() -> None:
 
 
 def test_an_unknown_query_has_no_verdicts() -> None:
-    assert LabelJudge(QRELS).judge("why?", PASSAGES) == [None] * 5
+    assert LabelJudge(QRELS).judge("why?", PASSAGES) == []
 
 
 def test_a_query_without_relevant_passages_is_judged_if_it_is_known() -> None:
@@ -85,7 +85,7 @@ class TestRedactedQuestions:
             {"what does Ann owe?": {"a": 1}}, redactor=lambda q: q.replace("Ann", "X")
         )
         assert judge.judge("what does X owe?", PASSAGES[:1]) == [Judgment("a", 1)]
-        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == []
 
     def test_questions_that_redaction_makes_one_share_labels_that_agree(self) -> None:
         other = self.ASKED.replace("joe", "ann")
@@ -99,7 +99,7 @@ class TestRedactedQuestions:
     ) -> None:
         with caplog.at_level(logging.WARNING):
             judge = LabelJudge({self.ASKED: {"a": 1}, other: {"c": 1}})
-        assert judge.judge(self.WRITTEN, PASSAGES) == [None] * 5
+        assert judge.judge(self.WRITTEN, PASSAGES) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
         assert judge.ambiguous == 1
         assert "1 redacted texts" in caplog.text
@@ -107,7 +107,7 @@ class TestRedactedQuestions:
 
     def test_where_queries_are_kept_as_asked_nothing_is_redacted(self) -> None:
         judge = LabelJudge({self.ASKED: {"a": 1}}, redactor=None)
-        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
 
     def test_a_redactor_that_fails_on_a_question_is_an_error(self) -> None:

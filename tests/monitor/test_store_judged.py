@@ -48,8 +48,7 @@ class TestJudged:
         for start in range(0, n, 400):
             batch = [entry(i, request_id=f"r{i}") for i in range(start, start + 400)]
             store.append("w", batch, WorkerCounts(400))
-        claimed = store.claim("m", n, lease_seconds=60.0)
-        ids = [one.sample_id for one in claimed]
+        ids = list(store.waiting(n))
         done = [judged(one, block=b"%d" % one) for one in ids]
         assert store.finish("judge", done).accepted == set(ids)
         assert [len(page) for page in store.judged_pages("judge")] == [500, 500, 200]

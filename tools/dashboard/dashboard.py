@@ -124,7 +124,7 @@ def _variables() -> list[dict[str, Any]]:
             "label": "Prometheus",
             "query": "prometheus",
         },
-        _job("monitor", "Job of the monitor", "ctxguard_monitor_is_leader"),
+        _job("monitor", "Job of the monitor", "ctxguard_monitor_errors_total"),
         _job("guard", "Job of the serving processes", "ctxguard_received_requests_total"),
     ]
 

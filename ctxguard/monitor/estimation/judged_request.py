@@ -90,7 +90,8 @@ def judged_request(
     rates = record.rates if record.dropped else _NOTHING_DROPPED
     has_hit = record.has_hit(first)
     dropped = record.to_judge(has_hit=has_hit)
-    has_failed = any(record.passage_ids[place] not in verdicts for place in dropped)
+    places = [*record.served, *dropped]
+    has_failed = any(record.passage_ids[place] not in verdicts for place in places)
     chances = {
         each: rates.dropped_probability(has_hit=has_hit, in_baseline=each) for each in (False, True)
     }
@@ -115,7 +116,6 @@ def judged_request(
         REQUEST,
     )
     passages = np.zeros(len(record.served) + len(dropped), PASSAGE)
-    places = [*record.served, *dropped]
     graded = [verdicts.get(record.passage_ids[place]) for place in places]
     found = [_NO_GRADE if one is None else one for one in graded]
     rank = np.array([*range(1, len(record.served) + 1), *[0] * len(dropped)], np.int64)

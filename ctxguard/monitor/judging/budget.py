@@ -158,6 +158,8 @@ class JudgingBudget:
 
     def spend(self, calls: float, cost: float) -> None:
         """Count one sample that was judged."""
+        if self.is_limited:
+            self._begin_periods()
         self._spent = {
             kind: replace(own, calls=own.calls + calls, cost=own.cost + cost)
             for kind, own in self._spent.items()

@@ -116,6 +116,7 @@ class Store:
             _inherited.append(engine)
         if (former := getattr(self, "_ownership", None)) is not None:
             former.leave_to_parent()
+            _inherited.append(former)
         self._ownership = Ownership(self)
         self._engine: sa.Engine | None = None
         self._identity: _Identity | None = None

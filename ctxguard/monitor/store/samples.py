@@ -273,6 +273,8 @@ def finish(
     Raises:
         StoreError: nothing can be stored at present, and nothing was.
     """
+    if not (finished or counts or values):
+        return FinishResult(frozenset(), {})
     try:
         return FinishResult(frozenset(_finish(store, series, finished, counts, values)), {})
     except StoreError:
