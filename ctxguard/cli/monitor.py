@@ -144,8 +144,8 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             running.store.close()
 
     def _once(self, running: "Monitor", output: Output) -> None:
-        from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.estimation.metrics import failed_in_words
+        from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.service import Outcome
 
         wait_to_own(running, output)

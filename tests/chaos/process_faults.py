@@ -16,7 +16,7 @@ import ctxguard.guard
 from ctxguard.core.context import Context
 from ctxguard.core.types import Route
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.service import Outcome, Monitor
+from ctxguard.monitor.service import Monitor, Outcome
 from ctxguard.resilience import Deadlines, RequestLimits
 from ctxguard.retrieval import HybridRetriever
 

@@ -14,7 +14,6 @@ from storing import replace_payload
 from watching import Watching, counted
 
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import JudgeError, StoreLockedError
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
@@ -23,7 +22,7 @@ from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.service import Outcome, Monitor, WatchedProfile
+from ctxguard.monitor.service import Monitor, Outcome, WatchedProfile
 from ctxguard.monitor.store import (
     Finished,
     SampleStore,

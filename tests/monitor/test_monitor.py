@@ -18,7 +18,7 @@ from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.sampling.writer import Privacy
-from ctxguard.monitor.service import Outcome, Monitor
+from ctxguard.monitor.service import Monitor, Outcome
 from ctxguard.monitor.store import State
 from tests.stored import all_judged
 from tests.timing import PATIENCE_SECONDS, until

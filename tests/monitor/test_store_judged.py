@@ -85,7 +85,7 @@ class TestJudged:
     ) -> None:
         [sample_id] = fill(store, 1)
         judge_all(store, "first")
-        store.save_again("second", {sample_id: "{}"})
+        store.save_again("second", sample_id, "{}", 0)
         store.add_labels([label(0)])
         [(_, newest)] = store.to_grade("second").items()
         for number in (1, 2):

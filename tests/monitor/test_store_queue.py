@@ -243,4 +243,3 @@ class TestOwnership:
         let_people_grade(other)
         assert other.states()[State.PENDING] == 0
         assert not other.is_owned
-

@@ -22,7 +22,6 @@ _FIRST = {
         "UDCG, strict",
         "Recall, all pools together",
         "MRR of the served",
-        "From shadow to enforce",
         "Requests and grades still needed",
         "Active alarms",
     ),
@@ -38,7 +37,7 @@ _FIRST = {
         "Sampled, stored, lost",
         "Oldest that waits",
         "Stores and metrics files that fail",
-        "Samples claimed for judging, by outcome",
+        "Samples taken up for judging, by outcome",
         "Cost per hour",
     ),
 }

@@ -13,8 +13,8 @@ import numpy as np
 from ctxguard.core.metrics import Utilities, strict_utilities
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.metrics import (
-    FAR,
     FAILED,
+    FAR,
     MISSING,
     NEAR,
     NEAR_DROPPED,
