@@ -115,14 +115,14 @@ class JudgeCommand(JudgeModel, System):
         guard = ContextGuard(retriever, k=self.serving_k, mode="off", depth=depth)
         system = {**retriever.fingerprint(), "k": str(self.serving_k), "depth": str(depth)}
         worker, added = uuid4().hex, Counter[str]()
-        for asked in self._asked(
-            cast("HybridRetriever", source), system, store, judge, begin, added
-        ):
+        for asked in self._asked(cast("HybridRetriever", source), system, store, judge, begin):
             entries = []
-            for request_id, text, times in asked:
+            written = [(each, text, n) for each, text, n in asked if text]
+            for request_id, text, times in written:
                 with suppress(QueryError):
                     entries.append(sample_of(guard, text, request_id, times))
-            added.update(questions=len(entries), refused=len(asked) - len(entries))
+            added.update(questions=len(entries), refused=len(written) - len(entries))
+            added.update(unwritten=len(asked) - len(written))
             for n_passages, n_tokens in map(tokens_to_judge, entries):
                 added.update(passages=n_passages, tokens=n_tokens)
             if judge is not None:
@@ -138,9 +138,11 @@ class JudgeCommand(JudgeModel, System):
         store: "SampleStore",
         judge: "Judge | None",
         begin: "Passes",
-        added: Counter[str],
-    ) -> "Iterator[list[tuple[str, str, int]]]":
-        """Yield questions that the store lacks: request id, text, and how often it was asked."""
+    ) -> "Iterator[list[tuple[str, str | None, int]]]":
+        """Yield questions that the store lacks: request id, text, and how often it was asked.
+
+        The text is None where no valid question was written.
+        """
         from calibration.asked_questions import (
             passages_to_ask_about,
             request_id_of,
@@ -153,7 +155,7 @@ class JudgeCommand(JudgeModel, System):
             step = begin("searching", len(new))
             for first in range(0, len(new), _AT_ONCE):
                 some = new[first : first + _AT_ONCE]
-                yield some
+                yield [*some]
                 step(len(some))
             return
         drawn = passages_to_ask_about(index.passage_ids, self.questions)
@@ -161,8 +163,7 @@ class JudgeCommand(JudgeModel, System):
         passages = [index.passage(name) for name in drawn if not store.find([ids[name]])]
         step = begin("writing questions", len(passages))
         for written in written_questions(passages, cast("LLMJudge", judge)):
-            added["unwritten"] += sum(not text for _, text in written)
-            yield [(ids[passage.passage_id], text, 1) for passage, text in written if text]
+            yield [(ids[passage.passage_id], text, 1) for passage, text in written]
             step(len(written))
 
     def _log(self) -> dict[str, int]:

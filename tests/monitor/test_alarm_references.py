@@ -178,6 +178,7 @@ def resumed(traffic: Traffic) -> Watching:
     """Another monitor that goes on from what the first one saved."""
     judge = ErringJudge(is_named, (0.85, 0.8))
     found = Watching(judge, rates=RATES, store=traffic.live.store, watched=WatchedProfile(PROFILE))
+    assert found.monitor.own()
     return found
 
 
@@ -185,7 +186,6 @@ def test_the_warning_ends_with_the_setting() -> None:
     traffic = Traffic(rates=JudgingRates(baseline_k=4, full_pool_rate=0.0))
     traffic.watch(40, loss=0.2)
     mended = resumed(traffic)
-    mended.monitor.own()
     assert mended.monitor.alarms.report().active != ()
     later = make_context(POOL, 3, request_id="later", query="p0 later")
     mended.watch(replace(later, profile_id=PROFILE_ID))

@@ -1,4 +1,4 @@
-"""Calls of the judge that fail: the passages are unjudged in every figure, and asked about again."""
+"""Calls of the judge that fail: passages are unjudged in every figure, and asked about again."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +120,7 @@ def test_next_run_asks_what_failed(cause: str) -> None:
     asked = set(judge.asked)
     assert len(judge.asked) == len(asked) >= n_failed
     # Whole pools are judged once it is certain that nothing served is relevant.
-    assert {about for about in asked & first} <= judge.failed
+    assert asked & first <= judge.failed
     assert len(asked & first) >= n_failed - len(asked - first)
     never = watching(Failing(lambda *_: False))
     assert again.report().live.estimates == never.monitor.report().live.estimates
@@ -167,7 +167,8 @@ def test_figures_hold_the_truth_over_seeds() -> None:
             for metric, one in report.live.estimates[Window.ALL_RETAINED].items():
                 if one.value is not None:
                     true = truth.live.estimates[Window.ALL_RETAINED][metric].value
-                    assert true is not None and one.bounds is not None
+                    assert true is not None
+                    assert one.bounds is not None
                     n_shown += 1
                     n_held += one.bounds[0] <= true <= one.bounds[1]
         assert n_runs < 40

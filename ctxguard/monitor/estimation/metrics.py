@@ -71,9 +71,9 @@ itself; ``dropped_chance`` the lowest probability with which a dropped passage w
 none can stand for the others; ``pool_chance`` the probability with which the whole pool was to be
 judged, NaN where it was not. ``has_recall`` tells that all of it has grades and is no pool that
 was judged for its lack of hits alone; ``has_baseline`` that the retriever's first few were all
-judged by design, and have grades. ``draw`` is the draw that opened the request for people, once all that it asked is
-graded, else 0; ``goes_on`` whether it is graded on below an irrelevant first passage, and
-``run_chance`` the probability of that."""
+judged by design, and have grades. ``draw`` is the draw that opened the request for people, once all
+that it asked is graded, else 0; ``goes_on`` whether it is graded on below an irrelevant first
+passage, and ``run_chance`` the probability of that."""
 
 PASSAGE = np.dtype(
     [

@@ -1,6 +1,7 @@
 """A monitor's results as Prometheus metrics: counts, and estimates with intervals.
 
-Counters are of the whole store since the series of the judge began, and never fall. The gauges ``ctxguard_estimate`` describe the whole store, corrected by human labels;
+Counters are of the whole store since the series of the judge began, and never fall. The gauges
+``ctxguard_estimate`` describe the whole store, corrected by human labels;
 ``ctxguard_judge_estimate`` is the judge's own figure, without that correction. Where there is no
 data there is no series, never a zero or NaN, so that ``absent()`` finds it and no dashboard draws
 it. A panel or rule reads each metric, and a test checks that.
@@ -23,7 +24,7 @@ _Families = list[CounterMetricFamily | GaugeMetricFamily]
 _Values = float | None | Mapping[Any, float | None]
 
 _COUNTS = {
-    "judged_samples": "Samples taken up for judging, by outcome; one that is asked about again counts again.",
+    "judged_samples": "Samples judged, by outcome; one that is asked about again counts again.",
     "verdicts": "Passages submitted to the judge.",
     "invalid_verdicts": "Passages for which the judge gave no valid grade.",
     "candidate_tokens": "Tokens of the candidates retrieved, by mode and fate: kept, or dropped in "

@@ -185,7 +185,7 @@ class SampleJudge:
     def _graded(
         self, record: SampleRecord, positions: Sequence[int], known: Mapping[str, Judgment]
     ) -> dict[str, Judgment] | None:
-        """Ask for the grades that are not known; None where the judge knows nothing of the question.
+        """Ask for the grades that are not known; None where the judge knows nothing of the query.
 
         Returns:
             The valid ones by passage id: none missing, misplaced or out of range.
