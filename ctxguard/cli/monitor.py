@@ -153,7 +153,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         before = None if running.alarms is None else running.alarms.profile_id
         report = running.maintain()
         alarms = None if running.alarms is None else running.alarms.report()
-        judge_failed = report.outcomes[Outcome.JUDGE_FAILED] > 0 and report.waiting > 0
+        judge_failed = report.waiting > 0 and report.outcomes[Outcome.JUDGE_FAILED] > 0
         notes = [] if judge_fault is None else [judge_fault]
         if alarms is not None and alarms.profile_id != before:
             notes.append(

@@ -218,7 +218,7 @@ def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait_for_another(
         bad.close()
     assert result.exit_code == 1
     words = " ".join(result.stderr.split())
-    assert "gave no valid verdict" in words
+    assert "gave no valid grade" in words
     assert "The samples wait" in words
     assert len(bad.requests) < 60
     again = run.ok(*asked, "--model", "good", "--json", system={"judge": {"base-url": chat.url}})

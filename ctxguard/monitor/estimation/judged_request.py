@@ -91,7 +91,7 @@ def judged_request(
     has_hit = record.has_hit(first)
     dropped = record.to_judge(has_hit=has_hit)
     places = [*record.served, *dropped]
-    has_failed = any(record.passage_ids[place] not in verdicts for place in places)
+    has_failed = not {record.passage_ids[place] for place in places} <= verdicts.keys()
     chances = {
         each: rates.dropped_probability(has_hit=has_hit, in_baseline=each) for each in (False, True)
     }

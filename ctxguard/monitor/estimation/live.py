@@ -26,7 +26,13 @@ from ctxguard.monitor.estimation.metrics import (
     weighted_terms,
 )
 from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model
-from ctxguard.monitor.estimation.ratio import Estimate, Sums, estimate, lacks_grades
+from ctxguard.monitor.estimation.ratio import (
+    Estimate,
+    Sums,
+    estimate,
+    lacks_grades,
+    no_estimate,
+)
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
@@ -150,19 +156,14 @@ def live_estimates(
             columns = corrected.predicted(rows, labels.model)
             predicted = columns / rows.requests["probability"][:, None]
         is_labelled = np.isin(page.sample_ids, labels.sample_ids)
+        without_failed = rows.without_failed
         for judged in windows.values():
-            judged.add(page, rows, own, predicted, is_labelled)
+            judged.add(page, rows, without_failed, own, predicted, is_labelled=is_labelled)
         newest = float(page.time_seconds[-1])
     found: dict[Window, Estimates] = {}
     judge: dict[Window, Estimates] = {}
     for window, judged in windows.items():
-        sums = judged.own.ended()
-        by_judge = {
-            each: estimate(each, sums.ratio(each), min_n)
-            if judged.stands_for_all(each)
-            else Estimate.undefined(sums.ratio(each).n)
-            for each in Metric
-        }
+        by_judge = judged.estimates(min_n)
         found[window] = by_judge if exact else _corrected(judged, labels, min_n)
         if not exact:
             judge[window] = by_judge
@@ -250,17 +251,30 @@ class _Judged:
         self._weight = np.zeros(3)
         """Of all requests; of those with a served passage that has failed, and with any."""
 
-    def stands_for_all(self, metric: Metric) -> bool:
-        """Whether nearly all requests have the grades that a metric needs."""
-        of_all, *failed = self._weight.tolist()
-        return failed[metric in OF_DROPPED] <= MOST_FAILED * of_all
+    def estimates(self, min_n: int) -> Estimates:
+        """Estimate every metric by the judge's grades.
+
+        None of those whose grades too many requests lack for the others to stand for them.
+        """
+        if not self.population.judged:
+            return dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
+        sums, (of_all, *failed) = self.own.ended(), self._weight.tolist()
+        ratios = {metric: sums.ratio(metric) for metric in Metric}
+        return {
+            metric: estimate(metric, ratio, min_n)
+            if failed[metric in OF_DROPPED] <= MOST_FAILED * of_all
+            else Estimate.undefined(ratio.n)
+            for metric, ratio in ratios.items()
+        }
 
     def add(
         self,
         page: JudgedRows,
         rows: Rows,
+        without_failed: tuple[BoolArray, BoolArray],
         own: tuple[FloatArray, FloatArray],
         predicted: FloatArray | None,
+        *,
         is_labelled: BoolArray,
     ) -> None:
         """Add a page of n requests.
@@ -268,6 +282,7 @@ class _Judged:
         Args:
             page: The page, ordered by time.
             rows: Its rows, of n requests.
+            without_failed: Of these.
             own: As of ``weighted_terms``, by the judge's verdicts.
             predicted: The weighted columns of ``predicted``; None for an exact judge.
             is_labelled: Shape (n,), whether people have graded each.
@@ -278,7 +293,7 @@ class _Judged:
         if not inside.any():
             return
         requests, session = rows.requests[inside], rows.requests["session"][inside]
-        served_judged, all_judged = (each[inside] for each in rows.without_failed)
+        served_judged, all_judged = without_failed[0][inside], without_failed[1][inside]
         parts = [np.ones(len(requests)), ~served_judged, ~all_judged]
         self._weight += [float((part / requests["probability"]).sum()) for part in parts]
         values, inclusion = own

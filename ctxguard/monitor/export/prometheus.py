@@ -8,6 +8,7 @@ it. A panel or rule reads each metric, and a test checks that.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from ctxguard.monitor.alarms import AlarmReport
 from ctxguard.monitor.judging.sample_judge import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
-_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
+_Kind = TypeVar("_Kind", CounterMetricFamily, GaugeMetricFamily)
 _Families = list[CounterMetricFamily | GaugeMetricFamily]
 _Values = float | None | Mapping[Any, float | None]
 
@@ -199,20 +200,20 @@ class MonitorCollector(Collector):
         return families
 
 
-def _counter(name: str, text: str, values: _Values, *labels: str) -> CounterMetricFamily:
-    return _with_values(CounterMetricFamily(f"ctxguard_{name}", text, labels=labels), values)
+def _family(kind: type[_Kind], name: str, text: str, values: _Values, *labels: str) -> _Kind:
+    """Make a family of values: one, or one for each label value or tuple of label values.
 
-
-def _gauge(name: str, text: str, values: _Values, *labels: str) -> GaugeMetricFamily:
-    return _with_values(GaugeMetricFamily(f"ctxguard_{name}", text, labels=labels), values)
-
-
-def _with_values(family: _Family, values: _Values) -> _Family:
-    """Add values: one, or one for each label value or tuple of label values; None is left out."""
+    None is left out.
+    """
+    family = kind(f"ctxguard_{name}", text, labels=labels)
     for key, value in values.items() if isinstance(values, Mapping) else [((), values)]:
         if value is not None:
             family.add_metric(list(map(str, key if isinstance(key, tuple) else (key,))), value)
     return family
+
+
+_counter = partial(_family, CounterMetricFamily)
+_gauge = partial(_family, GaugeMetricFamily)
 
 
 def _report(report: Report) -> _Families:
@@ -235,10 +236,14 @@ def _report(report: Report) -> _Families:
         (live.estimates, live.judge_estimates), _ESTIMATES, strict=True
     ):
         found: dict[str, dict[Any, float | None]] = {part: {} for part in parts}
+        known = [part for part in parts if not part.endswith("_needed")]
         for window, estimates in source.items():
             for metric, estimate in estimates.items():
-                for part in parts:
+                for part in known:
                     found[part][judge, metric, window] = getattr(estimate, part)
+                if needed := estimate.n_needed:
+                    unit = "requests_needed" if estimate.grades is None else "grades_needed"
+                    found.get(unit, {})[judge, metric, window] = needed
         for part, values in found.items():
             suffix, text = _PARTS[part]
             families.append(_gauge(name + suffix, text.format(what), values, *of_window))

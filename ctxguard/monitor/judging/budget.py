@@ -71,6 +71,7 @@ class JudgingBudget:
             set back by no more than a day, the former period goes on.
 
     Attributes:
+        is_limited: Whether there is any limit.
         probability: With which the next sample is judged, as last computed; 0.0 once a limit is
             used up.
     """
@@ -78,7 +79,6 @@ class JudgingBudget:
     def __init__(
         self, limits: BudgetLimits, store: SampleStore, series: str, clock: Callable[[], float]
     ) -> None:
-        self._limits = limits
         self._most = {
             "hour": (limits.calls_per_hour, None),
             "day": (limits.calls_per_day, limits.cost_per_day),
@@ -94,11 +94,7 @@ class JudgingBudget:
         self._arriving_per_second = 0.0
         self._waiting = 0
         self.probability = 1.0
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether there is any limit."""
-        return self._limits != NO_LIMITS
+        self.is_limited = limits != NO_LIMITS
 
     @property
     def kept(self) -> dict[str, str]:

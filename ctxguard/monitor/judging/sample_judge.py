@@ -135,12 +135,12 @@ class SampleJudge:
         known: Mapping[str, Judgment],
     ) -> JudgedSample:
         places = (*record.served, *record.to_judge(has_hit=record.has_hit(grades)))
-        wanted = dict.fromkeys(record.passage_ids[place] for place in places)
-        n_failed = sum(name not in grades for name in wanted)
+        wanted = dict.fromkeys([record.passage_ids[place] for place in places])
+        n_failed = len(wanted.keys() - grades.keys())
         scale = Scale(self._utilities, self.judge.max_grade)
         block = judged_request(record, grades, scale, probability=probability)
         in_order = {name: grades[name] for name in (*wanted, *grades) if name in grades}
-        n_asked = sum(name not in known for name in wanted)
+        n_asked = len(wanted.keys() - known.keys())
         return JudgedSample(block, in_order, n_failed, n_asked)
 
     def grade_again(
@@ -190,6 +190,8 @@ class SampleJudge:
         Returns:
             The valid ones by passage id: none missing, misplaced or out of range.
         """
+        if not positions:
+            return {}
         lacking = [one for one in positions if record.passage_ids[one] not in known]
         read = [self._passage(record, one) for one in lacking]
         passages = [passage for passage in read if passage is not None]

@@ -263,8 +263,10 @@ class JudgingWorker:
     def _process(self, sample: _Waiting) -> bool:
         """Judge one sample; False where the budget has no room for it, or the judge is down."""
         record, known, began = sample.record, sample.known or {}, time.monotonic()
-        if not self._budget.allows(self._judge.most_passages(record, len(known))):
-            return False
+        if self._budget.is_limited:
+            most = self._judge.most_passages(record, len(known))
+            if not self._budget.allows(most):
+                return False
         try:
             with self._paid("fresh"):
                 found = self._judge.grade(record, sample.probability, known)

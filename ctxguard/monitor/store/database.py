@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
@@ -26,9 +26,6 @@ from ctxguard.monitor.store import errors as faults
 from ctxguard.monitor.store.ownership import Ownership
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, schema_version
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
-
-if TYPE_CHECKING:
-    from ctxguard.monitor.store.transactions import Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +118,8 @@ class Store:
         self._engine: sa.Engine | None = None
         self._identity: _Identity | None = None
         self._opening = threading.RLock()
-        self._of_thread = threading.local()
+        self.of_thread = threading.local()
+        """Its ``reading`` is the transaction of this thread's ``snapshot``, within one."""
         self._turn: AbstractContextManager[Any] = nullcontext()
         if self._in_memory:
             # One connection holds a database in memory, so its transactions take turns.
@@ -137,7 +135,9 @@ class Store:
         repeated. The database's errors are raised as the store's.
         """
         try:
-            with self._turn, self._current().connect() as connection:
+            # That in memory is never replaced.
+            engine = self._engine if self._in_memory else None
+            with self._turn, (engine or self._current()).connect() as connection:
                 connection.execution_options(**{_WRITES: writes})
                 if not writes and not self.is_sqlite:
                     # All that it reads is of one moment, as on SQLite.
@@ -149,16 +149,6 @@ class Store:
             if ours is None:
                 raise
             raise ours from error
-
-    @property
-    def reading(self) -> "Transaction | None":
-        """The transaction of the present ``snapshot`` of this thread; None outside of one."""
-        found: Transaction | None = getattr(self._of_thread, "reading", None)
-        return found
-
-    @reading.setter
-    def reading(self, transaction: "Transaction | None") -> None:
-        self._of_thread.reading = transaction
 
     def own(self) -> bool:
         """Become or stay the one owner of the store, until it is closed or the process ends.
@@ -253,7 +243,7 @@ class Store:
             sa.event.listen(engine, "connect", _bound_waiting)
             return engine
         sa.event.listen(engine, "connect", _prepare)
-        sa.event.listen(engine, "begin", _begin)
+        sa.event.listen(engine, "begin", _begin_alone if self._in_memory else _begin)
         return engine
 
     def _create_tables(self, engine: sa.Engine) -> None:
@@ -378,6 +368,12 @@ def _once_free(work: Callable[[], object]) -> None:
             if not faults.is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
+
+
+def _begin_alone(connection: sa.Connection) -> None:
+    """Begin a transaction in memory, where no other process waits."""
+    driver: Any = connection.connection.driver_connection
+    driver.execute("BEGIN")
 
 
 def _begin(connection: sa.Connection) -> None:

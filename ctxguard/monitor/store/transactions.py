@@ -136,11 +136,11 @@ class Transaction:
 def snapshot(store: Store) -> Iterator[None]:
     """Let all that this thread reads of a store in the block be of one moment: one transaction."""
     with store.transaction(writes=False) as connection:
-        store.reading = Transaction(store, connection)
+        store.of_thread.reading = Transaction(store, connection)
         try:
             yield
         finally:
-            store.reading = None
+            del store.of_thread.reading
 
 
 def reads(
@@ -163,8 +163,8 @@ def _of_store(
     @wraps(function)
     def in_transaction(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            if (reading := store.reading) is not None and not writes:
-                return function(reading, *args, **kwargs)
+            if not writes and hasattr(store.of_thread, "reading"):
+                return function(store.of_thread.reading, *args, **kwargs)
             with store.transaction(writes=writes) as connection:
                 return function(Transaction(store, connection), *args, **kwargs)
         except CtxguardError:
