@@ -114,7 +114,7 @@ class Store:
         if (former := getattr(self, "_ownership", None)) is not None:
             former.leave_to_parent()
             _inherited.append(former)
-        self._ownership = Ownership(self)
+        self._ownership = Ownership(self.file, self.name, self.connect)
         self._engine: sa.Engine | None = None
         self._identity: _Identity | None = None
         self._opening = threading.RLock()

@@ -11,17 +11,14 @@ free at once.
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from ctxguard._support.atomic_write import PRIVATE, lock
 from ctxguard.errors import StoreReadOnlyError
 from ctxguard.monitor.store import errors as faults
-
-if TYPE_CHECKING:
-    from ctxguard.monitor.store.database import Store
 
 _LOCK = 7_243_119
 """Any number; with that of the table of samples it names the lock of one store of a database."""
@@ -42,11 +39,15 @@ class Ownership:
     """The lock of a store, held by one ``Store`` object; for any thread.
 
     Args:
-        store: Not in memory.
+        file: Of a SQLite store; None for PostgreSQL.
+        name: Of the store, in messages.
+        connect: Opens a connection to PostgreSQL.
     """
 
-    def __init__(self, store: "Store") -> None:
-        self._store = store
+    def __init__(self, file: Path | None, name: str, connect: Callable[[], sa.Connection]) -> None:
+        self._beside = None if file is None else Path(f"{os.path.realpath(file)}-monitor")
+        self._name = name
+        self._connect = connect
         self._taking = threading.Lock()
         self._file: int | None = None
         self._connection: sa.Connection | None = None
@@ -55,8 +56,8 @@ class Ownership:
     def take(self) -> bool:
         """Take or keep the lock; whether it is held now."""
         with self._taking:
-            if self._store.file is not None:
-                return self._take_file(self._store.file)
+            if self._beside is not None:
+                return self._take_file(self._beside)
             return self._keeps_connection() or self._take_connection()
 
     @property
@@ -82,10 +83,9 @@ class Ownership:
                 self._connection.close()
                 self._connection = None
 
-    def _take_file(self, file: Path) -> bool:
+    def _take_file(self, beside: Path) -> bool:
         if self._file is not None:
             return True
-        beside = Path(f"{os.path.realpath(file)}-monitor")
         try:
             descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         except OSError as error:
@@ -116,7 +116,7 @@ class Ownership:
         return True
 
     def _take_connection(self) -> bool:
-        connection = self._store.connect()
+        connection = self._connect()
         try:
             is_free = bool(connection.execute(_TRY).scalar())
             if is_free:
@@ -124,7 +124,7 @@ class Ownership:
                 self._connection, self._checked_at = connection, time.monotonic()
         except sa.exc.DBAPIError as error:
             connection.close()
-            raise faults.store_error(error, self._store.name, None) or error from error
+            raise faults.store_error(error, self._name, None) or error from error
         if not is_free:
             connection.close()
         return is_free
