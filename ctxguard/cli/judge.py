@@ -189,7 +189,10 @@ class JudgeCommand(JudgeModel, System):
             refused += "grade from calls that failed, and are asked about again"
         if not added["questions"]:
             waits = f"; {count(waited, 'sample')} waited for a judge" if waited else ""
-            return f"the store holds every question already: none is new{waits}{refused}"
+            none = "the store holds every question already: none is new"
+            if n_refused or n_unwritten:
+                none = "no question was added"
+            return f"{none}{waits}{refused}"
         one_at_a_time = self.judge not in ("cross-encoder", "reranker")
         calls = passages if one_at_a_time else 2 * added["questions"]
         line = f"judging {count(passages, 'passage')} of {questions} takes {count(calls, 'call')}"
