@@ -19,7 +19,7 @@ from calibration.pool_labels import IntArray, discounts
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative
+from ctxguard.core.metrics import READERS, Negative
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_K, FloatArray, Hit, Mode, Passage, Ranking, Route, ScoreKind
 from ctxguard.monitor.estimation.metrics import Metric
@@ -169,7 +169,7 @@ class Traffic:
         """Numerator and denominator that each question adds to each metric, shape (q, 2)."""
         is_served = ~self.empty[:, None]
         served, pool = self.relevant[:, :DEFAULT_K] & is_served, self.relevant.sum(axis=1)
-        worth = DEFAULT_UTILITIES
+        worth = READERS
         kept = served.sum(axis=1)
         is_top = self.grade[:, :DEFAULT_K] == self.shape.top_grade
         utilities: FloatArray = np.where(

@@ -48,9 +48,11 @@ class Served(NamedTuple):
     """What some queries are served, shape (n_q,) each.
 
     Attributes:
-        udcg: Strict UDCG.
+        udcg: UDCG.
         recall: Share of all relevant passages of the query; NaN where it has none.
         kept: How many passages.
+        tokens: Their tokens; passages where tokens are unknown.
+        misleading: How many of them are labelled hard negative or distractor.
         asked: How many candidates an assessor was asked about.
         paid: Of these, those of queries whose answers count, and are not only recorded.
     """
@@ -58,6 +60,8 @@ class Served(NamedTuple):
     udcg: FloatArray
     recall: FloatArray
     kept: FloatArray
+    tokens: FloatArray
+    misleading: FloatArray
     asked: FloatArray
     paid: FloatArray
 
@@ -187,12 +191,28 @@ class Recorded:
         """Contexts of some queries, as columns of the pools, best first."""
         labels, discount = self.labels.rows(rows), discounts(self.pools.scores.shape[1])
         kept = np.array([len(own) for own in contexts], dtype=np.float64)
-        udcg, found = np.zeros((2, rows.size))
+        udcg, found, tokens, misleading = np.zeros((4, rows.size))
+        sizes = self.pools.tokens
+        costs = np.ones(labels.grades.shape) if sizes is None else np.nan_to_num(sizes[rows])
+        misleads = labels.negatives != None  # noqa: E711  element by element
         for place, own in enumerate(map(list, contexts)):
             udcg[place] = labels.utilities[place, own] @ discount[: len(own)]
             found[place] = labels.relevant[place, own].sum()
+            tokens[place], misleading[place] = costs[place, own].sum(), misleads[place, own].sum()
         recall = found / np.where(labels.n_relevant, labels.n_relevant, np.nan)
-        return Served(udcg, recall, kept, *np.zeros((2, rows.size)))
+        return Served(udcg, recall, kept, tokens, misleading, *np.zeros((2, rows.size)))
+
+    def recall_at(self, rows: IntArray, tokens: float) -> float:
+        """Mean recall of the retriever's own order cut where it costs so many tokens on the mean.
+
+        Between two sizes of context it is interpolated.
+        """
+        labels, sizes = self.labels.rows(rows), self.pools.tokens
+        costs = labels.retrieved * 1.0 if sizes is None else np.nan_to_num(sizes[rows])
+        some = labels.n_relevant > 0
+        found = labels.relevant[some].cumsum(axis=1) / labels.n_relevant[some, None]
+        points = (np.pad(each.mean(axis=0), (1, 0)) for each in (costs.cumsum(axis=1), found))
+        return float(np.interp(tokens, *points))
 
 
 def only_route(profile: Profile) -> RouteProfile:
@@ -228,7 +248,7 @@ def asking_figures(
     """What an assessor gains and costs on the other queries, beside what its calibration says.
 
     Returns:
-        ``gain`` is strict UDCG less that of the same calibration without an assessor, ``net`` less
+        ``gain`` is UDCG less that of the same calibration without an assessor, ``net`` less
         the price of every candidate whose answer counts, ``over_today`` the net gain over today's
         first 5. ``share`` is that of the first 20 candidates, asked for the record alone too;
         ``forecast`` is the profile's figure of the net gain, NaN where nobody is asked.

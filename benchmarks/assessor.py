@@ -12,7 +12,7 @@ An answer about a candidate is d′ · relevant + noise. *Shifted*: each questio
 by a standard normal times 0.7. *Refusing*: a fifth of the candidates has no answer. *Garbage*: a
 twentieth has a huge number of either sign.
 
-Net is the gain in strict UDCG over the same calibration without an assessor, less 0.002 for every
+Net is the gain in UDCG over the same calibration without an assessor, less 0.002 for every
 candidate asked about. *Truth* is the net gain where answers are applied, and *forecast* what
 calibration measured there.
 """
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.setdefault(name, {})[one] = own
         taken = time.perf_counter() - start
         console.print(f"[dim]{one}, {n} labels: {taken:.0f} s so far[/dim]")
-    console.print(asking_table("strict UDCG, answers at 0.002", found))
+    console.print(asking_table("UDCG, answers at 0.002", found))
     kept = bars(found)
     if options.check:
         print_bars(kept, console)

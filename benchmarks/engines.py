@@ -70,7 +70,7 @@ class Outcome:
     Attributes:
         ndcg: nDCG@10 with all signals.
         plain: nDCG@10 of reciprocal ranks without signals.
-        udcg: Strict UDCG of the calibrated policy's contexts on held-out queries.
+        udcg: UDCG of the calibrated policy's contexts on held-out queries.
     """
 
     ndcg: FloatArray
@@ -91,7 +91,7 @@ def outcome(retriever: AnyIndex, dataset: Dataset) -> Outcome:
         for each in pools
     ]
     chosen = calibration.outcomes[Route.HYBRID].chosen
-    return Outcome(ndcg[0], ndcg[1], chosen.metrics.values["udcg_strict"])
+    return Outcome(ndcg[0], ndcg[1], chosen.metrics.values["udcg"])
 
 
 def url_of(engine: str, folder: Path, stack: ExitStack) -> str:
@@ -131,7 +131,7 @@ def compared(own: Outcome, base: Outcome, seed: int = 0) -> dict[str, Interval]:
     pairs = {
         "ndcg_at_10 hybrid": (own.ndcg, base.ndcg),
         f"ndcg_at_10 {WITHOUT_SIGNALS}": (own.plain, base.plain),
-        "udcg_strict": (own.udcg, base.udcg),
+        "udcg": (own.udcg, base.udcg),
     }
     found: dict[str, Interval] = {}
     for name, (ours, other) in pairs.items():
@@ -153,18 +153,16 @@ def missed(
     times = p50.get("postgresql", 0.0) / p50.get(f"postgresql {WITHOUT_SIGNALS}", 1.0)
     if times > MOST_TIMES:
         lines.append(f"postgresql: signals make a search {times:.2f} times as long")
-    base = results[EMBEDDED]["udcg_strict"]
+    base = results[EMBEDDED]["udcg"]
     for name, found in results.items():
         apart = found["ndcg_at_10 hybrid less embedded"].value
-        udcg = found["udcg_strict"].value
+        udcg = found["udcg"].value
         if apart is None or abs(apart) > MOST_NDCG_APART:
             lines.append(f"{name}: nDCG@10 is {apart} from the embedded index's")
         if udcg is None or base.lower is None or base.upper is None:
-            lines.append(f"{name}: strict UDCG is undefined")
+            lines.append(f"{name}: UDCG is undefined")
         elif not base.lower <= udcg <= base.upper:
-            lines.append(
-                f"{name}: strict UDCG {udcg:.3f} is outside {base.lower:.3f} to {base.upper:.3f}"
-            )
+            lines.append(f"{name}: UDCG {udcg:.3f} is outside {base.lower:.3f} to {base.upper:.3f}")
     return lines
 
 
@@ -222,7 +220,7 @@ def table(found: Mapping[str, Any], title: str) -> Table:
     """One row an engine."""
     shown = Table(title=title, title_justify="left")
     shown.add_column("engine", no_wrap=True)
-    for column in ("nDCG@10", "less embedded", "without", "strict UDCG", "ms", "without"):
+    for column in ("nDCG@10", "less embedded", "without", "UDCG", "ms", "without"):
         shown.add_column(column, justify="right")
     for name, row in found["engines"].items():
         metrics = row["metrics"]
@@ -231,7 +229,7 @@ def table(found: Mapping[str, Any], title: str) -> Table:
             f"{metrics['ndcg_at_10 hybrid']['value']:.3f}",
             f"{metrics['ndcg_at_10 hybrid less embedded']['value']:+.3f}",
             f"{metrics[f'ndcg_at_10 {WITHOUT_SIGNALS}']['value']:.3f}",
-            f"{metrics['udcg_strict']['value']:.3f}",
+            f"{metrics['udcg']['value']:.3f}",
             f"{row['milliseconds']['p50']:.1f}",
             f"{row['milliseconds_without_signals']:.1f}",
         )

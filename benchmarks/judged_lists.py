@@ -5,7 +5,7 @@
 The lists and judges of `benchmarks.real_lists`. The first 20 candidates of each question are judged
 by a recorded judge; the qrels are the grades of people, who grade about 400 of these passages, as
 ``label export`` asks for them, anew in each draw. The policy is fitted as ``ctxguard calibrate
---store`` fits it, each question decided by the fit of the others, and its gain in strict UDCG over
+--store`` fits it, each question decided by the fit of the others, and its gain in UDCG over
 the first 5 is compared with the truth, by all qrels.
 
 *former* is what this replaced: verdicts in a mixture model with 20 questions graded whole, as many
@@ -171,7 +171,7 @@ class Draw(NamedTuple):
 
     Attributes:
         truth: Of the same contexts, by all qrels of judged candidates.
-        udcg: Strict UDCG of these contexts over today's, by all qrels.
+        udcg: UDCG of these contexts over today's, by all qrels.
     """
 
     value: float

@@ -6,14 +6,14 @@ The folder holds ``queries.jsonl``, ``qrels`` and ``runs`` (TREC runs of several
 in ``verdicts`` what language models said of the same passages. It is read in place and needs no
 texts: a passage is its id. A passage of grade 2 or more is relevant, any other judged one is not.
 
-In every split so many queries are labelled, and all others measure. Strict UDCG and recall are less
+In every split so many queries are labelled, and all others measure. UDCG and recall are less
 those of today's first 5. *default* serves the choice where its verdict is to enforce, and today's
 first 5 elsewhere; the other choices of calibration are served whatever their verdict. Rules that
 people set need no labels, but for P > .5 (logistic in the score) and the best fixed k; each keeps
 20 passages at most.
 
 An assessor answers by recorded verdicts, as ``calibrate --price`` asks it. Net is the gain in
-strict UDCG over the same calibration without it, less 0.002 for every candidate asked about;
+UDCG over the same calibration without it, less 0.002 for every candidate asked about;
 *truth* is the same where answers are applied, and *forecast* what calibration measured there.
 """
 
@@ -105,7 +105,7 @@ def elbow(collection: Recorded, _labelled: IntArray, rows: IntArray) -> IntArray
 
 
 def best_k(collection: Recorded, labelled: IntArray, rows: IntArray) -> IntArray:
-    """Keep the number that has the highest strict UDCG on the labelled queries."""
+    """Keep the number that has the highest UDCG on the labelled queries."""
     worth = collection.labels.utilities[labelled, :MAX_K] * discounts(MAX_K)
     return np.full(rows.size, int(worth.cumsum(axis=1).mean(axis=0).argmax()) + 1)
 
@@ -215,7 +215,7 @@ def bars(by_labels: Mapping[int, Any], asking: Mapping[str, Any]) -> Bars:
 
 def contexts_table(n: int, lists: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
     """A row for each choice and rule: UDCG by list, and the means over the lists."""
-    title = f"{n} labels, strict UDCG and recall less today's"
+    title = f"{n} labels, UDCG and recall less today's"
     found = plain_table(title, ("",), (*lists, "mean", "recall", "kept"))
     for policy in next(iter(lists.values())):
         own = [by_policy[policy] for by_policy in lists.values()]

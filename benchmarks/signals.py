@@ -3,7 +3,7 @@
     python -m benchmarks.signals --data DIR … demo --json signals.json
 
 For each collection, by a ranker that was not trained on it (``benchmarks._collection``): bytes a
-passage by kind of file; nDCG@10 of the default search over all labelled queries; strict UDCG of
+passage by kind of file; nDCG@10 of the default search over all labelled queries; UDCG of
 P(relevant) with all signals, less that without each family; and the median milliseconds of a
 search with signals and without, vectors given.
 """
@@ -31,7 +31,7 @@ from calibration.grid import utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
@@ -56,7 +56,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 
 def udcg_gains(pools: Pools, labels: PoolLabels) -> dict[str, float]:
-    """What each family that the retriever gives adds to strict UDCG, by P(relevant) without it.
+    """What each family that the retriever gives adds to UDCG, by P(relevant) without it.
 
     Passages are kept while they are worth it by the utilities, P ≥ c / (c + 1) where c is what an
     irrelevant one costs: no threshold is tuned. The ranker keeps its inputs and the pools their
@@ -77,10 +77,10 @@ def udcg_gains(pools: Pools, labels: PoolLabels) -> dict[str, float]:
 
 def _udcg(pools: Pools, labels: PoolLabels) -> float:
     model, values = fit_relevance(pools, labels), out_of_fold(pools, labels)
-    cost = max(-DEFAULT_UTILITIES.irrelevant, 0.0)
+    cost = max(-READERS.irrelevant, 0.0)
     ks, thresholds = (values.shape[1],), np.array([cost / (cost + 1.0)])
     grid = utility_grid(pools, labels, values, model, ks=ks, thresholds=thresholds, min_keep=1)
-    return float(np.nanmean(grid.at([(0, 0)]).udcg_strict[:, 0]))
+    return float(np.nanmean(grid.at([(0, 0)]).udcg[:, 0]))
 
 
 def bytes_by_kind(retriever: HybridRetriever) -> dict[str, float]:
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         milliseconds = [f"{taken[name]:.1f}" for name in ("signals", "none")]
         table.add_row(folder.name, str(found["passages"]), *shown, *milliseconds)
     console.print(table)
-    families = Table("strict UDCG that a family adds", *collections)
+    families = Table("UDCG that a family adds", *collections)
     for family in dict.fromkeys(
         name for each in collections.values() for name in each["udcg_gain"]
     ):

@@ -1,7 +1,7 @@
 """Measure what is served by the verdict of calibration, on queries that had no part in it.
 
     python -m benchmarks.verdict --check --json benchmarks/results/verdict.json
-    python -m benchmarks.verdict --collections demo musique --labels 50 --splits 8
+    python -m benchmarks.verdict --collections demo musique --labels 50 --splits 8 --today 10
 
 The collections are BEIR folders of ``--data``, and the demonstration's corpus and questions
 (``demo``). Each is searched once by the hybrid route, in the order of a ranker that did not see it.
@@ -9,20 +9,22 @@ In every split so many answerable queries, and a
 proportional number of others, are labelled: ``calibrate`` chooses by them and says its verdict. All
 other queries are the truth: of the answerable ones a fifth, and ten at least.
 
-Where the verdict is ``enforce`` the profile's policy is served, elsewhere the ranker's first 5, as
-today. Strict UDCG and recall are less those of today. *Always* serves the choice whatever the
-verdict. A policy that is enforced is *refuted* if the 90% upper bound (plain t) on its mean
+Each size of context is calibrated: where its verdict is ``enforce`` the profile's policy is served,
+elsewhere the ranker's first k, as today (``--today``). Recall, UDCG, tokens and misleading passages
+are compared with those of today; *equal* is recall less that of the first k of every k at the same
+tokens. A policy that is enforced is *refuted* if the 90% upper bound (plain t) on its mean
 difference in recall over the other queries lies below −0.01. In a mean over sets each has the same
 weight.
 """
 
 import argparse
+import itertools
 import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from rich.console import Console
@@ -40,10 +42,10 @@ from benchmarks._served import (
 )
 from calibration.calibrate_route import Settings
 from calibration.replay import replay
-from calibration.settings import TOLERANCE
+from calibration.settings import TOLERANCE, Context
 from calibration.verdict import CONFIDENCE
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import DEFAULT_K, FloatArray, Route
+from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
@@ -54,18 +56,30 @@ COLLECTIONS = (
     *("demo", "anthropic_docs", "musique", "medquad_nih", "noveleval", "ramdocs_200", "scifact"),
 )
 LABELS = (20, 50, 100)
+TODAY = (5, 10)
+CONTEXTS: tuple[Context, ...] = get_args(Context)
 
-DENSE = ("demo", "anthropic_docs", "musique")
-LEAST_DENSE, LEAST_ENFORCED, LEAST_DEMO = 0.08, 0.6, 0.10
-LEAST_RECALL, LEAST_RECALL_OF_A_SET = 0.0, -0.005
+DENSE = ("demo", "anthropic_docs", "musique", "ramdocs_200")
+"""The sets by which the bars are judged."""
+
+BARS: Mapping[Context, Mapping[str, float]] = {
+    "leaner": {"tokens": -0.12, "recall": -0.005, "worst": -0.015},
+    "balanced": {"tokens": 0.01, "recall": 0.03, "worst": -0.005, "enforce": 0.7, "equal": 0.03},
+    "richer": {"tokens": 1.0, "recall": 0.08},
+}
+"""At 50 labels: tokens at most, recall at least on the mean and in the worst set, and so on."""
+
 MOST_REFUTED, FEWEST_ENFORCED = 0.05, 100
+AT = 50
 
-Split = dict[str, Any]
-"""One split: ``decision``, and over the other queries of the choice ``recall`` and ``udcg`` less
-those of today, ``kept``, and ``refuted``."""
+FIGURES = ("enforced", "recall", "udcg", "tokens", "equal", "kept", "misleading", "refuted")
+"""Of one split: whether it is enforced; recall and UDCG less today's, tokens as a share of today's,
+recall less that of the first k of equal tokens, passages, misleading ones less today's; refuted."""
 
-Summaries = Mapping[str, Mapping[int, Mapping[str, float]]]
-"""Of each collection by the number of labels."""
+Split = dict[str, float]
+Summary = dict[str, float]
+Key = tuple[str, Context, int, int]
+"""Collection, context, passages served today, labels."""
 
 
 def recorded(name: str, data: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> Recorded:
@@ -77,24 +91,29 @@ def recorded(name: str, data: Path, cache: Path, embedder: SentenceTransformerEm
     return Recorded(name, collection.dataset, pools)
 
 
-def measured(collection: Recorded, n: int, seed: int) -> Split:
-    """Calibrate on ``n`` labels, and measure the choice on the other queries."""
+def measured(collection: Recorded, context: Context, k: int, n: int, seed: int) -> Split:
+    """Calibrate on ``n`` labels, and measure what is served on the other queries."""
     labelled = few_labels(collection.dataset, n, seed)
     try:
-        profile = collection.calibrated(labelled, Settings(seed=seed)).profile
+        settings = Settings(seed=seed, serving_k=k, context=context)
+        profile = collection.calibrated(labelled, settings).profile
     except CalibrationError:
         profile = None
-    decision = "keep" if profile is None else decision_of(profile)
-    if profile is None or decision == "keep":
-        kept = float(DEFAULT_K)
-        return {"decision": "keep", "recall": 0.0, "udcg": 0.0, "kept": kept, "refuted": False}
+    if profile is None or decision_of(profile) != "enforce":
+        return {**dict.fromkeys(FIGURES, 0.0), "kept": float(k)}
     rows = collection.others(labelled)
-    today, found = collection.first(rows), collection.served(profile, rows, mode="enforce")
-    recall = found.recall - today.recall
+    today, found = collection.first(rows, k), collection.served(profile, rows)
+    recall = (found.recall - today.recall)[~np.isnan(found.recall)]
+    at_tokens = collection.recall_at(rows, float(found.tokens.mean()))
     return {
-        "decision": decision,
-        **found.means(today),
-        "refuted": is_refuted(recall[~np.isnan(recall)]),
+        "enforced": 1.0,
+        "recall": float(recall.mean()),
+        "udcg": float((found.udcg - today.udcg).mean()),
+        "tokens": float(found.tokens.mean() / today.tokens.mean()) - 1.0,
+        "equal": float(np.nanmean(found.recall)) - at_tokens,
+        "kept": float(found.kept.mean()),
+        "misleading": float((found.misleading - today.misleading).mean()),
+        "refuted": float(is_refuted(recall)),
     }
 
 
@@ -109,103 +128,76 @@ def is_refuted(differences: FloatArray) -> bool:
     return bool(upper < -TOLERANCE)
 
 
-def summarised(splits: Sequence[Split]) -> dict[str, float]:
-    """Means over the splits of one collection with one number of labels."""
-    decisions = np.array([split["decision"] for split in splits])
-    enforced = decisions == "enforce"
-    recall, udcg, kept, refuted = (
-        np.array([split[name] for split in splits])
-        for name in ("recall", "udcg", "kept", "refuted")
-    )
-    served = np.where(enforced, udcg, 0.0)
-    return {
-        "splits": len(splits),
-        **{name: float((decisions == name).mean()) for name in ("enforce", "shadow", "keep")},
-        "udcg": float(served.mean()),
-        "udcg_error": float(served.std() / np.sqrt(max(len(splits) - 1, 1))),
-        "recall": float(np.where(enforced, recall, 0.0).mean()),
-        "kept": float(np.where(enforced, kept, float(DEFAULT_K)).mean()),
-        "always_udcg": float(udcg.mean()),
-        "always_recall": float(recall.mean()),
-        "always_kept": float(kept.mean()),
-        "n_enforced": int(enforced.sum()),
-        "n_refuted": int((enforced & refuted).sum()),
+def summarised(splits: Sequence[Split]) -> Summary:
+    """Means over the splits of one collection; of ``refuted`` and ``enforced`` the counts too."""
+    found = {name: float(np.mean([split[name] for split in splits])) for name in FIGURES}
+    counts = {
+        f"n_{name}": float(sum(split[name] for split in splits)) for name in ("enforced", "refuted")
     }
+    return {**found, **counts, "splits": float(len(splits))}
 
 
-def by_labels(sets: Summaries, names: Sequence[str]) -> dict[int, dict[str, float]]:
-    """Means over those collections that have so many labels, by their number."""
-    found: dict[int, dict[str, float]] = {}
-    for n in sorted({n for name in names for n in sets.get(name, {})}):
-        own = [sets[name][n] for name in names if n in sets.get(name, {})]
-        found[n] = {
-            "sets": len(own),
-            **{
-                name: float(np.mean([each[name] for each in own]))
-                for name in ("enforce", "udcg", "recall", "kept", "always_udcg", "always_recall")
-            },
-            "worst_recall": min(each["recall"] for each in own),
-            "worst_udcg": min(each["udcg"] for each in own),
-            **{name: sum(each[name] for each in own) for name in ("n_enforced", "n_refuted")},
-        }
-    return found
+def mean_of(sets: Mapping[Key, Summary], context: Context, k: int, n: int) -> Summary | None:
+    """Means over the sets of the bars, with the worst recall; None where one is missing."""
+    own = [sets[name, context, k, n] for name in DENSE if (name, context, k, n) in sets]
+    if len(own) < len(DENSE):
+        return None
+    found = {name: float(np.mean([each[name] for each in own])) for name in FIGURES}
+    return {**found, "worst": min(each["recall"] for each in own)}
 
 
-def bars(sets: Summaries) -> Bars:
+def bars(sets: Mapping[Key, Summary]) -> Bars:
     """What must hold, with the figure in words and whether it does; of what was measured."""
     found: Bars = {}
-    dense = by_labels(sets, DENSE).get(50)
-    if dense is not None and dense["sets"] == len(DENSE):
-        udcg, share = dense["udcg"], dense["enforce"]
-        found[f"{', '.join(DENSE)} at 50 labels: UDCG ≥ {LEAST_DENSE:+g}"] = (
-            f"{udcg:+.3f}",
-            udcg >= LEAST_DENSE,
-        )
-        found[f"of these enforced: ≥ {LEAST_ENFORCED:.0%}"] = (
-            f"{share:.0%}",
-            share >= LEAST_ENFORCED,
-        )
-    if 100 in sets.get("demo", {}):
-        udcg = sets["demo"][100]["udcg"]
-        found[f"demo at 100 labels: UDCG ≥ {LEAST_DEMO:+g}"] = f"{udcg:+.3f}", udcg >= LEAST_DEMO
-    each = [(own["recall"], f"{name} at {n}") for name, by in sets.items() for n, own in by.items()]
-    if each:
-        recall = float(np.mean([value for value, _ in each]))
-        found[f"recall ≥ {LEAST_RECALL:g} on the mean"] = f"{recall:+.4f}", recall >= LEAST_RECALL
-        worst, where = min(each)
-        found[f"recall ≥ {LEAST_RECALL_OF_A_SET:g} in the worst set"] = (
-            f"{worst:+.4f}, {where}",
-            worst >= LEAST_RECALL_OF_A_SET,
-        )
+    for k in sorted({k for _, _, k, _ in sets}):
+        for context, wanted in BARS.items():
+            means = mean_of(sets, context, k, AT)
+            if means is None:
+                continue
+            for name, limit in wanted.items():
+                value = means["enforced" if name == "enforce" else name]
+                holds = value <= limit if name == "tokens" else value >= limit
+                sign = "≤" if name == "tokens" else "≥"
+                words = f"{context}, today first {k}, {AT} labels: {name} {sign} {limit:+g}"
+                found[words] = f"{value:+.3f}", holds
     enforced, refuted = (
-        int(sum(own[name] for by in sets.values() for own in by.values()))
-        for name in ("n_enforced", "n_refuted")
+        sum(own[f"n_{name}"] for own in sets.values()) for name in ("enforced", "refuted")
     )
     found[f"refuted ≤ {MOST_REFUTED:.0%} of {FEWEST_ENFORCED} enforced or more"] = (
-        f"{refuted} of {enforced}",
+        f"{refuted:.0f} of {enforced:.0f}",
         enforced >= FEWEST_ENFORCED and refuted <= MOST_REFUTED * enforced,
     )
     return found
 
 
-def table(sets: Summaries) -> Table:
-    """One row for each collection and number of labels."""
-    columns = ("labels", "enforced", "UDCG", "recall", "kept", "refuted", "always", "recall")
-    title = f"served less today's first {DEFAULT_K}, and always served"
-    found = plain_table(title, ("collection",), columns)
-    for name, by_n in sets.items():
-        for n, own in by_n.items():
-            found.add_row(
-                name,
-                str(n),
-                f"{own['enforce']:.0%}",
-                f"{own['udcg']:+.3f}",
-                f"{own['recall']:+.3f}",
-                f"{own['kept']:.2f}",
-                f"{own['n_refuted']} of {own['n_enforced']}",
-                f"{own['always_udcg']:+.3f}",
-                f"{own['always_recall']:+.3f}",
-            )
+def table(sets: Mapping[Key, Summary]) -> Table:
+    """One row for each collection, context, size of today's context and number of labels."""
+    columns = (
+        "today",
+        "labels",
+        "enforced",
+        "recall",
+        "tokens",
+        "equal",
+        "UDCG",
+        "kept",
+        "refuted",
+    )
+    found = plain_table("served less today's first k", ("collection", "context"), columns)
+    for (name, context, k, n), own in sets.items():
+        found.add_row(
+            name[:12],
+            context,
+            str(k),
+            str(n),
+            f"{own['enforced']:.0%}",
+            f"{own['recall']:+.3f}",
+            f"{own['tokens']:+.0%}",
+            f"{own['equal']:+.3f}",
+            f"{own['udcg']:+.3f}",
+            f"{own['kept']:.1f}",
+            f"{own['n_refuted']:.0f}/{own['n_enforced']:.0f}",
+        )
     return found
 
 
@@ -215,38 +207,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="of BEIR folders")
     parser.add_argument("--collections", nargs="+", default=COLLECTIONS, metavar="NAME")
     parser.add_argument("--labels", type=int, nargs="+", default=LABELS, metavar="N")
-    parser.add_argument("--splits", type=int, default=60)
+    parser.add_argument("--today", type=int, nargs="+", default=TODAY, metavar="K")
+    parser.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=CONTEXTS)
+    parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
     parser.add_argument("--check", action="store_true", help="print what must hold")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
     logging.getLogger("ctxguard").setLevel(logging.ERROR)  # modes are set by hand here
-    console = Console(width=80)
+    console = Console(width=110)
     embedder, start = SentenceTransformerEmbedder(), time.perf_counter()
-    sets: dict[str, dict[int, dict[str, float]]] = {}
+    sets: dict[Key, Summary] = {}
     for name in options.collections:
         collection = recorded(name, options.data, options.cache, embedder)
-        for n in collection.sizes(options.labels):
-            splits = [measured(collection, n, seed) for seed in range(options.splits)]
-            sets.setdefault(name, {})[n] = summarised(splits)
-            taken = time.perf_counter() - start
-            console.print(f"[dim]{name}, {n} labels: {taken:.0f} s so far[/dim]")
-        if name not in sets:
+        sizes = collection.sizes(options.labels)
+        if not sizes:
             console.print(f"{name}: {len(collection.dataset.answerable)} answerable are too few")
+        for context, k, n in itertools.product(options.contexts, options.today, sizes):
+            splits = [measured(collection, context, k, n, seed) for seed in range(options.splits)]
+            sets[name, context, k, n] = summarised(splits)
+        console.print(f"[dim]{name}: {time.perf_counter() - start:.0f} s so far[/dim]")
     console.print(table(sets))
     found = bars(sets)
     if options.check:
         print_bars(found, console)
-    write_report(
-        options.json,
-        found,
-        {
-            "splits": options.splits,
-            "sets": sets,
-            "means": by_labels(sets, list(sets)),
-            "dense": by_labels(sets, DENSE),
-        },
-    )
+    rows: dict[str, Any] = {" ".join(map(str, key)): own for key, own in sets.items()}
+    means = {
+        f"{context} {k} {n}": mean
+        for context, k, n in dict.fromkeys(key[1:] for key in sets)
+        if (mean := mean_of(sets, context, k, n)) is not None
+    }
+    write_report(options.json, found, {"splits": options.splits, "sets": rows, "means": means})
     return int(options.check and not all(holds for _, holds in found.values()))
 
 

@@ -19,7 +19,7 @@ from calibration.figures import significant
 from calibration.fit import folds
 from calibration.folded import Choose, Folded
 from calibration.grid import GridIndex
-from calibration.objectives import PolicySums, choose, highest_utility
+from calibration.objectives import LADDERS, PolicySums, Step, choose, highest_utility
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
 from calibration.verdict import mean_interval
@@ -60,7 +60,7 @@ class Asking:
     Attributes:
         stage: Asks it; its deadline should be patient, and its rate high.
         passage: A passage by its id; raises KeyError for one that is not there.
-        price: Of asking about one candidate, in strict UDCG, ≥ 0.
+        price: Of asking about one candidate, in UDCG, ≥ 0.
         sleep: Waits for a number of seconds.
     """
 
@@ -196,12 +196,19 @@ def _choose(
         place, wanted = careful(sums), route.settings.context
         if place is None and wanted != "utility":
             # Few labels support no careful choice. Whether this one holds is for the verdict.
-            k, tolerance = route.settings.serving_k, route.settings.tolerance
-            return choose(sums, k, wanted, tolerance=tolerance, caution=0.0, lost=0.0)
+            return choose(
+                sums,
+                wanted,
+                tolerance=route.settings.tolerance,
+                step=Step(0.0, 0.0, LADDERS[wanted][0].tokens),
+                lost=0.0,
+            )
         return place
 
     def chosen(chances: FloatArray) -> tuple[Folded, GridIndex, bool]:
-        policies = among(fitted.grid(own.pools, own.labels, chances), route.settings)
+        # What asking is worth is computed for P alone.
+        grid = fitted.grid(own.pools, own.labels, chances, per_token=False)
+        policies = among(grid, route.settings)
         index = policies.chosen(rule)
         best = policies.chosen(highest_utility) if index is None else index
         return policies, (0, 0) if best is None else best, index is not None
@@ -266,7 +273,7 @@ def _with_verdict(
         np.where(answered, kept, without.kept),
     )
     verdict = with_answers.verdict
-    gains = with_answers.metrics.values["udcg_strict"] - without.metrics.values["udcg_strict"]
+    gains = with_answers.metrics.values["udcg"] - without.metrics.values["udcg"]
     gain = mean_interval(gains - asking.price * found.n_asked)
     enforced = found.accepted and verdict.decision == "enforce"
     enforced = enforced and gain.lower is not None and gain.lower > 0.0

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabi
 from calibration.folded import Choose, Folded
 from calibration.grid import Grid, ratio_grid, sizes, utility_grid
 from calibration.objectives import (
-    CAUTIONS,
+    LADDERS,
     choose,
     extend,
     fewest_to_choose,
@@ -32,7 +32,7 @@ from calibration.settings import ChoiceSettings, Context, Family
 from calibration.sufficiency import calibrate_sufficiency
 from calibration.verdict import fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.settings import optional, setting
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import named_features, signal_of
@@ -67,17 +67,17 @@ class Settings(ChoiceSettings):
     """How to choose and certify, with what a calibration in Python alone takes."""
 
     context: Wanted = setting(  # type: ignore[assignment]  # one more than the command has
-        "See ``ChoiceSettings``; ``utility`` takes the policy of highest strict UDCG, whatever its "
+        "See ``ChoiceSettings``; ``utility`` takes the policy of highest UDCG, whatever its "
         "recall.",
         value="balanced",
     )
     promise: Promise | None = optional(
         "The promise that the certificate must make of the chosen policy, then the one of highest "
-        "strict UDCG that keeps the promise, whatever the context. None for a certificate that "
+        "UDCG that keeps the promise, whatever the context. None for a certificate that "
         "says what the choice costs."
     )
     depth: int = setting("Candidates per query.", ge=1, value=DEFAULT_DEPTH)
-    utilities: Utilities = setting("The worth of a passage.", value=DEFAULT_UTILITIES)
+    utilities: Utilities = setting("The worth of a passage.", value=READERS)
     utilities_source: str | None = optional(
         "Where the utilities come from, in words; None for the preset."
     )
@@ -114,6 +114,13 @@ class Option:
     kept: NDArray[np.bool_]
     metrics: QueryMetrics
     verdict: RouteVerdict
+
+
+class _FirstK(NamedTuple):
+    policy: Policy
+    order: IntArray
+    kept: NDArray[np.bool_]
+    metrics: QueryMetrics
 
 
 @dataclass(frozen=True)
@@ -259,7 +266,7 @@ class LabelledRoute:
             why,
             fitted,
             among(grid, settings),
-            Folded.of(longer, tried(longer, k), k),
+            Folded.of(longer, tried(longer, k)),
             chances,
             measured,
             held_out is not None,
@@ -268,9 +275,9 @@ class LabelledRoute:
     @cached_property
     def today(self) -> Option:
         """The first k, as served today: kept where nothing else is accepted."""
-        policy = RatioPolicy(k=self.settings.serving_k)
-        order, kept = contexts(self.measured[0], policy)
-        metrics, n = self._metrics(order, kept), int((self.measured[1].n_relevant > 0).sum())
+        k = self.settings.serving_k
+        policy, order, kept, metrics = self._first(k)
+        n = int((self.measured[1].n_relevant > 0).sum())
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
         if fewest is not None and n and np.nanmin(metrics.values["recall"]) == 1.0:
             # Where nothing can be gained, a choice has to show that it loses nothing.
@@ -283,15 +290,37 @@ class LabelledRoute:
             n_needed=fewest if fewest is not None and n < fewest else None,
             **self._limits,
         )
-        return Option(f"first {policy.k}, as today", policy, order, kept, metrics, keep)
+        return Option(f"first {k}, as today", policy, order, kept, metrics, keep)
+
+    def of_equal_tokens(self, option: Option) -> Option | None:
+        """Return the longest first k that costs no more tokens than an option on the mean.
+
+        None where that is today's, or the option's own context, or none is so short.
+        """
+        pools = self.measured[0]
+        sizes = 1.0 * ~np.isnan(pools.scores) if pools.tokens is None else pools.tokens
+        of_k = np.nan_to_num(sizes).cumsum(axis=1).mean(axis=0)
+        own = option.metrics.values["kept" if pools.tokens is None else "tokens"].mean()
+        k = int(np.searchsorted(of_k, own + 1e-9, side="right"))
+        if k == 0 or option.policy == (first := RatioPolicy(k=k)) or first == self.today.policy:
+            return None
+        return replace(self.today, name=f"first {k}", **self._first(k)._asdict())
+
+    def _first(self, k: int) -> "_FirstK":
+        policy = RatioPolicy(k=k)
+        order, kept = contexts(self.measured[0], policy)
+        return _FirstK(policy, order, kept, self._metrics(order, kept))
 
     def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
         """Judge a policy by the contexts that it gives the queries that measure."""
         metrics = self._metrics(order, kept)
-        gains = metrics.values["udcg_strict"] - self.today.metrics.values["udcg_strict"]
+        own, today = metrics.values, self.today.metrics.values
+        size = "kept" if np.isnan(own["tokens"]).any() else "tokens"
         judged = verdict(
             self.recall_gained(metrics),
-            gain=float(gains.mean()) if gains.size else None,
+            own["udcg"] - today["udcg"],
+            (own[size] - today[size]) / max(float(today[size].mean()), 1.0),
+            todays_udcg=float(today["udcg"].mean()),
             shown_by=self.shown_by,
             refutable=self.settings.promise is None and self.settings.context != "utility",
             **self._limits,
@@ -311,25 +340,27 @@ class LabelledRoute:
         """
         if wanted == "utility":
             return (highest_utility,)
-        k, tolerance = self.settings.serving_k, self.settings.tolerance
-        rule = partial(choose, serving_k=k, context=wanted, tolerance=tolerance)
-        is_bare = not self.own[0].legs and not self.own[0].signals
-        cautions = CAUTIONS[-1:] if self.held_out or is_bare else CAUTIONS
-        return tuple(partial(rule, caution=caution) for caution in cautions)
+        rule = partial(choose, context=wanted, tolerance=self.settings.tolerance)
+        steps = LADDERS[wanted][-1:] if self.held_out else LADDERS[wanted]
+        return tuple(partial(rule, step=step) for step in steps)
 
     def offer(self, wanted: Wanted) -> Option:
         """Find what would be served for such contexts, with its verdict."""
+        first: Option | None = None
         for rule in self.rules(wanted):
-            first = self._chosen(wanted, self.choosing, rule)
-            if first is not None and first.verdict.decision == "enforce":
-                return first
+            found = self._chosen(wanted, self.choosing, rule)
+            if found is not None and found.verdict.decision == "enforce":
+                return found
+            # Of those that may not be served, the nearest: one in shadow, else the most careful.
+            if found is not None and (first is None or first.verdict.decision != "shadow"):
+                first = found
         if wanted == "utility":
             return self.today if first is None else first
-        rule = partial(extend, serving_k=self.settings.serving_k, context=wanted)
-        longer = self._chosen(wanted, self.extending, rule)
-        if longer is not None and longer.verdict.value is not None:
-            update = {"decision": "enforce", "extends": True, "n_needed": None}
-            return replace(longer, verdict=longer.verdict.model_copy(update=update))
+        if wanted == "richer":
+            longer = self._chosen(wanted, self.extending, extend)
+            if longer is not None and longer.verdict.recall is not None:
+                update = {"decision": "enforce", "extends": True, "n_needed": None}
+                return replace(longer, verdict=longer.verdict.model_copy(update=update))
         if first is None:
             return self.today
         if first.verdict.decision == "keep":
@@ -434,8 +465,8 @@ def _why(route: LabelledRoute, chosen: Option) -> str:
         )
     if chosen.policy != route.today.policy:
         return route.why
-    if verdict.value is not None:
-        return f"{route.why}; {first} as today, since the labels refute what was chosen"
+    if verdict.recall is not None:
+        return f"{route.why}; {first} as today, since nothing better is shown"
     shown = "is shown to keep their recall"
     if route.settings.promise is not None:
         shown = "that gains utility is certified"
@@ -447,7 +478,7 @@ def among(grid: Grid, settings: Settings) -> Folded:
     indices = tried(grid, settings.serving_k)
     if settings.context == "utility":
         indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
-    return Folded.of(grid, indices, settings.serving_k)
+    return Folded.of(grid, indices)
 
 
 @dataclass(frozen=True)
@@ -468,12 +499,19 @@ class Fitted:
     ks: tuple[int, ...]
     min_keep: int
 
-    def grid(self, pools: Pools, labels: PoolLabels, chances: FloatArray | None) -> Grid:
+    def grid(
+        self,
+        pools: Pools,
+        labels: PoolLabels,
+        chances: FloatArray | None,
+        *,
+        per_token: bool = True,
+    ) -> Grid:
         """Return the policies over some queries, with P(relevant) of their candidates."""
         tried: dict[str, Any] = {"ks": self.ks, "min_keep": self.min_keep}
         if self.model is None or chances is None:
             return ratio_grid(pools, labels, temperature=self.temperature, **tried)
-        return utility_grid(pools, labels, chances, self.model, **tried)
+        return utility_grid(pools, labels, chances, self.model, per_token=per_token, **tried)
 
 
 def shuffled(values: FloatArray, seed: int) -> FloatArray:

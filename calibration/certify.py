@@ -64,13 +64,13 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     """Order policies on one set of queries, test them on another, choose among those that pass.
 
     What is served today is the baseline of recall loss, so that it loses nothing, and only
-    policies of more strict UDCG than it are worth a test.
+    policies of more UDCG than it are worth a test.
 
-    Fixed-sequence testing with betting p-values along the Pareto front of risk and strict UDCG,
+    Fixed-sequence testing with betting p-values along the Pareto front of risk and UDCG,
     safest first. A policy whose plain mean on the test queries breaks the promise is not
     certified whatever its p-value: betting may stop at its luckiest moment, which is valid at
     level delta, but a promise must not contradict its own evidence. Of the certified policies
-    the one with the highest strict UDCG over all these queries is chosen. The certificate allows
+    the one with the highest UDCG over all these queries is chosen. The certificate allows
     this, since it holds for all of them at once.
 
     Args:
@@ -95,14 +95,14 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         return nothing
     tested = testing.at(indices)
     recall_loss = tested.recall_loss[order][defined]
-    mean_loss, mean_udcg = recall_loss.mean(axis=0), tested.udcg_strict.mean(axis=0)
+    mean_loss, mean_udcg = recall_loss.mean(axis=0), tested.udcg.mean(axis=0)
     p_values = risk.betting_p_value(recall_loss, promise.alpha)
     p_values = np.where(mean_loss <= promise.alpha + _TIE, p_values, 1.0)
     n_certified = risk.fixed_sequence(p_values, promise.delta)
 
     # Above that of the baseline, over ordering and test queries together.
     n_ordering, n_testing = len(ordering.labels), len(testing.labels)
-    ordered_udcg = ordering.means.udcg_strict[tuple(np.array(indices).T)]
+    ordered_udcg = ordering.means.udcg[tuple(np.array(indices).T)]
     gain = (ordered_udcg - ordering.today) * n_ordering + (mean_udcg - testing.today) * n_testing
     gain /= n_ordering + n_testing
     chosen = int(np.argmax(gain[:n_certified])) if n_certified else -1
@@ -129,9 +129,9 @@ def _sequence(grid: Grid) -> list[GridIndex]:
     """
     if len(grid.labels) == 0 or np.isnan((means := grid.means).recall_loss).any():
         return []
-    better = np.argwhere(means.udcg_strict > grid.today + _TIE)
+    better = np.argwhere(means.udcg > grid.today + _TIE)
     if better.size == 0:
         return []
     cells = tuple(better.T)
-    order = risk.pareto_order(means.recall_loss[cells], means.udcg_strict[cells])
+    order = risk.pareto_order(means.recall_loss[cells], means.udcg[cells])
     return [(int(better[row][0]), int(better[row][1])) for row in order.tolist()]

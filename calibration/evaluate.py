@@ -17,7 +17,7 @@ from calibration.pool_labels import IntArray, PoolLabels, discounted_sums, label
 from calibration.replay import Pools
 from ctxguard.core.decision import decide
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities, keyword_first_ranks
+from ctxguard.core.metrics import READERS, Utilities, keyword_first_ranks
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
 from ctxguard.profile.schema import RouteEvidence
@@ -33,11 +33,11 @@ PROFILE_METRICS: Mapping[str, str] = {
     "mrr": "reciprocal rank of the context's first relevant passage",
     "served_mrr": "as mrr, 0 where none is relevant, as live",
     "ndcg": "nDCG of the context, ideal cut off at 10",
-    "udcg": "utility of the context, suspected distractors negative (heuristic)",
-    "udcg_strict": "utility of the context, every passage not known to be relevant negative",
-    "harm": "the negative part of udcg_strict, as a positive number",
-    "distractor_rate": "share of the context with negative utility (heuristic)",
-    "harm_undiscounted": "kept × distractor rate × 0.5, at any rank alike",
+    "udcg": "utility of the context, discounted by rank",
+    "harm": "the negative part of udcg, as a positive number",
+    "misleading": "passages of the context labelled hard negative or distractor",
+    "distractor_rate": "share of the context with negative utility (preset blog)",
+    "harm_undiscounted": "kept × distractor rate × 0.5, at any rank alike (preset blog)",
     "kept": "passages in the context",
     "tokens": "tokens of the context's texts, estimated as cl100k counts them",
     "recall_loss": "share of the baseline's relevant passages that the policy drops",
@@ -133,8 +133,9 @@ def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> QueryMetrics:
     """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
     Recall, MRR, nDCG, hit rate and average precision are undefined for a query without relevant
-    passages; precision, context precision and the distractor rate for an empty context; precision
-    over judged passages for a context without one, and where labels hold relevant passages only;
+    passages; precision and context precision for an empty context; precision over judged passages
+    for a context without one, and where labels hold relevant passages only; misleading passages
+    where none is labelled so; the distractor rate where utilities suspect nothing;
     recall loss if the baseline holds nothing relevant. Pooled recall is the ratio of sums over
     queries whose candidates hold something relevant; reciprocal ranks of all that was served need
     only a context.
@@ -161,19 +162,20 @@ def of_contexts(
     """
     own, rules = labels.reordered(order), labels.rules
     ranks = np.arange(1, kept.shape[1] + 1)
-    relative, incomparable = relative_values(pools, temperature)
-    suspected = np.take_along_axis(relative, order, axis=1) > rules.score_ratio
-    suspected &= ~incomparable[:, None]
-    # The label alone determines what these are worth, not the heuristics.
-    certain = own.relevant | (own.negatives != None)  # noqa: E711  element by element
-    if 0 in (rules.by_grade or {}):
-        certain |= own.judged | own.positives_only
-    strict = np.where(kept, own.utilities, 0.0)
-    heuristic = np.where(certain | suspected | (ranks <= rules.rank_limit), strict, 0.0)
-    gain, harm, suspected_gain, suspected_harm = (
-        discounted_sums(np.maximum(part, 0.0)) for part in (strict, -strict, heuristic, -heuristic)
-    )
-    misleading, n_kept = (heuristic < 0.0).sum(axis=1), kept.sum(axis=1)
+    worth = np.where(kept, own.utilities, 0.0)
+    misleads = own.negatives != None  # noqa: E711  element by element
+    suspects = rules.score_ratio is not None
+    if rules.score_ratio is not None:
+        relative, incomparable = relative_values(pools, temperature)
+        suspected = np.take_along_axis(relative, order, axis=1) > rules.score_ratio
+        suspected &= ~incomparable[:, None]
+        # The label alone determines what these are worth, not the heuristics.
+        certain = own.relevant | misleads
+        if 0 in (rules.by_grade or {}):
+            certain |= own.judged | own.positives_only
+        worth = np.where(certain | suspected | (ranks <= rules.rank_limit), worth, 0.0)
+    gain, harm = (discounted_sums(np.maximum(part, 0.0)) for part in (worth, -worth))
+    n_penalised, n_kept = (worth < 0.0).sum(axis=1), kept.sum(axis=1)
     relevant = own.relevant & kept
     n_found = relevant.sum(axis=1)
     n_relevant = np.where(labels.n_relevant, labels.n_relevant, np.nan)
@@ -192,11 +194,11 @@ def of_contexts(
             "mrr": first / (n_relevant / n_relevant),
             "served_mrr": first / (size / size),
             "ndcg": labels.ndcg(np.where(kept, own.grades, 0), rules.gain),
-            "udcg": suspected_gain - suspected_harm,
-            "udcg_strict": gain - harm,
+            "udcg": gain - harm,
             "harm": harm,
-            "distractor_rate": misleading / size,
-            "harm_undiscounted": 0.5 * misleading,
+            "misleading": np.where(misleads.any(), (misleads & kept).sum(axis=1), np.nan),
+            "distractor_rate": np.where(suspects, n_penalised / size, np.nan),
+            "harm_undiscounted": np.where(suspects, 0.5 * n_penalised, np.nan),
             "kept": n_kept.astype(np.float64),
             "tokens": np.where(kept, np.take_along_axis(tokens, order, axis=1), 0.0).sum(axis=1),
             "recall_loss": 1.0 - (relevant & own.in_baseline).sum(axis=1) / of_baseline,
@@ -238,7 +240,7 @@ def measure(
     pools: Pools,
     dataset: Dataset,
     policy: Policy,
-    utilities: Utilities = DEFAULT_UTILITIES,
+    utilities: Utilities = READERS,
     *,
     baseline_k: int,
     text_of: Callable[[str], str],

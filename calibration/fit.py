@@ -88,7 +88,7 @@ _DIGITS = 8
 
 REGULARISATION = 0.03
 """C of the regression. In nested cross-validation on five collections 0.03 and 0.1 were equal, and
-better than 1 by 0.004 to 0.009 mean strict UDCG."""
+better than 1 by 0.004 to 0.009 mean UDCG."""
 
 _CLIP = 8.0
 """Standardised features count as at most this, so that no single outlier decides."""

@@ -37,10 +37,10 @@ class Folded:
     sums: PolicySums
 
     @classmethod
-    def of(cls, grid: Grid, tried: Sequence[GridIndex], serving_k: int) -> Self:
+    def of(cls, grid: Grid, tried: Sequence[GridIndex]) -> Self:
         """Adds up the policies by fold."""
         fold = fold_numbers(grid.labels.groups)
-        return cls(grid, tried, fold, PolicySums.of(grid, tried, fold, serving_k))
+        return cls(grid, tried, fold, PolicySums.of(grid, tried, fold))
 
     def chosen(self, choose: Choose) -> GridIndex | None:
         """Return the choice of all queries; None for what is served today."""
@@ -62,10 +62,7 @@ class Folded:
         n_kept = np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)
         for number, index in self._by_others(choose).items():
             rows = self.fold == number
-            own = grid.rows(np.flatnonzero(rows))
-            n_kept[rows] = own.kept([index])[:, 0]
-            if own.order is not None:
-                order[rows] = own.order
+            order[rows], n_kept[rows] = grid.rows(np.flatnonzero(rows)).contexts(index)
         return order, n_kept
 
     def share_chosen(self, choose: Choose) -> float:

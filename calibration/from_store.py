@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from calibration.retrievers import RecordedRankings
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import Utilities, strict_utilities
+from ctxguard.core.metrics import Utilities, worths
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
@@ -306,7 +306,7 @@ def _reachable(each: _Sample) -> Iterator[int]:
 def _worth(utilities: Utilities, top_grade: int, verdict: Judgment | None) -> float:
     if verdict is None:
         return utilities.unjudged
-    return strict_utilities(
+    return worths(
         [verdict.grade],
         top_grade=max(top_grade, verdict.grade),
         negatives=[verdict.negative],
@@ -378,7 +378,7 @@ def calibrate_from_store(
     gain = difference(judged, decided_by_others(judged, settings), first, utilities)
     policy = fitted_policy(judged, settings)
     verdict = _verdict(found, gain, settings)
-    why = f"{judged.in_words}; strict UDCG {_in_words(gain.udcg)} over the first {today.k}"
+    why = f"{judged.in_words}; UDCG {_in_words(gain.udcg)} over the first {today.k}"
     route = RouteProfile(
         policy=today if verdict.decision == "keep" else policy,
         score_kind=judged.pools.kind,
@@ -423,10 +423,7 @@ def _verdict(found: JudgedStore, gain: JudgedDifference, settings: Settings) -> 
     )
     if udcg.value is None or udcg.value <= 0.0:
         return verdict.model_copy(update={"decision": "keep"})
-    figures = {
-        **{name: getattr(recall, name) for name in ("value", "lower", "upper")},
-        "gain": udcg.value,
-    }
+    figures: dict[str, Any] = {"recall": recall, "udcg": udcg}
     if recall.value is None or recall.lower is None or recall.upper is None:
         return verdict
     if recall.upper < -settings.tolerance:

@@ -19,14 +19,13 @@ from calibration.replay import Pools
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
+from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 
 RATIOS: FloatArray = np.round(np.arange(0, 100) / 100, 2)
-PROBABILITIES: FloatArray = np.round(
-    np.concatenate([np.arange(0, 20) / 400, np.arange(5, 96) / 100]), 4
-)
-"""Thresholds on P(relevant); finer below 0.05, which most candidates do not reach."""
+PROBABILITIES: FloatArray = np.concatenate([[0.0], np.geomspace(0.002, 0.9, 60).round(4)])
+"""Thresholds on P(relevant), each a tenth higher: most candidates are far below 0.05."""
 
 EXPECTED = 0.5
 """Share of what P(relevant) expects in the figures by which policies are chosen. On 60 splits of
@@ -69,12 +68,12 @@ class GridValues:
     where recall loss is undefined.
 
     Attributes:
-        udcg_strict: Strict UDCG.
+        udcg: UDCG.
         recall_loss: The share of the baseline's relevant passages that the policy drops; its
             mean is over queries whose baseline has one, NaN if none has.
     """
 
-    udcg_strict: FloatArray
+    udcg: FloatArray
     recall_loss: FloatArray
 
 
@@ -92,6 +91,10 @@ class Grid:
         order: Shape (n_q, depth), the columns of the pools in that order; None for their own.
         chances: Shape (n_q, depth), P(relevant) of the candidates in that order, from models that
             did not see their labels, NaN beyond the pool; None where there are none.
+        tokens: Shape (n_q, depth), of the candidates in that order, 0 beyond the pool; a passage
+            counts as one where tokens are unknown.
+        places: Shape (n_q, depth), the rank of each candidate by P, from 0, where the order is
+            not that of P; None where it is.
     """
 
     labels: PoolLabels
@@ -101,6 +104,8 @@ class Grid:
     make: Callable[[int, float], Policy]
     order: IntArray | None = None
     chances: FloatArray | None = None
+    tokens: FloatArray | None = None
+    places: IntArray | None = None
 
     def settings(self, index: GridIndex) -> tuple[int, float]:
         """Return the k and the threshold of a policy."""
@@ -118,6 +123,8 @@ class Grid:
             reached=self.reached[rows],
             order=None if self.order is None else self.order[rows],
             chances=None if self.chances is None else self.chances[rows],
+            tokens=None if self.tokens is None else self.tokens[rows],
+            places=None if self.places is None else self.places[rows],
         )
 
     def kept(self, indices: Sequence[GridIndex]) -> IntArray:
@@ -125,6 +132,21 @@ class Grid:
         sizes, thresholds = np.array(indices, dtype=np.int64).reshape(-1, 2).T
         counts: IntArray = np.minimum(self._above[:, thresholds], np.array(self.ks)[sizes])
         return counts
+
+    def contexts(self, index: GridIndex) -> tuple[IntArray, IntArray]:
+        """Return what a policy serves.
+
+        Returns:
+            Shape (n_q, depth), columns of the pools, what is kept first and in the order in which
+            it is served; and shape (n_q,), how many are kept.
+        """
+        n_kept, depth = self.kept([index])[:, 0], self.reached.shape[1]
+        order = np.tile(np.arange(depth), (len(n_kept), 1)) if self.order is None else self.order
+        if self.places is None:
+            return order, n_kept
+        later = np.arange(depth) >= n_kept[:, None]
+        served = np.argsort(np.where(later, depth, self.places), axis=1, kind="stable")
+        return np.take_along_axis(order, served, axis=1), n_kept
 
     @cached_property
     def _above(self) -> IntArray:
@@ -146,7 +168,7 @@ class Grid:
 
     @cached_property
     def today(self) -> float:
-        """Mean strict UDCG of the baseline, which is served today.
+        """Mean UDCG of the baseline, which is served today.
 
         Raises:
             CalibrationError: there are no queries.
@@ -170,7 +192,7 @@ class Grid:
             at = self.at([(size, threshold) for threshold in range(self.thresholds.size)])
             loss = at.recall_loss[~np.isnan(at.recall_loss[:, 0])]
             of_loss = loss.mean(axis=0) if len(loss) else np.full(self.thresholds.size, np.nan)
-            rows.append((at.udcg_strict.mean(axis=0), of_loss))
+            rows.append((at.udcg.mean(axis=0), of_loss))
         return GridValues(*map(np.stack, zip(*rows, strict=True)))
 
     def at(self, indices: Sequence[GridIndex]) -> GridValues:
@@ -182,26 +204,44 @@ class Grid:
 
     @cached_property
     def beyond_today(self) -> FloatArray:
-        """What the first n candidates give less what today's give, for n = 0 … depth.
+        """What the first n candidates give less what today's first k give, for n = 0 … depth.
 
         Half of it is by the labels and half as P(relevant) expects, where that is known: by few
         labels alone the best of many policies is often the luckiest. A composite of a direct and
         a model's estimate (Rao and Molina, Small Area Estimation, 2015, §3.3).
 
         Returns:
-            Shape (2, n_q, depth + 1): share of all relevant passages of a query, 0 where it has
-            none; and strict UDCG.
+            Shape (3, n_q, depth + 1): share of all relevant passages of a query, 0 where it has
+            none; UDCG; and tokens, or passages where tokens are unknown.
         """
-        labels, discount = self.labels, discounts(self.reached.shape[1])
+        labels = self.labels
         relevant, worth = labels.relevant.astype(np.float64), labels.utilities
         if self.chances is not None:
             relevant, worth = labels.with_expected(self.chances, EXPECTED)
         share = relevant / np.maximum(labels.n_relevant, 1)[:, None]
-        today = np.stack([share * labels.in_baseline, worth * self._todays_discounts])
-        added = np.stack([share, worth * discount]).cumsum(axis=2)
-        running = np.pad(added, ((0, 0), (0, 0), (1, 0)))
+        sizes, baseline = self.sizes_of_candidates, labels.in_baseline
+        today = np.stack([share * baseline, worth * self._todays_discounts, sizes * baseline])
+        running = np.stack([_sums(share), self._udcg(worth), _sums(sizes)])
         beyond: FloatArray = running - today.sum(axis=2, keepdims=True)
         return beyond
+
+    @property
+    def sizes_of_candidates(self) -> FloatArray:
+        """Tokens of each candidate, or 1 where tokens are unknown, shape (n_q, depth)."""
+        return self.labels.retrieved.astype(np.float64) if self.tokens is None else self.tokens
+
+    def _udcg(self, worth: FloatArray) -> FloatArray:
+        """Return UDCG of the first n candidates, as they are served, shape (n_q, depth + 1)."""
+        depth = worth.shape[1]
+        if self.places is None:
+            return _sums(worth * discounts(depth))
+        found = np.zeros((len(worth), depth + 1))
+        discount, earlier = discounts(depth), np.tri(depth, dtype=bool)
+        for row, places in enumerate(self.places):
+            # Of the first n, how many are served before each.
+            before = (places[:, None] < places).cumsum(axis=0)
+            found[row, 1:] = np.where(earlier, discount[before], 0.0) @ worth[row]
+        return found
 
     @cached_property
     def _added(self) -> tuple[FloatArray, NDArray[np.bool_]]:
@@ -211,10 +251,13 @@ class Grid:
             Utility and share of the baseline's recall, shape (2, n_q, depth + 1); and whether the
             baseline serves a relevant passage, shape (n_q,).
         """
-        utility = self.labels.utilities * discounts(self.labels.grades.shape[1])
         share, defined = self.labels.recall_shares()
-        added = np.stack([utility, share]).cumsum(axis=2)
-        return np.pad(added, ((0, 0), (0, 0), (1, 0))), defined
+        return np.stack([self._udcg(self.labels.utilities), _sums(share)]), defined
+
+
+def _sums(values: FloatArray) -> FloatArray:
+    """Return the sums of the first n of each row, n = 0 … depth, shape (n_q, depth + 1)."""
+    return np.pad(values.cumsum(axis=1), ((0, 0), (1, 0)))
 
 
 def ratio_grid(
@@ -245,6 +288,7 @@ def ratio_grid(
         lambda k, ratio: RatioPolicy(
             k=k, min_ratio=ratio, temperature=chosen, min_keep=min(min_keep, k)
         ),
+        tokens=None if pools.tokens is None else np.nan_to_num(pools.tokens),
     )
 
 
@@ -276,6 +320,7 @@ def utility_grid(
     ks: Sequence[int] | None = None,
     thresholds: FloatArray = PROBABILITIES,
     min_keep: int = 1,
+    per_token: bool = True,
 ) -> Grid:
     """Make every (k, cost) of expected-utility policies with one model.
 
@@ -287,9 +332,19 @@ def utility_grid(
         ks: Sizes of context; ``sizes`` up to the depth unless given.
         thresholds: On P(relevant), ascending, in [0, 1).
         min_keep: The fewest passages that every policy keeps.
+        per_token: Weigh P by length, as far as tokens are known.
     """
-    order = np.argsort(-probabilities, axis=1, kind="stable")
-    values = np.take_along_axis(probabilities, order, axis=1)
+    tokens = None if pools.tokens is None else np.nan_to_num(pools.tokens)
+    per_token &= tokens is not None
+    weighed = (
+        probabilities if tokens is None or not per_token else probabilities * weight_of(tokens)
+    )
+    order = np.argsort(-weighed, axis=1, kind="stable")
+    values = np.take_along_axis(weighed, order, axis=1)
+    chances = np.take_along_axis(probabilities, order, axis=1)
+    places = None
+    if per_token:
+        places = np.argsort(np.argsort(-chances, axis=1, kind="stable"), axis=1, kind="stable")
     return Grid(
         labels.reordered(order),
         ks or sizes(pools.scores.shape[1]),
@@ -300,9 +355,12 @@ def utility_grid(
             k=k,
             cost=significant(threshold / (1.0 - threshold), 8),
             min_keep=min(min_keep, k),
+            per_token=per_token,
         ),
         order,
-        values,
+        chances,
+        None if tokens is None else np.take_along_axis(tokens, order, axis=1),
+        places,
     )
 
 

@@ -257,7 +257,7 @@ class JudgedDifference(NamedTuple):
     """What contexts gain over others.
 
     Attributes:
-        udcg: Mean difference in strict UDCG.
+        udcg: Mean difference in UDCG.
         recall: Difference in pooled recall, of the relevant candidates among all that could be
             judged, with half a lost request added.
     """
@@ -291,7 +291,7 @@ class JudgedAtK:
         precision: Share of the judged candidates that is relevant.
         mrr: Mean reciprocal rank of the first relevant one; undefined where candidates among the
             first k were judged, or graded, without those above.
-        udcg: Strict UDCG.
+        udcg: UDCG.
         recall: Share of all relevant candidates, among those that could be judged.
     """
 

@@ -5,9 +5,10 @@ the same choice can be made without the queries that measure it (`calibration.fo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,16 +17,38 @@ from calibration.pool_labels import IntArray
 from calibration.settings import Context
 from ctxguard.core.types import FloatArray
 
-CAUTIONS = (0.5, 1.0)
-"""Standard errors of recall by which a policy must be clear of the tolerance: the first choice that
-may be enforced is taken. On 20 to 40 splits of eleven sets and sizes 3% of those were refuted;
-1.0 alone costs a quarter of the gain at 50 labels."""
+
+class Step(NamedTuple):
+    """One rung of the ladder from bold to careful choices.
+
+    Attributes:
+        slack: How much more mean recall than the tolerance a policy may lose.
+        caution: Standard errors of recall by which it must be clear of that.
+        tokens: Tokens that a context may hold at most on the mean, as a share of today's.
+    """
+
+    slack: float
+    caution: float
+    tokens: float
+
+
+LADDERS: Mapping[Context, Sequence[Step]] = {
+    "leaner": (Step(0.01, 0.5, 1.0), Step(0.0, 0.5, 1.0), Step(0.0, 1.0, 1.0)),
+    "balanced": (
+        *(Step(0.0, 0.0, 1.0), Step(0.0, 0.0, 0.93), Step(0.0, 0.0, 0.85)),
+        *(Step(0.0, 0.5, 0.93), Step(0.0, 0.5, 0.85), Step(0.0, 1.0, 0.9)),
+    ),
+    "richer": (Step(0.0, 0.0, 2.0),),
+}
+"""By what a context may cost, the steps that are tried, the boldest first. The first choice that
+may be enforced is taken: a bold one that few labels refute gives way to a careful one."""
+
+TOKEN_CAUTION = 0.5
+"""Standard errors by which mean tokens must be below their bound: of many policies near a bound,
+the one that looks cheapest by these queries is mostly lucky."""
 
 EXTENSION_CAUTION = 1.64
-"""Paired standard errors by which strict UDCG of an extension must be above today's."""
-
-MOST_KEPT = 2.0
-"""Passages that a balanced context holds at most on the mean, in multiples of the serving k."""
+"""Paired standard errors by which UDCG of an extension must be above today's."""
 
 LOST_QUERIES = 0.5
 """Queries, added to those at hand, of which everything relevant is lost. With few labels most
@@ -43,25 +66,24 @@ class PolicySums:
     """Sums over queries of what some policies of a grid give, by fold.
 
     Attributes:
-        n_k: Sizes of context; policies are in the order of `tried`, all thresholds of one size,
-            ascending, after the other's.
         all_queries: Shape (n_folds,), the number of queries.
         answerable: Likewise, of those with a relevant passage.
         recall: Shape (2, n_folds, n_policies), Σ d and Σ d² of recall less that of today's
             first k, over the answerable queries; half by labels and half by P(relevant), where
             that is known (`Grid.beyond_today`).
-        gain: Likewise of strict UDCG, over all queries.
+        gain: Likewise of UDCG, over all queries.
+        tokens: Likewise of tokens, or of passages where tokens are unknown.
+        today_tokens: Shape (n_folds,), of today's first k.
         kept: Shape (n_folds, n_policies), passages kept.
-        today_kept: Shape (n_folds,), likewise of today's first k.
     """
 
-    n_k: int
     all_queries: FloatArray
     answerable: FloatArray
     recall: FloatArray
     gain: FloatArray
+    tokens: FloatArray
+    today_tokens: FloatArray
     kept: FloatArray
-    today_kept: FloatArray
 
     @classmethod
     def of(
@@ -69,7 +91,6 @@ class PolicySums:
         grid: Grid,
         tried: Sequence[GridIndex],
         fold: IntArray,
-        serving_k: int,
     ) -> "PolicySums":
         """Add up what the tried policies give.
 
@@ -83,38 +104,33 @@ class PolicySums:
         """
         grid.check_queries()
         member = np.equal(fold, np.arange(fold.max() + 1)[:, None]) * 1.0  # (n_folds, n_q)
-        sizes = list(dict.fromkeys(index_k for index_k, _ in tried))
-        columns = [[index for index in tried if index[0] == size] for size in sizes]
-        recall, gain, kept = list[FloatArray](), list[FloatArray](), list[FloatArray]()
-        answerable = grid.labels.n_relevant > 0
-        for column in columns:
-            n_kept = grid.kept(column)
-            lost, more = np.take_along_axis(grid.beyond_today, n_kept[None], axis=2)
-            recall.append(np.stack([member @ lost, member @ lost**2]))
-            gain.append(np.stack([member @ more, member @ more**2]))
-            kept.append(member @ n_kept)
-        today = np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)
+        n_kept = grid.kept(tried)
+        recall, gain, tokens = (
+            np.stack([member @ of_n, member @ of_n**2])
+            for each in grid.beyond_today
+            for of_n in [np.take_along_axis(each, n_kept, axis=1)]
+        )
         return cls(
-            len(sizes),
             member.sum(axis=1),
-            member @ answerable,
-            np.concatenate(recall, axis=2),
-            np.concatenate(gain, axis=2),
-            np.concatenate(kept, axis=1),
-            member @ today,
+            member @ (grid.labels.n_relevant > 0),
+            recall,
+            gain,
+            tokens,
+            member @ (grid.sizes_of_candidates * grid.labels.in_baseline).sum(axis=1),
+            member @ n_kept,
         )
 
     def without(self, fold: int) -> "PolicySums":
         """Return the sums over the queries of all other folds."""
         others = np.arange(len(self.all_queries)) != fold
         return PolicySums(
-            self.n_k,
             self.all_queries[others],
             self.answerable[others],
             self.recall[:, others],
             self.gain[:, others],
+            self.tokens[:, others],
+            self.today_tokens[others],
             self.kept[others],
-            self.today_kept[others],
         )
 
     @cached_property
@@ -125,16 +141,32 @@ class PolicySums:
 
     @cached_property
     def mean_gain(self) -> FloatArray:
-        """Mean strict UDCG less today's, shape (n_policies,)."""
+        """Mean UDCG less today's, shape (n_policies,)."""
         gain: FloatArray = self.gain[0].sum(axis=0) / self.all_queries.sum()
         return gain
 
     @cached_property
+    def mean_recall(self) -> FloatArray:
+        """Mean recall less today's, shape (n_policies,); 0 where no query has an answer."""
+        recall: FloatArray = self.recall[0].sum(axis=0) / max(self.answerable.sum(), 1.0)
+        return recall
+
+    @cached_property
     def gain_error(self) -> FloatArray:
         """The paired standard error of `mean_gain`, shape (n_policies,)."""
+        return self._error(self.gain)
+
+    def token_share(self, caution: float) -> FloatArray:
+        """Mean tokens as a share of today's, with standard errors added, shape (n_policies,)."""
+        n, today = self.all_queries.sum(), max(float(self.today_tokens.sum()), _TIE)
+        more = self.tokens[0].sum(axis=0) + caution * n * self._error(self.tokens)
+        share: FloatArray = 1.0 + more / today
+        return share
+
+    def _error(self, sums: FloatArray) -> FloatArray:
         n = self.all_queries.sum()
-        variance = self.gain[1].sum(axis=0) / n - self.mean_gain**2
-        error: FloatArray = np.sqrt(np.maximum(variance, 0.0) / max(n - 1.0, 1.0))
+        first, second = sums.sum(axis=1) / n
+        error: FloatArray = np.sqrt(np.maximum(second - first**2, 0.0) / max(n - 1.0, 1.0))
         return error
 
     def least_recall(self, caution: float, lost: float = LOST_QUERIES) -> FloatArray:
@@ -157,13 +189,16 @@ def fewest_to_choose(tolerance: float) -> int | None:
     """Count the queries from which a policy that loses nothing is chosen; None if over 5,000.
 
     >>> fewest_to_choose(0.01)
-    85
+    43
     """
     for n in range(1, 5_001):
         total = n + LOST_QUERIES
         mean = -LOST_QUERIES / total
         error = math.sqrt(LOST_QUERIES - total * mean**2) / total
-        if mean - min(CAUTIONS) * error >= -tolerance - _TIE:
+        if any(
+            mean - step.caution * error >= -tolerance - step.slack - _TIE
+            for step in LADDERS["leaner"]
+        ):
             return n
     return None
 
@@ -182,59 +217,54 @@ def tried(grid: Grid, serving_k: int) -> tuple[GridIndex, ...]:
 
 def choose(
     sums: PolicySums,
-    serving_k: int,
     context: Context = "balanced",
     *,
     tolerance: float,
-    caution: float = CAUTIONS[-1],
+    step: Step | None = None,
     lost: float = LOST_QUERIES,
 ) -> int | None:
-    """Choose a policy that keeps the recall of the first k served today.
+    """Choose a policy that keeps the recall and the UDCG of the first k served today.
 
-    For each size thresholds are tried from the lowest up, until one loses recall: its mean is
-    below today's by more than ``tolerance`` when ``lost`` queries are added as lost and
-    ``caution`` standard errors are taken off. No policy of less strict UDCG than today's is taken.
+    Accepted is a policy of no less mean UDCG than today's whose mean recall, with ``lost`` queries
+    added as lost and the step's standard errors taken off, is at most ``tolerance`` and the step's
+    slack below today's.
 
-    - ``balanced``: the highest strict UDCG with at most twice the serving k passages on the mean.
-    - ``richer``: the same without this bound.
-    - ``leaner``: the fewest passages, fewer than today's.
-
-    Equals are told apart by the fewest passages, or by strict UDCG.
+    - ``leaner``: of these the fewest tokens, fewer than today's.
+    - ``balanced``: the highest UDCG at no more tokens than today's; of those within a standard
+      error of it the highest recall, because UDCG counts what is found at a low rank for less than
+      readers do (``benchmarks.readers``).
+    - ``richer``: the same at no more than twice today's tokens.
 
     Args:
-        sums: Of the policies that are `tried`, with probabilities out of fold.
-        serving_k: How many passages are served today.
-        tolerance: How much mean recall may be lost, ≥ 0.
-        caution: How many standard errors the mean must be clear of that, ≥ 0.
-        lost: How many queries are added as lost, ≥ 0.
+        sums: Of the policies.
+        context: What a context may cost.
+        tolerance: Of mean recall, ≥ 0.
+        step: Of the ladder; the most careful one unless given.
+        lost: Queries that are added as lost.
 
     Returns:
-        The place of the policy among those tried; None where none is accepted: serve the first k
-        as today.
+        The place of the policy; None where none is accepted.
     """
-    kept_recall = sums.least_recall(caution, lost) >= -tolerance - _TIE
-    by_size = np.logical_and.accumulate(kept_recall.reshape(sums.n_k, -1), axis=1)
-    gain, kept = sums.mean_gain, sums.mean_kept
-    today_kept = float(sums.today_kept.sum() / sums.all_queries.sum())
-    accepted = by_size.ravel() & (gain >= -_TIE)
+    step = LADDERS[context][-1] if step is None else step
+    gain, share = sums.mean_gain, sums.token_share(TOKEN_CAUTION)
+    accepted = sums.least_recall(step.caution, lost) >= -tolerance - step.slack - _TIE
+    accepted &= gain >= -_TIE
     if context == "leaner":
-        accepted &= kept < today_kept - _TIE
-        return _best(accepted, -kept, gain)
-    if context == "balanced":
-        accepted &= kept <= MOST_KEPT * serving_k + _TIE
-    accepted &= (gain > _TIE) | (kept < today_kept - _TIE)
-    return _best(accepted, gain, -kept)
+        share = sums.token_share(0.0)
+        return _best(accepted & (share < 1.0 - _TIE), -share, gain)
+    accepted &= share <= step.tokens + _TIE
+    best = _best(accepted, gain, -share)
+    if best is None:
+        return None
+    accepted &= gain >= gain[best] - sums.gain_error[best]
+    return _best(accepted, sums.mean_recall, gain)
 
 
-def extend(
-    sums: PolicySums,
-    serving_k: int,
-    context: Context = "balanced",
-) -> int | None:
-    """Choose how far to go on in today's order, never serving fewer than today.
+def extend(sums: PolicySums) -> int | None:
+    """Choose how far to go on in today's order, at no more than twice today's tokens.
 
-    Recall cannot fall; accepted is what gains strict UDCG by more than ``EXTENSION_CAUTION``
-    paired standard errors. A leaner context has no extension.
+    Recall cannot fall; accepted is what gains UDCG by more than ``EXTENSION_CAUTION`` paired
+    standard errors, and of that the highest recall.
 
     Args:
         sums: Of policies that keep the first ``serving_k`` in the retriever's own order, whatever
@@ -243,17 +273,14 @@ def extend(
     Returns:
         The place of the policy; None where none is accepted.
     """
-    if context == "leaner":
-        return None
-    gain, kept = sums.mean_gain, sums.mean_kept
+    gain, share = sums.mean_gain, sums.token_share(TOKEN_CAUTION)
     accepted = gain > EXTENSION_CAUTION * sums.gain_error + _TIE
-    if context == "balanced":
-        accepted &= kept <= MOST_KEPT * serving_k + _TIE
-    return _best(accepted, gain, -kept)
+    accepted &= share <= LADDERS["richer"][0].tokens + _TIE
+    return _best(accepted, sums.mean_recall, gain)
 
 
 def highest_utility(sums: PolicySums) -> int | None:
-    """Choose the policy of highest strict UDCG, whatever its recall; of equals the leanest."""
+    """Choose the policy of highest UDCG, whatever its recall; of equals the leanest."""
     return _best(np.ones(sums.mean_gain.size, dtype=bool), sums.mean_gain, -sums.mean_kept)
 
 

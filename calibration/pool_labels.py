@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
 from calibration.replay import Pools
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Gain, Negative, Utilities, strict_utilities
+from ctxguard.core.metrics import READERS, Gain, Negative, Utilities, worths
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 
@@ -141,7 +141,7 @@ class PoolLabels:
 def label(
     pools: Pools,
     dataset: Dataset,
-    utilities: Utilities = DEFAULT_UTILITIES,
+    utilities: Utilities = READERS,
     *,
     baseline_k: int | None = None,
 ) -> PoolLabels:
@@ -178,7 +178,7 @@ def label(
                 grades[row, column] = max(qrels.get(passage_id, 0), 0)
                 if passage_id in kinds:
                     negatives[row, column] = Negative(kinds[passage_id])
-        worth[row, : len(ids)] = strict_utilities(
+        worth[row, : len(ids)] = worths(
             grades[row, : len(ids)].tolist(),
             top_grade=top_grade,
             negatives=negatives[row, : len(ids)].tolist(),
@@ -210,7 +210,7 @@ def labelled_part(
     pools: Pools,
     dataset: Dataset,
     queries: Dataset,
-    utilities: Utilities = DEFAULT_UTILITIES,
+    utilities: Utilities = READERS,
     *,
     baseline_k: int | None = None,
 ) -> tuple[Pools, PoolLabels]:

@@ -20,7 +20,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,
@@ -29,7 +29,6 @@ from ctxguard.core.types import (
     Leg,
     Passage,
     PassagesBy,
-    PassageSource,
     Ranking,
     Route,
     ScoreKind,
@@ -149,8 +148,15 @@ class Pools:
                     name: Leg(scores[row, :n], self.leg_kinds[name])
                     for name, scores in self.legs.items()
                 },
-                signals={name: values[row, :n] for name, values in self.signals.items()},
+                signals=self._signals_of(row, n),
             )
+
+    def _signals_of(self, row: int, n: int) -> dict[str, FloatArray]:
+        signals = {name: values[row, :n] for name, values in self.signals.items()}
+        if self.tokens is not None:
+            # A text that cannot be read is dropped when the context is assembled.
+            signals[TOKENS] = np.nan_to_num(self.tokens[row, :n])
+        return signals
 
     def run(self) -> dict[str, tuple[Hit, ...]]:
         """Write the pools as a TREC run: candidates by query id, best first."""
@@ -278,7 +284,7 @@ def replay(
         legs=found["leg"],
         leg_kinds={name: leg for each in own for name, leg in each.leg_kinds.items()},
         skipped=tuple(skipped),
-        tokens=found[""]["tokens"],
+        tokens=found[""]["tokens"] if np.isfinite(found[""]["tokens"]).any() else None,
         documents=None if documents == passage_ids else documents,
         signals=signals,
         notes=notes,
@@ -303,13 +309,13 @@ def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Replayed:
             1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
             for rank, position in enumerate(order, start=1)
         ],
-        ("", "tokens"): [_tokens(ranking.passages, position) for position in order],
+        ("", "tokens"): _tokens(ranking, order),
     }
     columns |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
     columns |= {
         ("signal", name): values[order]
         for name, values in ranking.signals.items()
-        if not name.startswith(ANSWER)
+        if name != TOKENS and not name.startswith(ANSWER)
     }
     return _Replayed(
         query_id,
@@ -351,13 +357,19 @@ def _whole_signals(
     return whole, tuple(notes)
 
 
-def _tokens(passages: PassageSource, position: int) -> float:
-    """Estimate a text's tokens; NaN if there is no text: anyone's code may be behind it."""
-    try:
-        text = passages[position].text
-        return float(estimate_tokens(text)) if text else np.nan
-    except Exception:
-        return np.nan
+def _tokens(ranking: Ranking, order: Sequence[int]) -> list[float]:
+    """Return the candidates' tokens; NaN if there is no text: anyone's code may be behind it."""
+    if (known := ranking.signals.get(TOKENS)) is not None:
+        own: list[float] = known[order].tolist()
+        return own
+    found = []
+    for position in order:
+        try:
+            text = ranking.passages[position].text
+            found.append(float(estimate_tokens(text)) if text else np.nan)
+        except Exception:
+            found.append(np.nan)
+    return found
 
 
 def _documents(ranking: Ranking, order: Sequence[int]) -> tuple[str, ...]:

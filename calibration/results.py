@@ -15,7 +15,7 @@ from ctxguard.core.interval import Interval
 
 LOWER_IS_BETTER = frozenset(
     {
-        *("harm", "distractor_rate", "harm_undiscounted", "recall_loss"),
+        *("harm", "misleading", "distractor_rate", "harm_undiscounted", "recall_loss"),
         *("seconds", "cost_per_1000"),
     }
 )
@@ -23,8 +23,8 @@ NEITHER_IS_BETTER = frozenset({"kept", "tokens", "judged", "recall_at_depth", "n
 """Sizes of a context, and metrics of the candidates before any policy."""
 
 COMPARED = (
-    *("recall", "precision", "precision_judged", "mrr", "ndcg", "udcg", "udcg_strict", "harm"),
-    *("distractor_rate", "harm_undiscounted", "kept", "tokens"),
+    *("recall", "precision", "precision_judged", "mrr", "ndcg", "udcg", "harm"),
+    *("misleading", "distractor_rate", "harm_undiscounted", "kept", "tokens"),
 )
 """The metrics by which policies are compared."""
 

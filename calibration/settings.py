@@ -12,22 +12,22 @@ TOLERANCE = 0.01
 """How much mean recall a choice may lose."""
 
 MAX_LOSS = 0.05
-"""How far below today's mean recall the lower bound of a policy that is served may lie."""
+"""How far below today's the lower bounds of a policy that is served may lie."""
 
 
 class ChoiceSettings(SettingsModel):
     """How to choose and certify a policy."""
 
-    serving_k: int = setting(
-        "Passages that you serve today; recall is compared with them.", "N", ge=1, value=DEFAULT_K
+    serving_k: int = key(
+        "Passages that you serve today; recall is compared with them.", ge=1, value=DEFAULT_K
     )
     context: Context = setting(
-        "What a context may cost: the fewest passages at today's recall (leaner), at most twice "
-        "today's (balanced), or as many as pay (richer).",
+        "What a context may cost: the fewest tokens at no less value (leaner), the highest value "
+        "at today's tokens (balanced), or at no more than twice (richer).",
         "SIZE",
         value="balanced",
     )
-    tolerance: float = key(
+    tolerance: float = setting(
         "Most mean recall that a policy may lose against what you serve today, in [0, 1).",
         "LOSS",
         ge=0,
@@ -35,8 +35,8 @@ class ChoiceSettings(SettingsModel):
         value=TOLERANCE,
     )
     max_loss: float = key(
-        "How far below today's the lower bound on mean recall may lie for the verdict enforce.",
-        "LOSS",
+        "How far below today's the lower bounds on mean recall and UDCG may lie for the verdict "
+        "enforce.",
         gt=0,
         lt=1,
         value=MAX_LOSS,
@@ -44,14 +44,12 @@ class ChoiceSettings(SettingsModel):
     policy: Family = key(
         "Keep a passage by its score relative to the best (ratio), or by its calibrated "
         "probability of relevance (expected_utility); auto chooses by the labels.",
-        "KIND",
         value="auto",
     )
-    delta: float = key("Probability that the certificate is false.", "P", gt=0, lt=1, value=0.1)
+    delta: float = key("Probability that the certificate is false.", gt=0, lt=1, value=0.1)
     false_alarms: float = key(
         "Largest share of contexts with a relevant passage that may be called insufficient; "
         "certified with probability 1 - delta.",
-        "SHARE",
         gt=0,
         lt=1,
         value=0.05,
@@ -59,16 +57,12 @@ class ChoiceSettings(SettingsModel):
     held_out: float | None = optional_key(
         "Share of the queries to hold out of every choice. It alone gives a certificate; otherwise "
         "each fifth of the queries is measured by what the others choose.",
-        "SHARE",
         default="none; with --alpha half",
         ge=0,
         lt=1,
     )
-    min_keep: int = key("Fewest passages to keep for each query.", "N", ge=0, value=1)
+    min_keep: int = key("Fewest passages to keep for each query.", ge=0, value=1)
     max_tokens: int | None = optional_key(
-        "Token budget of a context; no size whose mean exceeds it is chosen.",
-        "N",
-        default="none",
-        ge=1,
+        "Token budget of a context; no size whose mean exceeds it is chosen.", default="none", ge=1
     )
-    seed: int = key("Random seed; equal seeds give equal results.", "N", ge=0, value=0)
+    seed: int = key("Random seed; equal seeds give equal results.", ge=0, value=0)

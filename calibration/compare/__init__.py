@@ -1,7 +1,7 @@
 """Compares ways to rank and to cut on the same labelled queries.
 
 candidates           the compared settings
-curve                strict UDCG by the size of the context
+curve                UDCG by the size of the context
 comparison           compare(): what each would serve, with its verdict SAFE, RISKY or DANGEROUS
 saved_comparison     comparisons saved as JSON, and regressions against them
 """

@@ -21,7 +21,7 @@ from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
 
@@ -33,7 +33,7 @@ Verdict = Literal["SAFE", "RISKY", "DANGEROUS"]
 
 
 SAFE, DANGEROUS = 0.33, 0.5
-"""Shares of harm, mean harm / (mean gain + mean harm) in strict UDCG. They depend on labels and
+"""Shares of harm, mean harm / (mean gain + mean harm) in UDCG. They depend on labels and
 ranks alone, so that no scale of scores can make a candidate look safe."""
 
 FEWEST = 20
@@ -71,8 +71,8 @@ class Compared:
     Attributes:
         kind: The kind of its scores.
         per_query: The metrics ``COMPARED``, query by query.
-        curve: Strict UDCG by the size of the context.
-        harm_share: Mean harm / (mean gain + mean harm) of strict UDCG over the queries with either,
+        curve: UDCG by the size of the context.
+        harm_share: Mean harm / (mean gain + mean harm) of UDCG over the queries with either,
             in [0, 1]; no value if there is none.
         verdict: By ``RULE``; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
@@ -115,7 +115,7 @@ def compare(
     dataset: Dataset,
     *,
     baseline: str | None = None,
-    utilities: Utilities = DEFAULT_UTILITIES,
+    utilities: Utilities = READERS,
     depth: int = DEFAULT_DEPTH,
     vectors: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -183,7 +183,7 @@ def compare(
     for candidate in candidates:
         pools, labels, latency_ms = labelled[candidate.stages]
         measured = per_query(pools, labels, candidate.policy).values
-        both = measured["udcg_strict"] + 2 * measured["harm"]
+        both = measured["udcg"] + 2 * measured["harm"]
         share = bootstrap_ratio(measured["harm"], both, seed=seed)
         compared.append(
             Compared(

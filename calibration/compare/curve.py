@@ -22,13 +22,13 @@ class Curve:
     """A policy by the size of the context.
 
     Attributes:
-        udcg_strict: Of contexts of at most k passages, for k = 1, 2, …
-        optimal_k: The k of highest mean strict UDCG; the smallest if several are equal.
+        udcg: Of contexts of at most k passages, for k = 1, 2, …
+        optimal_k: The k of highest mean UDCG; the smallest if several are equal.
         within_noise: Every k that is not worse than the optimal one by more than noise, paired
             by query.
     """
 
-    udcg_strict: tuple[Interval, ...]
+    udcg: tuple[Interval, ...]
     optimal_k: int
     within_noise: tuple[int, ...]
 
@@ -47,7 +47,7 @@ def curve(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) ->
     samples = resampled_means(total, seed=seed)
     behind = interval_bounds(samples - samples[:, [best]])[1]
     return Curve(
-        udcg_strict=tuple(bootstrap_intervals(total.T, seed=seed)),
+        udcg=tuple(bootstrap_intervals(total.T, seed=seed)),
         optimal_k=best + 1,
         within_noise=tuple(k + 1 for k in range(most) if behind[k] >= 0.0),
     )

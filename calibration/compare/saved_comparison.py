@@ -17,7 +17,7 @@ from ctxguard.errors import ConfigurationError
 
 _MAX_BYTES = 256 * 2**20
 
-DEFAULT_METRICS = ("udcg_strict", "recall")
+DEFAULT_METRICS = ("udcg", "recall")
 """The metrics that must not get worse, unless others are named."""
 
 
@@ -36,7 +36,7 @@ class SavedCandidate(BaseModel):
 
 
 class SavedComparison(BaseModel):
-    """The part of a comparison's JSON (`ctxguard compare`) that a later comparison reads.
+    """The part of a comparison's JSON (`ctxguard evaluate`) that a later comparison reads.
 
     Attributes:
         data: Name of the data set.
@@ -61,7 +61,7 @@ class SavedComparison(BaseModel):
         Raises:
             DataError: the file cannot be read, or is not the JSON of a comparison.
         """
-        return read_model(cls, path, _MAX_BYTES, "the JSON of `ctxguard compare`")
+        return read_model(cls, path, _MAX_BYTES, "the JSON of a comparison of `ctxguard evaluate`")
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -106,7 +106,7 @@ def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
         ConfigurationError: a name is not a metric, or neither direction of it is better.
 
     >>> check_metrics([]), check_metrics(["harm", "harm"])
-    (('udcg_strict', 'recall'), ('harm',))
+    (('udcg', 'recall'), ('harm',))
     """
     allowed = [name for name in COMPARED if name not in NEITHER_IS_BETTER]
     for name in names:

@@ -49,7 +49,7 @@ class BeforeAfter:
         answered: Before and after, whether the context holds an answer.
         misleading: Before and after, how many passages mislead.
         irrelevant: Before and after, how many passages are not labelled relevant.
-        gain: Strict UDCG after less that before.
+        gain: UDCG after less that before.
     """
 
     answered: tuple[NDArray[np.bool_], NDArray[np.bool_]]
@@ -70,7 +70,7 @@ class BeforeAfter:
             return in_context(marked, outcome.today), in_context(marked, outcome.chosen)
 
         before, after = both(marks.answers)
-        values = [each.metrics.values["udcg_strict"] for each in (outcome.chosen, outcome.today)]
+        values = [each.metrics.values["udcg"] for each in (outcome.chosen, outcome.today)]
         return cls(
             (before > 0, after > 0),
             both(marks.misleading),

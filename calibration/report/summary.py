@@ -7,15 +7,13 @@ the report begins with it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calibration.calibrate_route import SIZES, RouteOutcome, Settings
+from calibration.calibrate_route import SIZES, Option, RouteOutcome, Settings
 from calibration.evaluate import QueryMetrics, bootstrap_interval
 from calibration.results import Results, differences, tabulate
 from ctxguard.core.interval import Interval
 from ctxguard.profile.describe import describe_policy
 
-SUMMARY_METRICS = (
-    *("recall", "precision", "udcg_strict", "harm", "distractor_rate", "kept", "tokens"),
-)
+SUMMARY_METRICS = ("recall", "precision", "udcg", "misleading", "kept", "tokens")
 
 LEAST_JUDGED = 0.5
 """Below this share of labels among the passages served today, their figures are mostly guesses."""
@@ -37,7 +35,7 @@ class Summary:
         results: Today, the choice, and what leaner and richer contexts would give.
         missing: Sizes of context for which nothing but today's is shown to be better.
         by_size: Names of the policies of ``results`` by what they cost: today's, then each size of
-            context that is at hand, from the least.
+            context that is at hand, from the least, and after it the first k of equal tokens.
         keeps: What each of these policies keeps, in words.
         judged: Share of the first ``serving_k`` that has a label.
         warnings: What to beware of, one line each.
@@ -71,7 +69,11 @@ def summarise(
         others: Policies beside or instead of the options, by name: what they keep, in words, and
             their metrics on the same queries.
     """
-    options = {each.name: (describe_policy(each.policy), each.metrics) for each in outcome.options}
+    by_size = _by_size(outcome, settings)
+    options = {
+        each.name: (describe_policy(each.policy), each.metrics)
+        for each in (*outcome.options, *by_size.values())
+    }
     options |= others or {}
     measured = {name: own for name, (_, own) in options.items()}
     today, chosen, seed = outcome.today.metrics, outcome.chosen.metrics, settings.seed
@@ -86,7 +88,7 @@ def summarise(
         shown_by=shown_by,
         results=tabulate(measured, metrics, seed=seed),
         missing=_missing(outcome, settings),
-        by_size=_by_size(outcome, settings),
+        by_size={size: each.name for size, each in by_size.items()},
         keeps={name: words for name, (words, _) in options.items()},
         judged=judged,
         warnings=tuple(_warnings(outcome, recall, judged, settings)),
@@ -104,14 +106,27 @@ def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _by_size(outcome: RouteOutcome, settings: Settings) -> dict[str, str]:
-    named: dict[str, str] = {size: option.name for size, option in outcome.others.items()}
+def _by_size(outcome: RouteOutcome, settings: Settings) -> dict[str, Option]:
+    """Return what is served by what it costs; sizes that would serve the same share a row."""
+    offered: dict[str, Option] = {**outcome.others}
     if outcome.chosen.policy != outcome.today.policy:
         wanted = settings.context if settings.promise is None else "utility"
-        named["chosen" if wanted == "utility" else wanted] = outcome.chosen.name
-    order = ("chosen", *SIZES)
-    found = {size: named[size] for size in order if size in named}
-    return {"today": outcome.today.name, **found}
+        offered["chosen" if wanted == "utility" else wanted] = outcome.chosen
+    found = {"today": outcome.today}
+    for size in ("chosen", *SIZES):
+        option = offered.pop(size, None)
+        if option is None:
+            continue
+        same = [other for other, each in offered.items() if each.policy == option.policy]
+        if any(each is outcome.chosen for each in (offered[other] for other in same)):
+            option = outcome.chosen
+        found[", ".join((size, *same))] = option
+        for other in same:
+            del offered[other]
+        first = outcome.route.of_equal_tokens(option)
+        if first is not None:
+            found[first.name] = first
+    return found
 
 
 def _warnings(

@@ -3,9 +3,9 @@
 `ctxguard.cli._settings` makes options of the fields, and keys of a settings file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from ctxguard._support.error_text import reason_of
 from ctxguard.errors import ConfigurationError, CtxguardError
 
-_MOST_CHARACTERS = 80
+_MAX_SHOWN_CHARACTERS = 80
 
 
 def setting(
@@ -23,10 +23,10 @@ def setting(
     default: str | None = None,
     env: str | None = None,
     key: bool = False,
+    own: bool = False,
     argument: bool = False,
     writes: bool = False,
     value: Any = ...,
-    factory: Callable[[], Any] | None = None,
     **constraints: Any,
 ) -> Any:
     """Describes a field of `SettingsModel`: its value, or metadata in ``Annotated``.
@@ -38,10 +38,10 @@ def setting(
         default: Its default in words, where that is not the field's own.
         env: Environment variable that gives it.
         key: Whether it stands in a settings file only, and is no option.
+        own: Whether the top of a settings file, which all commands read, does not give it.
         argument: Whether it is a positional argument.
         writes: Whether it names files to write, which is tried before the work.
-        value: Its default; none unless given, so that it is required.
-        factory: Makes its default.
+        value: Its default, copied for each model; none unless given, so that it is required.
         **constraints: Range (``ge``, ``gt``, ``le``, ``lt``) and ``repr``, as pydantic takes them.
     """
     extra: dict[str, Any] = {
@@ -50,12 +50,11 @@ def setting(
         "default": default,
         "env": env,
         "key": key,
+        "own": own,
         "argument": argument,
         "writes": writes,
     }
-    if factory is not None:
-        constraints["default_factory"] = factory
-    elif value is not ...:
+    if value is not ...:
         constraints["default"] = value
     return Field(description=help, json_schema_extra=extra, **constraints)
 
@@ -86,10 +85,20 @@ class SettingsModel(BaseModel):
     if not TYPE_CHECKING:
 
         def __init__(self, **values: Any) -> None:
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise _in_words(error, type(self)) from None
+            self._validate(values)
+
+    @classmethod
+    def named(cls, values: Mapping[str, Any], name_of: Callable[[str], str]) -> Self:
+        """Make settings whose errors call a field as ``name_of`` does, such as ``--serving-k``."""
+        made = cls.__new__(cls)
+        made._validate(values, name_of)
+        return made
+
+    def _validate(self, values: Mapping[str, Any], name_of: Callable[[str], str] = str) -> None:
+        try:
+            self.__pydantic_validator__.validate_python(values, self_instance=self)
+        except ValidationError as error:
+            raise _in_words(error, type(self), name_of) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -105,56 +114,17 @@ def about(field: FieldInfo) -> dict[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
-    """Return the names of a field's option, such as ``--rerank-model``."""
-    return about(field)["flags"] or (f"--{name.replace('_', '-')}",)
-
-
-def key_of(name: str, field: FieldInfo) -> str:
-    """Return the name of a field in a settings file: that of its option, without dashes."""
-    return max(flags_of(name, field), key=len).lstrip("-")
-
-
-def bounds_of(field: FieldInfo) -> dict[str, Any]:
-    """Return the range of a field, or of its items: ``ge``, ``gt``, ``le`` and ``lt``."""
-    item = next(iter(get_args(field.annotation)), None)
-    metadata = getattr(item, "__metadata__", None)
-    return {
-        kind: getattr(each, kind)
-        for each in (metadata[0].metadata if metadata else field.metadata)
-        for kind in ("ge", "gt", "le", "lt")
-        if hasattr(each, kind)
-    }
-
-
-def help_of(field: FieldInfo) -> str:
-    """Return the help of a field, with its default and its range in words.
-
-    >>> help_of(setting("Seed.", ge=0, value=5)), help_of(setting("Share.", ge=0, le=1))
-    ('Seed.  [default: 5; at least 0]', 'Share.  [0 to 1; required]')
-    """
-    extra, bounds = about(field), bounds_of(field)
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
-    shown = extra["default"] or getattr(default, "value", default)
-    parts = [f"env var: {extra['env']}"] if extra["env"] else []
-    parts += [f"default: {shown}"] if shown and shown is not True else []
-    if {"ge", "le"} <= bounds.keys():
-        parts.append(f"{bounds['ge']:g} to {bounds['le']:g}")
-    else:
-        words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-        parts += [f"{words[kind]} {bound:g}" for kind, bound in bounds.items()]
-    parts += ["required"] * (field.is_required() and not extra["argument"])
-    return f"{field.description}  [{'; '.join(parts)}]" if parts else str(field.description)
-
-
-def _in_words(error: ValidationError, model: type[BaseModel]) -> CtxguardError:
+def _in_words(
+    error: ValidationError, model: type[BaseModel], name_of: Callable[[str], str]
+) -> CtxguardError:
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, CtxguardError):
         return cause
-    name = ".".join(map(str, fault["loc"])) or model.__name__
-    field = model.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None
+    first, *rest = fault["loc"] or (model.__name__,)
+    name = ".".join([name_of(str(first)), *map(str, rest)])
+    field = model.model_fields.get(str(first))
     value = repr(fault["input"])
-    shown = field is not None and field.repr and len(value) <= _MOST_CHARACTERS
+    shown = field is not None and field.repr and len(value) <= _MAX_SHOWN_CHARACTERS
     reason = reason_of(fault["msg"].removeprefix("Input "))
     return ConfigurationError(f"{name}{f' {value}' * shown}: {reason[:1].lower()}{reason[1:]}")

@@ -1,4 +1,4 @@
-"""Shared by all commands: exit codes and error messages, help, progress, tables and JSON.
+"""Shared by all commands: exit codes and error messages, progress, tables and JSON.
 
 Progress goes to standard error, so that standard output holds the result alone.
 """
@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
-import typer
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import (
@@ -23,13 +22,15 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
 
-from ctxguard._support.settings import help_of
 from ctxguard.cli._tables import TextTable
 from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
-from ctxguard.errors import CalibrationError, CtxguardError, ProfileMismatchError
+from ctxguard.errors import (
+    CalibrationError,
+    CtxguardError,
+    ProfileMismatchError,
+)
 
 _LINE_SECONDS = 10.0
 """Between two lines of progress where standard error is no terminal."""
@@ -51,64 +52,37 @@ _QUIET = {
 }
 
 
-def wants_json(context: Any) -> bool:
-    """Tell whether a command of this context was asked for one JSON document."""
-    return bool(context.find_root().params.get("as_json"))
+def run(work: Callable[["Output"], object], *, as_json: bool) -> None:
+    """Run a command; its errors end in an exit code and one message, not in a traceback.
 
+    Args:
+        work: The command.
+        as_json: Whether it prints one JSON document.
 
-class Command(TyperCommand):
-    """A command whose errors end in an exit code and one message, not in a traceback.
-
-    Attributes:
-        words: Its name, with that of its group.
-        keys: The keys of a settings file that it reads, with their help, by table; by the empty
-            name those of the system.
-        settings: The fields that its options and keys come from, by name.
+    Raises:
+        SystemExit: with 1 for a finding, with 2 for an error.
     """
-
-    words: ClassVar[str] = ""
-
-    keys: ClassVar[Mapping[str, Sequence[tuple[str, str]]]] = {}
-    settings: ClassVar[Mapping[str, Any]] = {}
-
-    def invoke(self, ctx: Any) -> Any:
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
-        for stream in (sys.stdout, sys.stderr):
-            # A character that the encoding lacks is printed as a question mark.
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="replace")
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
-            raise  # click ends the process by itself
-        except Exception as error:
-            if os.environ.get(DEBUG):
-                raise
-            message = _described(error)
-            if wants_json(ctx):
-                print_json({"error": {"type": type(error).__name__, "message": message}})
-            finding = isinstance(error, CalibrationError | ProfileMismatchError)
-            label, style = ("finding", "bold yellow") if finding else ("error", "bold red")
-            print_labelled(label, style, message)
-            raise typer.Exit(FINDING if finding else BAD_INPUT) from None
-        return result
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                name, text = record
-                if param.name in self.settings:
-                    text = help_of(self.settings[param.name])
-                title = "Arguments" if param.param_type_name == "argument" else "Options"
-                sections[title].append((name.partition(" <")[0], text))
-        for title, rows in sections.items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the encoding lacks is printed as a question mark.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        work(Output(as_json=as_json))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # its reader has gone, and nobody would see a message
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        message = _described(error)
+        if as_json:
+            print_json({"error": {"type": type(error).__name__, "message": message}})
+        finding = isinstance(error, CalibrationError | ProfileMismatchError)
+        label, style = ("finding", "bold yellow") if finding else ("error", "bold red")
+        print_labelled(label, style, message)
+        raise SystemExit(FINDING if finding else BAD_INPUT) from None
 
 
 def _described(error: Exception) -> str:
@@ -183,7 +157,7 @@ class Output:
             show()
         self.notes(notes or ())
         if found:
-            raise typer.Exit(FINDING)
+            raise SystemExit(FINDING)
 
     def findings(self, lines: Iterable[str]) -> None:
         """Print findings, one line each, and end the command where there is one."""
@@ -191,7 +165,7 @@ class Output:
         for line in found:
             self.err.print(Text(f"finding: {one_line(line)}"))
         if found:
-            raise typer.Exit(FINDING)
+            raise SystemExit(FINDING)
 
     def note(self, text: str) -> None:
         """Print one line that a reader should know besides the result."""
@@ -201,6 +175,10 @@ class Output:
         """Print notes, one line each."""
         for line in lines:
             self.note(line)
+
+    def text(self, text: str, end: str = "\n") -> None:
+        """Print text as it is."""
+        sys.stdout.write(text + end)
 
     def warning(self, text: str) -> None:
         """Print one line that a reader must know before the result is used."""
@@ -287,7 +265,7 @@ def as_json(document: Mapping[str, object], indent: int | None = None) -> str:
 
 def print_json(document: Mapping[str, object]) -> None:
     """Print one JSON document to standard output."""
-    typer.echo(as_json(document, indent=2))
+    sys.stdout.write(as_json(document, indent=2) + "\n")
 
 
 def picked(record: object, *names: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from calibration.replay import Pools
     from ctxguard import Profile
     from ctxguard.profile.comparison import SystemComparison
-    from ctxguard.server.settings import IndexSystem
+    from ctxguard.server.system import IndexSystem
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,14 @@ OneRoute = Annotated[
     Route | None,
     setting(
         "Stages that answer: lexical, dense or hybrid, each with or without +rerank.",
-        "ROUTE",
         default="every stage of the index",
+        key=True,
     ),
 ]
 Depth = Annotated[
     int | None,
     setting(
         "Candidates to retrieve for each query.",
-        "N",
         default=f"the profile's, or {DEFAULT_DEPTH}",
         key=True,
         ge=1,
@@ -62,7 +61,6 @@ class PassageWorth(SettingsModel):
     preset: Literal["default", "strict", "relaxed"] | None = optional_key(
         "Utilities of passages: strict where a wrong one does real damage, relaxed where a stray "
         "one hardly matters.",
-        "PRESET",
         default="the profile's, or default",
     )
     utility: dict[_Utility, float] = key(
@@ -70,13 +68,11 @@ class PassageWorth(SettingsModel):
         "irrelevant, hard_negative, distractor or partial, such as unjudged = -0.2; and for udcg, "
         "which suspects unlabelled passages, the relative score above which it does (score_ratio) "
         "and the rank up to which it does (rank_limit).",
-        "TABLE",
         default="those of the preset",
-        factory=dict,
+        value={},
     )
     gain: Gain | None = optional_key(
         "Gain of a grade in nDCG: the grade (linear), or 2^grade - 1 (exponential).",
-        "GAIN",
         default="the profile's, or linear",
     )
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _CURVE_KS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
 _OPTION_METRICS = {
     "recall": "recall",
-    "udcg_strict": "UDCG",
+    "udcg": "UDCG",
     "kept": "passages",
     "tokens": "tokens",
-    "distractor_rate": "misleading",
+    "misleading": "misleading",
 }
 _STYLES = {
     "SAFE": "bold green",
@@ -100,12 +100,12 @@ def print_comparison(
     output.heading("What each candidate is worth to the reader")
     rows = []
     for each in comparison.candidates:
-        recall, strict = (results.of(each.candidate.name, m) for m in ("recall", "udcg_strict"))
+        recall, strict = (results.of(each.candidate.name, m) for m in ("recall", "udcg"))
         less = "" if strict.difference is None else _signed(strict.difference)
         means = (number(recall.mean.value), number(strict.mean.value), less, f"{strict.mean.n:,}")
         rows.append((_name(each.candidate.name), *means, _styled(each.verdict or NO_DATA)))
     less_than = f"less {results.reference}>"
-    output.table(("candidate", "recall>", "udcg_strict>", less_than, "n>", "verdict"), rows)
+    output.table(("candidate", "recall>", "udcg>", less_than, "n>", "verdict"), rows)
     for sentence in RULE:
         output.out.print(sentence, style="dim")
     if not show_all:
@@ -119,14 +119,14 @@ def print_comparison(
 
 
 def _print_sizes(comparison: "Comparison", output: Output) -> None:
-    least = min(len(each.curve.udcg_strict) for each in comparison.candidates)
+    least = min(len(each.curve.udcg) for each in comparison.candidates)
     ks = [k for k in _CURVE_KS if k <= least]
-    output.heading("udcg_strict by the size of the context (k), thresholds applied")
+    output.heading("udcg by the size of the context (k), thresholds applied")
     rows: list[Sequence[str | Text]] = []
     others: list[Sequence[str | Text]] = []
     for each in comparison.candidates:
         size = each.curve
-        cells = [number(size.udcg_strict[k - 1].value, 2) for k in ks]
+        cells = [number(size.udcg[k - 1].value, 2) for k in ks]
         span = f" ({min(size.within_noise)}–{max(size.within_noise)})"
         best = f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}"
         rows.append((_name(each.candidate.name), *cells, best))
@@ -219,7 +219,7 @@ def _print_options(summary: "Summary", output: Output) -> None:
     if len(rows) > 1:
         output.note(
             "below each figure: the interval of its difference from today's, paired by query; "
-            "--context leaner or --context richer chooses so"
+            "first k: the retriever's own order at equal tokens; --context chooses"
         )
 
 

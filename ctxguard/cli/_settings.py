@@ -1,214 +1,227 @@
 """Commands from their settings: options from the fields, and keys of a file for the rest.
 
 A command is a `SettingsModel` that can be called. Each field is an option, an argument, or a key of
-the TOML file that ``--system`` names. The system, its profile and its store stand at the top of the
-file, what one command alone needs in the table of its name. An option wins over a key.
+the TOML file that ``--system`` names, as `setting` says where the field stands. The system, its
+profile and its store stand at the top of the file, what one command alone needs in the table of its
+name. An option wins over a key.
 """
 
+import os
 import tomllib
-from collections.abc import Collection, Mapping
-from inspect import Parameter, Signature, cleandoc
+from argparse import SUPPRESS, ArgumentParser
+from collections.abc import Mapping, Sequence
+from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, NoReturn, get_origin
 
-import typer
 from pydantic.fields import FieldInfo
 
 from ctxguard._support.regular_file import read_regular
-from ctxguard._support.settings import (
-    SettingsModel,
-    about,
-    bounds_of,
-    flags_of,
-    help_of,
-    key_of,
-    optional,
-)
-from ctxguard.cli import COMMANDS
-from ctxguard.cli._console import Command, Output, wants_json
+from ctxguard._support.settings import SettingsModel, about, optional
+from ctxguard.cli import COMMANDS, nearest
+from ctxguard.cli._console import Output
+from ctxguard.cli._fields import flags_of, help_of, key_of
+from ctxguard.cli._help import page
 from ctxguard.cli._options import ProfileFile, StoreUrl
-from ctxguard.cli._system import SOURCES, System
+from ctxguard.cli._system import SOURCES, LabelledSystem, System
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.server.system import AssessorSettings
 
 Fields = Mapping[str, FieldInfo]
 
 _SYSTEM = "system"
-_CLICK = "click_context"
-"""The parameter for the context of Click, which no option may be called."""
+_TABLES = {name.split()[-1] for name in COMMANDS}
 _MAX_TOML_BYTES = 2**20
 
 
-class _Shared(System):
-    """What stands at the top of a file."""
+class _System(LabelledSystem, AssessorSettings):
+    """The system: the keys of a file that stand at its top."""
+
+
+class _Top(_System):
+    """All that may stand at the top of a file."""
 
     profile: ProfileFile = None
     store: StoreUrl = ""
 
 
-class _WithFile(SettingsModel):
-    system: Path | None = optional(
-        "TOML file with the keys that `ctxguard keys COMMAND` prints, and in the command's table "
-        "options by their names; relative paths start from its folder. An option wins over a key.",
-        "FILE",
-    )
+_FILE: FieldInfo = optional(
+    "TOML file with the keys that `ctxguard keys COMMAND` prints, and in the command's table "
+    "options by their names; relative paths start from its folder. An option wins over a key.",
+    "FILE",
+)
 
 
-def command_of(
-    model: type[SettingsModel],
-    name: str,
-    summary: str,
-    *,
-    words: str = "",
-    options: Collection[str] = (),
-    keys: Collection[str] = (),
-    without: Collection[str] = (),
-) -> typer.Typer:
-    """Make the application of one command.
+class Command:
+    """A command that is made of its settings.
 
     Args:
+        name: Its name, with that of its group.
+        summary: The first sentence of its help.
         model: Its settings; called with an `Output`, they run it. The docstring of the call is the
             rest of its help.
-        name: The command's name.
-        summary: The first sentence of its help.
-        words: The name with that of its group; the name alone unless given.
-        options: Fields that are options of this command, though keys elsewhere.
-        keys: Fields that are keys of this command, though options elsewhere.
-        without: Fields that this command does not take.
+
+    Attributes:
+        arguments: The fields that are positional arguments.
+        options: The fields that are options.
+        fields: All of them.
+        keys: The fields that are keys of a file only.
     """
-    fields = {
-        each: field
-        for each, field in model.model_fields.items()
-        if each not in without and about(field)
-    }
-    in_file = {
-        each: field
-        for each, field in fields.items()
-        if each in keys or (about(field)["key"] and each not in options)
-    }
-    has_file = bool(in_file) or _SYSTEM in fields
-    parameters = [
-        _option(each, field, in_file=has_file)
-        for each, field in fields.items()
-        if each not in in_file
-    ]
-    if has_file and _SYSTEM not in fields:
-        parameters.append(_option(_SYSTEM, _WithFile.model_fields[_SYSTEM]))
 
-    def call(**given: Any) -> None:
-        context = given[_CLICK]
-        chosen = {
-            each: value
-            for each, value in given.items()
-            if (source := context.get_parameter_source(each)) and source.name != "DEFAULT"
-        }
-        files = chosen.get(_SYSTEM, []) if _SYSTEM in fields else [chosen.pop(_SYSTEM, None)]
-        values: dict[str, Any] = {}
-        for file in files:
-            if file is not None:
-                values |= _settings_in(file, name, fields)
-        for each, field in fields.items():
-            if field.is_required() and each not in values and each not in chosen:
-                key = f", or {key_of(each, field)} in a file --system" if has_file else ""
-                shown = about(field)["metavar"]
-                raise ConfigurationError(f"give {flags_of(each, field)[0]} {shown}{key}")
-        settings: Any = model(**{**values, **chosen})
-        settings(Output(as_json=wants_json(context)))
+    def __init__(self, name: str, summary: str, model: type[SettingsModel]) -> None:
+        self._name, self._summary, self._model = name, summary, model
+        self._table = name.rsplit(maxsplit=1)[-1]
+        self.fields = {name: field for name, field in model.model_fields.items() if about(field)}
+        self.arguments = self._those("argument")
+        self.keys = self._those("key")
+        taken = self.arguments.keys() | self.keys.keys()
+        self.options = {name: each for name, each in self.fields.items() if name not in taken}
+        self._has_file = bool(self.keys) or _SYSTEM in self.options
+        if self._has_file and _SYSTEM not in self.options:
+            self.options[_SYSTEM] = _FILE
 
-    context = Parameter(_CLICK, Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    parameters.insert(0, context)
-    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {each.name: each.annotation for each in parameters}
-    call.__doc__ = f"{summary}\n\n{cleandoc(model.__call__.__doc__ or '')}"
-    about_command = {
-        "words": words or name,
-        "keys": _sections(in_file, name),
-        "settings": fields,
-    }
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=type("Command", (Command,), about_command))(call)
-    return alone
+    def _those(self, kind: str) -> dict[str, FieldInfo]:
+        return {name: field for name, field in self.fields.items() if about(field)[kind]}
 
-
-def _option(name: str, field: FieldInfo, *, in_file: bool = False) -> Parameter:
-    """Make a field a parameter that typer makes an option or an argument of.
-
-    Args:
-        name: The field's name.
-        field: The field.
-        in_file: Whether a file may give it, so that typer cannot tell that it is missing.
-    """
-    extra, bounds, kind = about(field), bounds_of(field), field.annotation
-    item: Any = next(iter(get_args(kind)), None)
-    if get_origin(item) is Annotated:  # a list whose items have a range
-        kind = list[item.__origin__]
-    default = field.get_default(call_default_factory=True)
-    if field.is_required():
-        default = None if in_file and not extra["argument"] else Parameter.empty
-    # A file to write is tried before the work.
-    shared = {
-        "metavar": extra["metavar"],
-        "help": field.description,
-        **({"dir_okay": False, "writable": True} if extra["writes"] else {}),
-    }
-    if extra["argument"]:
-        info: Any = typer.Argument(**shared)
-    else:
-        info = typer.Option(
-            *flags_of(name, field),
-            envvar=extra["env"],
-            min=bounds.get("ge"),
-            max=bounds.get("le"),
-            **shared,
+    def help(self) -> str:
+        """Write its help."""
+        shown = [about(field)["metavar"] for field in self.arguments.values()]
+        options = [("--help", "Show this message and exit.")]
+        for name, field in reversed(self.options.items()):
+            words = [", ".join(sorted(flags_of(name, field), key=len)), about(field)["metavar"]]
+            options.insert(0, (" ".join(filter(None, words)), help_of(field)))
+        return page(
+            " ".join([self._name, "[OPTIONS]", *shown]),
+            [self._summary, *cleandoc(self._model.__call__.__doc__ or "").split("\n\n")],
+            {
+                "Arguments": zip(shown, map(help_of, self.arguments.values()), strict=True),
+                "Options": options,
+            },
         )
-    return Parameter(
-        name,
-        Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, info],
-    )
+
+    def run(self, words: Sequence[str], output: Output) -> None:
+        """Run it with these arguments and options, or print its help."""
+        end = words.index("--") if "--" in words else len(words)
+        if "--help" in words[:end]:
+            output.text(self.help())
+        else:
+            settings: Any = self._settings(words)
+            settings(output)
+
+    def _settings(self, words: Sequence[str]) -> SettingsModel:
+        given = self._given(words)
+        files = given.get(_SYSTEM) or []
+        values: dict[str, Any] = {}
+        for file in files if isinstance(files, list) else [files]:
+            values |= self._in_file(Path(file))
+        if _SYSTEM not in self.fields:
+            given.pop(_SYSTEM, None)
+        values |= given
+
+        def called(name: str) -> str:
+            """Write a field as its user did: as an option or a key, or an argument by its name."""
+            field = self.fields.get(name)
+            if field is None or name in self.arguments:
+                return name
+            return flags_of(name, field)[0] if name in given else key_of(name, field)
+
+        for name, field in self.options.items():
+            if field.is_required() and name not in values:
+                flag, metavar = flags_of(name, field)[0], about(field)["metavar"]
+                by_key = f", or {key_of(name, field)} in a file --system" if self._has_file else ""
+                raise ConfigurationError(f"give {flag} {metavar}{by_key}")
+        for name in self._those("writes").keys() & values.keys():
+            _check_writable(values[name], called(name))
+        return self._model.named(values, called)
+
+    def _given(self, words: Sequence[str]) -> dict[str, Any]:
+        """Read the values of arguments, options and environment variables, as they were written."""
+        parser = _Parser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
+        for name, field in self.arguments.items():
+            nargs = "*" if get_origin(field.annotation) is list else None
+            parser.add_argument(name, nargs=nargs, metavar=about(field)["metavar"])
+        for name, field in self.options.items():
+            how: dict[str, Any] = {"action": "store"}
+            if field.annotation is bool:
+                how = {"action": "store_const", "const": True}
+            elif get_origin(field.annotation) is list:
+                how = {"action": "append"}
+            parser.add_argument(*flags_of(name, field), dest=name, **how)
+        known, unknown = parser.parse_known_args(list(words))
+        if unknown:
+            raise ConfigurationError(self._unknown(unknown[0].partition("=")[0]))
+        by_variable = {
+            name: os.environ[variable]
+            for name, field in self.options.items()
+            if os.environ.get(variable := about(field)["env"] or "")
+        }
+        return {**by_variable, **vars(known)}
+
+    def _unknown(self, word: str) -> str:
+        """Say what to give in place of an option or argument that the command does not have."""
+        if not word.startswith("-"):
+            return f"there is no argument for {word!r}; see ctxguard {self._name} --help"
+        if word.lstrip("-") in [key_of(*each) for each in self.keys.items()]:
+            return f"{word} is no option but a key: write it into a file --system"
+        flags = [flag for each in self.options.items() for flag in flags_of(*each)]
+        meant = nearest(word, flags) or f"; see ctxguard {self._name} --help"
+        return f"there is no option {word}{meant}"
+
+    def _in_file(self, file: Path) -> dict[str, Any]:
+        """Read the settings that a file holds.
+
+        Raises:
+            DataError: the file cannot be read, or it has a key that nobody knows.
+        """
+        top, tables = read_file(file)
+        own = {name: each for name, each in self.fields.items() if name not in _System.model_fields}
+        table = _named(tables.get(self._table, {}), own, file, f"[{self._table}] ")
+        if _SYSTEM in self.fields:  # a command of several systems, which opens each by itself
+            of_each = (SOURCES.keys() | System.model_fields.keys() | {"profile"}) - {"depth"}
+            top = {name: value for name, value in top.items() if name not in of_each}
+        taken = {
+            name: value
+            for name, value in top.items()
+            if name in self.fields and not about(self.fields[name])["own"]
+        }
+        return taken | table
+
+    def sections(self) -> dict[str, list[tuple[str, str]]]:
+        """List its keys with their help by table; the system's in the table without a name."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name, field in self.keys.items():
+            table = "" if name in _System.model_fields else self._table
+            found.setdefault(table, []).append((key_of(name, field), help_of(field)))
+        return found
 
 
-def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
-    """List the keys that a command reads, with their help, by table; the system's in none."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for name, field in sorted(keys.items(), key=lambda item: item[0] not in System.model_fields):
-        table = "" if name in System.model_fields else command
-        sections.setdefault(table, []).append((key_of(name, field), help_of(field)))
-    return sections
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        missing = message.removeprefix("the following arguments are required: ")
+        raise ConfigurationError(
+            message.removeprefix("argument ") if missing == message else f"give {missing}"
+        )
 
 
-def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
-    """Read the settings of a command that a file holds.
+def _check_writable(files: Any, called: str) -> None:
+    """Refuse a file that cannot be written, before the work."""
+    for file in files if isinstance(files, list) else [files]:
+        if not isinstance(file, str | Path):
+            continue  # validation names what it is
+        if Path(file).is_dir():
+            raise ConfigurationError(f"{called} {file}: is a directory; name a file")
+        if Path(file).exists() and not os.access(file, os.W_OK):
+            raise ConfigurationError(f"{called} {file}: is not writable; name another file")
+
+
+def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the top of a file (the system, its profile and its store), and the tables of commands.
+
+    The top is by the names of fields, a table as it stands.
 
     Raises:
-        DataError: the file cannot be read, or it has a key that nobody knows.
+        DataError: the file cannot be read, or its top has a key that nobody knows.
     """
-    shared, tables = _read(file)
-    own = {name: field for name, field in fields.items() if name not in System.model_fields}
-    if _SYSTEM in fields:  # each file describes a candidate, not the command's source or profile
-        others = SOURCES.keys() | (_Shared.model_fields.keys() - System.model_fields.keys())
-        shared = {name: value for name, value in shared.items() if name not in others}
-    table = _named(tables.get(command, {}), own, file, f"[{command}] ")
-    # A command may know another profile or store as a key of its own.
-    shared = {
-        name: value
-        for name, value in shared.items()
-        if name in fields and (name in System.model_fields or not about(fields[name])["key"])
-    }
-    return shared | table
-
-
-def read_shared(file: Path) -> dict[str, Any]:
-    """Read what the top of a file describes: the system, its profile and its store.
-
-    Raises:
-        DataError: the file cannot be read, or it has a key that nobody knows.
-    """
-    return _read(file)[0]
-
-
-def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what the commands share, by the names of fields, and their tables."""
     try:
         document = tomllib.loads(read_regular(file, _MAX_TOML_BYTES).decode("utf-8"))
     except OSError as error:
@@ -216,9 +229,9 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"is no TOML: {error}", path=file) from None
     # ``index`` is a command, and a key of the system as well.
-    named = [name for name in COMMANDS & document.keys() if isinstance(document[name], dict)]
+    named = [name for name in _TABLES & document.keys() if isinstance(document[name], dict)]
     tables = {name: document.pop(name) for name in named}
-    return _named(document, _Shared.model_fields, file), tables
+    return _named(document, _Top.model_fields, file), tables
 
 
 def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
@@ -237,9 +250,18 @@ def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -
     values = {}
     for key, value in table.items():
         if key not in names:
+            meant = nearest(key, names)
             raise DataError(
-                f"{where}has no key {key!r}; its keys are {', '.join(names)}", path=file
+                f"{where}has no key {key!r}{meant or '; its keys are ' + ', '.join(names)}",
+                path=file,
             )
-        is_path = "Path" in str(fields[names[key]].annotation) and isinstance(value, str)
-        values[names[key]] = file.parent / value if is_path else value
+        is_path = "Path" in str(fields[names[key]].annotation)
+        values[names[key]] = _placed(value, file.parent) if is_path else value
     return values
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    """Let a path, or each of a list, start from a folder; leave all else to validation."""
+    if isinstance(value, list):
+        return [_placed(each, folder) for each in value]
+    return folder / value if isinstance(value, str) else value

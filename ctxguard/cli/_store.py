@@ -59,27 +59,24 @@ class JudgeModel(SettingsModel):
     )
     base_url: str | None = optional_key(
         "Endpoint of --judge llm or reranker; its key is read from OPENAI_API_KEY, or for a "
-        "reranker from CTXGUARD_JUDGE_KEY.",
-        "URL",
+        "reranker from CTXGUARD_JUDGE_KEY."
     )
     prices: tuple[float, float] | None = optional_key(
-        "Prices of a million input and output tokens of --judge llm, such as [2, 8].", "LIST"
+        "Prices of a million input and output tokens of --judge llm, such as [2, 8]."
     )
     calls_per_second: float | None = optional_key(
-        "Most calls of --judge llm or reranker a second, retries included.", "N", gt=0
+        "Most calls of --judge llm or reranker a second, retries included.", gt=0
     )
     judge_protocol: Protocol = key(
-        "Form in which --judge reranker is asked, as rerank-protocol.", "FORM", value="cohere"
+        "Form in which --judge reranker is asked, as rerank-protocol.", value="cohere"
     )
     min_score: float | None = optional_key(
         "Score from which --judge reranker or cross-encoder calls a passage relevant.",
-        "SCORE",
         default="a probability of one half",
     )
     judge_revision: str | None = optional_key(
         "Any text, to be changed where --judge llm or reranker has changed behind the same name: "
-        "the judge begins anew, and judges again what people graded.",
-        "TEXT",
+        "the judge begins anew, and judges again what people graded."
     )
 
     def model_judge(self, kind: str, reranker: str | None) -> "Judge":

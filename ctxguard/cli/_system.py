@@ -7,18 +7,26 @@ candidates that a server reranks.
 import atexit
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ctxguard._support.settings import about, key_of, optional, optional_key
+from ctxguard._support.settings import about, optional, optional_key
+from ctxguard.cli._fields import key_of
 from ctxguard.cli._options import Depth, PassageWorth
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.rerank_forms import FORMS
-from ctxguard.server.settings import ServedSystem
+from ctxguard.server.system import (
+    AssessorSettings,
+    EngineSystem,
+    IndexSystem,
+    SystemIdentity,
+    UpstreamSystem,
+)
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
@@ -51,7 +59,7 @@ _UPSTREAM_SECONDS = 60.0
 """For one list: nobody waits for the answer."""
 
 
-class System(PassageWorth, ServedSystem):
+class System(SystemIdentity, UpstreamSystem, EngineSystem, IndexSystem):
     """The source of candidates, and the entries that identify it."""
 
     retriever: str | None = optional(
@@ -59,28 +67,22 @@ class System(PassageWorth, ServedSystem):
         "plain or asynchronous.",
         "MODULE:OBJECT",
     )
-    run: Path | None = optional("TREC run file with the candidates of the queries.", "FILE")
     candidates: Path | None = optional_key(
         "JSONL file of queries and documents for rerank-upstream to score: query, and "
-        "documents, each a text or an object with id and text.",
-        "FILE",
+        "documents, each a text or an object with id and text."
     )
     depth: Depth = None
 
     @property
     def sources(self) -> list[str]:
         """The settings given that name where candidates come from."""
-        return [name for name in SOURCES if getattr(self, name) is not None]
+        return [name for name in SOURCES if getattr(self, name, None) is not None]
 
-    def open(self, queries: "Sequence[Query]" = ()) -> Source:
-        """Open the retriever that the settings name.
-
-        Args:
-            queries: The queries of a run, or of lists of candidates.
+    def check_source(self) -> None:
+        """Check that the settings name one source, and nothing that does not go with it.
 
         Raises:
-            ConfigurationError: not one source is named, or a setting does not go with it.
-            DataError: the run or the candidates cannot be read.
+            ConfigurationError: they do not.
         """
         given = self.sources
         if len(given) != 1:
@@ -93,6 +95,18 @@ class System(PassageWorth, ServedSystem):
                 raise ConfigurationError(
                     f"{_shown(name)} has no effect with {_shown(given[0])}: leave it out"
                 )
+
+    def open(self, queries: "Sequence[Query]" = ()) -> Source:
+        """Open the retriever that the settings name.
+
+        Args:
+            queries: The queries of a run, or of lists of candidates.
+
+        Raises:
+            ConfigurationError: not one source is named, or a setting does not go with it.
+            DataError: the run or the candidates cannot be read.
+        """
+        self.check_source()
         if self.index is not None:
             return self.open_index()
         if self.engine is not None:
@@ -106,9 +120,10 @@ class System(PassageWorth, ServedSystem):
 
         if self.rerank_upstream is not None:
             return self._reranked_candidates(self.rerank_upstream, queries)
-        if self.run is not None:
+        run: Path | None = getattr(self, "run", None)
+        if run is not None:
             kind = self.score_kind or ScoreKind.RANK
-            recorded = RecordedRankings.of_run(read_trec_run(self.run), queries, kind)
+            recorded = RecordedRankings.of_run(read_trec_run(run), queries, kind)
             return RankingSource(recorded, fingerprint=self.fingerprint or None)
         loaded: Any = _imported(str(self.retriever))
         try:
@@ -143,8 +158,20 @@ class System(PassageWorth, ServedSystem):
         return RankingSource(RerankedCandidates(candidates, client, kind), keep_passages=True)
 
 
+class LabelledSystem(System, PassageWorth):
+    """A system that answers labelled queries, or a run of it, and what passages are worth."""
+
+    run: Path | None = optional("TREC run file with the candidates of the queries.", "FILE")
+
+
+def by_name(paths: Sequence[Path]) -> dict[str, Path]:
+    """Name files by their stem, or by their path if two share it."""
+    stems = Counter(path.stem for path in paths)
+    return {path.stem if stems[path.stem] == 1 else str(path): path for path in paths}
+
+
 def open_assessor(
-    system: ServedSystem, *, patient: bool = False
+    system: AssessorSettings, *, patient: bool = False
 ) -> "AbstractContextManager[AssessorStage | None]":
     """Open the stage that asks the system's assessor, and close it at the end."""
     stage = system.assessor_stage(patient=patient)
@@ -153,7 +180,7 @@ def open_assessor(
 
 def _shown(name: str) -> str:
     """Write a setting as its user writes it."""
-    field = System.model_fields[name]
+    field = LabelledSystem.model_fields[name]
     return key_of(name, field) if about(field)["key"] else f"--{key_of(name, field)}"
 
 

@@ -19,6 +19,7 @@ from ctxguard.cli._results import by_metric
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
+from ctxguard.server.system import AssessorSettings
 
 if TYPE_CHECKING:
     from calibration.answers import AnswerFile, ToAnswer
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.chat import ChatClient, TokenPrices
 
 
-class AnswersCommand(System):
+class AnswersCommand(System, AssessorSettings):
     file: Path = setting(
         "JSONL file of the answers; made by the first run, and a later one goes on where it ends.",
         "FILE",
@@ -48,23 +49,21 @@ class AnswersCommand(System):
         "How answers are marked: by whether they contain one of the known answers in a question's "
         "metadata (answers, and none of wrong_answers); judge asks a model, which is given the "
         "known answers or else the relevant passages.",
-        "WAY",
         value="contains",
     )
     judge_model: str | None = optional_key(
-        "Model that marks with mark-by judge.", "MODEL", default="the reader's"
+        "Model that marks with mark-by judge.", default="the reader's"
     )
-    judge_url: str | None = optional_key("Endpoint of judge-model.", "URL", default="the reader's")
+    judge_url: str | None = optional_key("Endpoint of judge-model.", default="the reader's")
     mark: str = key(
         "Column of the file to compare by, such as one that another tool has added: faithfulness.",
-        "COLUMN",
         value="correct",
     )
     prices: tuple[float, float] | None = optional_key(
-        "Prices of a million input and output tokens of the reader, such as [2, 8].", "LIST"
+        "Prices of a million input and output tokens of the reader, such as [2, 8]."
     )
     calls_per_second: float | None = optional_key(
-        "Most calls of the reader a second, retries included.", "N", gt=0
+        "Most calls of the reader a second, retries included.", gt=0
     )
 
     def __call__(self, output: Output) -> None:

@@ -10,19 +10,20 @@ from pydantic import model_validator
 import ctxguard
 from calibration.settings import ChoiceSettings
 from ctxguard._support.extras import require
-from ctxguard._support.settings import key, optional, optional_key, setting
+from ctxguard._support.settings import key, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, picked
 from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
 from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
 from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import named_series, open_store
-from ctxguard.cli._system import Source, System, open_assessor
+from ctxguard.cli._system import LabelledSystem, Source, open_assessor
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy, describe_utilities
+from ctxguard.server.system import AssessorSettings
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
@@ -31,26 +32,28 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 
-class CalibrateCommand(System, ChoiceSettings):
+class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
     data: _options.LabelledQueriesIfAny = None
-    store: str | None = optional_key(
-        "Sample store whose judged requests are calibrated on, in place of --data.", "URL"
+    store: str | None = optional(
+        "Sample store whose judged requests are calibrated on, in place of --data.", "URL", own=True
     )
     judge: _options.NamedJudge = None
-    profile: Path | None = optional_key(
-        "With --store: profile in force, whose other routes stay, and which is compared.", "FILE"
+    profile: Path | None = optional(
+        "With --store: profile in force, whose other routes stay, and which is compared.",
+        "FILE",
+        own=True,
     )
     out: Path = setting("Profile to write, as JSON.", "FILE", writes=True)
     report: list[Path] = setting(
         "Write the evidence as one HTML page, or its figures where the name ends in .json. "
         "Repeatable.",
         "FILE",
-        factory=list,
+        value=[],
         writes=True,
     )
     price: float | None = optional(
         "Ask the assessor (the key assessor) about a candidate where that is worth more than this, "
-        "in strict UDCG.",
+        "in UDCG.",
         "UDCG",
         default="0.002 with an assessor",
         ge=0,
@@ -58,8 +61,7 @@ class CalibrateCommand(System, ChoiceSettings):
     signal_columns: list[str] = key(
         "Columns of the passages' metadata that P(relevant) may use: when a passage was written, "
         "its version, a number, or where it comes from.",
-        "COLUMNS",
-        factory=list,
+        value=[],
     )
     required: Literal["enforce"] | None = optional(
         "Exit with 1 unless the verdict is enforce.", "VERDICT", "--require"
@@ -168,7 +170,7 @@ class CalibrateCommand(System, ChoiceSettings):
                     ("route", found.route.value),
                     ("keeps", describe_policy(own.policy)),
                     *[
-                        (name, f"strict UDCG {udcg}, recall {recall}")
+                        (name, f"UDCG {udcg}, recall {recall}")
                         for name, gain in (("gain", made.gain), ("in force", made.in_force))
                         if gain is not None
                         for udcg, recall in [[interval(each, sign="+") for each in gain]]
@@ -206,7 +208,7 @@ class CalibrateCommand(System, ChoiceSettings):
             **picked(self, *ChoiceSettings.model_fields),
             promise=promise,
             depth=self.depth or DEFAULT_DEPTH,
-            utilities=self.worth(DEFAULT_UTILITIES),
+            utilities=self.worth(READERS),
             utilities_source=self.by_hand or None,
             signal_columns=tuple(self.signal_columns),
         )

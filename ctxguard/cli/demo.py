@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ctxguard.core.types import Passage
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
-_METRICS = ("recall", "udcg_strict", "kept", "tokens")
+_METRICS = ("recall", "udcg", "kept", "tokens")
 _MARKS = {2: ("✓", "green"), 1: ("✓", "green"), 0: ("", "dim"), -1: ("✗", "red")}
 """Mark and style of a passage by its label: answers, helps, irrelevant, distractor."""
 

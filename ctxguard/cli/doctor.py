@@ -16,9 +16,9 @@ from ctxguard._support.extras import install_line
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output, one_line
-from ctxguard.cli._settings import read_shared
+from ctxguard.cli._settings import read_file
 from ctxguard.cli._store import open_store
-from ctxguard.cli._system import System
+from ctxguard.cli._system import LabelledSystem
 from ctxguard.errors import ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class DoctorCommand(SettingsModel):
         "store's URL, the URL of metrics, or the file of a system (.toml), which names them.",
         "[PLACE]...",
         argument=True,
-        factory=list,
+        value=[],
     )
 
     def __call__(self, output: Output) -> None:
@@ -120,7 +120,7 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for place in places:
         if place.endswith(".toml"):
-            parts |= read_shared(Path(place))
+            parts |= read_file(Path(place))[0]
         elif place.startswith(_ENGINES) or (place.startswith("postgres") and "#" in place):
             parts["engine"] = place
         elif place.startswith(_STORES):
@@ -140,7 +140,7 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
 
 
 def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:
-    system = {name: value for name, value in parts.items() if name in System.model_fields}
+    system = {name: value for name, value in parts.items() if name in LabelledSystem.model_fields}
     opened: list[Source] = []
     looks: dict[str, tuple[Any, Callable[[Any], Iterator[Finding]]]] = {
         "index": (system, partial(_index, opened)),
@@ -156,7 +156,7 @@ def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _index(opened: "list[Source]", system: dict[str, Any]) -> Iterator[Finding]:
-    source = System(**system).open()
+    source = LabelledSystem(**system).open()
     opened.append(source)
     size = f"{len(source):,} passages" if hasattr(source, "__len__") else "opened"
     signals = getattr(source, "has_signals", None)

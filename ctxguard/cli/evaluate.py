@@ -1,11 +1,14 @@
-"""``ctxguard evaluate``: what a profile, or a fixed k, achieves on labelled queries."""
+"""``ctxguard evaluate``: measure a profile or a fixed k on labelled queries, or compare several."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ctxguard._support.settings import key, optional, optional_key
+from pydantic import Field
+
+from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
+from ctxguard.cli._comparison import compare_systems
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import (
     compared,
@@ -19,7 +22,8 @@ from ctxguard.cli._inputs import (
     served_route,
 )
 from ctxguard.cli._results import by_metric
-from ctxguard.cli._system import System
+from ctxguard.cli._settings import read_file
+from ctxguard.cli._system import SOURCES, LabelledSystem, by_name
 from ctxguard.core.types import DEFAULT_K, Route
 from ctxguard.errors import CalibrationError, ConfigurationError, ProfileMismatchError
 from ctxguard.profile.describe import describe_policy
@@ -30,27 +34,63 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 _FIRST = (
-    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg_strict", "harm", "kept"),
+    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "kept"),
     *("keyword_recall", "keyword_mrr"),
 )
 """The metrics that are shown unless all are asked for; the last two need keywords."""
 
 
-class EvaluateCommand(System):
+_OF_COMPARISONS = ("candidate", "out", "against", "baseline", "regression_metrics", "tolerance")
+
+
+class EvaluateCommand(LabelledSystem):
+    system: list[Path] = setting(
+        "TOML file of a system, as other commands read it, whose candidates are measured; several "
+        "are compared, each under the name of its file. Keys of [evaluate] may stand in it too; "
+        "`ctxguard keys evaluate` prints them all. Repeatable.",
+        "FILE",
+        value=[],
+    )
     data: _options.LabelledQueries
-    profile: _options.ProfileFile = None
-    k: int | None = optional(
-        "Measure the first N passages. With --profile they stand beside it, in the order of "
-        "its fusion.",
+    profile: list[Path] = setting(
+        "Calibrated profile to measure; several are compared. Repeatable.", "FILE", value=[]
+    )
+    k: list[Annotated[int, Field(ge=1)]] = setting(
+        "Measure the first N passages. With --profile they stand beside it, in the order of its "
+        "fusion; several are compared, for candidates without k=N. Repeatable.",
         *("N", "--k", "-k"),
         default=f"{DEFAULT_K} without a profile",
-        ge=1,
+        value=[],
     )
+    candidate: list[str] = setting(
+        "Candidate to compare, as comma-separated settings: a route (lexical, dense, hybrid, "
+        "or one of them with +rerank), reciprocal_rank[:CONSTANT] or convex[:DENSE_SHARE], "
+        "k=N, min_ratio=R, rerank=MODEL; without an index k and min_ratio; or all: each leg alone, "
+        "and both fused in each way. Repeatable.",
+        "NAME=SPEC",
+        default="all of an index, where others are compared",
+        value=[],
+    )
+    out: Path | None = optional(
+        "JSON file to save a comparison to, for a later --against.", "FILE", writes=True
+    )
+    against: Path | None = optional(
+        "Saved comparison to check against; exit code 1 if a candidate is worse than the saved "
+        "one of its name, beyond noise.",
+        "FILE",
+    )
+    show_all: _options.ShowAll = False
     route: _options.OneRoute = None
     write_run: Path | None = optional_key(
-        "TREC run file to write the retrieved candidates to.", "FILE", writes=True
+        "TREC run file to write the retrieved candidates of one system to.", writes=True
     )
-    all_metrics: bool = key("Show every metric, not the first few.", "SWITCH", value=False)
+    baseline: str | None = optional_key(
+        "Candidate that differences are taken from.", default="the first"
+    )
+    regression_metrics: list[str] = key(
+        "List of metrics that --against checks.", default="udcg and recall", value=[]
+    )
+    tolerance: float = key("Loss that --against accepts, in the metric's unit.", ge=0, value=0.0)
 
     def __call__(self, output: Output) -> None:
         """The candidates come from an index, a retriever of your own (--retriever), a TREC run
@@ -59,25 +99,57 @@ class EvaluateCommand(System):
         Prints the mean of each metric with its bootstrap interval; with --profile and --k, both and
         their difference, paired by query, unless the profile was calibrated on these queries. A
         profile that was calibrated on another system is refused.
+
+        Several systems, profiles or --candidate are compared side by side. Save a comparison with
+        --out (or --json > FILE), and check a later one against it with --against FILE.
         """
+        systems = self._systems()
+        counts = [len(each) for each in (systems, self.profile, self.k)]
+        if max(counts) > 1 or any(getattr(self, name) for name in _OF_COMPARISONS):
+            compare_systems(self, systems, output)
+        else:
+            self._measure(next(iter(systems.values())), output)
+
+    def _systems(self) -> dict[str, LabelledSystem]:
+        """Return the systems that files describe by name, and the one that options describe."""
+        fields = LabelledSystem.model_fields
+        own = {name: getattr(self, name) for name in self.model_fields_set & fields.keys()}
+        systems = {}
+        for name, file in by_name(self.system).items():
+            values = {each: value for each, value in read_file(file)[0].items() if each in fields}
+            if values.keys() & SOURCES:
+                systems[name] = LabelledSystem(**values)
+            else:  # a file without a source is about the system that an option names
+                own = values | own
+        named = [name for name in SOURCES if own.get(name) is not None]
+        if named or not systems:
+            systems[named[0] if named else ""] = LabelledSystem(**own)
+        for system in systems.values():
+            system.check_source()
+        return systems
+
+    def _measure(self, system: LabelledSystem, output: Output) -> None:
+        """Measure a profile, the first k passages, or both."""
         from calibration.data.readers import write_trec_run
         from calibration.evaluate import measure
         from calibration.pool_labels import unlabelled_note
         from calibration.results import tabulate
-        from ctxguard.core.metrics import DEFAULT_UTILITIES
+        from ctxguard.core.metrics import READERS
         from ctxguard.profile.schema import Profile
         from ctxguard.retrieval.index.passages import searchable_text
 
-        loaded = None if self.profile is None else Profile.load(self.profile)
-        utilities = self.worth(DEFAULT_UTILITIES if loaded is None else loaded.utilities)
-        labelled, counts, source = open_labelled(self, self.data, "test", output)
+        in_files = [each for file in self.system if (each := read_file(file)[0].get("profile"))]
+        named = (self.profile or in_files)[:1]
+        loaded = Profile.load(named[0]) if named else None
+        utilities = self.worth(READERS if loaded is None else loaded.utilities)
+        labelled, counts, source = open_labelled(system, self.data, "test", output)
         source = source if loaded is None else fitted(loaded, source)
         dataset = labelled.dataset
         route = served_route(source, loaded) if self.route is None else self.route
-        policies, baseline_k = _policies(loaded, route, self.k)
+        policies, baseline_k = _policies(loaded, route, next(iter(self.k), None))
         policy = policies[name := list(policies)[-1]]
         most = max(each.k for each in policies.values())
-        depth = served_depth(self.depth, most, loaded)
+        depth = served_depth(system.depth, most, loaded)
         if not dataset.answerable and not dataset.keywords:
             raise CalibrationError(
                 f"{dataset.name}: none of the {len(dataset)} queries has a relevant passage or "
@@ -110,7 +182,7 @@ class EvaluateCommand(System):
             }
             results = tabulate(measured)
             results = _without_luck(results) if seen else results
-        notes = [*labelled.notes, *notes_on_pools(pools, route, self.run), *seen]
+        notes = [*labelled.notes, *notes_on_pools(pools, route, system.run), *seen]
         if seen and len(policies) > 1:
             notes.append("no data for differences on queries that chose the policy: use others")
         if loaded is not None:
@@ -143,7 +215,7 @@ class EvaluateCommand(System):
 
         def show() -> None:
             # Whoever changes what a metric is looks for that metric.
-            show_all = self.all_metrics or bool(self.by_hand)
+            show_all = self.show_all or bool(self.by_hand)
             relative_to = f"the retriever's first {baseline_k}"
             made_by = "" if loaded is None else f" (profile {loaded.profile_id})"
             output.facts(
@@ -178,7 +250,7 @@ def _print(results: "Results", output: Output, *, show_all: bool) -> None:
     output.out.print(by_metric(shown))
     if not show_all:
         n_left = len(results.metrics) - len(shown.metrics)
-        output.note(f"{n_left} more metrics: all-metrics = true in [evaluate] of a file --system")
+        output.note(f"{n_left} more metrics; --all shows them")
 
 
 def _policies(

@@ -10,7 +10,7 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import open_labelled, read_labelled, replayed
 from ctxguard.core.types import DEFAULT_DEPTH
-from ctxguard.server.settings import IndexSystem
+from ctxguard.server.system import IndexSystem
 
 if TYPE_CHECKING:
     from calibration.data.golden import Snapshot
@@ -62,7 +62,6 @@ class HardNegativesCommand(IndexSystem):
     unjudged_margin: float | None = optional_key(
         "Also take unlabelled passages that score this share below the best relevant one, such "
         "as 0.05; some may be relevant.",
-        "SHARE",
         default="labelled passages only",
         ge=0,
         le=0.99,

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from rich.filesize import decimal
 
 import ctxguard
-from ctxguard._support.settings import SettingsModel, optional, setting
+from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli._console import Output, by_total
 from ctxguard.errors import ConfigurationError
@@ -55,8 +55,8 @@ class IndexCommand(SettingsModel):
         "# and a number, and names its parent in the metadata as chunk_of.",
         value=False,
     )
-    lexical: Literal["bm25s", "rank-bm25"] | None = optional(
-        "Lexical engine: bm25s or rank-bm25.", "ENGINE", default="bm25s"
+    lexical: Literal["bm25s", "rank-bm25"] | None = optional_key(
+        "Lexical engine: bm25s or rank-bm25.", default="bm25s"
     )
     language: str | None = optional(
         "Language of the corpus for lexical search: en, da, de, es, fr, it, nl, no, pt, ru, sv "
@@ -70,10 +70,8 @@ class IndexCommand(SettingsModel):
         "MODEL",
         default="all-MiniLM-L6-v2",
     )
-    signals: Literal["full", "none"] | None = optional(
-        "Signals of relevance by which the candidates are ordered: full or none.",
-        "LEVEL",
-        default="full",
+    signals: Literal["full", "none"] | None = optional_key(
+        "Signals of relevance by which the candidates are ordered: full or none.", default="full"
     )
 
     @model_validator(mode="after")

@@ -10,14 +10,14 @@ from uuid import uuid4
 
 from pydantic import model_validator
 
-from ctxguard._support.settings import optional, setting
+from ctxguard._support.settings import key, optional
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
 from ctxguard.cli._store import JudgeModel, judge_waiting, wait_to_own
 from ctxguard.cli._system import System
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
 from ctxguard.errors import ConfigurationError, QueryError
 
@@ -49,8 +49,8 @@ class JudgeCommand(JudgeModel, System):
         "N",
         ge=1,
     )
-    serving_k: int = setting(
-        "Passages that you serve today: the first of each question.", "N", ge=1, value=DEFAULT_K
+    serving_k: int = key(
+        "Passages that you serve today: the first of each question.", ge=1, value=DEFAULT_K
     )
 
     @model_validator(mode="after")
@@ -227,7 +227,7 @@ def _show(store: "SampleStore", series: str, output: Output, fault: str | None) 
     """Print what judged samples say of the first k, and what to do next."""
     from calibration.from_store import judged_store
 
-    found = judged_store(store, series, DEFAULT_UTILITIES)
+    found = judged_store(store, series, READERS)
     notes = [*found.notes, *next_step(found), *([fault] if fault else [])]
     document = {"judge": series, **by_k(found)}
     output.result(document, lambda: output.out.print(table_of_k(found)), notes, found=bool(fault))

@@ -2,14 +2,12 @@
 
 import textwrap
 
-import typer
-
 from ctxguard._support.settings import SettingsModel, setting
-from ctxguard.cli import command_named
+from ctxguard.cli import named
 from ctxguard.cli._console import Output
 from ctxguard.errors import ConfigurationError
 
-_WIDTH = 80
+_COLUMNS = 80
 
 
 class KeysCommand(SettingsModel):
@@ -17,7 +15,7 @@ class KeysCommand(SettingsModel):
         "The command, such as serve or golden hard-negatives.", "COMMAND", argument=True
     )
 
-    def __call__(self, _: Output) -> None:
+    def __call__(self, output: Output) -> None:
         """Save it, and give it to the command as --system. One file serves all commands: the system
         stands at its top, with profile and store, and what one command alone needs in the table of
         its name. Options may stand in that table too, by their names.
@@ -25,14 +23,12 @@ class KeysCommand(SettingsModel):
         For example: ctxguard keys serve > system.toml
         """
         name = " ".join(self.words)
-        command = command_named(name)
-        if command is None:
-            raise ConfigurationError(f"there is no command {name!r}; see ctxguard --help")
-        if not command.keys:
+        sections = named(name).sections()
+        if not sections:
             raise ConfigurationError(f"ctxguard {name} takes options alone; see its --help")
-        for table, keys in command.keys.items():
+        for table, keys in sorted(sections.items()):
             if table:
-                typer.echo(f"[{table}]")
-            for key, help_text in keys:
-                lines = textwrap.wrap(help_text, _WIDTH - 2, break_on_hyphens=False)
-                typer.echo("\n".join([*(f"# {line}" for line in lines), f"# {key} =", ""]))
+                output.text(f"[{table}]")
+            for key, meaning in keys:
+                lines = textwrap.wrap(meaning, _COLUMNS - 2, break_on_hyphens=False)
+                output.text("\n".join([*(f"# {line}" for line in lines), f"# {key} =", ""]))

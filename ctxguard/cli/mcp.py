@@ -2,34 +2,27 @@
 
 from collections.abc import Sequence
 
-import typer
-
 import ctxguard
 from ctxguard._support.extras import require
-from ctxguard._support.settings import optional, setting
+from ctxguard._support.settings import key, optional
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import served_depth
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_K
-from ctxguard.server.settings import IndexSystem
+from ctxguard.errors import ConfigurationError
+from ctxguard.server.system import IndexSystem
 
 _LOOPBACK = "127.0.0.1"
 
 
 class McpCommand(IndexSystem):
     profile: _options.ProfileFile = None
-    k: int = setting(
-        "Passages to find where no calibrated policy applies.",
-        *("N", "--k", "-k"),
-        ge=1,
-        value=DEFAULT_K,
-    )
-    where: list[str] = setting(
+    k: int = key("Passages to find where no calibrated policy applies.", ge=1, value=DEFAULT_K)
+    where: list[str] = key(
         "Find only passages whose metadata has this text, such as tenant=a; of a field that is "
         "named again, any of its texts.",
-        "FIELD=VALUE",
-        factory=list,
+        value=[],
     )
     http: int | None = optional(
         "Serve streamable HTTP on this port of this machine.",
@@ -71,8 +64,6 @@ def _where(conditions: Sequence[str]) -> Where | None:
     for condition in conditions:
         field, equals, value = condition.partition("=")
         if not field or not equals:
-            raise typer.BadParameter(
-                f"{condition!r} is not FIELD=VALUE, such as tenant=a", param_hint="where"
-            )
+            raise ConfigurationError(f"where {condition!r} is not FIELD=VALUE, such as tenant=a")
         allowed.setdefault(field, []).append(value)
     return Where(allowed) if allowed else None

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-import typer
-
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output
 
@@ -16,7 +14,7 @@ class MetricsCommand(SettingsModel):
         argument=True,
     )
 
-    def __call__(self, _: Output) -> None:
+    def __call__(self, output: Output) -> None:
         """For example: ctxguard metrics rules > /etc/prometheus/ctxguard.yml
 
         docs/alertmanager.yml in the project's repository is an example of an
@@ -25,4 +23,4 @@ class MetricsCommand(SettingsModel):
         from ctxguard.monitor.export import dashboard_json, details_json, rules
 
         files = {"rules": rules, "dashboard": dashboard_json, "details": details_json}
-        typer.echo(files[self.what](), nl=False)
+        output.text(files[self.what](), end="")

@@ -11,7 +11,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Self
 
-import typer
 from pydantic import model_validator
 
 import ctxguard
@@ -28,9 +27,9 @@ from ctxguard.cli._store import (
     tokens_in_words,
     wait_to_own,
 )
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.errors import ConfigurationError, CtxguardError
-from ctxguard.server.settings import IndexSystem
+from ctxguard.server.system import IndexSystem
 
 if TYPE_CHECKING:
     from ctxguard import CorpusSketch, HybridRetriever
@@ -53,29 +52,26 @@ class MonitorCommand(JudgeSettings, IndexSystem):
     )
     switch_to_safe: bool = key(
         "Replace the file --profile by its safe policy when recall loss is above what it promises.",
-        "SWITCH",
         value=False,
     )
     calls_per_day: float | None = optional("Most passages judged per UTC day.", "N", gt=0)
     price_per_million: float | None = optional_key(
-        "Price of a million tokens of context, to show what is saved.", "PRICE", gt=0
+        "Price of a million tokens of context, to show what is saved.", gt=0
     )
     host: str = setting("Address on which /metrics is served.", "ADDRESS", value="127.0.0.1")
     once: bool = setting("Judge the waiting samples, print the estimates, and exit.", value=False)
-    port: int = key(
-        "Port on which /metrics is served; 0 for any free.", "N", ge=0, le=65535, value=9108
-    )
-    calls_per_hour: float | None = optional_key("Most passages judged per hour.", "N", gt=0)
+    port: int = key("Port on which /metrics is served; 0 for any free.", ge=0, le=65535, value=9108)
+    calls_per_hour: float | None = optional_key("Most passages judged per hour.", gt=0)
     cost_per_day: float | None = optional_key(
-        "Most spent per UTC day, in the currency of prices.", "COST", gt=0
+        "Most spent per UTC day, in the currency of prices.", gt=0
     )
-    window_seconds: float = key("Length of the recent window.", "SECONDS", ge=1, value=3600.0)
-    keep_days: float = key("Age in days at which samples are deleted.", "DAYS", ge=0.01, value=30.0)
+    window_seconds: float = key("Length of the recent window.", ge=1, value=3600.0)
+    keep_days: float = key("Age in days at which samples are deleted.", ge=0.01, value=30.0)
     keep_gib: float = key(
-        "GiB of stored samples above which the oldest are deleted.", "GIB", ge=0.001, value=2.0
+        "GiB of stored samples above which the oldest are deleted.", ge=0.001, value=2.0
     )
     refresh_seconds: float = key(
-        "Time between two updates of estimates.", "SECONDS", ge=0.1, le=300, value=15.0
+        "Time between two updates of estimates.", ge=0.1, le=300, value=15.0
     )
 
     @model_validator(mode="after")
@@ -120,7 +116,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             window_seconds=self.window_seconds,
             budget=BudgetLimits(self.calls_per_hour, self.calls_per_day, self.cost_per_day),
             lookup=None if retriever is None else retriever.passage,
-            utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
+            utilities=READERS if loaded is None else loaded.utilities,
             watched=None
             if loaded is None
             else WatchedProfile(
@@ -216,7 +212,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         server.server_close()
         if running.judge_fault is not None:
             output.err.print(running.judge_fault, soft_wrap=True)
-            raise typer.Exit(FINDING)
+            raise SystemExit(FINDING)
 
 
 def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":

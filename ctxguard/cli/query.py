@@ -2,18 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 import ctxguard
-from ctxguard._support.settings import optional, setting
+from ctxguard._support.settings import optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, one_line
 from ctxguard.cli._inputs import on_route
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Passage, Verdict
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
+from ctxguard.server.system import AssessorSettings
 
 if TYPE_CHECKING:
     from ctxguard import Context
@@ -25,7 +26,7 @@ _LINE_END = 8
 _MOST_CHARACTERS = 2_000
 
 
-class QueryCommand(System):
+class QueryCommand(System, AssessorSettings):
     question: str = setting("The query text.", "QUESTION", argument=True)
     profile: _options.ProfileFile = None
     k: int | None = optional(
@@ -34,10 +35,9 @@ class QueryCommand(System):
         default="5, or as many as the profile was compared with",
         ge=1,
     )
-    mode: Mode | None = optional(
+    mode: Mode | None = optional_key(
         "Serve the kept passages (enforce), or the first k of the retriever with the decision "
         "only recorded (shadow) or not made (off).",
-        "MODE",
         default="the profile's verdict",
     )
     route: _options.OneRoute = None
@@ -54,7 +54,7 @@ class QueryCommand(System):
         Without a profile it keeps the retriever's first k passages.
         """
         if self.as_text and output.as_json:
-            raise typer.BadParameter("give --text or --json, not both", param_hint="--text")
+            raise ConfigurationError("give --text or --json, not both")
 
         output = Output(as_json=True) if self.as_text else output  # notes to standard error
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
@@ -76,7 +76,7 @@ class QueryCommand(System):
         notes += [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
         notes += [f"the profile: {line}" for line in comparison.reservations]
         if self.as_text:
-            typer.echo(context.text)
+            output.text(context.text)
             output.notes(notes)
         else:
             document = {**context.to_dict(), "differences": list(comparison.differences)}

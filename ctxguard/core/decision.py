@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, repeat
 from operator import gt
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ctxguard.core.scores import (
     within_domain,
 )
 from ctxguard.core.signals import legs_of
+from ctxguard.core.tokens import TOKENS, weight_of
 from ctxguard.core.types import (
     DropReason,
     Flag,
@@ -65,6 +66,7 @@ class Decision:
         set_aside: Positions of candidates without a usable score, or with the id or the text of a
             better one, with the reason.
         probabilities: P(relevant) of each candidate, aligned with ``order``; None without a model.
+        weighed: What the threshold was compared with, likewise: P, or P by length.
     """
 
     ranking: Ranking
@@ -74,6 +76,7 @@ class Decision:
     flags: tuple[Flag, ...] = ()
     set_aside: tuple[tuple[int, DropReason], ...] = ()
     probabilities: Sequence[float] | None = None
+    weighed: Sequence[float] | None = None
 
     @property
     def kept(self) -> Sequence[int]:
@@ -116,7 +119,7 @@ class Decision:
         relative: list[Any] = self._relative_scores() or [None] * n
         probabilities: list[Any] = [*(self.probabilities or repeat(None, n))]
         setting, least, values = (
-            ("min_probability", policy.min_probability, probabilities)
+            ("min_probability", policy.min_probability, [*(self.weighed or repeat(None, n))])
             if isinstance(policy, ExpectedUtilityPolicy)
             else ("min_ratio", policy.min_ratio, relative)
         )
@@ -227,38 +230,65 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     garbage = problem if problem is Flag.INVALID_SCORES else None
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
     found = probabilities_of(ranking, order, policy.model) if n else None
-    if found is None:
+    tokens = _tokens(ranking, order) if policy.per_token and n else None
+    if found is None or (policy.per_token and tokens is None):
         if n:
             flags += (Flag.MISSING_SIGNALS,)
         if problem is not None and problem not in flags:  # only the scores can order them now
             flags += (problem,)
         return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
-    order, n_kept, probabilities = _by_probability(order, found, policy)
-    return Decision(ranking, policy, order, n_kept, flags, set_aside, probabilities)
+    own = _by_probability(order, found, tokens, policy)
+    return Decision(
+        ranking, policy, own.order, own.n_kept, flags, set_aside, own.probabilities, own.weighed
+    )
+
+
+class _ByProbability(NamedTuple):
+    order: Sequence[int]
+    n_kept: int
+    probabilities: list[float]
+    weighed: list[float]
+
+
+def _tokens(ranking: Ranking, order: Sequence[int]) -> FloatArray | None:
+    """Return the candidates' tokens in this order; None if they are unknown."""
+    tokens = ranking.signals.get(TOKENS)
+    if tokens is None or not np.isfinite(tokens).all():
+        return None
+    return tokens if isinstance(order, range) else tokens[[*order]]
 
 
 def _by_probability(
-    order: Sequence[int], probabilities: FloatArray, policy: ExpectedUtilityPolicy
-) -> tuple[Sequence[int], int, list[float]]:
+    order: Sequence[int],
+    probabilities: FloatArray,
+    tokens: FloatArray | None,
+    policy: ExpectedUtilityPolicy,
+) -> _ByProbability:
     """Order candidates by P(relevant), of equal ones the first given, and count the kept.
+
+    With tokens, P weighed by them says what is kept, and P in which order.
 
     Args:
         order: Positions of the candidates.
         probabilities: Aligned with ``order``.
+        tokens: Likewise; None where the policy does not weigh.
         policy: Its k, threshold and minimum apply.
-
-    Returns:
-        Positions best first; how many are kept; probabilities best first.
     """
-    best_first = (-probabilities).argsort(kind="stable")
-    indices, ordered = best_first.tolist(), probabilities[best_first].tolist()
+    weighed = probabilities if tokens is None else probabilities * weight_of(tokens)
+    best_first = (-weighed).argsort(kind="stable")
     least = policy.min_probability
-    n_worthwhile = sum([probability >= least for probability in ordered[: policy.k]])
-    return (
+    n_worthwhile = int((weighed[best_first[: policy.k]] >= least).sum())
+    n_kept = max(n_worthwhile, min(policy.min_keep, best_first.size))
+    if tokens is not None:
+        kept = best_first[:n_kept]
+        best_first[:n_kept] = kept[(-probabilities[kept]).argsort(kind="stable")]
+    indices = best_first.tolist()
+    return _ByProbability(
         # Positions in the score order are the candidates' own if that order is as given.
         indices if isinstance(order, range) else [order[index] for index in indices],
-        max(n_worthwhile, min(policy.min_keep, len(indices))),
-        ordered,
+        n_kept,
+        probabilities[best_first].tolist(),
+        weighed[best_first].tolist(),
     )
 
 
@@ -288,8 +318,8 @@ def decide_with_answers(
         answers[order],
         None if places is None else places[order],
     )
-    order, n_kept, probabilities = _by_probability(order, after, policy)
-    return replace(decision, order=order, n_kept=n_kept, probabilities=probabilities)
+    tokens = _tokens(ranking, order) if policy.per_token else None
+    return replace(decision, **_by_probability(order, after, tokens, policy)._asdict())
 
 
 def probabilities_of(

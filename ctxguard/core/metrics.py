@@ -6,7 +6,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -15,9 +15,6 @@ from ctxguard.errors import ConfigurationError
 Gain = Literal["linear", "exponential"]
 """What a grade gains in nDCG: ``linear`` is the grade itself (Järvelin and Kekäläinen, TOIS 2002),
 ``exponential`` 2^grade − 1 (Burges et al., ICML 2005)."""
-
-REFERENCE_PENALTY = 0.333
-"""Weight of an irrelevant passage in the UDCG paper's published figures; not 1/3."""
 
 _MOST = 1e6
 """Utilities are no larger, so that no sum of them overflows."""
@@ -32,20 +29,24 @@ class Negative(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Utilities:
-    """Utilities of passages to the reader, and when an unlabelled one is taken to mislead.
+    """What a passage is worth to the reader, in what a fully relevant one gains.
+
+    The defaults are what recorded answers of language models show: a passage that is not relevant
+    costs about a fiftieth of what a relevant one gains (``benchmarks.readers``).
 
     Attributes:
         relevant: Utility of a passage of the collection's highest grade, ≥ 0.
         partial: Utility at a lower positive grade, ≥ 0.
         hard_negative: Utility of a labelled hard negative, ≤ 0.
         distractor: Utility of a known distractor, ≤ 0.
-        irrelevant: Utility of a passage that is not relevant, ≤ 0: any such passage in the strict
-            form, only those that the heuristics suspect in the heuristic form.
+        irrelevant: Utility of a passage that is not relevant, ≤ 0.
         unjudged: Utility of a passage that was not judged, ≤ 0, if the labels also include
-            passages that are not relevant; in the heuristic form only if the heuristics suspect
-            it. If only relevant passages are labelled, an unlabelled one has ``irrelevant``.
-        score_ratio: The heuristics suspect relative scores above this, in [0, 1].
-        rank_limit: The heuristics suspect ranks up to this, ≥ 0.
+            passages that are not relevant. If only relevant passages are labelled, an unlabelled
+            one has ``irrelevant``.
+        score_ratio: If given, only a passage that is suspected to mislead costs something where no
+            label says so: one of a relative score above this, in [0, 1], or of the first
+            ``rank_limit`` ranks. None where every passage costs what it is worth.
+        rank_limit: Ranks up to this are suspected, ≥ 0; without ``score_ratio`` it has no effect.
         by_grade: Utility by grade: replaces ``relevant`` and ``partial`` for the grades that it
             names, and ``irrelevant`` if it names 0 (judged not relevant).
         gain: Of a grade in nDCG; see ``Gain``.
@@ -53,11 +54,11 @@ class Utilities:
 
     relevant: float = 1.0
     partial: float = 0.5
-    hard_negative: float = -0.5
-    distractor: float = -1.0
-    irrelevant: float = -0.5
-    unjudged: float = -0.2
-    score_ratio: float = 0.7
+    hard_negative: float = -0.1
+    distractor: float = -0.2
+    irrelevant: float = -0.02
+    unjudged: float = -0.02
+    score_ratio: float | None = None
     rank_limit: int = 3
     by_grade: Mapping[int, float] | None = field(default=None, hash=False)
     gain: Gain = "linear"
@@ -75,7 +76,7 @@ class Utilities:
                     f"utility {name} {getattr(self, name)!r} must be ≤ 0, at least {-_MOST:g}: it "
                     "is a penalty, written as a negative number"
                 )
-        if not 0.0 <= self.score_ratio <= 1.0:
+        if self.score_ratio is not None and not 0.0 <= self.score_ratio <= 1.0:
             raise ConfigurationError(f"score_ratio {self.score_ratio!r} must lie in [0, 1]")
         if self.rank_limit < 0:
             raise ConfigurationError(f"rank_limit {self.rank_limit!r} must be at least 0")
@@ -97,28 +98,24 @@ class Utilities:
         )
 
 
-DEFAULT_UTILITIES = Utilities()
-STRICT_UTILITIES = Utilities(score_ratio=0.5, irrelevant=-1.0, unjudged=-0.4, hard_negative=-1.0)
-"""If a wrong passage does real damage (medicine, law). A labelled hard negative costs no less
-than one that is only suspected."""
-RELAXED_UTILITIES = Utilities(score_ratio=0.9, irrelevant=-0.2, unjudged=-0.08)
-"""If a stray passage hardly matters (creative writing)."""
-PRESETS: Mapping[str, Utilities] = {
-    "default": DEFAULT_UTILITIES,
-    "strict": STRICT_UTILITIES,
-    "relaxed": RELAXED_UTILITIES,
-}
+READERS = Utilities()
+"""What readers show; the default."""
+STRICT = Utilities(hard_negative=-0.5, distractor=-1.0, irrelevant=-0.5, unjudged=-0.2)
+"""If any passage that is not relevant does damage (medicine, law)."""
+BLOG = replace(STRICT, score_ratio=0.7)
+"""The numbers and heuristics of the article that UDCG's discounted form comes from."""
+PRESETS: Mapping[str, Utilities] = {"readers": READERS, "blog": BLOG, "strict": STRICT}
 
 
-def strict_utilities(
+def worths(
     ranked_grades: Sequence[int],
     *,
     top_grade: int,
     negatives: Sequence[Negative | None] | None = None,
     judged: Sequence[bool] | None = None,
-    utilities: Utilities = DEFAULT_UTILITIES,
+    utilities: Utilities = READERS,
 ) -> list[float]:
-    """Return the utility of each passage, with a cost for each that is not relevant.
+    """Return the utility of each passage by its label.
 
     Args:
         ranked_grades: Shape (n,), grades in rank order.
@@ -136,9 +133,9 @@ def strict_utilities(
         ConfigurationError: lengths differ, or a grade lies above ``top_grade``.
 
     >>> labels = [None, None, None, Negative.DISTRACTOR]
-    >>> strict_utilities([2, 1, 0, 0], top_grade=2, negatives=labels)
-    [1.0, 0.5, -0.5, -1.0]
-    >>> strict_utilities([1, 0, 0], top_grade=1, judged=[True, True, False])
+    >>> worths([2, 1, 0, 0], top_grade=2, negatives=labels)
+    [1.0, 0.5, -0.02, -0.2]
+    >>> worths([1, 0, 0], top_grade=1, judged=[True, True, False], utilities=STRICT)
     [1.0, -0.5, -0.2]
     """
     if top_grade < 1:
@@ -154,7 +151,7 @@ def strict_utilities(
         Negative.HARD_NEGATIVE: utilities.hard_negative,
         Negative.DISTRACTOR: utilities.distractor,
     }
-    worths: list[float] = []
+    found: list[float] = []
     for grade, negative, is_judged in zip(ranked_grades, negatives, judged, strict=True):
         if grade > top_grade:
             raise ConfigurationError(
@@ -162,14 +159,14 @@ def strict_utilities(
             )
         if grade > 0:
             preset = utilities.relevant if grade == top_grade else utilities.partial
-            worths.append(by_grade.get(grade, preset))
+            found.append(by_grade.get(grade, preset))
         elif negative is not None:
-            worths.append(worth_of[negative])
+            found.append(worth_of[negative])
         elif is_judged:
-            worths.append(by_grade.get(grade, utilities.irrelevant))
+            found.append(by_grade.get(grade, utilities.irrelevant))
         else:
-            worths.append(utilities.unjudged)
-    return worths
+            found.append(utilities.unjudged)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,35 +204,6 @@ def udcg(utilities: Sequence[float]) -> Udcg:
         gain=math.fsum([max(share, 0.0) for share in shares]),
         harm=math.fsum([max(-share, 0.0) for share in shares]),
     )
-
-
-def udcg_reference(
-    relevant: Sequence[bool], abstain: Sequence[float], penalty: float = REFERENCE_PENALTY
-) -> float | None:
-    """Compute UDCG as the authors of the paper that named it do, without a rank discount.
-
-    sigmoid of the mean over all passages of 1 − a for a relevant passage and −penalty·(1 − a)
-    for another: Trappolini, Cuconasu, Filice, Maarek and Silvestri, "Redefining Retrieval
-    Evaluation in the Era of LLMs", EACL 2026, arXiv 2510.21440, as in their published program.
-
-    Args:
-        relevant: Shape (n,).
-        abstain: Shape (n,), a: the probability that the reader abstains given one passage alone.
-        penalty: Weight of an irrelevant passage, as a positive number.
-
-    Returns:
-        A value in (0, 1), 0.5 for a context that neither helps nor harms; None if it is empty.
-
-    >>> round(udcg_reference([True, False], [0.0, 0.5]), 4)
-    0.6027
-    """
-    if not relevant:
-        return None
-    total = math.fsum(
-        (1.0 - probability) * (1.0 if is_relevant else -penalty)
-        for is_relevant, probability in zip(relevant, abstain, strict=True)
-    )
-    return 1.0 / (1.0 + math.exp(-total / len(relevant)))
 
 
 def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[int | None]:

@@ -49,7 +49,10 @@ class ExpectedUtilityPolicy:
     """Keep at most ``k`` passages whose expected utility is positive.
 
     A passage that is relevant with probability P is worth P·gain − (1 − P)·cost, so it is kept
-    while P ≥ cost / (cost + gain).
+    while P ≥ cost / (cost + gain). ``per_token`` asks more of a long passage: P is weighed by
+    `weight_of` its tokens, so that a budget of tokens goes to what is most likely relevant for each
+    of them (the greedy rule of the knapsack problem; Dantzig, Operations Research, 1957). What is
+    kept stands in the order of P all the same.
 
     Attributes:
         model: The model of P(relevant), from the legs' scores.
@@ -57,6 +60,8 @@ class ExpectedUtilityPolicy:
         cost: Cost to the reader of a passage that is not relevant, ≥ 0.
         gain: Utility of a relevant passage, > 0.
         min_keep: Minimum number of kept passages, given as many valid candidates, in [0, k].
+        per_token: Whether P is weighed by the passage's length; rankings then need the signal
+            ``tokens``, which the guard adds.
     """
 
     model: RelevanceModel
@@ -64,6 +69,7 @@ class ExpectedUtilityPolicy:
     cost: float = 0.5
     gain: float = 1.0
     min_keep: int = 1
+    per_token: bool = False
     kind: Literal["expected_utility"] = "expected_utility"
 
     def __post_init__(self) -> None:
@@ -80,7 +86,7 @@ class ExpectedUtilityPolicy:
 
     @property
     def min_probability(self) -> float:
-        """The minimum P(relevant) at which a passage earns its place."""
+        """The minimum P(relevant), weighed or not, at which a passage earns its place."""
         return self.cost / (self.cost + self.gain)
 
 

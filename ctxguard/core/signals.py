@@ -30,6 +30,7 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "match": ("raw", "z", "gap"),
         "vector_match": ("raw", "z", "gap"),
         "length": ("raw", "z"),
+        "tokens": (),
         "redundancy": (),
         "similarity_3": (),
         "similarity_10": (),

@@ -1,7 +1,19 @@
 """Estimates how many tokens a text has, without a tokenizer. Pure."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from ctxguard.core.types import FloatArray, PassageSource, Ranking
+
+TOKENS = "tokens"
+"""The signal that holds the estimated tokens of each candidate."""
+
+OVERHEAD = 100.0
+"""A passage costs as much as so many tokens besides its own: its frame in the prompt, and the
+reader's attention."""
+
+_UNREADABLE = 1e9
 _UNIT = 64
 _WEIGHT_OF_BYTES = (
     (12, b"abcdefghijklmnopqrstuvwxyz "),
@@ -35,3 +47,31 @@ def estimate_tokens(text: str) -> int:
     """
     weighted = text.encode("utf-8", "replace").translate(_WEIGHTS)
     return -(-int(np.frombuffer(weighted, np.uint8).sum(dtype=np.int64)) // _UNIT)
+
+
+def weight_of(tokens: FloatArray) -> FloatArray:
+    """Return the weight of P(relevant) by length: 1 for 100 tokens, more for fewer.
+
+    >>> weight_of(np.array([0.0, 100.0, 300.0])).tolist()
+    [2.0, 1.0, 0.5]
+    """
+    weights: FloatArray = 2.0 * OVERHEAD / (tokens + OVERHEAD)
+    return weights
+
+
+def with_tokens(ranking: Ranking) -> Ranking:
+    """Add the signal ``tokens``, unless it is there.
+
+    A passage whose text cannot be read counts as very long, so that it takes no other's place.
+    """
+    if TOKENS in ranking.signals:
+        return ranking
+    counts = np.array([_tokens(ranking.passages, at) for at in range(len(ranking))], np.float64)
+    return replace(ranking, signals={**ranking.signals, TOKENS: counts})
+
+
+def _tokens(passages: PassageSource, position: int) -> float:
+    try:
+        return estimate_tokens(passages[position].text)
+    except Exception:  # reading a passage runs anyone's code
+        return _UNREADABLE

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.decision import Decision
-from ctxguard.core.metrics import DEFAULT_UTILITIES, strict_utilities
+from ctxguard.core.metrics import READERS, worths
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.metrics import YES, Rows
@@ -34,7 +34,7 @@ class Mistake:
         mode: In shadow nothing was lost: the policy would have dropped these.
         dropped: The relevant passages that it dropped, best first.
         n_relevant: The relevant passages among those that were judged or graded.
-        udcg_loss: Strict UDCG that the context lacks: of the same context with these at its end,
+        udcg_loss: UDCG that the context lacks: of the same context with these at its end,
             less its own.
         recall_loss: Share of ``n_relevant`` that was dropped.
         note: How the profile that gives the reasons differs from the one that decided.
@@ -145,10 +145,10 @@ def _mistake(
     n_relevant = len(lost) + sum(sample.grade(place) > 0 for place in kept)
     udcg_loss = 0.0
     for rank, place in enumerate(lost, start=len(kept) + 1):
-        [worth] = strict_utilities(
+        [worth] = worths(
             [sample.grade(place)],
             top_grade=tops[record.passage_ids[place] in sample.people],
-            utilities=DEFAULT_UTILITIES if profile is None else profile.utilities,
+            utilities=READERS if profile is None else profile.utilities,
         )
         udcg_loss += max(worth, 0.0) / math.log2(rank + 1)
     explained = candidates_of(record, decision, sample.judge, labels)

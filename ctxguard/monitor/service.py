@@ -16,7 +16,7 @@ from ctxguard._support.error_text import describe_error
 from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.corpus_sketch import CorpusSketch
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.errors import (
     ConfigurationError,
     JudgeError,
@@ -154,7 +154,7 @@ class Monitor:
         judge: Judge,
         *,
         window_seconds: float = DEFAULT_WINDOW_SECONDS,
-        utilities: Utilities = DEFAULT_UTILITIES,
+        utilities: Utilities = READERS,
         min_n: int = DEFAULT_MIN_N,
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,

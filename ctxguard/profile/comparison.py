@@ -12,9 +12,9 @@ from ctxguard.profile.schema import Profile, fingerprint_differences
 DEFAULT_MAX_CORPUS_CHANGE = 0.3
 """The share of the corpus that may have changed since calibration.
 
-On five collections a profile made anew was better at 0.7: in strict UDCG where passages
+On five collections a profile made anew was better at 0.7: in UDCG where passages
 were added around the relevant ones, in recall where they were added at random. At 0.5 nothing was
-shown, with few repeats; 0.3 leaves a margin. Even at 0.7 the former profile had more strict UDCG
+shown, with few repeats; 0.3 leaves a margin. Even at 0.7 the former profile had more UDCG
 than the first 5, so it still applies beyond this share, flagged.
 """
 

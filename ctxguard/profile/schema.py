@@ -153,21 +153,21 @@ class Certificate(Frozen):
 class RouteVerdict(Frozen):
     """Whether labels show that a route's policy may be served.
 
-    ``enforce``: it may. ``shadow``: not yet; it decides and is recorded, and the first
-    ``serving_k`` passages are served. ``keep``: nothing is shown to be better than those, or the
-    labels refute what was chosen; they are the route's policy.
+    ``enforce``: it is safe, and a gain is shown. ``shadow``: not shown to be safe; it decides and
+    is recorded, and the first ``serving_k`` passages are served. ``keep``: no gain is shown, or the
+    labels refute what was chosen; the first ``serving_k`` are the route's policy.
 
     Attributes:
         n: Queries, or judged requests, with a relevant passage.
-        value: Their mean recall less that of the first ``serving_k``; None where nothing was
-            tested.
-        lower: Its lower bound, by Student's t with half a lost query added: approximately 90%.
-        upper: Its upper bound, by the plain t.
-        gain: Mean strict UDCG less that of the first ``serving_k``, over all queries; None where
-            nothing was tested.
+        recall: Their mean recall less that of the first ``serving_k``; None where nothing was
+            tested. Its lower bound is Student's t with half a lost query added, approximately 90%;
+            the upper one is the plain t.
+        udcg: Likewise of UDCG, over all queries.
+        tokens: Tokens less those of the first ``serving_k``, as a share of them, with plain bounds
+            of 90%; passages where tokens are unknown.
         serving_k: How many passages are served today.
-        tolerance: ``enforce`` needs a difference of at least −tolerance.
-        max_loss: ``enforce`` needs a lower bound of at least −max_loss.
+        tolerance: ``enforce`` needs mean recall of at most this below today's.
+        max_loss: ``enforce`` needs lower bounds on recall and UDCG of at most this below today's.
         shown_by: ``folds``: each fifth of the labelled queries was measured by what the others
             chose. ``held_out`` queries took no part in anything. ``grades``: so were judged
             requests, of which people graded n in part.
@@ -179,10 +179,9 @@ class RouteVerdict(Frozen):
 
     decision: Literal["enforce", "shadow", "keep"]
     n: Annotated[int, Field(ge=0)]
-    value: float | None = None
-    lower: float | None = None
-    upper: float | None = None
-    gain: float | None = None
+    recall: Interval | None = None
+    udcg: Interval | None = None
+    tokens: Interval | None = None
     serving_k: Annotated[int, Field(ge=1)]
     tolerance: float
     max_loss: float
@@ -198,57 +197,64 @@ class RouteVerdict(Frozen):
     @property
     def statement(self) -> str:
         """The verdict in words."""
-        first = f"the first {self.serving_k}"
-        if self.value is None and self.decision == "keep":
-            stays = f"keep: no other policy is shown to be better than {first}, which stay"
-            if self.n_needed is None:
-                return stays
-            return (
-                f"{stays}; {self.n} labelled queries with a relevant passage are few, about "
-                f"{self.n_needed} would probably decide"
-            )
-        if self.value is None:
-            return (
-                f"shadow: {self.n} labelled queries with a relevant passage are too few to show "
-                f"anything; the guard decides and records, and serves {first}{self._needed}"
-            )
-        return self._measured(first)
+        if self.recall is None or self.recall.value is None:
+            return self._untested
+        return self._tested(self.recall, self.recall.value)
 
-    def _measured(self, first: str) -> str:
-        """Put the verdict by labelled queries in words."""
-        on = f"{self.n} held-out queries"
-        if self.shown_by == "folds":
-            on = f"{self.n} labelled queries, each measured by what the others choose"
-        elif self.shown_by == "grades":
-            on = f"{self.n} judged requests that people graded in part"
-        gained = "" if self.gain is None else f", strict UDCG by {self.gain:+.3f}"
-        seen = f"mean recall differs by {self.value:+.3f} from that of {first}{gained}, on {on}"
-        if self.extends:
-            return (
-                f"enforce: {first} stay in their order and more follow, so that recall cannot "
-                f"fall; it differs by {self.value:+.3f}{gained}, on {on}"
-            )
-        if self.decision == "enforce":
-            return (
-                f"enforce: {seen}; recall by {self.lower:+g} at least (approximately 90%), "
-                f"{-self.max_loss:g} is allowed"
-            )
+    @property
+    def _untested(self) -> str:
+        first = f"the first {self.serving_k}"
+        few = f"{self.n} labelled queries with a relevant passage are"
         if self.decision == "keep":
-            return f"keep: {seen}; recall by {self.upper:+g} at most (90%), so {first} stay"
+            stays = f"keep: no other policy is shown to be better than {first}, which stay"
+            return stays if self.n_needed is None else f"{stays}; {few} few{self._needed}"
         return (
-            f"shadow: {seen}; recall by {self.lower:+g} at least (approximately 90%), where "
-            f"{-self.tolerance:g} and {-self.max_loss:g} are allowed. The guard decides and "
-            f"records, and serves {first}{self._needed}"
+            f"shadow: {few} too few to show anything; the guard decides and records, and serves "
+            f"{first}{self._needed}"
         )
+
+    def _tested(self, recall: Interval, value: float) -> str:
+        first = f"the first {self.serving_k}"
+        seen = f"{self._difference}, on {self._measured_on}"
+        if self.extends:
+            return f"enforce: {first} stay and more follow, so that recall cannot fall: {seen}"
+        if self.decision == "enforce":
+            return f"enforce: safe, and better than {first}: {seen}"
+        if self.decision == "shadow":
+            return (
+                f"shadow: not shown to be safe yet: {seen}; at most {self.tolerance:g} of recall "
+                f"may be lost on the mean, and {self.max_loss:g} at the lower bounds. The guard "
+                f"decides and records, and serves {first}{self._needed}"
+            )
+        if value >= -self.tolerance and (recall.lower or 0.0) >= -self.max_loss:
+            return f"keep: safe, but no gain is shown: {seen}, so {first} stay{self._needed}"
+        return f"keep: worse than {first}, which stay: {seen}"
+
+    @property
+    def _difference(self) -> str:
+        """Put the differences from today in words."""
+        said = []
+        if self.tokens is not None and self.tokens.value is not None:
+            said.append(f"tokens differ by {self.tokens.value:+.0%}")
+        for name, each in (("recall", self.recall), ("UDCG", self.udcg)):
+            if each is not None and each.value is not None:
+                ends = "" if each.bounds is None else "[{:+.3f}, {:+.3f}]".format(*each.bounds)
+                said.append(f"{name} by {each.value:+.3f} {ends}".rstrip())
+        return ", ".join(said)
+
+    @property
+    def _measured_on(self) -> str:
+        if self.shown_by == "folds":
+            return f"{self.n} labelled queries, each measured by what the others choose"
+        if self.shown_by == "grades":
+            return f"{self.n} judged requests that people graded in part"
+        return f"{self.n} held-out queries"
 
     @property
     def _needed(self) -> str:
         if self.n_needed is not None:
-            return (
-                f"; about {self.n_needed} such queries would probably decide, or judged requests "
-                "(`ctxguard monitor` says how many)"
-            )
-        return "; more queries like these would not enforce it, but judged requests may"
+            return f"; about {self.n_needed} such queries would probably decide"
+        return "; more queries like these would not change that"
 
 
 class SufficiencyProfile(Frozen):
@@ -315,11 +321,11 @@ class AssessorProfile(Frozen):
         model: What the answers say.
         policy: Applied to P after the answers; k and threshold were chosen with them. Where nothing
             is answered, what the route serves without an assessor stands.
-        price: What asking about one candidate must be worth, in strict UDCG.
+        price: What asking about one candidate must be worth, in UDCG.
         first: Only the first so many by P are asked about.
         decision: ``enforce`` applies the answers; ``shadow`` only asks and records them.
         verdict: On the policy with the answers; None where nobody judged it.
-        gain: Strict UDCG of a request with the answers, less that of what is served without and
+        gain: UDCG of a request with the answers, less that of what is served without and
             less the price of what is asked; bounds by Student's t, 90% each. None without a
             verdict.
         share: Share of the first candidates that is asked about.
@@ -347,7 +353,8 @@ class AssessorProfile(Frozen):
         gain, verdict = self.gain, self.verdict
         if gain is None or gain.value is None or gain.lower is None or verdict is None:
             return words
-        recall = "" if verdict.value is None else f", recall by {verdict.value:+.3f} from today's"
+        seen = verdict.recall and verdict.recall.value
+        recall = "" if seen is None else f", recall by {seen:+.3f} from today's"
         words += (
             f"; asked about {self.share:.0%} of the first {self.first}, its answers change strict "
             f"UDCG by {gain.value:+.3f} net of the price {self.price:g} ({gain.lower:+.3f} at "

@@ -23,6 +23,7 @@ from ctxguard.core.metadata_filter import Where, verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import p_sufficient, suffices
+from ctxguard.core.tokens import with_tokens
 from ctxguard.core.types import (
     DropReason,
     Flag,
@@ -133,6 +134,8 @@ def decide_request(
         policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.RANK_ONLY)
         sufficiency = None
         differences = (*differences, f"scores of the route {route.value} carry rank only")
+    if isinstance(policy, ExpectedUtilityPolicy) and policy.per_token:
+        ranking = with_tokens(ranking)
     decision = decide(ranking, _serving(policy, ranking))
     if Flag.MISSING_SIGNALS in decision.flags:
         differences = (*differences, _missing_signals(ranking, policy))

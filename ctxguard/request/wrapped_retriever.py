@@ -133,7 +133,7 @@ def ranking_of(retrieved: "Retrieval", score_kind: ScoreKind | None) -> Ranking:
     if score_kind is None:
         if any(hit.score is not None for hit in hits):
             raise ConfigurationError(
-                "plain hits need score_kind (--score-kind): give the kind of "
+                "plain hits need score_kind (the key score-kind): give the kind of "
                 "the scores, one of " + ", ".join(kind.value for kind in ScoreKind)
             )
         score_kind = ScoreKind.RANK

@@ -5,31 +5,28 @@ import json
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
+from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.core.types import Mode, ScoreKind
-from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, DEFAULT_QUESTIONS
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.rerank_forms import FORMS, Protocol
-
-if TYPE_CHECKING:
-    from ctxguard.request.assess import AssessorStage
-    from ctxguard.resilience import Deadlines
-    from ctxguard.retrieval import HybridRetriever
-    from ctxguard.retrieval.protocols import Assessor
-    from ctxguard.retrieval.rerank_client import RerankClient
+from ctxguard.retrieval.rerank_forms import FORMS
+from ctxguard.server.system import (
+    RERANK_MODEL,
+    RERANK_UPSTREAM,
+    THEIR_MODEL,
+    AssessorSettings,
+    EngineSystem,
+    IndexSystem,
+    SystemIdentity,
+)
 
 ENVIRONMENT = "CTXGUARD_SERVE"
 """The settings but for the secrets, as JSON, for worker processes."""
 
 _LEAST_TOKEN_CHARS = 16
-
-_PATIENT_SECONDS = 60.0
-_PATIENT_PER_SECOND = 1e6
-"""Calibration asks about each labelled query once, as fast as the answers come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,175 +76,11 @@ def variable_of(secret: str) -> str:
     return f"CTXGUARD_{secret.upper()}"
 
 
-IndexFolder = Annotated[Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")]
-
-
-class IndexSystem(SettingsModel):
-    """An index with the models that order its candidates."""
-
-    index: IndexFolder = None
-    reranker: str | None = optional_key(
-        "Cross-encoder that reranks the candidates of the index, or that scores documents in "
-        "this process: a model name, or a folder.",
-        "MODEL",
-    )
-
-    def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
-        """Load the index with its embedder, and the reranker if named.
-
-        Raises:
-            ConfigurationError: no index is named.
-        """
-        from ctxguard.retrieval import HybridRetriever
-        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-
-        if self.index is None:
-            raise ConfigurationError("give --index FOLDER, or a file --system with the key index")
-        return HybridRetriever.load(
-            self.index,
-            reranker=None if self.reranker is None else CrossEncoderReranker(self.reranker),
-            deadlines=deadlines,
-        )
-
-
-class ServedSystem(IndexSystem):
-    """The system that a service stands for: an index, a reranker, or one of the caller's own."""
-
-    engine: str | None = optional(
-        "Index in an engine: postgresql://…, qdrant://… or milvus://…, with the index's name after "
-        "#. The key of its API is read from CTXGUARD_ENGINE_KEY.",
-        "URL",
-        repr=False,
-    )
-    rerank_upstream: str | None = optional_key(
-        "Server with a reranker, such as http://localhost:8080 or https://api.jina.ai/v1; its "
-        "key is read from CTXGUARD_UPSTREAM_KEY.",
-        "URL",
-    )
-    rerank_protocol: Protocol = key(
-        "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
-        "Embeddings Inference), or score (vLLM's scores of pairs).",
-        "PROTOCOL",
-        value="cohere",
-    )
-    rerank_model: str | None = optional_key(
-        "Model that the server is asked for.",
-        "MODEL",
-        default="the one that a request names, or the server's own choice",
-    )
-    assessor: Literal["chat", "decisions", "systemone", "reranker", "cross-encoder"] | None = (
-        optional_key(
-            "Asked about candidates where that pays: a model behind chat completions (chat) or an "
-            "endpoint of decisions (decisions, systemone), a reranker at a server, or a model in "
-            "this process (cross-encoder).",
-            "KIND",
-        )
-    )
-    assessor_model: str | None = optional_key(
-        "The assessor's model: as its endpoint names it, or a folder.", "MODEL"
-    )
-    assessor_url: str | None = optional_key(
-        "The assessor's endpoint; its key is read from CTXGUARD_ASSESSOR_KEY, else from "
-        "OPENAI_API_KEY.",
-        "URL",
-    )
-    assessor_questions: list[str] = key(
-        "What a model is asked about each candidate: relevant, answers, contradicts, outdated.",
-        "LIST",
-        factory=lambda: list(DEFAULT_QUESTIONS),
-    )
-    assessor_prices: tuple[float, float] | None = optional_key(
-        "Prices of a million of the assessor's input and output tokens, such as [0.1, 0].", "LIST"
-    )
-    assessor_seconds: float = key(
-        "Longest wait for the assessor; the answer is then decided without it.",
-        "SECONDS",
-        gt=0,
-        value=2.0,
-    )
-    assessor_per_second: float = key(
-        "Most candidates that a process asks the assessor about a second.",
-        "N",
-        gt=0,
-        value=DEFAULT_PER_SECOND,
-    )
-    score_kind: ScoreKind | None = optional_key(
-        "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
-        "distance, probability or rank.",
-        "KIND",
-        default="what the reranker or retriever gives, else rank",
-    )
-    fingerprint: dict[str, str] = key(
-        "Table that identifies your own system, where it has no fingerprint() of its own; a "
-        "profile holds for equal fingerprints.",
-        "TABLE",
-        factory=dict,
-    )
-
-    def upstream(
-        self, url: str, key: str | None, seconds: float, model: str | None
-    ) -> "RerankClient":
-        """Make the client of a server with a reranker, by this system's protocol."""
-        from ctxguard.retrieval.rerank_client import RerankClient
-
-        return RerankClient(
-            url, protocol=self.rerank_protocol, key=key, model=model, timeout_seconds=seconds
-        )
-
-    def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
-        """Make the stage that asks the assessor; None without one.
-
-        Args:
-            patient: Wait a minute for each answer, however many a second, as calibration does.
-
-        Raises:
-            ConfigurationError: the assessor lacks a model or an endpoint.
-            MissingExtraError: the extra of its client is not installed.
-        """
-        from ctxguard.monitor.redaction import redact
-        from ctxguard.request.assess import AssessorStage
-
-        if self.assessor is None:
-            return None
-        seconds = _PATIENT_SECONDS if patient else self.assessor_seconds
-        return AssessorStage(
-            self._assessor(seconds),
-            deadline_seconds=seconds,
-            max_per_second=_PATIENT_PER_SECOND if patient else self.assessor_per_second,
-            # Only texts that leave the process.
-            redact=None if self.assessor == "cross-encoder" else redact,
-        )
-
-    def _assessor(self, seconds: float) -> "Assessor":
-        from ctxguard.retrieval import assessors
-        from ctxguard.retrieval.chat import TokenPrices
-        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-
-        own_key = os.environ.get("CTXGUARD_ASSESSOR_KEY") or None
-        model, url = self.assessor_model, self.assessor_url
-        if self.assessor == "reranker":
-            if url is None:
-                raise ConfigurationError("the assessor reranker needs its server: assessor-url")
-            return assessors.ScoreAssessor(self.upstream(url, own_key, seconds, model))
-        if model is None:
-            raise ConfigurationError(f"the assessor {self.assessor} needs assessor-model")
-        if self.assessor == "cross-encoder":
-            return assessors.ScoreAssessor(CrossEncoderReranker(model))
-        key_of_endpoint = own_key or os.environ.get("OPENAI_API_KEY") or None
-        return assessors.ModelAssessor(
-            model,
-            form=cast(assessors.Form, self.assessor),
-            questions=self.assessor_questions,
-            prices=None if self.assessor_prices is None else TokenPrices(*self.assessor_prices),
-            base_url=url,
-            api_key=key_of_endpoint or ("none" if url else None),
-            timeout_seconds=seconds,
-        )
-
-
-class ServiceSettings(ServedSystem):
+class ServiceSettings(SystemIdentity, AssessorSettings, EngineSystem, IndexSystem):
     """Settings of the service: the system it serves, its address and its limits."""
 
+    rerank_upstream: str | None = optional(RERANK_UPSTREAM, "URL")
+    rerank_model: str | None = optional(RERANK_MODEL, "MODEL", default=THEIR_MODEL)
     profile: Path | None = optional(
         "Profile that `ctxguard calibrate` wrote; loaded again when it changes.", "FILE"
     )
@@ -271,7 +104,7 @@ class ServiceSettings(ServedSystem):
         value="127.0.0.1",
     )
     port: int = setting("Port to listen on; 0 for any.", "PORT", ge=0, le=65535, value=8765)
-    workers: int = setting("Processes that serve.", "N", ge=1, value=1)
+    workers: int = key("Processes that serve.", ge=1, value=1)
     opentelemetry: bool = key(
         "Trace requests as OpenTelemetry spans, through the providers that "
         "`opentelemetry-instrument ctxguard serve` configures.",
@@ -280,55 +113,45 @@ class ServiceSettings(ServedSystem):
     k: int | None = optional_key(
         "Passages of the index that make a context where no calibrated policy applies or is "
         "enforced; of a rerank answer, which drops nothing then, the first k count as served.",
-        "N",
         default="5, or as many as the profile was compared with",
         ge=1,
     )
     deadline_seconds: float = key(
         "Longest wait for the reranker, after which the documents are answered in their order, "
         "or for the index.",
-        "SECONDS",
         gt=0,
         value=5.0,
     )
     probe_seconds: float = key(
         "Time between two comparisons of the reranker's scores of a few fixed texts with those "
         "at calibration.",
-        "SECONDS",
         gt=0,
         value=3_600.0,
     )
     max_scoring: int = key(
         "Most requests that wait for the reranker at once; others are answered without it.",
-        "N",
         ge=1,
         value=256,
     )
-    max_in_flight: int = key(
-        "Most requests that a process answers at once.", "N", ge=1, value=1_000
-    )
-    max_body_bytes: int = key("Longest body of a request.", "N", ge=1, value=16 * 2**20)
+    max_in_flight: int = key("Most requests that a process answers at once.", ge=1, value=1_000)
+    max_body_bytes: int = key("Longest body of a request.", ge=1, value=16 * 2**20)
     max_buffered_bytes: int = key(
-        "Most bytes of bodies that a process holds at once.", "N", ge=1, value=256 * 2**20
+        "Most bytes of bodies that a process holds at once.", ge=1, value=256 * 2**20
     )
-    max_documents: int = key("Most documents or candidates of a request.", "N", ge=1, value=10_000)
+    max_documents: int = key("Most documents or candidates of a request.", ge=1, value=10_000)
     trusted_proxies: list[str] = key(
         "Addresses or networks of proxies, whose X-Forwarded-For and X-Forwarded-Proto are "
         "believed; nobody else's are.",
-        "LIST",
-        factory=list,
+        value=[],
     )
     max_connections: int = key(
-        "Most open connections of a process; further ones are closed.", "N", ge=1, value=4_000
+        "Most open connections of a process; further ones are closed.", ge=1, value=4_000
     )
     receive_seconds: float = key(
-        "Longest that a request's head may take, and its body.", "SECONDS", gt=0, value=10.0
+        "Longest that a request's head may take, and its body.", gt=0, value=10.0
     )
     shutdown_seconds: float = key(
-        "Longest that requests under way may take after a signal to end.",
-        "SECONDS",
-        gt=0,
-        value=15.0,
+        "Longest that requests under way may take after a signal to end.", gt=0, value=15.0
     )
     secrets: Annotated[
         Secrets, Field(description="Tokens and keys; by default the environment's.", exclude=True)

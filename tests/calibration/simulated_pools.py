@@ -14,7 +14,7 @@ from calibration.calibrate_route import RouteOutcome, Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.pool_labels import PoolLabels, discounts, label
 from calibration.replay import Pools, replay
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
 from ctxguard.guard import ContextGuard
@@ -65,7 +65,7 @@ def labelled(
     depth: int = 10,
     distractors: Sequence[Mapping[str, str]] = (),
     baseline_k: int | None = None,
-    utilities: Utilities = DEFAULT_UTILITIES,
+    utilities: Utilities = READERS,
 ) -> tuple[Pools, PoolLabels]:
     """Queries q0, q1, … answered by these rankings and labelled so, replayed and looked up."""
     queries = tuple(Query(f"q{i}", f"question {i}") for i in range(len(rankings)))
@@ -186,7 +186,7 @@ def cases(
     kinds: Sequence[ScoreKind] = tuple(RANGES),
     legs: bool = False,
     strangers: bool = True,
-    rules: Sequence[Utilities] = (DEFAULT_UTILITIES,),
+    rules: Sequence[Utilities] = (READERS,),
 ) -> Case:
     """Random pools with many ties, labelled at random; some outside their kind's domain."""
     kind = draw(st.sampled_from(kinds))

@@ -44,9 +44,9 @@ class TestChoice:
     ) -> None:
         outcome = outcome_of(calibrated(120, policy=family, context="utility"))
         grid = outcome.route.choosing.grid
-        k, threshold = outcome.profile.policy.k, grid.means.udcg_strict.max()
+        k, threshold = outcome.profile.policy.k, grid.means.udcg.max()
         assert outcome.profile.policy.kind == family
-        places = np.argwhere(grid.means.udcg_strict >= threshold - 1e-12)
+        places = np.argwhere(grid.means.udcg >= threshold - 1e-12)
         assert k in {grid.ks[place[0]] for place in places}
 
     @pytest.mark.parametrize("context", ["leaner", "balanced", "richer"])
@@ -83,7 +83,7 @@ class TestChoice:
         pools, labels = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
         grid = ratio_grid(pools, labels)
         every = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
-        best = Folded.of(grid, every, 2).chosen(highest_utility)
+        best = Folded.of(grid, every).chosen(highest_utility)
         assert best is not None
         assert grid.policy(best) == RatioPolicy(k=1, min_ratio=0.0)
 
@@ -175,10 +175,7 @@ class TestVerdict:
         found = outcome.profile.evidence.metrics
         assert found["kept"].value < 4.0
         assert found["recall"].value > 0.98
-        gains = (
-            outcome.chosen.metrics.values["udcg_strict"]
-            - outcome.today.metrics.values["udcg_strict"]
-        )
+        gains = outcome.chosen.metrics.values["udcg"] - outcome.today.metrics.values["udcg"]
         assert verdict.gain == pytest.approx(gains.mean(), abs=1e-5)
 
     def test_queries_that_were_held_out_by_hand_say_it_alone(self) -> None:

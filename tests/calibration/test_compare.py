@@ -19,7 +19,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.results import COMPARED
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import RELAXED_UTILITIES
+from ctxguard.core.metrics import BLOG
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
@@ -89,7 +89,7 @@ def test_the_curve_adds_up_gain_and_harm_rank_by_rank() -> None:
     dataset, shelf = questions([2, 2])
     curve = compared([fixed("only", 3)], shelf, dataset).candidates[0].curve
     second = 1 / np.log2(3)
-    means = [each.value for each in curve.udcg_strict]
+    means = [each.value for each in curve.udcg]
     assert len(means) == 6
     assert means[:3] == pytest.approx([-0.5, second - 0.5, second - 0.75])
     assert curve.optimal_k == 2
@@ -112,8 +112,8 @@ def test_the_curve_at_a_candidates_own_k_is_its_strict_udcg(
     dataset, shelf = questions(ranks)
     found = compared([fixed("only", k)], shelf, dataset)
     own, expected = (
-        found.candidates[0].curve.udcg_strict[k - 1],
-        found.results.of("only", "udcg_strict").mean,
+        found.candidates[0].curve.udcg[k - 1],
+        found.results.of("only", "udcg").mean,
     )
     assert own.value == pytest.approx(expected.value)
     assert own.n == expected.n
@@ -123,7 +123,7 @@ def test_a_threshold_stays_in_force_along_the_curve() -> None:
     dataset, shelf = questions([1, 1])
     strict = Candidate("strict", RatioPolicy(k=2, min_ratio=0.99))
     curve = compared([strict], shelf, dataset).candidates[0].curve
-    assert len({each.value for each in curve.udcg_strict}) == 1
+    assert len({each.value for each in curve.udcg}) == 1
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_candidates_that_answered_no_query_in_common_cannot_be_compared() -> Non
 
 def test_the_worth_of_a_passage_is_the_same_for_all_and_kept_with_the_figures() -> None:
     dataset, shelf = questions([1, 1])
-    found = compared([fixed("only", 2)], shelf, dataset, utilities=RELAXED_UTILITIES)
-    assert found.utilities is RELAXED_UTILITIES
+    found = compared([fixed("only", 2)], shelf, dataset, utilities=BLOG)
+    assert found.utilities is BLOG
     assert found.results.of("only", "harm").mean.value == pytest.approx(0.2 / np.log2(3))
 
 

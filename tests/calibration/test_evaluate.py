@@ -29,12 +29,11 @@ from calibration.pool_labels import PoolLabels
 from calibration.results import tabulate
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metrics import (
-    DEFAULT_UTILITIES,
-    RELAXED_UTILITIES,
-    STRICT_UTILITIES,
+    BLOG,
+    READERS,
     Utilities,
-    strict_utilities,
     udcg,
+    worths,
 )
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind
@@ -120,19 +119,17 @@ class TestWorkedExamples:
 
     def test_heuristic_rules_and_presets(self, examples: dict[str, Any]) -> None:
         presets = examples["distractor_heuristics"]["presets"]
-        for name, utilities in {
-            "default": DEFAULT_UTILITIES,
-            "strict (medical, legal)": STRICT_UTILITIES,
-            "relaxed (creative writing)": RELAXED_UTILITIES,
-        }.items():
-            assert presets[name]["score_ratio"] == utilities.score_ratio
-            assert presets[name]["penalty"] == utilities.irrelevant
+        assert presets["default"]["score_ratio"] == BLOG.score_ratio
+        assert presets["default"]["penalty"] == BLOG.irrelevant
         relevant, distractor, near_top, early, otherwise = (
             worth for _, worth in examples["distractor_heuristics"]["rules"]
         )
         ranking = ranking_of([1.0, 0.9, 0.71, 0.705, 0.7])
         pools, labels = labelled(
-            [ranking], [{"p0": 1, "p2": 0, "p3": 0, "p4": 0}], distractors=[{"p1": "distractor"}]
+            [ranking],
+            [{"p0": 1, "p2": 0, "p3": 0, "p4": 0}],
+            distractors=[{"p1": "distractor"}],
+            utilities=BLOG,
         )
         found = per_query(pools, labels, RatioPolicy(k=5)).values["udcg"][0]
         worths = [relevant, distractor, early, near_top, otherwise]
@@ -206,7 +203,7 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     upstream, grades = labels.grades[row, :n].tolist(), labels.grades[row, kept].tolist()
     best, judged = labels.best_grades[row].tolist(), labels.judged[row, kept].tolist()
     negatives = labels.negatives[row, kept].tolist()
-    worth = strict_utilities(
+    worth = worths(
         grades,
         top_grade=labels.top_grade,
         negatives=negatives,
@@ -217,12 +214,13 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     for at, verdict in enumerate(decision.verdicts[: len(kept)]):
         by_label = grades[at] > 0 or negatives[at] is not None
         by_label |= 0 in (rules.by_grade or {}) and (judged[at] or labels.positives_only)
-        by_score = (verdict.relative_score or 0.0) > rules.score_ratio
-        if not (by_label or by_score or at < rules.rank_limit):
+        by_score = (verdict.relative_score or 0.0) > (rules.score_ratio or 0.0)
+        if rules.score_ratio is not None and not (by_label or by_score or at < rules.rank_limit):
             suspected[at] = 0.0
     ranks = [rank for rank, grade in enumerate(grades, 1) if grade > 0]
     precisions = sum(found / rank for found, rank in enumerate(ranks, 1))
-    relevant, misleading = sum(grade > 0 for grade in best), sum(each < 0 for each in suspected)
+    relevant, penalised = sum(grade > 0 for grade in best), sum(each < 0 for each in suspected)
+    suspects, labels_negatives = rules.score_ratio is not None, (labels.negatives != None).any()  # noqa: E711
     in_baseline = set(np.flatnonzero(labels.relevant[row] & labels.in_baseline[row]).tolist())
     first, size, in_pool = (1.0 / ranks[0] if ranks else 0.0), len(kept), sum(map(bool, upstream))
     return {
@@ -234,10 +232,10 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
         "served_mrr": first if kept else math.nan,
         "ndcg": share(dcg(grades, rules), dcg(best, rules)),
         "udcg": udcg(suspected).value,
-        "udcg_strict": udcg(worth).value,
-        "harm": udcg(worth).harm,
-        "distractor_rate": share(misleading, size),
-        "harm_undiscounted": 0.5 * misleading,
+        "harm": udcg(suspected).harm,
+        "misleading": sum(each is not None for each in negatives) if labels_negatives else math.nan,
+        "distractor_rate": share(penalised, size) if suspects else math.nan,
+        "harm_undiscounted": 0.5 * penalised if suspects else math.nan,
         "kept": size,
         "tokens": math.nan if kept else 0.0,
         "recall_loss": share(len(in_baseline - set(kept)), len(in_baseline)),
@@ -251,8 +249,9 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
 
 
 RULES = [
-    DEFAULT_UTILITIES,
-    Utilities(rank_limit=0),  # the score alone makes a passage suspect
+    READERS,
+    BLOG,
+    replace(BLOG, rank_limit=0),  # the score alone makes a passage suspect
     # Labels alone do.
     Utilities(by_grade={0: -0.3, 1: 0.2}, gain="exponential", rank_limit=0, score_ratio=1.0),
 ]

@@ -19,7 +19,7 @@ def folded_of(n: int, *, seed: int = 0) -> Folded:
     labels = label(pools, dataset, baseline_k=5)
     model = fit_relevance(pools, labels)
     grid = utility_grid(pools, labels, out_of_fold(pools, labels), model)
-    return Folded.of(grid, tried(grid, 5), 5)
+    return Folded.of(grid, tried(grid, 5))
 
 
 def test_a_query_is_measured_by_what_the_other_folds_choose() -> None:

@@ -15,7 +15,7 @@ from calibration.from_store import (
     calibrate_from_store,
     judged_store,
 )
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
@@ -33,9 +33,7 @@ CHEAP = Utilities(irrelevant=-0.2)
 """Costs at which a policy loses little recall."""
 
 
-def read(
-    live: Watching, series: str = SERIES, utilities: Utilities = DEFAULT_UTILITIES
-) -> JudgedStore:
+def read(live: Watching, series: str = SERIES, utilities: Utilities = READERS) -> JudgedStore:
     return judged_store(live.store, series, utilities)
 
 

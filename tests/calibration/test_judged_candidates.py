@@ -22,13 +22,13 @@ from calibration.judged_candidates import (
 )
 from calibration.replay import Pools
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.metrics import UNGRADED, Rows
 
 SERVED = 3
-GAIN, COST = DEFAULT_UTILITIES.relevant, DEFAULT_UTILITIES.irrelevant
+GAIN, COST = READERS.relevant, READERS.irrelevant
 
 
 def judged(
@@ -91,7 +91,7 @@ def holds(found: Interval, truth: float) -> bool:
 def test_the_judges_own_view_is_the_mean_of_its_verdicts_and_has_no_interval() -> None:
     yes = np.array([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     own = judged(np.tile([4.0, 3.0, 2.0, 1.0], (2, 1)), yes)
-    rows = table_by_k(own, DEFAULT_UTILITIES)
+    rows = table_by_k(own, READERS)
     assert [row.k for row in rows] == list(KS)
     first, third, *_ = rows
     assert first.precision.value == 0.0
@@ -116,9 +116,9 @@ def test_a_candidate_that_nobody_could_judge_counts_as_unjudged() -> None:
         column=own.column[is_first],
         can_be_judged=np.array([[True, False], [True, False]]),
     )
-    third = table_by_k(unseen, DEFAULT_UTILITIES)[1]
+    third = table_by_k(unseen, READERS)[1]
     assert third.precision.value == 1.0
-    assert third.udcg.value == pytest.approx(GAIN + DEFAULT_UTILITIES.unjudged / np.log2(3))
+    assert third.udcg.value == pytest.approx(GAIN + READERS.unjudged / np.log2(3))
 
 
 def test_few_grades_correct_nothing() -> None:
@@ -128,7 +128,7 @@ def test_few_grades_correct_nothing() -> None:
     many, _ = drawn(rng, 60, 0.3)
     assert many.is_corrected
     assert "corrected by" in many.in_words
-    rows = table_by_k(many, DEFAULT_UTILITIES)
+    rows = table_by_k(many, READERS)
     assert all(row.precision.bounds is not None for row in rows)
 
 
@@ -163,17 +163,15 @@ def test_intervals_hold_the_truth_with_a_judge_that_says_yes_too_often(
     true_recall = float(truth[:, :SERVED].sum() / truth.sum())
     for _ in range(n):
         own, _ = drawn(rng, 60, 0.35, judge)
-        apart = difference(
-            own, first_k(own.pools, 8), first_k(own.pools, SERVED), DEFAULT_UTILITIES
-        )
-        third = table_by_k(own, DEFAULT_UTILITIES)[1]
+        apart = difference(own, first_k(own.pools, 8), first_k(own.pools, SERVED), READERS)
+        third = table_by_k(own, READERS)[1]
         held["gain"] += holds(apart.udcg, true_gain)
         held["precision"] += holds(third.precision, true_precision)
         held["recall"] += holds(third.recall, true_recall)
         passages = own.rows.passages.copy()
         passages["chance"] = 0.0
         bare = replace(own, rows=own.rows._replace(passages=passages))
-        above += (table_by_k(bare, DEFAULT_UTILITIES)[1].precision.value or 0.0) / n
+        above += (table_by_k(bare, READERS)[1].precision.value or 0.0) / n
     assert above > true_precision + 0.1, "the judge's own view is off"
     # Of 30 intervals of 95%, fewer than 25 hold the truth once in 500 times.
     assert min(held.values()) >= 25, held
@@ -185,7 +183,7 @@ def test_the_gain_of_a_policy_that_had_no_part_in_a_question_is_what_it_seems() 
     for _ in range(n):
         own, truth = drawn(rng, 60, 0.4)
         new, old = decided_by_others(own, Settings()), first_k(own.pools, SERVED)
-        found = difference(own, new, old, DEFAULT_UTILITIES)
+        found = difference(own, new, old, READERS)
         held += holds(found.udcg, udcg(new, truth) - udcg(old, truth))
     assert held >= n - 1
 

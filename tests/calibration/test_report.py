@@ -209,7 +209,7 @@ class TestSummary:
         assert summary.by_size["balanced"] == "chosen"
         assert {*sizes[1:], *summary.missing} == {"leaner", "balanced", "richer"}
         for size, name in list(summary.by_size.items())[1:]:
-            for metric in ("recall", "udcg_strict", "distractor_rate", "kept"):
+            for metric in ("recall", "udcg", "distractor_rate", "kept"):
                 found = summary.results.of(name, metric)
                 assert found.mean.bounds is not None, size
                 assert found.difference.bounds is not None, size

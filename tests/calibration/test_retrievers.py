@@ -224,7 +224,7 @@ class TestRecordedRankings:
         found = calibrate(recorded, dataset, Settings(depth=10, context="utility", held_out=0.5))
         route = found.profile.routes[Route.EXTERNAL]
         assert route.policy.k == 1
-        assert route.evidence.metrics["udcg_strict"].value == 1.0
+        assert route.evidence.metrics["udcg"].value == 1.0
 
     def test_a_query_that_the_run_left_out_has_no_candidates(self) -> None:
         recorded = RecordedRankings.of_run({}, (Query("q", "left out"),), ScoreKind.RATIO)

@@ -18,7 +18,7 @@ from calibration.compare.saved_comparison import (
     values_as_json,
 )
 from calibration.data.dataset import Dataset, Query
-from ctxguard.core.metrics import DEFAULT_UTILITIES, STRICT_UTILITIES, Utilities
+from ctxguard.core.metrics import READERS, STRICT, Utilities
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
@@ -41,14 +41,14 @@ class RelevantFirst:
         )
 
 
-def compared(ks: Mapping[str, int], utilities: Utilities = DEFAULT_UTILITIES) -> Comparison:
+def compared(ks: Mapping[str, int], utilities: Utilities = READERS) -> Comparison:
     """Candidates by name, each with its k: a larger one does more harm."""
     candidates = [Candidate(name, RatioPolicy(k=k)) for name, k in ks.items()]
     return compare(candidates, lambda _: RelevantFirst(), DATASET, utilities=utilities)
 
 
 def document(comparison: Comparison, **other: object) -> dict[str, object]:
-    """What ``ctxguard compare --json`` prints, as far as it is read back."""
+    """What ``ctxguard evaluate --candidate … --json`` prints, as far as it is read back."""
     return {
         "data": DATASET.name,
         "dataset_digest": DATASET.digest(),
@@ -105,7 +105,7 @@ def test_a_candidate_is_compared_with_the_saved_one_of_its_name_or_the_only_one(
     assert {name: check.saved for name, check in made.items()} == expected
     for name, check in made.items():
         assert check.regressed == (new[name] == 3 and check.saved is not None)
-        assert set(check.differences) == ({"udcg_strict", "recall"} if check.saved else set())
+        assert set(check.differences) == ({"udcg", "recall"} if check.saved else set())
 
 
 def test_a_check_of_nothing_is_refused() -> None:
@@ -118,12 +118,12 @@ def test_comparisons_on_other_labels_or_with_other_utilities_cannot_be_paired() 
     with pytest.raises(ConfigurationError, match="on the same queries and labels"):
         checks(comparison, saved(comparison, dataset_digest="e" * 64))
     with pytest.raises(ConfigurationError, match="worth different utilities"):
-        checks(comparison, saved(compared({"mine": 1}, STRICT_UTILITIES)))
+        checks(comparison, saved(compared({"mine": 1}, STRICT)))
 
 
 def test_a_metric_that_was_not_saved_is_named() -> None:
     earlier = saved(compared({"mine": 1}), candidates=[{"name": "mine", "per_query": {}}])
-    with pytest.raises(ConfigurationError, match="mine has no values of udcg_strict"):
+    with pytest.raises(ConfigurationError, match="mine has no values of udcg"):
         checks(compared({"mine": 1}), earlier)
 
 

@@ -12,23 +12,26 @@ from ctxguard.profile.schema import RouteVerdict
 Draw = Callable[[np.random.Generator, int], FloatArray]
 
 
-def judged(differences: object, **settings: object) -> RouteVerdict:
+def judged(differences: object, saved: float = 0.3, **settings: object) -> RouteVerdict:
+    """Judge recall and UDCG that differ so, and tokens of which a share is saved."""
     values = np.array(differences, dtype=float)
-    return verdict(values, **{"serving_k": 5, "tolerance": 0.01, **settings})
+    tokens = np.full(values.size, -saved)
+    return verdict(values, values, tokens, **{"serving_k": 5, "tolerance": 0.01, **settings})
 
 
 @pytest.mark.parametrize("n", [0, 1, FEWEST_MEASURED - 1])
 def test_too_few_queries_prove_neither_gain_nor_loss(n: int) -> None:
     for difference in (0.3, -0.5):
         found = judged(np.full(n, difference))
-        assert (found.decision, found.value, found.n) == ("shadow", None, n)
+        assert (found.decision, found.recall, found.n) == ("shadow", None, n)
 
 
 def test_a_mean_below_the_tolerance_is_never_served() -> None:
     differences = np.zeros(1_000)
     differences[:15] = -1.0
     found = judged(differences, max_loss=0.5)
-    assert found.lower > -0.05
+    assert found.recall is not None
+    assert found.recall.lower > -0.05
     assert found.decision != "enforce"
 
 
@@ -49,13 +52,54 @@ def test_a_shadow_verdict_puts_a_guard_in_shadow_and_no_other_does() -> None:
     assert modes == [Mode.ENFORCE, Mode.SHADOW, Mode.ENFORCE]
 
 
+def test_five_for_five_is_never_switched_on() -> None:
+    """What is safe and saves nothing, or under a twentieth of the tokens, stays as it is today."""
+    for saved in (0.0, 0.004, 0.049):
+        found = judged(np.zeros(200), saved)
+        assert (found.decision, found.n_needed) == ("keep", None)
+        assert found.statement.startswith("keep: safe, but no gain is shown: tokens differ by ")
+    assert judged(np.zeros(200), 0.051).decision == "enforce"
+
+
+def test_a_saving_that_may_be_noise_is_none() -> None:
+    rng = np.random.default_rng(0)
+    none, tokens = np.zeros(40), rng.normal(-0.06, 1.0, 40)
+    assert verdict(none, none, tokens, serving_k=5, tolerance=0.01).decision == "keep"
+
+
+@pytest.mark.parametrize("gained", ["recall", "udcg"])
+def test_more_recall_or_value_is_a_gain(gained: str) -> None:
+    rng, none = np.random.default_rng(1), np.zeros(60)
+    more = rng.choice([0.0, 0.5], 60)
+    pair = (more, none) if gained == "recall" else (none, more)
+    assert verdict(*pair, none, serving_k=5, tolerance=0.01).decision == "enforce"
+
+
+def test_it_says_how_many_labels_would_show_a_gain() -> None:
+    recall = np.tile([0.5, -0.4, 0.0, 0.0], 15)
+    found = verdict(recall, recall * 0.1, np.zeros(60), serving_k=5, tolerance=0.01, max_loss=0.2)
+    assert found.decision == "keep"
+    assert found.n_needed is not None
+    more = np.tile([0.5, -0.4, 0.0, 0.0], -(-found.n_needed // 4) + 1)
+    assert judged(more, 0.0, max_loss=0.2).decision == "enforce"
+
+
+def test_value_that_may_be_lost_is_not_safe() -> None:
+    value = np.random.default_rng(2).normal(0.0, 1.0, 40)
+    none, tokens = np.zeros(40), np.full(40, -0.3)
+    assert verdict(none, value, tokens, serving_k=5, tolerance=0.01).decision == "shadow"
+    # Beside what is served today the same loss is small.
+    found = verdict(none, value, tokens, serving_k=5, tolerance=0.01, todays_udcg=20.0)
+    assert found.decision == "enforce"
+
+
 @pytest.mark.parametrize(
     ("differences", "words"),
     [
         (np.zeros(5), "5 labelled queries with a relevant passage are too few"),
-        (np.zeros(40), "enforce: mean recall differs by +0.000 from that of the first 5, on 40"),
-        (np.zeros(20), "shadow: mean recall differs by +0.000"),
-        (np.full(40, -0.5), "by -0.5 at most (90%), so the first 5 stay"),
+        (np.zeros(40), "enforce: safe, and better than the first 5: tokens differ by -30%, recall"),
+        (np.zeros(20), "shadow: not shown to be safe yet: tokens differ by -30%, recall by +0.000"),
+        (np.full(40, -0.5), "keep: worse than the first 5, which stay: tokens differ by -30%"),
         (np.zeros(20), "about 28 such queries would probably decide"),
     ],
 )
@@ -73,17 +117,17 @@ def test_it_says_how_many_queries_would_decide_and_nothing_where_none_would() ->
 
 
 def test_keep_says_how_many_queries_would_decide_where_they_are_few() -> None:
-    kept = judged(np.zeros(20)).model_copy(update={"decision": "keep", "value": None})
+    kept = judged(np.zeros(20)).model_copy(update={"decision": "keep", "recall": None})
     assert "20 labelled queries" in kept.statement
-    assert "about 28 would probably decide" in kept.statement
+    assert "about 28 such queries would probably decide" in kept.statement
     many = kept.model_copy(update={"n_needed": None})
     assert many.statement.endswith("which stay")
 
 
-def test_shadow_that_no_number_of_queries_ends_says_that_judged_requests_may() -> None:
+def test_shadow_that_no_number_of_queries_ends_says_so() -> None:
     found = judged([*np.zeros(38), -0.4, -0.4])
     assert (found.decision, found.n_needed) == ("shadow", None)
-    assert "more queries like these would not enforce it" in found.statement
+    assert "more queries like these would not change that" in found.statement
 
 
 def _shares(losses: float, share: float, gains: float = 0.0) -> Draw:

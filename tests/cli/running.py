@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import typer
-from typer.testing import CliRunner
-
-from ctxguard.cli import app
+from ctxguard.cli import COMMANDS, named
+from tests.command import invoke
 
 
 class Result(Protocol):
@@ -66,13 +64,9 @@ def figures(document: dict[str, Any], policy: str | None = None) -> dict[str, di
     return {row["metric"]: row for row in rows if row["policy"] == policy}
 
 
-def every_command(group: Any = None, *path: str) -> dict[str, Any]:
-    """The application, its groups and their commands, by the words that name them."""
-    group = typer.main.get_command(app) if group is None else group
-    found = {" ".join(("ctxguard", *path)): group}
-    for name in getattr(group, "commands", ()):
-        found |= every_command(group.get_command(None, name), *path, name)
-    return found
+def every_command() -> dict[str, Any]:
+    """The commands, by the words that name them."""
+    return {name: named(name) for name in COMMANDS}
 
 
 class Run:
@@ -92,9 +86,9 @@ class Run:
             file = self._folder("system") / "system.toml"
             file.write_text(as_toml(system), encoding="utf-8")
             arguments = (*arguments, "--system", file)
-        result = CliRunner(env={"COLUMNS": columns}).invoke(app, [str(a) for a in arguments])
+        result = invoke(arguments, columns)
         assert "Traceback" not in result.output
-        assert result.exception is None or isinstance(result.exception, SystemExit)
+        assert result.exception is None, result.exception
         return result
 
     def ok(self, *arguments: object, **options: Any) -> Result:

@@ -13,7 +13,7 @@ import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
 from running import Run, figures
 
-from ctxguard.core.metrics import STRICT_UTILITIES
+from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.profile.schema import Profile
@@ -70,7 +70,7 @@ def test_today_the_choice_and_the_certificate_are_stated_in_words(
     words, profile = calibrate("--alpha", "0.3", "--all", data=many, **keys)
     assert "metric first 4, as today chosen difference" in words
     assert words.index("difference") < words.index("context recall UDCG passages tokens")
-    for part in ("udcg_strict", "expected_utility:", "when a stage is"):
+    for part in ("udcg", "expected_utility:", "when a stage is"):
         assert part in words
     assert "No context is called insufficient" in words or "AUROC" in words
     certificate = profile.routes[Route.HYBRID].certificate
@@ -100,7 +100,7 @@ def test_the_evidence_is_a_page_and_json_with_today_beside_the_choice(
     assert next(iter(summary["by_size"])) == "today"
     assert {*summary["by_size"], *summary["missing"]} == {"today", "leaner", "balanced", "richer"}
     for size, name in summary["by_size"].items():
-        for metric in ("recall", "udcg_strict", "kept", "tokens", "distractor_rate"):
+        for metric in ("recall", "udcg", "kept", "tokens", "distractor_rate"):
             row = figures(summary, name)[metric]
             assert row["mean"]["lower"] <= row["mean"]["value"] <= row["mean"]["upper"], size
             assert (row["difference"] is None) == (size == "today")
@@ -216,7 +216,7 @@ def test_what_passages_are_worth_stands_in_the_profile_by_which_it_is_chosen(
 ) -> None:
     worth = {"preset": "strict", "gain": "exponential", "utility": {"distractor": -0.9}}
     words, profile = calibrate(system=worth)
-    expected = replace(STRICT_UTILITIES, gain="exponential", distractor=-0.9)
+    expected = replace(STRICT, gain="exponential", distractor=-0.9)
     assert profile.utilities == expected
     said = "the preset strict; set by hand: distractor=-0.9; exponential gain in nDCG"
     assert profile.provenance.utilities_source == said

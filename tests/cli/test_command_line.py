@@ -1,20 +1,22 @@
 """The command line as a process: its start, its end, its streams."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
-import typer
 from running import Run, every_command, refused
-from typer.testing import CliRunner
 
 from ctxguard import __version__
+from ctxguard.cli import GROUPS
 from ctxguard.cli import _console as console
-from ctxguard.cli._console import Command, Output, one_line
+from ctxguard.cli._console import Output, one_line
+from tests.command import Invoked, invoke
 from tests.timing import PATIENCE_SECONDS
 
 
@@ -29,16 +31,17 @@ def process(*arguments: object, **settings: str) -> subprocess.CompletedProcess[
 
 
 COMMANDS = every_command()
+PAGES = ["", *GROUPS, *COMMANDS]
 
 
 def help_of(name: str, columns: int) -> str:
-    command = COMMANDS[name]
-    text: str = command.get_help(typer.Context(command, info_name=name, terminal_width=columns))
-    return text
+    printed = invoke([*name.split(), "--help"], columns=str(columns))
+    assert printed.exit_code == 0
+    return printed.stdout
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", PAGES)
 def test_help_fits_the_terminal_and_needs_no_guessing(name: str, columns: int) -> None:
     printed = help_of(name, columns)
     assert max(map(len, printed.splitlines())) <= columns
@@ -50,13 +53,13 @@ def test_help_fits_the_terminal_and_needs_no_guessing(name: str, columns: int) -
         assert mystery not in parts, mystery
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "ctxguard calibrate"])
+@pytest.mark.parametrize("name", PAGES)
 def test_help_is_at_most_60_lines(name: str) -> None:
     assert len(help_of(name, 80).splitlines()) <= 60
 
 
 def test_five_commands_come_first() -> None:
-    first, more = help_of("ctxguard", 80).split("\nCommands:\n")[1].split("\nMore:\n")
+    first, more = help_of("", 80).split("\nCommands:\n")[1].split("\nMore:\n")
     names = re.findall(r"^  (\S+)  ", first, re.MULTILINE)
     assert names == ["index", "calibrate", "serve", "monitor", "label"]
     assert "evaluate" in more
@@ -67,19 +70,19 @@ def test_keys_are_a_file_to_fill_in(run: Run, tmp_path: Path) -> None:
     assert "[hard_negatives]" in printed or "[hard-negatives]" in printed
     assert all(line.startswith(("#", "[")) for line in printed.splitlines() if line)
     for name, command in COMMANDS.items():
-        if getattr(command, "keys", None):
-            printed = run.ok("keys", *name.split()[1:]).stdout
+        if command.keys:
+            printed = run.ok("keys", *name.split()).stdout
             assert max(map(len, printed.splitlines())) <= 80
-            for table, keys in command.keys.items():
+            for table, keys in command.sections().items():
                 assert f"[{table}]" in printed or not table
                 assert all(f"# {key} =" in printed for key, _ in keys)
     run.refused("keys", "frobnicate", says="there is no command 'frobnicate'")
     run.refused("keys", "doctor", says="takes options alone")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", PAGES)
 def test_json_is_an_option_of_the_application_alone(name: str) -> None:
-    assert ("  --json " in help_of(name, 80)) is (name == "ctxguard")
+    assert ("  --json " in help_of(name, 80)) is (name == "")
 
 
 def imported(code: str, *arguments: str) -> set[str]:
@@ -90,22 +93,19 @@ def imported(code: str, *arguments: str) -> set[str]:
 
 
 HELP = """
-from ctxguard.cli import app
-for words in sys.argv[1:]:
-    try: app(words.split())
-    except SystemExit: pass
+from ctxguard.cli import main
+for words in sys.argv[1:]: main(words.split())
 """
 
 
 def test_help_of_the_application_imports_no_command_and_nothing_that_computes() -> None:
     names = imported(HELP, "--help")
-    assert not {"numpy", "pydantic", "rich"} & names
+    assert not {"argparse", "numpy", "pydantic", "rich"} & names
     assert len([name for name in names if name.startswith("ctxguard")]) <= 6
 
 
 def test_help_of_a_command_imports_nothing_that_it_runs() -> None:
-    commands = [name.removeprefix("ctxguard").strip() for name in COMMANDS]
-    names = imported(HELP, *[f"{command} --help" for command in commands])
+    names = imported(HELP, *[f"{name} --help" for name in PAGES])
     assert "ctxguard.cli.calibrate" in names
     heavy = {"asyncio", "faiss", "httpx", "prometheus_client", "scipy", "sqlalchemy", "torch"}
     ours = ("calibration", "guard", "integrations", "monitor.store", "profile.schema", "request")
@@ -114,50 +114,75 @@ def test_help_of_a_command_imports_nothing_that_it_runs() -> None:
     assert len([name for name in names if name.startswith("ctxguard")]) <= 80
 
 
-@pytest.mark.parametrize("arguments", [("frobnicate",), ("query",), ("index", "x", "--frob")])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("label",), ("frobnicate",), ("--frob",), ("query",), ("index", "x", "--frob")],
+)
 def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
     result = run.refused(*arguments)
     assert result.stdout == ""
     assert run("--version").stdout.strip() == __version__
 
 
-def application(error: BaseException) -> typer.Typer:
-    """An application whose only work is to fail."""
-    app = typer.Typer(pretty_exceptions_enable=False)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("evalute", "there is no command 'evalute'; did you mean evaluate?"),
+        ("golden chek", "there is no command 'golden chek'; did you mean golden check?"),
+        ("labl export", "there is no command 'labl'; did you mean label?"),
+        ("label frobnicate", "there is no command 'label frobnicate'; see ctxguard label --help"),
+        ("label", "name a command; see ctxguard label --help"),
+        ("", "name a command; see ctxguard --help"),
+        ("index", "give CORPUS"),
+        ("label import --store s", "give FILE"),
+        ("metrics", "give rules|dashboard|details"),
+        ("index a b", "there is no argument for 'b'; see ctxguard index --help"),
+        ("keys serv", "there is no command 'serv'; did you mean serve?"),
+    ],
+)
+def test_a_wrong_command_is_named(run: Run, words: str, said: str) -> None:
+    run.refused(*words.split(), says=said)
 
-    @app.command(cls=Command)
-    def fail() -> None:
-        raise error
 
-    return app
+@pytest.mark.parametrize("words", ["--json metrics x", "metrics --json x", "metrics x --json"])
+def test_json_stands_anywhere(run: Run, words: str) -> None:
+    result = run.refused(*words.split(), says="what 'x': should be")
+    assert json.loads(result.stdout)["error"]["type"] == "ConfigurationError"
+
+
+WORK = """
+import signal, time
+from ctxguard import cli
+class Working:
+    def run(self, words, output): {work}
+cli.named = lambda name: Working()
+"""
 
 
 def test_an_unexpected_error_is_one_line_with_a_hint_and_a_traceback_for_who_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CTXGUARD_DEBUG", raising=False)
-    of_system = PermissionError(13, "Permission denied", "/data/profile.json")
-    result = refused(CliRunner().invoke(application(of_system), []))
+
+    def failing(error: Exception) -> Invoked:
+        broken = mock.Mock(side_effect=error)
+        monkeypatch.setattr("ctxguard.cli.metrics.MetricsCommand.__call__", broken)
+        return invoke(["metrics", "rules"])
+
+    result = refused(failing(PermissionError(13, "Permission denied", "/data/profile.json")))
     assert result.stderr == "error: /data/profile.json: Permission denied\n"
-    result = refused(CliRunner().invoke(application(ZeroDivisionError("by\x1b zero")), []))
+    result = refused(failing(ZeroDivisionError("by\x1b zero")))
     assert result.stderr.startswith("error: unexpected ZeroDivisionError: by zero (set CTXGUARD_")
     assert result.stderr.count("\n") == 1
     monkeypatch.setenv("CTXGUARD_DEBUG", "1")
-    result = CliRunner().invoke(application(ZeroDivisionError("by zero")), [])
-    assert isinstance(result.exception, ZeroDivisionError)
+    assert isinstance(failing(ZeroDivisionError("by zero")).exception, ZeroDivisionError)
 
 
 def test_an_interrupted_process_ends_quietly_with_130() -> None:
-    code = (
-        "import signal, time, typer; from ctxguard.cli._console import Command\n"
-        # What a shell starts in the background ignores it, and so would what that starts.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "app = typer.Typer()\n"
-        "@app.command(cls=Command)\n"
-        "def wait():\n"
-        "    print('ready', flush=True); time.sleep(30)\n"
-        "app()"
-    )
+    # What a shell starts in the background ignores the signal, and so would what that starts.
+    waiting = "print('ready', flush=True); time.sleep(30)"
+    ignored = "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code = WORK.format(work=waiting) + ignored + "cli.main(['demo'])"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
@@ -201,14 +226,8 @@ def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    for printing in ("print('answer')", "Output().out.print('answer')"):
-        code = (
-            "import typer; from ctxguard.cli._console import Command, Output\n"
-            "app = typer.Typer()\n"
-            "@app.command(cls=Command)\n"
-            f"def answer(): {printing}\n"
-            "app()"
-        )
+    for printing in ("print('answer')", "output.out.print('answer')"):
+        code = WORK.format(work=printing) + "cli.main(['demo'])"
         done = subprocess.run(
             [sys.executable, "-c", code],
             stdout=writing,

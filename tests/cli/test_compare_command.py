@@ -1,4 +1,4 @@
-"""`ctxguard compare`."""
+"""`ctxguard evaluate` of several candidates."""
 
 import json
 import shutil
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.model
 
 @pytest.fixture
 def compare(run: Run, index: Path, collection: Path) -> Compare:
-    return partial(run, "compare", "--index", index, "--data", collection)
+    return partial(run, "evaluate", "--index", index, "--data", collection)
 
 
 def test_the_usual_candidates_stand_side_by_side(compare: Compare) -> None:
-    document = read(compare("--json"))
+    document = read(compare("--candidate", "all", "--json"))
     names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
     assert [each["name"] for each in document["candidates"]] == names
     assert document["measured_queries"] == 13
@@ -31,7 +31,7 @@ def test_the_usual_candidates_stand_side_by_side(compare: Compare) -> None:
     assert figures(document, "lexical")["kept"]["mean"]["value"] == 5.0
     assert all(figures(document, name)["recall"]["difference"] for name in names[1:])
     first = document["candidates"][0]
-    assert len(first["curve"]["udcg_strict"]) == 20
+    assert len(first["curve"]["udcg"]) == 20
     assert first["curve"]["optimal_k"] == 1
     assert first["verdict"] == "RISKY"
     assert first["latency_ms"] > 0.0
@@ -58,7 +58,7 @@ def test_a_calibrated_profile_stands_beside_them_under_the_name_of_its_file(
     assert calibrated["name"] == "calibrated"
     assert calibrated["profile_id"] == Profile.load(profile).profile_id
     # With this few labels the default objective may keep the first 5.
-    assert figures(document, "calibrated")["udcg_strict"]["difference"]["outcome"] != "worse"
+    assert figures(document, "calibrated")["udcg"]["difference"]["outcome"] != "worse"
     assert five["name"] == "five"
     assert any("calibrated on these queries" in note for note in document["notes"])
 
@@ -88,7 +88,7 @@ def test_a_candidate_that_is_worse_than_the_saved_one_is_a_finding(
     assert "finding: worse than the saved comparison, beyond noise: mine" in failed.stderr
     against = (*worse, "--against", base)
     for keys in ({"tolerance": 5}, {"regression-metrics": ["recall"]}):
-        assert compare(*against, system={"compare": keys}).exit_code == 0
+        assert compare(*against, system={"evaluate": keys}).exit_code == 0
     refused(compare(*against, "--out", base), "another file than --against")
 
 
@@ -113,4 +113,4 @@ def test_what_json_prints_can_be_compared_with_and_nothing_else_is_written(
     assert result.exit_code == 1
     assert against["saved"] == "mine"
     assert against["regressed"]
-    assert set(against["differences"]) == {"udcg_strict", "recall"}
+    assert set(against["differences"]) == {"udcg", "recall"}

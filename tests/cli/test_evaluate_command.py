@@ -19,7 +19,7 @@ Show = Callable[..., str]
 
 LEXICAL = {"route": "lexical"}
 METRICS = {
-    *("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "distractor_rate"),
+    *("recall", "precision", "mrr", "ndcg", "udcg", "udcg", "harm", "distractor_rate"),
     *("harm_undiscounted", "precision_judged", "tokens", "pooled_recall", "served_mrr"),
     *("kept", "recall_loss", "recall_at_depth", "ndcg_at_10", "judged"),
     *("hit_rate", "average_precision", "context_precision"),
@@ -72,6 +72,18 @@ def test_json_has_every_metric_with_its_interval_and_n(evaluate: Evaluate) -> No
     assert (document["profile_id"], document["route"], document["k"]) == (None, "hybrid", 3)
 
 
+def test_a_file_names_the_profile(run: Run, index: Path, collection: Path, profile: Path) -> None:
+    """That of the system is measured, unless an option names another or candidates are compared."""
+    system = {"index": str(index), "profile": str(profile)}
+    asked = ("evaluate", "--data", collection, "--json")
+    assert run.read(*asked, system=system)["profile_id"] == Profile.load(profile).profile_id
+    missing = {**system, "profile": "gone.json"}
+    run.refused(*asked, system=missing, says="gone.json")
+    assert run.read(*asked, "--profile", profile, system=missing)["profile_id"]
+    compared = run.read(*asked, "--candidate", "x=lexical", system=missing)
+    assert [each["name"] for each in compared["candidates"]] == ["x"]
+
+
 def shown_metrics(printed: str) -> set[str]:
     """The metrics that stand in the first column of a table."""
     return {words[0] for line in printed.splitlines() if (words := line.split())} & METRICS
@@ -82,11 +94,11 @@ def test_the_table_shows_seven_metrics_and_on_request_each(show: Show) -> None:
     assert "route       lexical, 100 candidates a query" in printed
     assert "the first 5 passages" in printed
     assert shown_metrics(printed) == {
-        *("recall", "pooled_recall", "mrr", "served_mrr", "udcg_strict", "harm", "kept"),
+        *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "kept"),
     }
-    assert "14 more metrics: all-metrics = true in [evaluate]" in printed
+    assert "14 more metrics; --all shows them" in printed
     assert "\x1b" not in printed
-    printed = show(evaluate={"all-metrics": True})
+    printed = show("--all")
     assert shown_metrics(printed) == METRICS
     assert "recall loss" in printed
     assert len(printed.splitlines()) <= 40
@@ -167,8 +179,8 @@ def test_labels_whose_ids_collide_with_those_of_the_index_are_refused(
         row["text"] = text
     write_jsonl(other / "corpus.jsonl", rows)
     says = ("12 of 12 passages that were compared have another", "index the corpus of these labels")
-    for command in ("evaluate", "compare"):
-        run.refused(command, "--index", index, "--data", other, says=says)
+    for several in ((), ("--candidate", "all")):
+        run.refused("evaluate", "--index", index, "--data", other, *several, says=says)
 
 
 def test_labels_without_a_corpus_that_find_nothing_say_so(show: Show, tmp_path: Path) -> None:

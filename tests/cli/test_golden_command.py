@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from running import Result
 
 from calibration.data.readers import read_beir
 from ctxguard.cli._inputs import read_labelled

@@ -17,7 +17,7 @@ from ctxguard.core.types import Route
 STORE = "sqlite:///smaples.db"
 CALIBRATE = "calibrate --index INDEX --data DATA --out OUT"
 EVALUATE = "evaluate --index INDEX --data DATA"
-COMPARE = "compare --index i --data d"
+COMPARE = "evaluate --index i --data d"
 MONITOR = f"monitor --once --store {STORE} --judge"
 LLM = f"{MONITOR} llm --model m"
 NO_STORE = "there is no sample store"
@@ -26,12 +26,12 @@ OWN = "evaluate --data DATA"
 
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"{CALIBRATE} --alpha 1.5", "alpha 1.5", {}),
-    (CALIBRATE, "serving_k 0", {"calibrate": {"serving-k": 0}}),
+    (CALIBRATE, "serving-k 0", {"calibrate": {"serving-k": 0}}),
     (CALIBRATE, "tolerance 1.0", {"calibrate": {"tolerance": 1.0}}),
-    (CALIBRATE, "held_out 1", {"calibrate": {"held-out": 1}}),
-    (CALIBRATE, "false_alarms 1: should be", {"calibrate": {"false-alarms": 1}}),
+    (CALIBRATE, "held-out 1", {"calibrate": {"held-out": 1}}),
+    (CALIBRATE, "false-alarms 1: should be", {"calibrate": {"false-alarms": 1}}),
     (CALIBRATE, "magic", {"calibrate": {"policy": "magic"}}),
-    (CALIBRATE, "has no key 'polcy'", {"calibrate": {"polcy": "ratio"}}),
+    (CALIBRATE, "has no key 'polcy'; did you mean policy?", {"calibrate": {"polcy": "ratio"}}),
     (CALIBRATE, "no/such-model", {"reranker": "no/such-model"}),
     (f"{CALIBRATE} --context wide", "--context", {}),
     (f"{CALIBRATE} --report /", "--report", {}),
@@ -65,18 +65,25 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (OWN, "--index and rerank-upstream says where", UPSTREAM | {"index": "i"}),
     (OWN, "fingerprint has no effect with", UPSTREAM | {"fingerprint": {"a": "b"}}),
     (OWN, "reranker has no effect with rerank-upstream", UPSTREAM | {"reranker": "m"}),
-    (COMPARE, "not a metric that can get worse", {"compare": {"regression-metrics": ["kept"]}}),
-    (COMPARE, "'nobody' is not a candidate", {"compare": {"baseline": "nobody"}}),
-    (COMPARE, "[compare] has no key 'basline'; its keys are ", {"compare": {"basline": "x"}}),
-    ("compare", "give --data PATH, or data in a file --system", {}),
-    ("compare --data d", "give --index FOLDER or --system FILE", {}),
+    (COMPARE, "not a metric that can get worse", {"evaluate": {"regression-metrics": ["kept"]}}),
+    (COMPARE, "'nobody' is not a candidate", {"evaluate": {"baseline": "nobody"}}),
+    (
+        COMPARE,
+        "[evaluate] has no key 'basline'; did you mean baseline?",
+        {"evaluate": {"basline": "x"}},
+    ),
+    ("evaluate", "give --data PATH, or data in a file --system", {}),
+    ("evaluate --data d", "nothing says where candidates come from", {}),
+    (f"{COMPARE} --run r -k 1 -k 2", "--index and --run says where", {}),
+    (f"{COMPARE} --lexical x", "there is no option --lexical", {}),
+    ("index x --out OUT --lexical x", "write it into a file --system", {}),
     (f"{COMPARE} --candidate x=lexicla", "'lexicla' in the", {}),
     (f"{COMPARE} --against none.json", "No such file", {}),
-    (f"{COMPARE} --against FILE", "is not the JSON of `ctxguard compare`", {}),
-    (f"{COMPARE} -k 200", "more than the depth 100", {}),
+    (f"{COMPARE} --against FILE", "is not the JSON of a comparison of `ctxguard evaluate`", {}),
+    (f"{COMPARE} -k 5 -k 200", "more than the depth 100", {}),
     (f"{COMPARE} --profile none.json", "cannot be read as a profile", {}),
     (
-        "compare --index INDEX --data DATA --candidate x=hybrid+rerank",
+        "evaluate --index INDEX --data DATA --candidate x=hybrid+rerank",
         "x reranks, and no reranker was given",
         {},
     ),
@@ -109,8 +116,8 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"{MONITOR} labels --profile gone.json", "gone.json", {}),
     (LLM, "give prices", {"monitor": {"cost-per-day": 1}}),
     (LLM, "-1.0", {"monitor": {"base-url": "x", "prices": [-1, 0]}}),
-    (LLM, "calls_per_hour", {"monitor": {"calls-per-hour": 0}}),
-    (LLM, "calls_per_day", {"monitor": {"calls-per-day": 0}}),
+    (LLM, "calls-per-hour 0", {"monitor": {"calls-per-hour": 0}}),
+    (LLM, "calls-per-day 0", {"monitor": {"calls-per-day": 0}}),
     ("label export --store nonsense", "URL cannot be read", {}),
     ("label export --store mysql://host/samples", "mysql", {}),
     ("label export --store sqlite://", "in memory", {}),
@@ -139,7 +146,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 
 FINDINGS = [
     ("evaluate --index INDEX --data NOTHING", "none of the 1 queries has a relevant passage"),
-    ("compare --index INDEX --data NOTHING", "no passage is labelled relevant"),
+    ("evaluate --index INDEX --data NOTHING --candidate all", "no passage is labelled relevant"),
     ("golden hard-negatives --index INDEX --data ONE --out OUT", "no hard negative was found"),
 ]
 

@@ -73,8 +73,8 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert [each.score_kind.value for each in made_for.routes.values()] == ["probability"]
     assert "with a damp cloth" in report.read_text(encoding="utf-8")
 
-    compare = ("compare", "--data", collection, "--profile", profile, "-k", "3")
-    compared = run.ok(*compare, system=described)
+    three = ("--profile", profile, "--candidate", "three=k=3")
+    compared = run.ok("evaluate", "--data", collection, *three, system=described)
     assert "system" in compared.stdout
 
     question = "what is the right way to clean my kettle"

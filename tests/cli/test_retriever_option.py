@@ -97,7 +97,7 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
     shown = run.ok("query", "--profile", "p.json", "how do I clean a kettle", system=described)
     assert "clean-kettle" in shown.stdout
 
-    compared = run.ok("compare", *data, "-k", "3", system=described)
+    compared = run.ok("evaluate", *data, "--candidate", "three=k=3", system=described)
     assert "system" in compared.stdout
 
     module = sys.modules[engine]
@@ -166,7 +166,7 @@ def test_a_profile_of_another_retriever_is_a_finding(
         ("{engine}:Engine", "Engine is a class and no retriever"),
         ("{engine}:without_depth", "cannot be called with (query, depth=…)"),
         ("{engine}:texts", "make each item a ctxguard.Hit"),
-        ("{engine}:search", "plain hits need score_kind (--score-kind)"),
+        ("{engine}:search", "plain hits need score_kind (the key score-kind)"),
         ("{engine}:broken", "OSError: engine.example refused the connection"),
     ],
 )
@@ -252,11 +252,15 @@ class TestRuns:
         ):
             (tmp_path / f"{name}.toml").write_text(source, encoding="utf-8")
             sources += ["--system", tmp_path / f"{name}.toml"]
-        document = run.read("compare", *sources, "--data", collection, "-k", "2", "--json")
+        document = run.read("evaluate", *sources, "--data", collection, "-k", "2", "--json")
         assert [each["name"] for each in document["candidates"]] == ["newer", "both"]
         assert figures(document, "both")["recall"]["difference"]["value"] == 0.0
+        # A system that options describe stands beside those of files.
+        asked = ("--run", trec, *sources[:2], "--data", collection, "-k", "2", "--json")
+        document = run.read("evaluate", *asked)
+        assert [each["name"] for each in document["candidates"]] == ["newer", "run"]
         # Candidates cut a run by k and ratio.
-        arguments = ("compare", "--data", collection, "--candidate")
+        arguments = ("evaluate", "--data", collection, "--candidate")
         described = {"run": str(trec), "score-kind": "ratio", "profile": "in-force.json"}
         document = run.read(*arguments, "near=k=8,min_ratio=0.7", "--json", system=described)
         assert [each["name"] for each in document["candidates"]] == ["near", "system"]

@@ -6,52 +6,46 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import typer
 from pydantic import field_validator
-from running import as_toml, every_command, refused
-from typer.testing import CliRunner
+from running import Result, as_toml, every_command, refused
 
-from ctxguard._support.settings import SettingsModel, key_of, setting
-from ctxguard.cli import app
+from ctxguard._support.settings import SettingsModel, setting
+from ctxguard.cli import help_of
 from ctxguard.cli._console import Output
-from ctxguard.cli._settings import command_of
+from ctxguard.cli._fields import flags_of
+from ctxguard.cli._settings import Command
 from ctxguard.cli._system import System
 from ctxguard.errors import ConfigurationError
+from tests.command import invoke
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
-
-APPLICATION = every_command()["ctxguard"]
-COMMANDS = {
-    name.removeprefix("ctxguard "): command
-    for name, command in every_command().items()
-    if not hasattr(command, "commands")
-}
+COMMANDS = every_command()
 
 
-def options_of(command: Any) -> dict[str, Any]:
-    return {each.name: each for each in command.params if each.param_type_name == "option"}
+def flags(command: Any) -> set[str]:
+    return {flag for each in command.options.items() for flag in flags_of(*each)}
 
 
-def test_there_are_at_most_110_options_in_20_commands() -> None:
-    assert len(COMMANDS) == 20
-    shared = [flag for each in options_of(APPLICATION).values() for flag in each.opts]
-    assert shared == ["--version", "--json"]
-    assert sum(len(options_of(command)) for command in COMMANDS.values()) <= 109
+def test_options_are_about_110_in_20_commands() -> None:
+    assert len(COMMANDS) <= 20
+    assert re.findall(r"^  (--\w+)", help_of(), re.MULTILINE) == ["--version", "--json", "--help"]
+    assert sum(len(command.options) for command in COMMANDS.values()) <= 112
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_argument_and_key_comes_from_a_field(name: str) -> None:
+def test_a_field_has_one_place(name: str) -> None:
+    """Each field is an argument, an option or a key, and help says what its description says."""
     command = COMMANDS[name]
-    fields = command.settings
-    given = {each.name: each for each in command.params} | {"system": None}
-    keys = {key for records in command.keys.values() for key, _ in records}
-    for each, param in given.items():
-        if param is not None and each not in {"system", "help"}:
-            assert param.help == fields[each].description
-    for each, field in fields.items():
-        assert (each in given) is not (key_of(each, field) in keys), each
+    places = [command.arguments, command.options, command.keys]
+    in_help = "".join(command.help().split())
+    in_keys = "".join(text for rows in command.sections().values() for row in rows for text in row)
+    for field in [each for place in places[:2] for each in place.values()]:
+        assert "".join(str(field.description).split()) in in_help
+    for field in command.keys.values():
+        assert str(field.description) in in_keys
+    assert all(sum(each in place for place in places) == 1 for each in command.fields)
 
 
 OTHERS = ("pip ", "--figure ", "python -m ", "examples/")
@@ -62,20 +56,17 @@ OF_ALL = {"--help", "--json"}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_shows_a_command_with_options_that_it_has(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    flags = {
-        name: {flag for each in options_of(command).values() for flag in each.opts} | OF_ALL
-        for name, command in COMMANDS.items()
-    }
+    known = {name: flags(command) | OF_ALL for name, command in COMMANDS.items()}
     for words in re.findall(r"\bctxguard ([a-z-]+[^`#|;\n]*)", text.replace("\\\n", " ")):
         first, *rest = words.split()
         name = first if first in COMMANDS else " ".join([first, *rest[:1]])
         if name in COMMANDS:
             options = re.findall(r"(?<!\S)--?[a-z][a-z-]*", " ".join(rest))
-            assert set(options) <= flags[name], f"ctxguard {words}"
+            assert set(options) <= known[name], f"ctxguard {words}"
     for line in text.splitlines():
         if not any(other in line for other in OTHERS):
             options = re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
-            assert set(options) <= set().union(*flags.values()), line
+            assert set(options) <= set().union(*known.values()), line
 
 
 class Show(SettingsModel):
@@ -87,8 +78,8 @@ class Show(SettingsModel):
     index: Annotated[Path | None, setting("A folder.", "FOLDER")] = None
     engine: Annotated[str | None, setting("An engine.", "URL")] = None
 
-    def __call__(self, _: Output) -> None:
-        typer.echo(self.model_dump_json())
+    def __call__(self, output: Output) -> None:
+        output.text(self.model_dump_json())
 
 
 class Need(SettingsModel):
@@ -96,10 +87,11 @@ class Need(SettingsModel):
 
     store: Annotated[str, setting("A store.", "URL")]
     out: Annotated[Path | None, setting("A file to write.", "FILE", writes=True)] = None
+    reports: list[Path] = setting("Files.", "FILES", key=True, writes=True, value=[])
     seed: Annotated[int, setting("A number.", "N", key=True)] = 0
 
-    def __call__(self, _: Output) -> None:
-        typer.echo(self.model_dump_json())
+    def __call__(self, output: Output) -> None:
+        output.text(self.model_dump_json())
 
 
 @pytest.fixture
@@ -108,15 +100,53 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(
         document: dict[str, Any] | None, *options: str, model: type[SettingsModel] = Show
-    ) -> Any:
+    ) -> Result:
         name, file = model.__name__.lower(), tmp_path / "system.toml"
-        monkeypatch.setattr("ctxguard.cli._settings.COMMANDS", {name, "monitor"})
+        monkeypatch.setattr("ctxguard.cli.COMMANDS", {name: ""})
+        monkeypatch.setattr("ctxguard.cli.named", lambda _: Command(name, "Shows settings.", model))
+        monkeypatch.setattr("ctxguard.cli._settings._TABLES", {name, "monitor"})
         if document is not None:
             file.write_text(as_toml(document), encoding="utf-8")
             options = ("--system", str(file), *options)
-        return CliRunner().invoke(command_of(model, name, "Shows the settings."), options)
+        return invoke([name, *options])
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--frob", "1"), "there is no option --frob; see ctxguard show --help"),
+        (("--share=1",), "--share is no option but a key: write it into a file --system"),
+        (("--indx", "i"), "there is no option --indx; did you mean --index?"),
+        (("--n", "x"), "--n 'x': should be a valid integer"),
+        (("--n", "-1"), "--n '-1': should be greater than or equal to 0"),
+        (("--n",), "--n: expected one argument"),
+        (("index",), "there is no argument for 'index'; see ctxguard show --help"),
+        (("--file", "f"), "--file is no option but a key"),
+    ],
+)
+def test_a_refused_word_is_named(shown: Any, words: tuple[str, ...], said: str) -> None:
+    """An option that is unknown, without a value or out of range, with the nearest or the mend."""
+    assert said in " ".join(refused(shown(None, *words)).stderr.split())
+
+
+class Both(SettingsModel):
+    """A command whose profile is another than the one at the top of a file."""
+
+    profile: Path | None = setting("A profile.", "FILE", own=True, value=None)
+    seed: int = setting("A number.", "N", key=True, value=0)
+
+    def __call__(self, output: Output) -> None:
+        output.text(self.model_dump_json())
+
+
+def test_a_field_may_be_the_command_s_own(shown: Any, tmp_path: Path) -> None:
+    """The top of a file does not give it; its table and its option do."""
+    assert '"profile":null' in shown({"profile": "p", "both": {"seed": 1}}, model=Both).output
+    in_table = shown({"profile": "p", "both": {"profile": "q"}}, model=Both)
+    assert f'"profile":"{tmp_path / "q"}"' in in_table.output
+    assert '"profile":"r"' in shown({"profile": "p"}, "--profile", "r", model=Both).output
 
 
 class EvenSettings(SettingsModel):
@@ -156,10 +186,25 @@ def test_a_file_gives_what_no_option_gives(
     assert all(each in result.output for each in expected)
 
 
-def test_a_relative_path_starts_from_the_folder_of_the_file(shown: Any, tmp_path: Path) -> None:
+def test_a_relative_path_starts_from_the_file(shown: Any, tmp_path: Path) -> None:
+    """One path, or each of a list, starts from the folder of the file that names it."""
     output = shown({"index": "i", "show": {"file": "/a"}}).output
     assert str(tmp_path / "i") in output
     assert '"file":"/a"' in output
+    several = shown({"store": "s", "need": {"reports": ["a", "/b"]}}, model=Need).output
+    assert f'"reports":["{tmp_path / "a"}","/b"]' in several
+
+
+@pytest.mark.parametrize("given", [{"out": "."}, {"reports": ["a", "."]}, {"out": "made"}])
+def test_a_file_to_write_is_tried_first(
+    shown: Any, tmp_path: Path, given: dict[str, object]
+) -> None:
+    """An option or a key that names a folder, alone or in a list, is refused before the work."""
+    (tmp_path / "made").mkdir()
+    said = refused(shown({"store": "s", "need": given}, model=Need)).stderr
+    assert "is a directory; name a file" in said
+    assert said.startswith(f"error: {next(iter(given))} ")
+    assert "--out" in refused(shown({"store": "s"}, "--out", str(tmp_path), model=Need)).stderr
 
 
 @pytest.mark.parametrize("document", [{"store": "s"}, {"need": {"store": "s"}}])
@@ -174,10 +219,11 @@ def test_an_option_that_must_be_given_may_stand_in_the_file(
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"show": {"shares": 1}}, "[show] has no key 'shares'; its keys are n, file, share"),
-        ({"sho": {"share": 1}}, "has no key 'sho'"),
+        ({"show": {"shares": 1}}, "[show] has no key 'shares'; did you mean share?"),
+        ({"show": {"x": 1}}, "[show] has no key 'x'; its keys are n, file, share"),
+        ({"sho": {"share": 1}}, "has no key 'sho'; its keys are "),
         ({"n": 2}, "has no key 'n'"),
-        ({"score_kind": "rank"}, "has no key 'score_kind'"),
+        ({"score_kind": "rank"}, "has no key 'score_kind'; did you mean score-kind?"),
         ({"show": {"share": 1}}, "share 1: should be less than 1"),
         ({"show": {"share": "much"}}, "share 'much': should be a valid number"),
         ({"show": 3}, "has no key 'show'"),
@@ -194,16 +240,14 @@ def test_a_key_that_cannot_be_used_is_named(
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "system.toml"
     file.write_bytes(content)
-    result = refused(CliRunner().invoke(app, ["query", "q", "--system", str(file)]))
+    result = refused(invoke(["query", "q", "--system", file]))
     assert "system.toml: is no TOML" in " ".join(result.output.split())
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
 def test_a_pipe_is_no_file_of_settings(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "system.toml")
-    result = refused(
-        CliRunner().invoke(app, ["query", "q", "--system", str(tmp_path / "system.toml")])
-    )
+    result = refused(invoke(["query", "q", "--system", tmp_path / "system.toml"]))
     assert "system.toml: cannot be read" in " ".join(result.output.split())
 
 

@@ -87,7 +87,7 @@ def test_an_empty_table_is_its_header_and_a_row_has_a_cell_for_each_column() -> 
         ("calibrate", "--data", "DATA", "--out", "NEW/p.json", "--context", "richer"),
         ("evaluate", "--data", "DATA", "--profile", "PROFILE", "-k", "5"),
         ("query", "clean a violin", "--profile", "PROFILE"),
-        ("compare", "--data", "DATA", "--profile", "PROFILE"),
+        ("evaluate", "--data", "DATA", "--profile", "PROFILE", "--candidate", "all"),
     ],
 )
 def test_a_result_is_at_most_40_lines_of_80_columns(

@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 
 from ctxguard.core.metrics import (
     PRESETS,
-    REFERENCE_PENALTY,
     Negative,
     Utilities,
     keyword_first_ranks,
-    strict_utilities,
     udcg,
-    udcg_reference,
+    worths,
 )
 from ctxguard.errors import ConfigurationError
 
@@ -41,9 +39,27 @@ def test_worked_udcg(examples: dict[str, Any]) -> None:
         assert result.harm == pytest.approx(case["harm_exact"], abs=EXACT)
 
 
+def udcg_reference(
+    relevant: list[bool], abstain: list[float], penalty: float = 0.333
+) -> float | None:
+    """UDCG as the authors of the paper that named it compute it, without a rank discount.
+
+    sigmoid of the mean over all passages of 1 − a for a relevant one and −penalty·(1 − a) for
+    another; a is the probability that the reader abstains on that passage alone. Trappolini,
+    Cuconasu, Filice, Maarek and Silvestri, EACL 2026, arXiv 2510.21440.
+    """
+    if not relevant:
+        return None
+    worth = [
+        (1.0 - probability) * (1.0 if is_relevant else -penalty)
+        for is_relevant, probability in zip(relevant, abstain, strict=True)
+    ]
+    return 1.0 / (1.0 + math.exp(-math.fsum(worth) / len(worth)))
+
+
 def test_worked_reference_udcg(examples: dict[str, Any]) -> None:
     reference = examples["udcg_reference"]
-    assert reference["penalty"] == REFERENCE_PENALTY
+    assert reference["penalty"] == 0.333
     for case in reference["cases"]:
         value = udcg_reference(case["relevant"], case["abstain"])
         assert value == pytest.approx(case["exact"], abs=EXACT)
@@ -65,29 +81,29 @@ def test_udcg_is_gain_less_harm_and_neither_is_negative(utilities: list[float]) 
         ([1], {"top_grade": 1}, {}, [1.0]),
         ([2, 1], {"top_grade": 2}, {}, [1.0, 0.5]),
         # Every passage that is not relevant costs, at any rank.
-        ([1, 0, 0, 0, 0], {"top_grade": 1}, {}, [1.0, -0.5, -0.5, -0.5, -0.5]),
+        ([1, 0, 0, 0, 0], {"top_grade": 1}, {}, [1.0, -0.02, -0.02, -0.02, -0.02]),
         # An unjudged passage has a utility of its own, whatever the map says of grade 0.
         (
             [1, 0, 0],
             {"top_grade": 1, "judged": [True, True, False]},
             {"unjudged": -0.3},
-            [1.0, -0.5, -0.3],
+            [1.0, -0.02, -0.3],
         ),
         (
             [0, 0],
             {"top_grade": 1, "judged": [True, False]},
             {"by_grade": {0: -0.4}},
-            [-0.4, -0.2],
+            [-0.4, -0.02],
         ),
         # A map replaces the preset for the grades that it names, a labelled negative comes first.
         (
             [2, 1, 0, 0],
             {"top_grade": 2, "negatives": [None, None, None, Negative.HARD_NEGATIVE]},
             {"by_grade": {0: -0.2, 1: 0.3}},
-            [1.0, 0.3, -0.2, -0.5],
+            [1.0, 0.3, -0.2, -0.1],
         ),
         # A relevant passage does not mislead.
-        ([1, 0], {"top_grade": 1, "negatives": [Negative.DISTRACTOR] * 2}, {}, [1.0, -1.0]),
+        ([1, 0], {"top_grade": 1, "negatives": [Negative.DISTRACTOR] * 2}, {}, [1.0, -0.2]),
     ],
 )
 def test_what_each_label_is_worth(
@@ -96,11 +112,11 @@ def test_what_each_label_is_worth(
     utilities: dict[str, Any],
     expected: list[float],
 ) -> None:
-    assert strict_utilities(grades, utilities=Utilities(**utilities), **settings) == expected
+    assert worths(grades, utilities=Utilities(**utilities), **settings) == expected
 
 
 def test_the_worst_utility_is_the_lowest_of_any_case() -> None:
-    assert Utilities().worst == -1.0
+    assert Utilities().worst == -0.2
     assert Utilities(unjudged=-2.0).worst == -2.0
     assert Utilities(by_grade={0: -3.0}).worst == -3.0
 
@@ -147,9 +163,9 @@ def test_utilities_of_the_wrong_sign_or_scale_are_refused(settings: dict[str, An
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: strict_utilities([1], top_grade=1, negatives=[]), "negatives has 0 val"),
-        (lambda: strict_utilities([3], top_grade=2), "grade 3 lies above top_grade 2"),
-        (lambda: strict_utilities([0], top_grade=0), "top_grade 0"),
+        (lambda: worths([1], top_grade=1, negatives=[]), "negatives has 0 val"),
+        (lambda: worths([3], top_grade=2), "grade 3 lies above top_grade 2"),
+        (lambda: worths([0], top_grade=0), "top_grade 0"),
         (lambda: keyword_first_ranks([" "], ["text"]), "keyword ' ' is empty"),
     ],
 )

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.figures import pages, with_figures
-from ctxguard.cli import app
+from tests.command import invoke
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -103,7 +102,7 @@ def test_commands_run_in_the_order_of_the_page(
     script = ["bash", "-euo", "pipefail", "-c", noted + "\n".join(shown)]
     subprocess.run(script, check=True)
     for line in (tmp_path / "commands").read_text(encoding="utf-8").splitlines():
-        result = CliRunner().invoke(app, shlex.split(line))
+        result = invoke(shlex.split(line))
         assert result.exit_code == 0, (line, result.stderr[-2000:])
 
 

@@ -23,7 +23,6 @@ import numpy as np
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-from typer.testing import CliRunner
 
 from calibration.answers import AnswerFile
 from calibration.asked_questions import asked_questions
@@ -37,7 +36,6 @@ from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_f
 from calibration.pool_labels import label
 from calibration.replay import replay
 from calibration.risk import betting_p_value, betting_upper_bound, fixed_sequence
-from ctxguard.cli import app as command_line
 from ctxguard.core import metrics
 from ctxguard.core.assembly import Assembly, assemble
 from ctxguard.core.decision import decide
@@ -67,6 +65,7 @@ from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.rerank_client import read_scores
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
+from tests.command import invoke
 from tests.core.test_profile import PROFILE
 from tests.doubles import WordTokenEmbedder
 from tests.fuzz.inputs import altered, body, changed, number, text, value
@@ -496,7 +495,7 @@ def _grades(random: Random) -> list[int]:
 
 def _worth(given: Mapping[str, float], graded: list[int], judged: list[bool]) -> None:
     utilities = metrics.Utilities(**given)  # type: ignore[arg-type]
-    worths = metrics.strict_utilities(graded, top_grade=3, judged=judged, utilities=utilities)
+    worths = metrics.worths(graded, top_grade=3, judged=judged, utilities=utilities)
     metrics.udcg(worths)
 
 
@@ -843,8 +842,8 @@ _COMMANDS = (
     "evaluate --run {run.txt} --data {data.jsonl} --system {run.toml}",
     "calibrate --index {index} --data {data.jsonl} --out {new.json}",
     "calibrate --run {run.txt} --data {data.jsonl} --system {run.toml} --out {new.json}",
-    "compare --index {index} --data {data.jsonl}",
-    "compare --index {index} --data {data.jsonl} --against {comparison.json}",
+    "evaluate --index {index} --data {data.jsonl} --candidate all",
+    "evaluate --index {index} --data {data.jsonl} --against {comparison.json}",
     "explain r0 --store {store}",
     "explain r0 --store {store} --profile {profile.json} --json",
     "label export --store {store} --out {new.csv}",
@@ -927,12 +926,11 @@ def _command_line(folder: Path, closing: ExitStack) -> Make:
     HybridRetriever.build(passages, embedder=embedder).save(folder / "index")
     filled_store(f"sqlite:///{folder / 'samples.db'}")[0].close()
     paths = _Paths(folder, count())
-    runner = CliRunner(env={"COLUMNS": "100"})
 
     def run(arguments: list[str]) -> None:
         with without_a_model():
-            result = runner.invoke(command_line, arguments)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            result = invoke(arguments)
+        if result.exception is not None:
             raise result.exception
         assert "Traceback" not in result.output
         assert result.exit_code in (0, 1, 2)

@@ -11,7 +11,7 @@ from storing import replace_payload
 from stub_judges import ErringJudge
 from watching import Watching
 
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.monitor.estimation.judged_request import (
     PeopleGrades,
     Scale,
@@ -32,7 +32,7 @@ from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 
 POOL = [f"p{rank}" for rank in range(10)]
-SCALE = Scale(DEFAULT_UTILITIES, 1)
+SCALE = Scale(READERS, 1)
 
 
 def label(

@@ -10,7 +10,7 @@ from contexts import make_context
 from judged_rows import sums_of
 
 from ctxguard.core.context import Context
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative
+from ctxguard.core.metrics import READERS, Negative
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.judged_request import (
     PeopleGrades,
@@ -56,7 +56,7 @@ def records_of(
         yield record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), rates)
 
 
-SCALE = Scale(DEFAULT_UTILITIES, 1)
+SCALE = Scale(READERS, 1)
 
 
 def block_of(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> bytes:
@@ -305,7 +305,7 @@ def test_utilities_are_strict_and_grades_count_by_their_scale() -> None:
     block = judged_request(
         record_of(ONLY_SERVED),
         verdicts,
-        Scale(DEFAULT_UTILITIES, 3),
+        Scale(READERS, 3),
         people=PeopleGrades(given, SCALE),
     )
     rows = Rows.read([block])

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks._live_runs import SQLITE, Run
 from benchmarks._live_scenarios import (
@@ -41,13 +40,13 @@ from benchmarks._live_traffic import (
     true_grade,
 )
 from benchmarks.live import Cell, main, simulate
-from ctxguard.cli import app
-from ctxguard.core.metrics import strict_utilities, udcg
+from ctxguard.core.metrics import udcg, worths
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.redaction import redact
+from tests.command import invoke
 
 LEAST_COVERED = 8 / 12
 MAIN = (Metric.PRECISION, Metric.SERVED_MRR, Metric.UDCG, Metric.GAIN, Metric.HARM)
@@ -102,7 +101,7 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
         grades = [grade for grade, _ in labels]
         served = [] if traffic.empty[question] else grades[:DEFAULT_K]
         negatives = [negative for _, negative in labels[: len(served)]]
-        worth = strict_utilities(served, top_grade=3, negatives=negatives)
+        worth = worths(served, top_grade=3, negatives=negatives)
         if served:
             ranks = [rank for rank, grade in enumerate(served, start=1) if grade > 0]
             found[Metric.PRECISION].append(len(ranks) / len(served))
@@ -223,7 +222,7 @@ def test_a_file_that_people_grade_gives_the_same_figures(
 
 
 def run(*arguments: object) -> None:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = invoke(arguments)
     assert result.exit_code == 0, result.output
 
 

@@ -15,7 +15,7 @@ from judged_rows import Judged
 from storing import NOW, Clock, OpenStore
 
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.metrics import READERS
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
@@ -45,7 +45,7 @@ SERIES = "erring 1"
 BATCH = 2_000
 ORDER = np.random.default_rng(0).random(REQUESTS).tolist()
 ONLY_SERVED = JudgingRates(0.0, 0.0, 0.0, 0.0)
-SCALE = Scale(DEFAULT_UTILITIES, 1)
+SCALE = Scale(READERS, 1)
 
 
 def judged(grades: FloatArray, session_id: str | None = None) -> Judged:
@@ -213,14 +213,14 @@ def test_a_grade_is_worth_what_it_is_on_the_scale_of_people_whatever_the_judges(
     top_grade: int,
     max_grade_of_judge: int,
 ) -> None:
-    worth = DEFAULT_UTILITIES.relevant if top_grade == 1 else DEFAULT_UTILITIES.partial
+    worth = READERS.relevant if top_grade == 1 else READERS.partial
     store = open_store(f"sqlite:///{tmp_path}/samples.db")
     fill(store, record, {n: judged(np.ones(SERVED)) for n in range(20)})
     rows = [row for sample in to_label(store, SERIES, 40) for row in sample.rows()]
     store.add_labels(
         [LabelRow(row.request_id, row.passage_id, 1, None, "ann", 1.0) for row in rows], top_grade
     )
-    update_graded(store, SERIES, Scale(DEFAULT_UTILITIES, max_grade_of_judge))
+    update_graded(store, SERIES, Scale(READERS, max_grade_of_judge))
     passages = Rows.read(store.graded(SERIES).blocks).passages
     assert set(passages["people_worth"][passages["chance"] > 0.0].tolist()) == {worth}
 

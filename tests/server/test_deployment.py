@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from ctxguard.cli import app
+from tests.command import invoke
 
 yaml = pytest.importorskip("yaml")
 
@@ -86,7 +85,7 @@ def test_every_secret_comes_from_the_environment() -> None:
 @pytest.mark.parametrize("name", OWN)
 def test_a_command_has_the_options_that_it_is_given(name: str) -> None:
     command, *options = SERVICES[name]["command"]
-    known = CliRunner().invoke(app, [command, "--help"]).output
+    known = invoke([command, "--help"]).output
     for option in options:
         assert re.search(rf"^ .*{option.partition('=')[0]}\b", known, re.M), option
 

@@ -29,6 +29,7 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.server import run
 from ctxguard.server.limits import MOST_HEAD_BYTES, MOST_PIPELINED
 from ctxguard.server.settings import ServiceSettings
+from tests.command import invoke
 from tests.rerank_endpoint import Answer, RerankEndpoint
 
 PATIENCE_SECONDS = 120
@@ -269,11 +270,7 @@ def test_what_is_no_http_fills_no_log_and_a_request_under_way_is_finished(small:
     ],
 )
 def test_what_cannot_be_served_is_said_at_the_start(options: list[str], words: str) -> None:
-    from typer.testing import CliRunner
-
-    from ctxguard.cli import app
-
-    result = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    result = invoke(["serve", "--port", "0", *options])
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
     assert "Traceback" not in result.output

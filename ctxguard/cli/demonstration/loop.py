@@ -20,7 +20,7 @@ from ctxguard.cli._store import label_judge
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import Negative, strict_utilities, udcg
+from ctxguard.core.metrics import Negative, udcg, worths
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
@@ -128,7 +128,7 @@ def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
 
 def _strict_udcg(passage_ids: Sequence[str], labels: Mapping[str, int]) -> float:
     served = [labels.get(passage_id, 0) for passage_id in passage_ids]
-    utilities = strict_utilities(
+    utilities = worths(
         [max(label, 0) for label in served],
         top_grade=TOP_GRADE,
         negatives=[Negative.DISTRACTOR if label < 0 else None for label in served],

@@ -17,7 +17,7 @@ class AlarmKind(StrEnum):
     """Judged recall loss, the share of the relevant passages in the certificate's baseline that
     were not served, is above what the certificate promises, or above the judge's own mean."""
     HARM = "harm"
-    """Judged harm, the negative part of strict UDCG as a positive number, is above what the
+    """Judged harm, the negative part of UDCG as a positive number, is above what the
     certificate promises or the held-out evidence showed, or above the judge's own mean."""
     CORPUS_CHANGED = "corpus_changed"
     """More of the corpus has changed since calibration than a profile holds for."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctxguard.core.metrics import Utilities, strict_utilities
+from ctxguard.core.metrics import Utilities, worths
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.metrics import (
     FAILED,
@@ -49,7 +49,7 @@ class Scale(NamedTuple):
 
     def worths(self, verdicts: Sequence[Judgment]) -> Sequence[float]:
         """Return the utility of passages with these verdicts."""
-        return strict_utilities(
+        return worths(
             [verdict.grade for verdict in verdicts],
             top_grade=self.max_grade,
             negatives=[verdict.negative for verdict in verdicts],

@@ -19,7 +19,7 @@ from ctxguard.core.assembly import read_passages
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.signals import transforms_of
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
     FloatArray,
     Leg,
@@ -347,7 +347,7 @@ def record_of(
         signals={
             name: np.asarray(values, np.float64)
             for name, values in ranking.signals.items()
-            if transforms_of(name)
+            if transforms_of(name) or name == TOKENS
         },
         served=tuple(served),
         dropped=dropped,

@@ -1,0 +1,253 @@
+"""Ways to rank and to cut side by side, and against a saved comparison: a part of `evaluate`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ctxguard._support.atomic_write import atomic_write
+from ctxguard.cli._console import Output, as_json, picked
+from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
+from ctxguard.cli._results import print_checks, print_comparison
+from ctxguard.cli._system import LabelledSystem, by_name
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
+from ctxguard.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from calibration.compare.candidates import Candidate
+    from calibration.compare.comparison import Comparison
+    from calibration.compare.saved_comparison import RegressionCheck
+    from calibration.data.dataset import Query
+    from ctxguard.cli._inputs import Labelled
+    from ctxguard.cli._system import Source
+    from ctxguard.cli.evaluate import EvaluateCommand
+    from ctxguard.core.metrics import Utilities
+    from ctxguard.profile.schema import Profile
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+
+_LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
+ALL = "all"
+"""In place of a candidate: each leg of the index alone, and both fused in each way."""
+
+
+def compare_systems(
+    asked: "EvaluateCommand", systems: Mapping[str, LabelledSystem], output: Output
+) -> None:
+    """Compare candidates, print and save the comparison, and check it against a saved one.
+
+    Args:
+        asked: What to compare, and how.
+        systems: The index with its reranker, if any, and the others by the names of their
+            candidates.
+        output: Prints the result.
+
+    Raises:
+        ConfigurationError: two indexes are given, or candidates that the systems do not have.
+        SystemExit: a candidate is worse than the saved one of its name.
+    """
+    from calibration.compare.comparison import check_candidates, compare
+    from calibration.compare.saved_comparison import (
+        SavedComparison,
+        check_metrics,
+        check_regressions,
+    )
+    from calibration.replay import encode_queries
+    from ctxguard.profile.schema import Profile
+
+    metrics = check_metrics(asked.regression_metrics)
+    saved = None if asked.against is None else SavedComparison.load(asked.against)
+    if asked.out and asked.against and asked.out.resolve() == asked.against.resolve():
+        raise ConfigurationError("--out: name another file than --against")
+    profiles = {name: Profile.load(path) for name, path in by_name(asked.profile).items()}
+    index = _index_of(systems)
+    sources = {name: each for name, each in systems.items() if each is not index}
+    by_default = not asked.candidate or ALL in asked.candidate
+    candidates = _candidates(asked, profiles, tuple(sources), index)
+    depth = asked.depth or DEFAULT_DEPTH
+    check_candidates(candidates, asked.baseline, depth)
+    utilities = asked.worth(_utilities(profiles))
+    labelled = read_labelled(asked.data, "test")
+    with output.doing("opening the retrievers"):
+        view, opened, external = _viewer(index, sources, labelled.dataset.queries)
+        if by_default and opened is not None and not opened.has_signals:
+            candidates = [each for each in candidates if each.fusion.method != "ranker"]
+        for candidate in candidates:
+            source = view(candidate)
+            if candidate.name in profiles:
+                fitted(profiles[candidate.name], source)
+    labelled, counts = labelled.against(opened or next(iter(external.values())))
+    dataset, vectors = labelled.dataset, None
+    with output.passes() as begin:
+        if opened and any(each.route not in _LEXICAL for each in candidates):
+            progress = begin("encoding queries", len(dataset))
+            vectors = encode_queries(opened, dataset.queries, progress)
+        made = compare(
+            candidates,
+            view,
+            dataset,
+            baseline=asked.baseline,
+            utilities=utilities,
+            depth=depth,
+            vectors=vectors,
+            passes=begin,
+            columns=[each for loaded in profiles.values() for each in loaded.signal_columns],
+        )
+    checks: Sequence[RegressionCheck] = ()
+    if saved is not None:
+        checks = check_regressions(
+            made, saved, dataset.digest(), metrics=metrics, tolerance=asked.tolerance
+        )
+    about = {**labelled.document, **counts, "depth": depth}
+    notes = _notes(made, labelled, profiles)
+    document = {**about, **_document(made, checks), "notes": notes}
+    if asked.out is not None:
+        with atomic_write(asked.out) as stream:
+            stream.write((as_json(document) + "\n").encode())
+    facts = [
+        ("queries", labelled.described(counts)),
+        ("measured on", f"{len(made.query_ids):,} queries that every candidate answered"),
+        ("unlabelled", made.unlabelled),
+        ("saved to", None if asked.out is None else str(asked.out)),
+    ]
+
+    def show() -> None:
+        print_comparison(made, facts, output, show_all=asked.show_all)
+        print_checks(checks, output)
+
+    output.result(document, show, notes)
+    worse = ", ".join(check.candidate for check in checks if check.regressed)
+    output.findings([f"worse than the saved comparison, beyond noise: {worse}"] if worse else [])
+
+
+def _index_of(systems: Mapping[str, LabelledSystem]) -> LabelledSystem | None:
+    indexes = [each for each in systems.values() if each.index is not None]
+    if len(indexes) > 1:
+        raise ConfigurationError("two indexes are given: compare them in two comparisons")
+    return next(iter(indexes), None)
+
+
+def _candidates(
+    asked: "EvaluateCommand",
+    profiles: "dict[str, Profile]",
+    sources: tuple[str, ...],
+    index: LabelledSystem | None,
+) -> "list[Candidate]":
+    """Find the ways to cut rankings of an index, else of the first source; and all sources."""
+    from calibration.compare.candidates import (
+        at_each_k,
+        default_candidates,
+        from_profile,
+        of_source,
+        parse_candidates,
+    )
+
+    ks = tuple(dict.fromkeys(asked.k)) or (DEFAULT_K,)
+    own = None if index is not None else sources[0]
+    specs = [spec for spec in asked.candidate if spec != ALL]
+    candidates = [each for spec in specs for each in parse_candidates(spec, ks, own)]
+    if index is not None and (not specs or ALL in asked.candidate):
+        reranked = index.reranker is not None
+        candidates += at_each_k(default_candidates(reranked=reranked), ks)
+    candidates += at_each_k([of_source(name) for name in sources], ks)
+    return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
+
+
+def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> dict[str, object]:
+    """Write a comparison as JSON; ``SavedComparison`` reads a part of it back."""
+    from calibration.compare.comparison import RULE
+    from calibration.compare.saved_comparison import values_as_json
+
+    return {
+        "measured_queries": len(comparison.query_ids),
+        "utilities": comparison.utilities,
+        "unlabelled": comparison.unlabelled,
+        "rule": RULE,
+        "results": comparison.results,
+        "candidates": [
+            {
+                "name": each.candidate.name,
+                **each.candidate.describe(),
+                "score_kind": each.kind,
+                **picked(each, "harm_share", "verdict", "latency_ms", "curve"),
+                "per_query": values_as_json(each.per_query),
+            }
+            for each in comparison.candidates
+        ],
+        "against": {
+            check.candidate: picked(check, "saved", "regressed", "differences") for check in checks
+        },
+        "query_ids": comparison.query_ids,
+    }
+
+
+def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
+    """Return the utilities of the profiles, which must be the same: one table has one unit."""
+    from ctxguard.core.metrics import READERS
+
+    utilities = [loaded.utilities for loaded in profiles.values()]
+    if any(other != utilities[0] for other in utilities):
+        raise ConfigurationError(
+            f"the profiles {', '.join(profiles)} were made with different utilities, so their "
+            "figures have no common unit; compare those made with the same ones"
+        )
+    return utilities[0] if utilities else READERS
+
+
+def _viewer(
+    index: LabelledSystem | None, sources: Mapping[str, LabelledSystem], queries: "Sequence[Query]"
+) -> "tuple[Callable[[Candidate], Source], HybridRetriever | None, dict[str, Source]]":
+    """Open the systems; return a function from a candidate to its retriever, and all of them.
+
+    The function raises ConfigurationError where the candidate reranks, and no reranker was given,
+    or where there is no index.
+    """
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+    external = {name: source.open(queries) for name, source in sources.items()}
+    opened = None
+    if index is not None:
+        opened = index.model_copy(update={"reranker": None}).open_index()
+    reranking: dict[str, HybridRetriever] = {}
+
+    def view(candidate: "Candidate") -> "Source":
+        route, fusion, model, source = candidate.stages
+        if source is not None:
+            return external[source]
+        base = opened
+        if base is None:
+            raise ConfigurationError(
+                "a retriever of your own and a run have no stages to choose: compare them by k and "
+                "min_ratio, or give --index"
+            )
+        if route.value.endswith("+rerank"):
+            model = model or (None if index is None else index.reranker)
+            if model is None:
+                raise ConfigurationError(
+                    f"{candidate.name} reranks, and no reranker was given; name one as reranker in "
+                    "--system, or with rerank=MODEL in the candidate"
+                )
+            if model not in reranking:
+                reranking[model] = base.with_reranker(CrossEncoderReranker(model))
+            base = reranking[model]
+        return base.with_fusion(fusion).on_route(route)
+
+    return view, opened, external
+
+
+def _notes(
+    comparison: "Comparison", labelled: "Labelled", profiles: "dict[str, Profile]"
+) -> list[str]:
+    """Note what a reader of the figures should know."""
+    from calibration.compare.comparison import FEWEST
+    from ctxguard.core.scores import is_relative
+
+    notes = [*labelled.notes, *(f"left out: {line}" for line in comparison.skipped)]
+    for name, loaded in profiles.items():
+        notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
+    if len({is_relative(each.kind) for each in comparison.candidates}) > 1:
+        notes.append(
+            "udcg, distractor_rate and harm_undiscounted find suspected distractors by score, or "
+            "by rank where scores carry rank only: between such candidates compare precision, "
+            "udcg and harm"
+        )
+    if len(comparison.query_ids) < FEWEST:
+        notes.append(f"with fewer than {FEWEST} queries, bootstrap intervals are too narrow")
+    return notes

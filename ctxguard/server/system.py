@@ -1,0 +1,191 @@
+"""The system whose candidates are decided on, as groups of settings that commands compose."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
+from ctxguard.core.types import ScoreKind
+from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, DEFAULT_QUESTIONS
+from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.rerank_forms import Protocol
+
+if TYPE_CHECKING:
+    from ctxguard.request.assess import AssessorStage
+    from ctxguard.resilience import Deadlines
+    from ctxguard.retrieval import HybridRetriever
+    from ctxguard.retrieval.protocols import Assessor
+    from ctxguard.retrieval.rerank_client import RerankClient
+
+_PATIENT_SECONDS = 60.0
+_PATIENT_PER_SECOND = 1e6
+"""Calibration asks about each labelled query once, as fast as the answers come."""
+
+RERANK_UPSTREAM = (
+    "Server with a reranker, such as http://localhost:8080 or https://api.jina.ai/v1; its key is "
+    "read from CTXGUARD_UPSTREAM_KEY."
+)
+RERANK_MODEL = "Model that the server is asked for."
+THEIR_MODEL = "the one that a request names, or the server's own choice"
+"""The settings of a reranker's server are keys of a command, and options of `ctxguard serve`."""
+
+IndexFolder = Annotated[Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")]
+
+
+class IndexSystem(SettingsModel):
+    """An index with the models that order its candidates."""
+
+    index: IndexFolder = None
+    reranker: str | None = optional_key(
+        "Cross-encoder that reranks the candidates of the index, or that scores documents in "
+        "this process: a model name, or a folder."
+    )
+
+    def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
+        """Load the index with its embedder, and the reranker if named.
+
+        Raises:
+            ConfigurationError: no index is named.
+        """
+        from ctxguard.retrieval import HybridRetriever
+        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+        if self.index is None:
+            raise ConfigurationError("give --index FOLDER, or a file --system with the key index")
+        return HybridRetriever.load(
+            self.index,
+            reranker=None if self.reranker is None else CrossEncoderReranker(self.reranker),
+            deadlines=deadlines,
+        )
+
+
+class EngineSystem(SettingsModel):
+    """An index in an engine."""
+
+    engine: str | None = optional(
+        "Index in an engine: postgresql://…, qdrant://… or milvus://…, with the index's name after "
+        "#. The key of its API is read from CTXGUARD_ENGINE_KEY.",
+        "URL",
+        repr=False,
+    )
+
+
+class UpstreamSystem(SettingsModel):
+    """A server with a reranker."""
+
+    rerank_upstream: str | None = optional_key(RERANK_UPSTREAM)
+    rerank_protocol: Protocol = key(
+        "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
+        "Embeddings Inference), or score (vLLM's scores of pairs).",
+        value="cohere",
+    )
+    rerank_model: str | None = optional_key(RERANK_MODEL, default=THEIR_MODEL)
+
+    def upstream(
+        self, url: str, key: str | None, seconds: float, model: str | None
+    ) -> "RerankClient":
+        """Make the client of a server with a reranker, by this system's protocol."""
+        from ctxguard.retrieval.rerank_client import RerankClient
+
+        return RerankClient(
+            url, protocol=self.rerank_protocol, key=key, model=model, timeout_seconds=seconds
+        )
+
+
+class SystemIdentity(SettingsModel):
+    """What a system of the caller's own cannot tell of itself."""
+
+    score_kind: ScoreKind | None = optional_key(
+        "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
+        "distance, probability or rank.",
+        default="what the reranker or retriever gives, else rank",
+    )
+    fingerprint: dict[str, str] = key(
+        "Table that identifies your own system, where it has no fingerprint() of its own; a "
+        "profile holds for equal fingerprints.",
+        value={},
+    )
+
+
+class AssessorSettings(UpstreamSystem):
+    """The assessor, whose server speaks the protocol of the other reranker's."""
+
+    assessor: Literal["chat", "decisions", "systemone", "reranker", "cross-encoder"] | None = (
+        optional_key(
+            "Asked about candidates where that pays: a model behind chat completions (chat) or an "
+            "endpoint of decisions (decisions, systemone), a reranker at a server, or a model in "
+            "this process (cross-encoder)."
+        )
+    )
+    assessor_model: str | None = optional_key(
+        "The assessor's model: as its endpoint names it, or a folder."
+    )
+    assessor_url: str | None = optional_key(
+        "The assessor's endpoint; its key is read from CTXGUARD_ASSESSOR_KEY, else from "
+        "OPENAI_API_KEY."
+    )
+    assessor_questions: list[str] = key(
+        "What a model is asked about each candidate: relevant, answers, contradicts, outdated.",
+        value=list(DEFAULT_QUESTIONS),
+    )
+    assessor_prices: tuple[float, float] | None = optional_key(
+        "Prices of a million of the assessor's input and output tokens, such as [0.1, 0]."
+    )
+    assessor_seconds: float = key(
+        "Longest wait for the assessor; the answer is then decided without it.", gt=0, value=2.0
+    )
+    assessor_per_second: float = key(
+        "Most candidates that a process asks the assessor about a second.",
+        gt=0,
+        value=DEFAULT_PER_SECOND,
+    )
+
+    def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
+        """Make the stage that asks the assessor; None without one.
+
+        Args:
+            patient: Wait a minute for each answer, however many a second, as calibration does.
+
+        Raises:
+            ConfigurationError: the assessor lacks a model or an endpoint.
+            MissingExtraError: the extra of its client is not installed.
+        """
+        from ctxguard.monitor.redaction import redact
+        from ctxguard.request.assess import AssessorStage
+
+        if self.assessor is None:
+            return None
+        seconds = _PATIENT_SECONDS if patient else self.assessor_seconds
+        return AssessorStage(
+            self._assessor(seconds),
+            deadline_seconds=seconds,
+            max_per_second=_PATIENT_PER_SECOND if patient else self.assessor_per_second,
+            # Only texts that leave the process.
+            redact=None if self.assessor == "cross-encoder" else redact,
+        )
+
+    def _assessor(self, seconds: float) -> "Assessor":
+        from ctxguard.retrieval import assessors
+        from ctxguard.retrieval.chat import TokenPrices
+        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+        own_key = os.environ.get("CTXGUARD_ASSESSOR_KEY") or None
+        model, url = self.assessor_model, self.assessor_url
+        if self.assessor == "reranker":
+            if url is None:
+                raise ConfigurationError("the assessor reranker needs its server: assessor-url")
+            return assessors.ScoreAssessor(self.upstream(url, own_key, seconds, model))
+        if model is None:
+            raise ConfigurationError(f"the assessor {self.assessor} needs assessor-model")
+        if self.assessor == "cross-encoder":
+            return assessors.ScoreAssessor(CrossEncoderReranker(model))
+        key_of_endpoint = own_key or os.environ.get("OPENAI_API_KEY") or None
+        return assessors.ModelAssessor(
+            model,
+            form=cast(assessors.Form, self.assessor),
+            questions=self.assessor_questions,
+            prices=None if self.assessor_prices is None else TokenPrices(*self.assessor_prices),
+            base_url=url,
+            api_key=key_of_endpoint or ("none" if url else None),
+            timeout_seconds=seconds,
+        )
