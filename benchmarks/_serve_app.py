@@ -5,7 +5,7 @@ python -m benchmarks._serve_app attacked|relay|proxy|httpx_proxy PORT
 
 ``service`` has scores at hand. ``attacked`` is one with an index, a console, tokens, and the
 reranker at PORT, such as ``hostile``, which sends megabytes of interim answers. ``relay`` asks the
-reranker at PORT, as ``proxy`` (with aiohttp, as the service does) and ``httpx_proxy`` do without
+reranker at PORT, as ``proxy`` (by the service's own client) and ``httpx_proxy`` do without
 reading what they hand on. ``upstream`` is such a reranker, which reads nothing either.
 """
 
@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import aiohttp
 import httpx2
 import numpy as np
 from starlette.applications import Starlette
@@ -31,6 +30,7 @@ from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names
 from ctxguard.core.types import FloatArray, Passage, Route, ScoreKind
+from ctxguard.endpoints.http import HttpClient
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.run import serve
@@ -106,15 +106,11 @@ def _upstream() -> ASGIApp:
 
 def _proxy(url: str) -> ASGIApp:
     """Hands a body on by the client that the service has, and the answer back."""
-    head = {"content-type": "application/json"}
-    sessions: list[aiohttp.ClientSession] = []
+    client = HttpClient(url, ("/rerank",), what="rerank", key=None, extra="rerank")
 
     async def forward(request: Request) -> Response:
-        if not sessions:
-            jar = aiohttp.DummyCookieJar()
-            sessions.append(aiohttp.ClientSession(cookie_jar=jar, headers=head))
-        async with sessions[0].post(url, data=await request.body()) as answer:
-            return Response(await answer.read(), media_type="application/json")
+        answer = await client.post("/rerank", await request.body(), 2**24)
+        return Response(answer.body, media_type="application/json")
 
     return _posted(forward)
 

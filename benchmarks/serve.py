@@ -7,7 +7,7 @@ The service and its floors (Starlette on uvicorn, with httptools and uvloop, one
 at the same time and are asked in turns by `wrk`, a client in C. A request has 50 candidates of
 together 11 KB, and a calibrated P(relevant) decides. Where the scores are at hand the floor is an
 echo of the same bytes. Where a reranker at another server has them, it is a proxy that hands body
-and answer on, by aiohttp as the service does, or by httpx. With
+and answer on, by the service's own client, or by httpx. With
 ``--hostile`` other clients attack a service that needs a token, each form of attack by itself and
 all together, while an authorised client goes on asking.
 """

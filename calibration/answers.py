@@ -25,11 +25,12 @@ from calibration.results import Results, tabulate
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
+from ctxguard.endpoints.chat import ChatClient, Conversation, TokenPrices, why_failed
+from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
+from ctxguard.endpoints.replies import Reply, only_value
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, StageUnavailableError
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.judges.prompt import only_value, response_format, with_one_key
-from ctxguard.retrieval.chat import ChatClient, Conversation, Reply, TokenPrices
-from ctxguard.retrieval.usage import UNAVAILABLE, InvalidReason
+from ctxguard.monitor.judges.prompt import response_format, with_one_key
 
 T = TypeVar("T")
 
@@ -203,14 +204,14 @@ def _place(row: Row) -> tuple[object, ...]:
 
 def ask_reader(
     asked: Sequence[ToAnswer], client: ChatClient, file: AnswerFile, progress: Progress | None
-) -> Counter[InvalidReason]:
+) -> list[Reply[str]]:
     """Ask what the file does not hold yet; each batch is written when it is there.
 
     A context that two pipelines share is asked once. What gets no valid answer is not written, so
     that the next run asks it again.
 
     Returns:
-        Number of contexts without an answer, by reason.
+        The replies that hold no answer.
 
     Raises:
         StageUnavailableError: the endpoint answered for none of a batch.
@@ -219,14 +220,14 @@ def ask_reader(
     for each in file.waiting(asked):
         by_text.setdefault(each.digest, []).append(each)
     waiting = list(by_text.values())
-    failed: Counter[InvalidReason] = Counter()
+    failed: list[Reply[str]] = []
     for first in range(0, len(waiting), _BATCH):
         batch = waiting[first : first + _BATCH]
         sent = [several[0] for several in batch]
         replies = client.complete_all(sent, lambda each: each.conversation, None, _read_answer)
         for several, reply in zip(batch, replies, strict=True):
             if isinstance(reply.verdict, InvalidReason):
-                failed[reply.verdict] += 1
+                failed.append(reply)
                 client.ledger.add_invalid(several[0].query.query_id, reply.verdict, reply.body)
                 continue
             client.ledger.add(verdicts=1)
@@ -234,11 +235,11 @@ def ask_reader(
                 file.add(one, reply)
         file.save()
         if all(reply.verdict in UNAVAILABLE for reply in replies):
-            reasons = ", ".join(sorted({str(reply.verdict) for reply in replies}))
             raise StageUnavailableError(
                 "reader",
-                f"{client.model} at {client.host} answered none of {len(batch)} questions "
-                f"({reasons}); what was answered before is kept, and the next run goes on there",
+                f"{client.model} at {client.host} answered none of {len(batch)} questions: "
+                f"{why_failed(replies, client.ledger)}; what was answered before is kept, and the "
+                "next run goes on there",
             )
         if progress is not None:
             progress(len(batch))
@@ -305,7 +306,7 @@ def mark_answers(
     file: AnswerFile,
     judge: ChatClient | None = None,
     references: Mapping[str, str] | None = None,
-) -> int:
+) -> tuple[int, list[Reply[bool]]]:
     """Mark the answers that have no mark by this way right or wrong, in the file.
 
     Args:
@@ -316,7 +317,8 @@ def mark_answers(
             relevant passages, by query id.
 
     Returns:
-        Number of answers that could not be marked: no known answer, or no valid verdict.
+        Number of answers that could not be marked: no known answer, or no valid verdict; and the
+        judge's replies that hold none.
 
     Raises:
         StageUnavailableError: the judge's endpoint answered for none of a batch.
@@ -324,11 +326,15 @@ def mark_answers(
     way = "contains" if judge is None else f"judge {judge.model}"
     rows = [(each, row) for each in asked if (row := file.row(each)) is not None]
     waiting = [(each, row) for each, row in rows if row.get("marked_by") != way]
+    failed: list[Reply[bool]] = []
     for first in range(0, len(waiting), _BATCH):
         batch = waiting[first : first + _BATCH]
         marks: list[bool | None] = []
         if judge is not None:
-            marks = _judged(batch, judge, references or {})
+            for reply in _judged(batch, judge, references or {}):
+                is_mark = isinstance(reply.verdict, bool)
+                marks.append(reply.verdict if is_mark else None)  # type: ignore[arg-type]
+                failed += [] if is_mark else [reply]
         else:
             for each, row in batch:
                 right, wrong = known_answers(each.query)
@@ -339,13 +345,13 @@ def mark_answers(
             if mark is not None:
                 row |= {"correct": mark, "marked_by": way}
         file.save()
-    return sum("correct" not in row for _, row in rows)
+    return sum("correct" not in row for _, row in rows), failed
 
 
 def _judged(
     batch: Sequence[tuple[ToAnswer, Row]], judge: ChatClient, references: Mapping[str, str]
-) -> list[bool | None]:
-    """Ask a model about answers; None for one without a valid verdict."""
+) -> list[Reply[bool]]:
+    """Ask a model about answers."""
 
     def conversation(item: tuple[ToAnswer, Row]) -> Conversation:
         query, answer = item[0].query, str(item[1]["answer"])
@@ -360,12 +366,13 @@ def _judged(
         ]
 
     replies = judge.complete_all(batch, conversation, response_format(_MARK_SCHEMA), _read_mark)
-    verdicts = [reply.verdict for reply in replies]
-    if all(verdict in UNAVAILABLE for verdict in verdicts):
+    if all(reply.verdict in UNAVAILABLE for reply in replies):
         raise StageUnavailableError(
-            "judge", f"{judge.model} at {judge.host} marked no answer of a batch"
+            "judge",
+            f"{judge.model} at {judge.host} marked no answer of a batch: "
+            f"{why_failed(replies, judge.ledger)}",
         )
-    return [None if isinstance(verdict, InvalidReason) else verdict for verdict in verdicts]
+    return replies
 
 
 def _read_mark(content: str) -> bool | InvalidReason:

@@ -23,6 +23,7 @@ from ctxguard.monitor.sampling.writer import DEFAULT_PRIVACY
 from ctxguard.monitor.store import Entry
 
 if TYPE_CHECKING:
+    from ctxguard.endpoints.replies import Reply
     from ctxguard.monitor.judges import LLMJudge
 
 ASKED, WRITTEN = "asked-", "written-"
@@ -73,11 +74,11 @@ def passages_to_ask_about(passage_ids: Sequence[str], n: int) -> list[str]:
 
 def written_questions(
     passages: Sequence[Passage], model: "LLMJudge"
-) -> Iterator[list[tuple[Passage, str | None]]]:
+) -> "Iterator[list[tuple[Passage, Reply[str]]]]":
     """Have a language model write a question from each passage; yield them by twenty.
 
     Such questions are easier than those of people: they ask what the corpus answers, in words
-    near to its own. None stands for one that was not valid.
+    near to its own.
 
     Raises:
         StageUnavailableError: the endpoint answered for none of a batch.

@@ -423,7 +423,10 @@ def _verdict(found: JudgedStore, gain: JudgedDifference, settings: Settings) -> 
     )
     if udcg.value is None or udcg.value <= 0.0:
         return verdict.model_copy(update={"decision": "keep"})
-    figures: dict[str, Any] = {"recall": recall, "udcg": udcg}
+    figures: dict[str, Any] = {
+        name: Interval(each.value, each.lower, each.upper, each.n)
+        for name, each in (("recall", recall), ("udcg", udcg))
+    }
     if recall.value is None or recall.lower is None or recall.upper is None:
         return verdict
     if recall.upper < -settings.tolerance:

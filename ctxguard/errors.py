@@ -9,6 +9,7 @@
     │   └── ProfileMismatchError    made for another system: says what differs
     ├── StageError              a stage of the request path failed
     │   ├── StageUnavailableError   nothing is left that could answer
+    │   │   └── StageRefusedError       a server refused this one request for its content
     │   ├── OverloadedError         refused: more requests at once than can be served
     │   └── FilterViolationError    a retriever returned what the request's filter forbids
     ├── QueryError              a query that cannot be searched (empty, too large)  (ValueError)
@@ -102,6 +103,10 @@ class StageError(CtxguardError):
 
 class StageUnavailableError(StageError):
     """No stage is left that could answer: an outage, which must not look like an empty result."""
+
+
+class StageRefusedError(StageUnavailableError):
+    """A server refused one request for its content: it may answer the next one."""
 
 
 class OverloadedError(StageError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from calibration.data.dataset import Dataset, DistractorKind, Query
-from calibration.data.documents import SUFFIXES, read_documents
+from calibration.data.documents.folder import SUFFIXES, LeftOut, read_documents
 from calibration.data.text_files import (
     Record,
     clean,
@@ -105,19 +105,25 @@ class Corpus(Iterator[Passage]):
     Attributes:
         path: Their file, or the folder of documents.
         are_documents: Whether they are sections of documents, of any length.
+        left_out: What of the folder was left out so far.
     """
 
     def __init__(self, path: Path, *, are_documents: bool) -> None:
         self.path, self.are_documents = path, are_documents
+        self.left_out: list[LeftOut] = []
         self._counts: Counter[str] = Counter()
-        self._passages = (read_documents if are_documents else _passages)(path, self._counts)
+        self._passages = (
+            read_documents(path, self._counts, self.left_out)
+            if are_documents
+            else _passages(path, self._counts)
+        )
 
     def __next__(self) -> Passage:
         return next(self._passages)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Repairs, oddities and omissions in what was read so far, one readable line each."""
+        """Repairs and oddities in what was read so far, one readable line each."""
         return notes_of(self._counts)
 
 

@@ -126,6 +126,8 @@ def dial(
     options = {each.name: each for each in outcome.options}
     found: list[tuple[DialStop, _Contexts]] = []
     for size, name in by_size.items():
+        if name not in options:  # the first k of equal tokens is a yardstick
+            continue
         own = options[name].order, options[name].kept
         alike = [at for at, (_, each) in enumerate(found) if _alike(each, own)]
         if alike:

@@ -10,11 +10,12 @@ from ctxguard._support.settings import SettingsModel, key, optional, optional_ke
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Mode
+from ctxguard.endpoints.forms import Protocol
 from ctxguard.errors import ConfigurationError, DataError, JudgeError, StoreUnavailableError
-from ctxguard.retrieval.rerank_forms import Protocol
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
+    from ctxguard.endpoints.chat import ChatSettings
     from ctxguard.monitor.judges import Judge, LabelJudge
     from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import Counts, Limits, SampleStore
@@ -50,7 +51,34 @@ def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tu
             )
 
 
-class JudgeModel(SettingsModel):
+class ModelCalls(SettingsModel):
+    """How a language model behind an endpoint is called."""
+
+    timeout_seconds: float = key(
+        "Longest wait for one reply of a model behind an endpoint.", gt=0, value=30.0
+    )
+    max_reply_tokens: int = key(
+        "Most tokens of a reply; a model that spends all of them on thoughts is given 16 times as "
+        "many, once.",
+        ge=1,
+        value=256,
+    )
+    temperature: float = key(
+        "Temperature of the replies; left out where the model takes none.",
+        ge=0,
+        value=0.0,
+    )
+
+    def model_calls(self) -> "ChatSettings":
+        """Return them as the client's settings."""
+        return {
+            "timeout_seconds": self.timeout_seconds,
+            "max_reply_tokens": self.max_reply_tokens,
+            "temperature": self.temperature,
+        }
+
+
+class JudgeModel(ModelCalls):
     """The model that judges."""
 
     model: str | None = optional(
@@ -103,6 +131,7 @@ class JudgeModel(SettingsModel):
                 key=os.environ.get("CTXGUARD_JUDGE_KEY") or None,
                 min_score=self.min_score,
                 max_calls_per_second=self.calls_per_second,
+                timeout_seconds=self.timeout_seconds,
             )
             reranks.version += self._revision
             return reranks
@@ -120,10 +149,11 @@ class JudgeModel(SettingsModel):
                 min_score=self.min_score or 0.0,
                 reranker=None if reranker is None else CrossEncoderReranker(reranker),
             )
+        from ctxguard.endpoints.chat import TokenPrices
         from ctxguard.monitor.judges import LLMJudge
-        from ctxguard.retrieval.chat import ChatSettings, TokenPrices
 
         connection: ChatSettings = {
+            **self.model_calls(),
             "base_url": self.base_url,
             "api_key": os.environ.get("OPENAI_API_KEY") or ("none" if self.base_url else None),
             "max_calls_per_second": self.calls_per_second,

@@ -18,8 +18,8 @@ from ctxguard._support.settings import about, optional, optional_key
 from ctxguard.cli._fields import key_of
 from ctxguard.cli._options import Depth, PassageWorth
 from ctxguard.core.types import ScoreKind
+from ctxguard.endpoints.forms import FORMS
 from ctxguard.errors import ConfigurationError, DataError
-from ctxguard.retrieval.rerank_forms import FORMS
 from ctxguard.server.system import (
     AssessorSettings,
     EngineSystem,

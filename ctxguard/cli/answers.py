@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +15,7 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import open_labelled, seen_in_calibration
 from ctxguard.cli._results import by_metric
+from ctxguard.cli._store import ModelCalls
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.results import Results
     from ctxguard import ContextGuard, Profile
+    from ctxguard.endpoints.chat import ChatClient, ChatSettings, TokenPrices
     from ctxguard.request.assess import AssessorStage
-    from ctxguard.retrieval.chat import ChatClient, TokenPrices
 
 
-class AnswersCommand(System, AssessorSettings):
+class AnswersCommand(ModelCalls, System, AssessorSettings):
     file: Path = setting(
         "JSONL file of the answers; made by the first run, and a later one goes on where it ends.",
         "FILE",
@@ -77,6 +77,7 @@ class AnswersCommand(System, AssessorSettings):
             estimate,
             questions_with_contexts,
         )
+        from ctxguard.endpoints.chat import why_failed
 
         profile = ctxguard.Profile.load(self.profile)
         labelled, _, source = open_labelled(self, self.data, "test", output)
@@ -96,23 +97,21 @@ class AnswersCommand(System, AssessorSettings):
         if n_calls and self.reader is None:
             line += "; add --reader URL to ask"
         output.note(line)
-        failed: Counter[str] = Counter()
         with ExitStack() as stack, output.passes() as begin:
             if n_calls and self.reader is not None:
                 client = self._client(self.reader, self.model, stack)
                 progress = begin("asking the reader", n_calls)
-                failed.update(map(str, ask_reader(asked, client, file, progress).elements()))
+                failed = ask_reader(asked, client, file, progress)
+                if failed:
+                    notes.append(
+                        f"{count(len(failed), 'context')} got no valid answer: "
+                        f"{why_failed(failed, client.ledger)}; the next run asks again"
+                    )
             if self.mark == "correct":
                 notes += self._mark(asked, file, dataset, source, stack)
         if n_calls and self.reader is None:
             return
         results = compare_answers(asked, file, column=self.mark, prices=self._prices)
-        if failed:
-            reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(failed.items()))
-            notes.append(
-                f"{count(failed.total(), 'context')} got no valid answer ({reasons}); the next run "
-                "asks again"
-            )
         n_left_out = len(dataset) - results.of("guard", self.mark).mean.n
         if n_left_out:
             notes.append(f"{count(n_left_out, 'question')} without a mark on both sides left out")
@@ -121,21 +120,22 @@ class AnswersCommand(System, AssessorSettings):
 
     @property
     def _prices(self) -> "TokenPrices | None":
-        from ctxguard.retrieval.chat import TokenPrices
+        from ctxguard.endpoints.chat import TokenPrices
 
         return None if self.prices is None else TokenPrices(*self.prices)
 
     def _client(self, url: str, model: str, stack: ExitStack) -> "ChatClient":
-        from ctxguard.retrieval.chat import ChatClient
-        from ctxguard.retrieval.usage import Ledger
+        from ctxguard.endpoints.chat import ChatClient
+        from ctxguard.endpoints.usage import Ledger
+        from ctxguard.monitor.redaction import redact
 
-        client = ChatClient(
-            model,
-            Ledger(self.prices),
-            base_url=url,
-            api_key=os.environ.get("OPENAI_API_KEY") or "none",
-            max_calls_per_second=self.calls_per_second,
-        )
+        connection: ChatSettings = {
+            **self.model_calls(),
+            "base_url": url,
+            "api_key": os.environ.get("OPENAI_API_KEY") or "none",
+            "max_calls_per_second": self.calls_per_second,
+        }
+        client = ChatClient(model, Ledger(self.prices, redact=redact), **connection)
         stack.callback(client.close)
         return client
 
@@ -153,6 +153,7 @@ class AnswersCommand(System, AssessorSettings):
             ConfigurationError: a judge is named and no endpoint.
         """
         from calibration.answers import mark_answers, references
+        from ctxguard.endpoints.chat import why_failed
 
         judge, texts = None, {}
         if self.mark_by == "judge":
@@ -163,11 +164,12 @@ class AnswersCommand(System, AssessorSettings):
                 )
             judge = self._client(url, self.judge_model or self.model, stack)
             texts = references(dataset, source.passage)
-        n_unmarked = mark_answers(asked, file, judge, texts)
+        n_unmarked, failed = mark_answers(asked, file, judge, texts)
         if not n_unmarked:
             return []
         if judge is not None:
-            return [f"{count(n_unmarked, 'answer')} got no valid mark of the judge"]
+            why = why_failed(failed, judge.ledger)
+            return [f"{count(n_unmarked, 'answer')} got no valid mark of the judge: {why}"]
         unknown = f"{count(n_unmarked, 'answer')} without a known answer in the question's metadata"
         return [f"{unknown}: give answers there, or mark-by judge"]
 

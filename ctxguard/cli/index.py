@@ -1,8 +1,9 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -17,6 +18,7 @@ from ctxguard.cli._console import Output, by_total
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from calibration.data.readers import Corpus
     from ctxguard.core.types import Passage
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 
 _READ = 1_000
 """Passages of a corpus whose ids an engine is asked for at once."""
+_SHOWN = 10
+"""Files named on the screen of those that were left out."""
 
 
 class IndexCommand(SettingsModel):
     corpus: Path = setting(
-        "A folder of documents, or one: Markdown, text, HTML, PDF, Word, PowerPoint or Excel, cut "
-        "at headings and sentences; or passages: a JSONL file, one a line with _id (or id), text "
-        "and optionally title and metadata, or a BEIR folder, whose corpus.jsonl is read.",
+        "A folder of documents, or one: Markdown, text, HTML, PDF, Word, PowerPoint, Excel or CSV, "
+        "cut at headings and sentences; or passages: a JSONL file, one a line with _id (or id), "
+        "text and optionally title and metadata, or a BEIR folder, whose corpus.jsonl is read.",
         "CORPUS",
         argument=True,
     )
@@ -47,7 +51,8 @@ class IndexCommand(SettingsModel):
     )
     update: bool = setting(
         "Bring the index up to date with CORPUS: encode only what is new or has changed, "
-        "delete what CORPUS no longer holds.",
+        "delete what CORPUS no longer holds. The passages of a document that cannot be read now "
+        "stay; the exit code is 1 then.",
         value=False,
     )
     chunk: bool = setting(
@@ -111,7 +116,8 @@ class IndexCommand(SettingsModel):
             # Made before the passages are counted.
             with output.doing("reading the model's word pieces, once on this machine"):
                 embedder.piece_table  # noqa: B018  made, and kept
-        corpus = _Corpus(reader, embedder, chunk=chunk)
+        kept = _Kept(existing, reader)
+        corpus = _Corpus(reader, embedder, kept, chunk=chunk)
         with output.passes() as begin:
             tell: Callable[[int], None] | None = None
 
@@ -135,11 +141,12 @@ class IndexCommand(SettingsModel):
             "update": changes,
             "window": corpus.window,
             "passages_per_second": n_encoded / build_seconds,
+            "left_out": [{**e._asdict(), "kept": kept.of(e.path)} for e in reader.left_out],
         }
         where, notes = self._saved(retriever, output)
         document |= {**where, "seconds": perf_counter() - start}
         notes = [*reader.notes, *corpus.notes, *notes]
-        output.result(document, lambda: _print(document, output), notes)
+        output.result(document, lambda: _print(document, output), notes, found=kept.n > 0)
 
     def _check_destination(self) -> None:
         """Refuse a destination or a language before the work; saving checks only after it."""
@@ -202,8 +209,8 @@ class IndexCommand(SettingsModel):
             retriever.save(folder)
         notes = [] if report.script_warning is None else [report.script_warning]
         if report.empty:
-            left_out = count(report.empty, "passage")
-            notes.append(f"{left_out} with neither title nor text left out")
+            empty = count(report.empty, "passage")
+            notes.append(f"{empty} with neither title nor text left out")
         language = retriever.analyser.name
         if self.model is None and language != "en":
             notes.append(
@@ -211,7 +218,7 @@ class IndexCommand(SettingsModel):
                 f"language is {language}; give --model a multilingual model"
             )
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        return {"index": str(folder), "left_out": report.empty, "size_bytes": size_bytes}, notes
+        return {"index": str(folder), "empty": report.empty, "size_bytes": size_bytes}, notes
 
 
 def _holder(retriever: "_Index") -> Any:
@@ -232,6 +239,12 @@ def _print(made: "dict[str, Any]", output: Output) -> None:
         ("lexical", by.get("lexical", by.get("analyser"))),
         ("took", f"{made['seconds']:.1f} s, {made['passages_per_second']:,.0f} passages/s"),
     )
+    left_out = sorted(made["left_out"], key=lambda each: (not each["kept"], not each["unread"]))
+    for each in left_out[:_SHOWN]:
+        kept = f"; as indexed before, {count(each['kept'], 'passage')}" if each["kept"] else ""
+        output.note(f"left out: {each['path']} {each['reason']}{kept}")
+    if len(left_out) > _SHOWN:
+        output.note(f"left out: {len(left_out) - _SHOWN:,} more, which --json lists")
 
 
 def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
@@ -251,12 +264,44 @@ def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
     return CHUNK_OF in rows.fields
 
 
+class _Kept:
+    """The passages that an index holds of documents that cannot be read now.
+
+    Attributes:
+        n: How many were yielded so far.
+    """
+
+    def __init__(self, index: "_Index | None", corpus: "Corpus") -> None:
+        self._index, self._corpus = index, corpus
+        self._by_path: Counter[str] = Counter()
+        self.n = 0
+
+    def __iter__(self) -> "Iterator[Passage]":
+        """Yield them, once the corpus is read."""
+        unread = {each.path.rstrip("/") for each in self._corpus.left_out if each.unread}
+        folders = tuple(f"{each}/" for each in unread)
+        if self._index is None or not unread:
+            return
+        for passage in self._index.stored_passages():
+            path = str((passage.metadata or {}).get("path", ""))
+            if path in unread or path.startswith(folders):
+                self._by_path[path] += 1
+                self.n += 1
+                yield passage
+
+    def of(self, path: str) -> int:
+        """Count those of a document or a folder."""
+        folder = f"{path.rstrip('/')}/"
+        return sum(n for each, n in self._by_path.items() if f"{each}/".startswith(folder))
+
+
 class _Corpus:
     """The passages to index, which are read once and not kept, and how they fit the model.
 
     Args:
         passages: Those of the file.
         embedder: The model.
+        kept: Those that an index holds of documents that cannot be read now.
         chunk: Whether passages that are longer than the model reads are split.
 
     Attributes:
@@ -270,9 +315,15 @@ class _Corpus:
     """
 
     def __init__(
-        self, passages: "Iterable[Passage]", embedder: "SentenceTransformerEmbedder", *, chunk: bool
+        self,
+        passages: "Iterable[Passage]",
+        embedder: "SentenceTransformerEmbedder",
+        kept: _Kept,
+        *,
+        chunk: bool,
     ) -> None:
         self._file, self._window, self._chunk = passages, embedder.passage_window, chunk
+        self._kept = kept
         if self._window is None and chunk:
             raise ConfigurationError(
                 f"--chunk: how many tokens {embedder.name} reads is not known; leave it out"
@@ -282,7 +333,7 @@ class _Corpus:
         self.passages, self.read_at = 0, perf_counter()
 
     def __iter__(self) -> "Iterator[Passage]":
-        for passage in self._fitted():
+        for passage in chain(self._fitted(), self._kept):
             self.passages += 1
             yield passage
         self.read_at = perf_counter()

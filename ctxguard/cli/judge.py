@@ -24,6 +24,7 @@ from ctxguard.errors import ConfigurationError, QueryError
 if TYPE_CHECKING:
     from ctxguard import HybridRetriever
     from ctxguard.cli._console import Passes
+    from ctxguard.endpoints.replies import Reply
     from ctxguard.monitor.judges import Judge, LLMJudge
     from ctxguard.monitor.store import SampleStore
 
@@ -75,6 +76,7 @@ class JudgeCommand(JudgeModel, System):
         passages, as the judge sees them. A judge errs: have people grade a part
         of the passages, and the figures are corrected.
         """
+        from ctxguard.endpoints.chat import why_failed
         from ctxguard.monitor.store import SampleStore, State
         from ctxguard.request.assess import Closeable
 
@@ -89,12 +91,18 @@ class JudgeCommand(JudgeModel, System):
             there = judge is not None or file is None or file.exists()
             store = stack.enter_context(SampleStore.open(self.store if there else "sqlite://"))
             waited = store.states().get(State.PENDING, 0)
-            failed = (0, 0)
+            lacking = (0, 0)
             if judge is not None:
-                failed = store.n_failed(f"{judge.name} {judge.version}")
+                lacking = store.n_failed(f"{judge.name} {judge.version}")
             with output.passes() as begin:
-                added = self._write(store, judge, begin)
-            output.note(self._in_words(added, waited, failed))
+                failed: list[Reply[str]] = []
+                added = self._write(store, judge, begin, failed)
+            if failed:
+                output.note(
+                    f"{count(len(failed), 'passage')} got no question: "
+                    f"{why_failed(failed, cast('LLMJudge', judge).ledger)}; the next run asks again"
+                )
+            output.note(self._in_words(added, waited, lacking))
             if judge is None:
                 return
             fault = _judge_all(store, judge, output)
@@ -103,7 +111,13 @@ class JudgeCommand(JudgeModel, System):
                 output.findings([fault or "no sample waits, and this judge has judged none"])
             _show(store, series, output, fault)
 
-    def _write(self, store: "SampleStore", judge: "Judge | None", begin: "Passes") -> Counter[str]:
+    def _write(
+        self,
+        store: "SampleStore",
+        judge: "Judge | None",
+        begin: "Passes",
+        failed: "list[Reply[str]]",
+    ) -> Counter[str]:
         """Write the samples that the store lacks; without a judge only count what they take."""
         from calibration.asked_questions import JUDGED_DEPTH, sample_of, tokens_to_judge
         from ctxguard import ContextGuard
@@ -115,14 +129,13 @@ class JudgeCommand(JudgeModel, System):
         guard = ContextGuard(retriever, k=self.serving_k, mode="off", depth=depth)
         system = {**retriever.fingerprint(), "k": str(self.serving_k), "depth": str(depth)}
         worker, added = uuid4().hex, Counter[str]()
-        for asked in self._asked(cast("HybridRetriever", source), system, store, judge, begin):
+        index = cast("HybridRetriever", source)
+        for asked in self._asked(index, system, store, judge, begin, failed=failed):
             entries = []
-            written = [(each, text, n) for each, text, n in asked if text]
-            for request_id, text, times in written:
+            for request_id, text, times in asked:
                 with suppress(QueryError):
                     entries.append(sample_of(guard, text, request_id, times))
-            added.update(questions=len(entries), refused=len(written) - len(entries))
-            added.update(unwritten=len(asked) - len(written))
+            added.update(questions=len(entries), refused=len(asked) - len(entries))
             for n_passages, n_tokens in map(tokens_to_judge, entries):
                 added.update(passages=n_passages, tokens=n_tokens)
             if judge is not None:
@@ -138,16 +151,19 @@ class JudgeCommand(JudgeModel, System):
         store: "SampleStore",
         judge: "Judge | None",
         begin: "Passes",
-    ) -> "Iterator[list[tuple[str, str | None, int]]]":
+        *,
+        failed: "list[Reply[str]]",
+    ) -> "Iterator[list[tuple[str, str, int]]]":
         """Yield questions that the store lacks: request id, text, and how often it was asked.
 
-        The text is None where no valid question was written.
+        Replies that hold no question are added to ``failed``.
         """
         from calibration.asked_questions import (
             passages_to_ask_about,
             request_id_of,
             written_questions,
         )
+        from ctxguard.endpoints.failures import InvalidReason
 
         if self.questions is None:
             asked = [(request_id_of(text, system), text, n) for text, n in self._log().items()]
@@ -155,7 +171,7 @@ class JudgeCommand(JudgeModel, System):
             step = begin("searching", len(new))
             for first in range(0, len(new), _AT_ONCE):
                 some = new[first : first + _AT_ONCE]
-                yield [*some]
+                yield some
                 step(len(some))
             return
         drawn = passages_to_ask_about(index.passage_ids, self.questions)
@@ -163,7 +179,12 @@ class JudgeCommand(JudgeModel, System):
         passages = [index.passage(name) for name in drawn if not store.find([ids[name]])]
         step = begin("writing questions", len(passages))
         for written in written_questions(passages, cast("LLMJudge", judge)):
-            yield [(ids[passage.passage_id], text, 1) for passage, text in written]
+            failed += [reply for _, reply in written if isinstance(reply.verdict, InvalidReason)]
+            yield [
+                (ids[passage.passage_id], reply.verdict, 1)
+                for passage, reply in written
+                if not isinstance(reply.verdict, InvalidReason)
+            ]
             step(len(written))
 
     def _log(self) -> dict[str, int]:
@@ -181,16 +202,13 @@ class JudgeCommand(JudgeModel, System):
         questions, passages = count(added["questions"], "question"), added["passages"]
         n_refused = added["refused"]
         refused = f"; {count(n_refused, 'question')} found no passage" if n_refused else ""
-        if n_unwritten := added["unwritten"]:
-            refused += f"; no valid question was written from {count(n_unwritten, 'passage')}: "
-            refused += "the next run asks again"
         if failed[1]:
             refused += f"; {count(failed[1], 'passage')} of {count(failed[0], 'question')} got no "
             refused += "grade from calls that failed, and are asked about again"
         if not added["questions"]:
             waits = f"; {count(waited, 'sample')} waited for a judge" if waited else ""
             none = "the store holds every question already: none is new"
-            if n_refused or n_unwritten:
+            if n_refused:
                 none = "no question was added"
             return f"{none}{waits}{refused}"
         one_at_a_time = self.judge not in ("cross-encoder", "reranker")
@@ -219,7 +237,7 @@ def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | No
     fault = judge_waiting(running, output, _AT_ONCE)
     report = running.report()
     if report.waiting and report.outcomes[Outcome.JUDGE_FAILED]:
-        fault = f"the judge could not be reached; {count(report.waiting, 'sample')} wait for it"
+        fault = f"{running.why_judge_failed}; {count(report.waiting, 'sample')} wait for it"
     return fault
 
 

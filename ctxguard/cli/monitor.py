@@ -159,7 +159,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         if report.failed_passages:
             notes.append(failed_in_words(report.failed_requests, report.failed_passages))
         if judge_failed:
-            notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")
+            notes.append(f"{running.why_judge_failed}; {report.waiting:,} samples wait for it")
         price = self.price_per_million
         tokens = {
             mode: {**found._asdict(), "saved_cost": found.saved_cost(price)}

@@ -250,6 +250,11 @@ class Monitor:
         self._check_owner()
         return self._worker.step(limit)
 
+    @property
+    def why_judge_failed(self) -> str:
+        """Why the judge could not be called last, in words."""
+        return f"the judge failed ({self._worker.why})"
+
     def report(self) -> Report:
         """Take up what people have graded, and make a report of this moment.
 

@@ -13,7 +13,13 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from ctxguard._support.error_text import describe_error, drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import FailureKind, StageFailure
-from ctxguard.errors import CtxguardError, OverloadedError, StageError, StageUnavailableError
+from ctxguard.errors import (
+    CtxguardError,
+    OverloadedError,
+    StageError,
+    StageRefusedError,
+    StageUnavailableError,
+)
 from ctxguard.resilience.breaker import FAILURES, REFUSED, Breaker, Probe, Watcher
 from ctxguard.resilience.pool import DaemonPool, PoolFullError
 
@@ -240,8 +246,10 @@ class Stage:
     def _note_error(self, error: BaseException, probe: Probe | None) -> None:
         if isinstance(error, OverloadedError) and probe is None:
             return
+        if isinstance(error, StageRefusedError):
+            self._log_failure(describe_error(error))
         # A refused query or setting is the caller's fault: the stage did answer.
-        if isinstance(error, OverloadedError) or (
+        if isinstance(error, OverloadedError | StageRefusedError) or (
             isinstance(error, CtxguardError) and not isinstance(error, StageError)
         ):
             self.breaker.succeeded(probe)
@@ -250,13 +258,17 @@ class Stage:
 
     def _note_failure(self, cause: str, probe: Probe | None) -> None:
         """Count a failure; log it if it is the first after a success."""
-        breaker, now = self.breaker, monotonic()
-        if breaker.opens and breaker.is_closed:
-            if not breaker.failures and now >= self._fails_quietly_until:
-                self._fails_quietly_until = now + _LOG_SECONDS
-                _log.warning("%s failed: %s", self.name, cause)
+        if self.breaker.opens and self.breaker.is_closed:
+            if not self.breaker.failures:
+                self._log_failure(cause)
             self._last_cause = cause
-        breaker.failed(probe)
+        self.breaker.failed(probe)
+
+    def _log_failure(self, cause: str) -> None:
+        now = monotonic()
+        if now >= self._fails_quietly_until:
+            self._fails_quietly_until = now + _LOG_SECONDS
+            _log.warning("%s failed: %s", self.name, cause)
 
     def _log_change(self, _: str, is_open: bool) -> None:
         if is_open:

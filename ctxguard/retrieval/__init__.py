@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         RetrieverFunction,
         SwappingRetriever,
     )
-    from ctxguard.retrieval.rerank_client import RerankClient
 
 __all__ = [
     "Analyser",
@@ -28,7 +27,6 @@ __all__ = [
     "Embedder",
     "FilteringRetriever",
     "HybridRetriever",
-    "RerankClient",
     "Reranker",
     "Retriever",
     "RetrieverFunction",
@@ -43,6 +41,5 @@ if not TYPE_CHECKING:
             "ctxguard.retrieval.hybrid.retriever": "HybridRetriever",
             "ctxguard.retrieval.protocols": "Analyser AsyncRetriever Embedder FilteringRetriever "
             "Reranker Retriever RetrieverFunction SwappingRetriever",
-            "ctxguard.retrieval.rerank_client": "RerankClient",
         },
     )

@@ -29,8 +29,8 @@ from ctxguard.core.types import (
     StageFailure,
     StageTiming,
 )
+from ctxguard.endpoints.forms import FORMS, MARKS, RerankForm
 from ctxguard.resilience import failure_of
-from ctxguard.retrieval.rerank_forms import FORMS, MARKS, RerankForm
 from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.service import Service

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import OverloadedError, StageError
+from ctxguard.errors import OverloadedError, StageError, StageRefusedError
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import Stage
 from ctxguard.retrieval.protocols import Reranker
@@ -19,7 +19,7 @@ _LOCAL_WORKERS = 2
 
 
 class Scorer(Protocol):
-    """Scores documents for a query; ``ctxguard.retrieval.rerank_client.RerankClient`` is one."""
+    """Scores documents for a query; ``ctxguard.endpoints.rerank.RerankClient`` is one."""
 
     @property
     def fingerprint(self) -> str:
@@ -149,5 +149,7 @@ class BoundedScorer:
         if scores.shape != (len(documents),):
             raise StageError(STAGE, f"{scores.shape} scores for {len(documents)} documents")
         if not np.isfinite(scores).any():
+            if not any(map(str.strip, documents)):
+                raise StageRefusedError(STAGE, "every document is blank")
             raise StageError(STAGE, "no score is a finite number")
         return scores

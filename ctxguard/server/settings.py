@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.core.types import Mode, ScoreKind
+from ctxguard.endpoints.forms import FORMS
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.rerank_forms import FORMS
 from ctxguard.server.system import (
     RERANK_MODEL,
     RERANK_UPSTREAM,

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.core.types import ScoreKind
 from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, DEFAULT_QUESTIONS
+from ctxguard.endpoints.forms import Protocol
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.rerank_forms import Protocol
 
 if TYPE_CHECKING:
+    from ctxguard.endpoints.rerank import RerankClient
     from ctxguard.request.assess import AssessorStage
     from ctxguard.resilience import Deadlines
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
-    from ctxguard.retrieval.rerank_client import RerankClient
 
 _PATIENT_SECONDS = 60.0
 _PATIENT_PER_SECOND = 1e6
@@ -80,15 +80,25 @@ class UpstreamSystem(SettingsModel):
         value="cohere",
     )
     rerank_model: str | None = optional_key(RERANK_MODEL, default=THEIR_MODEL)
+    rerank_documents: int | None = optional_key(
+        "Most documents that the server takes in one call.",
+        default="learned from its answers",
+        ge=1,
+    )
 
     def upstream(
         self, url: str, key: str | None, seconds: float, model: str | None
     ) -> "RerankClient":
         """Make the client of a server with a reranker, by this system's protocol."""
-        from ctxguard.retrieval.rerank_client import RerankClient
+        from ctxguard.endpoints.rerank import RerankClient
 
         return RerankClient(
-            url, protocol=self.rerank_protocol, key=key, model=model, timeout_seconds=seconds
+            url,
+            protocol=self.rerank_protocol,
+            key=key,
+            model=model,
+            timeout_seconds=seconds,
+            most_documents=self.rerank_documents,
         )
 
 
@@ -134,6 +144,10 @@ class AssessorSettings(UpstreamSystem):
     assessor_seconds: float = key(
         "Longest wait for the assessor; the answer is then decided without it.", gt=0, value=2.0
     )
+    assessor_reply_tokens: int = key("Most tokens of the assessor's reply.", ge=1, value=8_192)
+    assessor_temperature: float = key(
+        "Temperature of the assessor; left out where it takes none.", ge=0, value=0.0
+    )
     assessor_per_second: float = key(
         "Most candidates that a process asks the assessor about a second.",
         gt=0,
@@ -165,8 +179,8 @@ class AssessorSettings(UpstreamSystem):
         )
 
     def _assessor(self, seconds: float) -> "Assessor":
-        from ctxguard.retrieval import assessors
-        from ctxguard.retrieval.chat import TokenPrices
+        from ctxguard.endpoints import assessors
+        from ctxguard.endpoints.chat import TokenPrices
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
         own_key = os.environ.get("CTXGUARD_ASSESSOR_KEY") or None
@@ -188,4 +202,6 @@ class AssessorSettings(UpstreamSystem):
             base_url=url,
             api_key=key_of_endpoint or ("none" if url else None),
             timeout_seconds=seconds,
+            max_reply_tokens=self.assessor_reply_tokens,
+            temperature=self.assessor_temperature,
         )

@@ -13,6 +13,7 @@ from calibration.asking import FIRST, Asking
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
+from ctxguard.core.metrics import READERS, STRICT
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import FloatArray, Passage, Ranking
 from ctxguard.errors import CalibrationError, OverloadedError
@@ -97,7 +98,7 @@ def test_all_labelled_queries_are_asked_about_once() -> None:
 
 
 def test_size_and_threshold_are_chosen_with_the_answers() -> None:
-    made = asked(150, 1.5, 0.2)
+    made = asked(150, 1.5, 0.15, context="leaner")
     own, alone = assessor_of(made).policy, route_of(made).policy
     assert isinstance(alone, ExpectedUtilityPolicy)
     assert own.model == alone.model
@@ -164,7 +165,7 @@ def test_where_queries_are_held_out_nobody_is_asked_and_a_line_says_so() -> None
 
 
 def test_a_gain_that_costs_recall_stays_in_shadow_and_the_line_says_why() -> None:
-    found = assessor_of(asked(150, 1.5, context="utility"))
+    found = assessor_of(asked(150, 1.5, context="utility", utilities=STRICT))
     assert found.decision == "shadow"
     assert found.statement.endswith("recorded, not applied: recall is not shown to hold")
 
@@ -220,7 +221,7 @@ def test_the_forecast_is_what_other_queries_gain() -> None:
             relevant = {key for key, grade in dataset.qrels[query.query_id].items() if grade}
             utilities = [
                 sum(
-                    (1.0 if each.passage_id in relevant else -0.5) / np.log2(rank + 2)
+                    (1.0 if each.passage_id in relevant else READERS.irrelevant) / np.log2(rank + 2)
                     for rank, each in enumerate(passages)
                 )
                 for passages in (answered.passages, alone.retrieve(query.text).passages)

@@ -29,6 +29,7 @@ from calibration.grid import ratio_grid
 from calibration.objectives import highest_utility
 from calibration.pool_labels import label
 from calibration.replay import replay
+from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
@@ -44,36 +45,42 @@ class TestChoice:
     ) -> None:
         outcome = outcome_of(calibrated(120, policy=family, context="utility"))
         grid = outcome.route.choosing.grid
-        k, threshold = outcome.profile.policy.k, grid.means.udcg.max()
         assert outcome.profile.policy.kind == family
-        places = np.argwhere(grid.means.udcg >= threshold - 1e-12)
-        assert k in {grid.ks[place[0]] for place in places}
+        every = [*np.ndindex(len(grid.ks), grid.thresholds.size)]
+        gains = np.take_along_axis(grid.beyond_today[1], grid.kept(every), axis=1).mean(axis=0)
+        best = np.flatnonzero(gains >= gains.max() - 1e-12)
+        assert outcome.profile.policy in [grid.policy(every[place]) for place in best]
 
     @pytest.mark.parametrize("context", ["leaner", "balanced", "richer"])
     def test_what_was_asked_for_is_chosen_and_the_others_stand_beside_it(
         self, context: str
     ) -> None:
-        outcome = outcome_of(calibrated(150, noise=0.1, relevant=8, context=context))
-        kept = {
-            name: option.metrics.values["kept"].mean()
-            for name, option in {**outcome.others, context: outcome.chosen}.items()
-        }
-        assert {*kept} == {"balanced", "richer"} | ({"leaner"} & {*kept})
-        assert kept["balanced"] <= 10.5
-        assert kept["richer"] >= kept["balanced"] - 1e-9
+        outcome = outcome_of(calibrated(150, noise=0.15, relevant=3, context=context))
+        found = {**outcome.others, context: outcome.chosen}
+        assert {*found} == {"leaner", "balanced", "richer"}
+        kept = {name: option.metrics.values["kept"].mean() for name, option in found.items()}
+        udcg = {name: option.metrics.values["udcg"].mean() for name, option in found.items()}
+        assert kept["leaner"] <= kept["balanced"] <= 5.0 <= kept["richer"] <= 10.0
+        assert udcg["richer"] >= udcg["balanced"] - 0.01
+        assert found["leaner"].verdict.decision == "enforce"
 
-    @pytest.mark.parametrize("n", [40, 80, 150])
+    @pytest.mark.parametrize("n", [60, 80, 150])
     def test_the_boldest_choice_that_may_be_enforced_is_taken(self, n: int) -> None:
-        outcome = outcome_of(calibrated(n, noise=0.2, relevant=4))
+        outcome = outcome_of(calibrated(n, noise=0.15, relevant=3))
         own = outcome.route.choosing
-        places = [own.chosen(rule) for rule in outcome.route.rules("balanced")]
-        assert len(places) == 2
-        gains = [0.0 if at is None else own.sums.mean_gain[own.tried.index(at)] for at in places]
-        assert gains[0] >= gains[1]
-        verdict = outcome.profile.verdict
-        if verdict is not None and verdict.decision == "enforce" and not verdict.extends:
-            taken = [own.grid.policy(at) for at in places if at is not None]
-            assert outcome.profile.policy in taken
+        decisions = []
+        for rule in outcome.route.rules("balanced"):
+            place = own.chosen(rule)
+            if place is None:
+                continue
+            policy = own.grid.policy(place)
+            contexts = own.contexts(rule, 5)
+            kept = np.arange(DEPTH) < contexts[1][:, None]
+            option = outcome.route.option("one", policy, contexts[0], kept)
+            decisions.append((policy, option.verdict.decision))
+        enforced = [policy for policy, decision in decisions if decision == "enforce"]
+        assert decisions
+        assert outcome.profile.policy == (enforced[0] if enforced else RatioPolicy(k=5))
 
     def test_queries_that_were_held_out_choose_nothing(self) -> None:
         outcome = outcome_of(calibrated(150, noise=0.2, relevant=4, held_out=0.5))
@@ -90,6 +97,19 @@ class TestChoice:
     def test_min_keep_is_that_of_every_policy(self) -> None:
         policy = outcome_of(calibrated(80, min_keep=0, context="utility")).profile.policy
         assert policy.min_keep == 0
+
+
+def perfect_reranker(n: int) -> tuple[Recorded, Dataset]:
+    """One score, which is high for all that is relevant and low for all else."""
+    random = np.random.default_rng(0)
+    queries = tuple(Query(f"q{i}", f"question {i}") for i in range(n))
+    rankings, qrels = {}, {}
+    for query in queries:
+        relevant = np.arange(DEPTH) < random.integers(1, 8)
+        scores = np.sort(np.where(relevant, 0.9, 0.1) + random.normal(0.0, 0.02, DEPTH))[::-1]
+        rankings[query.text] = ranking_of(scores.tolist(), kind=ScoreKind.PROBABILITY)
+        qrels[query.query_id] = {f"p{i}": int(each) for i, each in enumerate(relevant)}
+    return Recorded(rankings), Dataset("perfect", queries, qrels)
 
 
 def as_ranks(ranking: Ranking) -> Ranking:
@@ -132,7 +152,8 @@ class TestToday:
         outcome = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH)))
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert outcome.profile.certificate is None
-        assert (outcome.profile.verdict.decision, outcome.profile.verdict.value) == ("keep", None)
+        verdict = outcome.profile.verdict
+        assert (verdict.decision, verdict.recall.value, verdict.tokens.value) == ("keep", 0.0, 0.0)
         assert outcome.profile.safe_policy == outcome.today.policy == RatioPolicy(k=5)
         assert "the first 5 as today" in outcome.profile.why
 
@@ -176,7 +197,8 @@ class TestVerdict:
         assert found["kept"].value < 4.0
         assert found["recall"].value > 0.98
         gains = outcome.chosen.metrics.values["udcg"] - outcome.today.metrics.values["udcg"]
-        assert verdict.gain == pytest.approx(gains.mean(), abs=1e-5)
+        assert verdict.udcg.value == pytest.approx(gains.mean(), abs=1e-5)
+        assert verdict.tokens.value == pytest.approx(found["kept"].value / 5.0 - 1.0, abs=1e-5)
 
     def test_queries_that_were_held_out_by_hand_say_it_alone(self) -> None:
         outcome = outcome_of(calibrated(300, noise=0.1, held_out=0.5))
@@ -189,12 +211,14 @@ class TestVerdict:
     def test_fewer_labels_than_twenty_never_enforce(self, n: int) -> None:
         verdict = calibrated(n, noise=0.1).profile.verdict
         assert verdict.decision != "enforce"
-        assert verdict.value is None
+        assert verdict.recall is None
 
     def test_few_labels_can_enforce_what_holds_more_of_the_answer(self) -> None:
-        result = calibrated(30, noise=0.1, relevant=8)
+        result = calibrated(30, noise=0.1, relevant=8, context="richer")
         assert result.held_out is None
-        assert result.profile.verdict.decision == "enforce"
+        verdict = outcome_of(result).profile.verdict
+        assert verdict.decision == "enforce"
+        assert verdict.recall.lower > 0.25
 
     def test_where_nothing_keeps_recall_todays_order_goes_on_if_that_pays(self) -> None:
         """The scores say nothing of the first five, and all of the next three are relevant."""
@@ -206,7 +230,8 @@ class TestVerdict:
             qrels[query.query_id] = {**first, "p5": 1, "p6": 1, "p7": 1}
             rankings[query.text] = ranking_of([1.0] * 8 + [0.1] * 4, kind=ScoreKind.RANK)
         dataset = Dataset("longer", queries, qrels)
-        outcome = outcome_of(calibrate(Recorded(rankings), dataset, Settings(depth=12)))
+        asked = Settings(depth=12, context="richer")
+        outcome = outcome_of(calibrate(Recorded(rankings), dataset, asked))
         route, verdict = outcome.profile, outcome.profile.verdict
         assert verdict.decision == "enforce"
         kept = outcome.chosen.kept
@@ -219,17 +244,44 @@ class TestVerdict:
     ) -> None:
         """All labels choose, four fifths of them nothing: what was measured is today's."""
         monkeypatch.setattr(Folded, "share_chosen", lambda *_: 0.2)
-        verdict = outcome_of(calibrate(*simulate(60, noise=0.1, relevant=8))).profile.verdict
-        assert (verdict.decision, verdict.value) != ("enforce", 0.0)
-        assert verdict.decision == "shadow"
+        simulated = simulate(60, noise=0.1, relevant=8)
+        verdict = outcome_of(calibrate(*simulated, Settings(context="richer"))).profile.verdict
+        assert (verdict.decision, verdict.recall) == ("shadow", None)
         assert "about 75 such queries would probably decide" in verdict.statement
 
     def test_where_nothing_can_be_gained_it_says_how_many_labels_show_that_nothing_is_lost(
         self,
     ) -> None:
-        verdict = outcome_of(calibrate(*simulate(60, noise=0.05, relevant=1))).profile.verdict
-        assert (verdict.decision, verdict.n_needed) == ("keep", 107)
-        assert "about 107 would probably decide" in verdict.statement
+        """So many labels do decide, and fewer do not."""
+        verdict = outcome_of(calibrate(*simulate(21, noise=0.05, relevant=1))).profile.verdict
+        needed = verdict.n_needed
+        assert (verdict.decision, verdict.recall) == ("keep", None)
+        assert f"about {needed} such queries would probably decide" in verdict.statement
+        more = calibrate(*simulate(needed, noise=0.05, relevant=1))
+        assert outcome_of(more).profile.verdict.decision == "enforce"
+        between = calibrate(*simulate(needed - 3, noise=0.05, relevant=1))
+        assert "more queries like these would not" not in between.profile.verdict.statement
+
+    @pytest.mark.parametrize(("relevant", "noise"), [(1, 0.05), (3, 0.1)])
+    def test_forty_labels_switch_on_a_filter_that_loses_nothing(
+        self, relevant: int, noise: float
+    ) -> None:
+        """Ten passages are served today; nothing but the labels is given."""
+        simulated = simulate(40, noise=noise, relevant=relevant)
+        outcome = outcome_of(calibrate(*simulated, Settings(serving_k=10)))
+        verdict = outcome.profile.verdict
+        assert verdict.decision == "enforce"
+        assert verdict.recall.value >= 0.0
+        assert verdict.tokens.upper < 0.0
+        assert outcome.chosen.metrics.values["kept"].mean() < 9.0
+
+    def test_a_perfect_single_score_is_switched_on(self) -> None:
+        """Fifty questions with one to seven relevant passages, each candidate graded."""
+        outcome = outcome_of(calibrate(*perfect_reranker(50), Settings(depth=DEPTH)))
+        verdict = outcome.profile.verdict
+        assert verdict.decision == "enforce"
+        assert verdict.recall.lower > 0.0
+        assert verdict.tokens.value <= 0.0
 
     def refuted(self, asked: Settings) -> RouteOutcome:
         """A calibration whose held-out queries have their relevant passages at the end."""
@@ -249,10 +301,11 @@ class TestVerdict:
         outcome = self.refuted(Settings(depth=DEPTH, held_out=0.5))
         verdict = outcome.profile.verdict
         assert verdict.decision == "keep"
-        assert verdict.upper < -0.01
+        assert verdict.recall.upper < -0.01
+        assert verdict.statement.startswith("keep: worse than the first 5")
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert outcome.profile.certificate is None
-        assert "refute" in outcome.profile.why
+        assert "the first 5 as today, since nothing better is shown" in outcome.profile.why
 
     def test_one_whose_loss_was_asked_for_stays_in_shadow(self) -> None:
         route = self.refuted(Settings(depth=DEPTH, held_out=0.5, context="utility")).profile
@@ -260,7 +313,7 @@ class TestVerdict:
         assert route.policy.kind == "expected_utility"
 
     def test_the_evidence_bounds_the_loss_that_alarms_watch(self) -> None:
-        outcome = outcome_of(calibrated(200, noise=0.2))
+        outcome = outcome_of(calibrated(200))
         losses = outcome.chosen.metrics.values["recall_loss"]
         promise = outcome.profile.recall_promise
         assert (promise.baseline_k, promise.source) == (5, "evidence of calibration")
@@ -341,7 +394,9 @@ class TestCostOfTheChoice:
         ranking = ranking_of([10.0 - rank for rank in range(10)])
         dataset = Dataset("last", queries, {query.query_id: {"p4": 1} for query in queries})
         retriever = Recorded({query.text: ranking for query in queries})
-        asked = Settings(policy="ratio", context="utility", depth=10, held_out=0.5)
+        asked = Settings(
+            policy="ratio", context="utility", utilities=STRICT, depth=10, held_out=0.5
+        )
         outcome = outcome_of(calibrate(retriever, dataset, asked))
         route = outcome.profile
         assert route.policy.k == 1

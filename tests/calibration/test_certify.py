@@ -9,16 +9,19 @@ from calibration.certify import Promise, certify
 from calibration.grid import Grid, ratio_grid
 from calibration.pool_labels import label
 from calibration.replay import replay
+from ctxguard.core.metrics import READERS, STRICT, Utilities
 
 PROMISE = Promise(alpha=0.1, delta=0.1)
 SERVING_K = 10
 
 
-def population(n: int, *, noise: float, seed: int = 0, k: int = SERVING_K) -> Grid:
+def population(
+    n: int, *, noise: float, seed: int = 0, k: int = SERVING_K, utilities: Utilities = READERS
+) -> Grid:
     """Every policy of a family, beside the first k, over all queries."""
     retriever, dataset = simulate(n, noise=noise, seed=seed)
     pools = replay(retriever, dataset.queries, depth=DEPTH)
-    return ratio_grid(pools, label(pools, dataset, baseline_k=k))
+    return ratio_grid(pools, label(pools, dataset, utilities, baseline_k=k))
 
 
 def parts(grid: Grid, middle: int, end: int) -> tuple[Grid, Grid]:
@@ -27,7 +30,7 @@ def parts(grid: Grid, middle: int, end: int) -> tuple[Grid, Grid]:
 
 
 def gain(grid: Grid) -> np.ndarray:
-    """Mean strict UDCG of every policy above that of the first k."""
+    """Mean UDCG of every policy above that of the first k."""
     return grid.means.udcg - grid.today
 
 
@@ -102,7 +105,7 @@ class TestCertify:
     def test_a_promise_that_its_own_evidence_contradicts_is_never_made(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        grid = population(200, noise=0.3)
+        grid = population(200, noise=0.3, utilities=STRICT)
 
         def always(losses: np.ndarray, alpha: float) -> np.ndarray:
             return np.zeros(losses.shape[1])

@@ -19,7 +19,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.results import COMPARED
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import BLOG
+from ctxguard.core.metrics import BLOG, STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
@@ -91,14 +91,14 @@ def test_the_curve_adds_up_gain_and_harm_rank_by_rank() -> None:
     second = 1 / np.log2(3)
     means = [each.value for each in curve.udcg]
     assert len(means) == 6
-    assert means[:3] == pytest.approx([-0.5, second - 0.5, second - 0.75])
+    assert means[:3] == pytest.approx([-0.02, second - 0.02, second - 0.03])
     assert curve.optimal_k == 2
     assert curve.within_noise == (2,)
 
 
 def test_sizes_that_the_queries_cannot_tell_apart_are_said_to_be_within_noise() -> None:
     dataset, shelf = questions([1, 2, 1, 2, 1, 1, 2])
-    curve = compared([fixed("only", 3)], shelf, dataset).candidates[0].curve
+    curve = compared([fixed("only", 3)], shelf, dataset, utilities=STRICT).candidates[0].curve
     assert curve.optimal_k == 2
     assert set(curve.within_noise) >= {1, 2}
     assert 6 not in curve.within_noise
@@ -106,9 +106,7 @@ def test_sizes_that_the_queries_cannot_tell_apart_are_said_to_be_within_noise() 
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from([1, 2, 3, 5, None]), min_size=2, max_size=6), st.integers(1, 6))
-def test_the_curve_at_a_candidates_own_k_is_its_strict_udcg(
-    ranks: list[int | None], k: int
-) -> None:
+def test_the_curve_at_a_candidates_own_k_is_its_udcg(ranks: list[int | None], k: int) -> None:
     dataset, shelf = questions(ranks)
     found = compared([fixed("only", k)], shelf, dataset)
     own, expected = (
@@ -150,11 +148,13 @@ def test_scores_that_carry_rank_only_do_not_make_a_candidate_look_safe() -> None
     candidates = [fixed("scored", 6), Candidate("ranked", RatioPolicy(k=6), Route.DENSE)]
     by_rank.route = Route.DENSE
     found = compare(
-        candidates, lambda c: by_rank if c.name == "ranked" else shelf, dataset, depth=6
+        candidates,
+        lambda c: by_rank if c.name == "ranked" else shelf,
+        dataset,
+        depth=6,
+        utilities=STRICT,
     )
     scored, ranked = found.candidates
-    rates = [found.results.of(name, "distractor_rate").mean.value for name in ("ranked", "scored")]
-    assert rates[0] < rates[1]
     assert ranked.harm_share == scored.harm_share
     assert ranked.verdict == scored.verdict == "DANGEROUS"
 
@@ -209,7 +209,7 @@ def test_the_worth_of_a_passage_is_the_same_for_all_and_kept_with_the_figures() 
     dataset, shelf = questions([1, 1])
     found = compared([fixed("only", 2)], shelf, dataset, utilities=BLOG)
     assert found.utilities is BLOG
-    assert found.results.of("only", "harm").mean.value == pytest.approx(0.2 / np.log2(3))
+    assert found.results.of("only", "harm").mean.value == pytest.approx(0.5 / np.log2(3))
 
 
 @pytest.mark.parametrize(

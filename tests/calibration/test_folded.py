@@ -8,7 +8,7 @@ from calibration.evaluate import per_query
 from calibration.fit import fit_relevance, fold_numbers, out_of_fold
 from calibration.folded import Folded
 from calibration.grid import utility_grid
-from calibration.objectives import choose, tried
+from calibration.objectives import PolicySums, choose, tried
 from calibration.pool_labels import label
 from calibration.replay import replay
 
@@ -22,12 +22,16 @@ def folded_of(n: int, *, seed: int = 0) -> Folded:
     return Folded.of(grid, tried(grid, 5))
 
 
+def richer(sums: PolicySums) -> int | None:
+    return choose(sums, "richer", tolerance=0.01)
+
+
 def test_a_query_is_measured_by_what_the_other_folds_choose() -> None:
     folded = folded_of(60)
-    order, n_kept = folded.contexts(lambda sums: choose(sums, 5, tolerance=0.01), 5)
+    order, n_kept = folded.contexts(richer, 5)
     for number in np.unique(folded.fold):
         rows = np.flatnonzero(folded.fold == number)
-        place = choose(folded.sums.without(number), 5, tolerance=0.01)
+        place = richer(folded.sums.without(number))
         assert place is not None
         kept = folded.grid.rows(rows).kept([folded.tried[place]])[:, 0]
         assert n_kept[rows].tolist() == kept.tolist()
@@ -64,12 +68,12 @@ def test_the_labels_of_a_query_have_no_part_in_its_own_choice() -> None:
     measured, true = [], []
     for seed in range(12):
         folded = folded_of(40, seed=seed)
-        order, n_kept = folded.contexts(lambda sums: choose(sums, 5, tolerance=0.01), 5)
+        order, n_kept = folded.contexts(richer, 5)
         retriever, dataset = simulate(40, seed=seed, noise=0.2, relevant=8)
         labels = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
         relevant = labels.reordered(order).relevant & (np.arange(DEPTH) < n_kept[:, None])
         measured.append((relevant.sum(axis=1) / labels.n_relevant).mean())
-        index = folded.chosen(lambda sums: choose(sums, 5, tolerance=0.01))
+        index = folded.chosen(richer)
         assert index is not None
         other, others = simulate(100, seed=1_000 + seed, noise=0.2, relevant=8)
         pools = replay(other, others.queries, depth=DEPTH)

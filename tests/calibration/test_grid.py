@@ -131,16 +131,19 @@ class TestBeyondToday:
         for n_kept in (2, 8):
             half, own = (grid.beyond_today[:, :, n_kept] for grid in (both, by_labels))
             assert half.mean(axis=1) == pytest.approx(own.mean(axis=1), abs=0.02)
-            assert (half.std(axis=1) < 0.75 * own.std(axis=1)).all()
+            assert (half.std(axis=1)[:2] < 0.75 * own.std(axis=1)[:2]).all()
+            # What a context costs needs no label.
+            assert half[2].tolist() == own[2].tolist() == [n_kept - 5.0] * len(drawn)
 
     def test_what_is_served_today_is_counted_in_its_own_order(self) -> None:
         pools, labels = labelled([ranking_of([0.9, 0.5, 0.1])], [{"p2": 1}], depth=3, baseline_k=2)
         model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
         grid = utility_grid(pools, labels, np.array([[0.0, 0.0, 1.0]]), model)
-        recall, udcg = grid.beyond_today
+        recall, udcg, size = grid.beyond_today
         today = served_today(labels)[0]
         assert recall.tolist() == [[0.0, 1.0, 1.0, 1.0]]
         assert udcg[0, :2] == pytest.approx([-today, 1.0 - today])
+        assert size.tolist() == [[-2.0, -1.0, 0.0, 1.0]]
 
 
 class TestRelativeValues:

@@ -22,7 +22,7 @@ from calibration.judged_candidates import (
 )
 from calibration.replay import Pools
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import READERS
+from ctxguard.core.metrics import READERS, STRICT
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.metrics import UNGRADED, Rows
@@ -135,7 +135,7 @@ def test_few_grades_correct_nothing() -> None:
 def test_a_perfect_ranking_is_kept_as_far_as_it_is_worth_it() -> None:
     rng = np.random.default_rng(1)
     own, truth = drawn(rng, 120, 0.4, judge=(1.0, 1.0))
-    policy = fitted_policy(own, Settings())
+    policy = fitted_policy(own, Settings(utilities=STRICT))
     kept = decided(own.pools, policy).kept[:, :10]
     assert (kept * truth).sum() / kept.sum() > truth.mean() + 0.1
 

@@ -17,6 +17,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.fit import pool_features
 from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Ranking, ScoreKind
 from ctxguard.core.decision import decide
+from ctxguard.core.metrics import STRICT
 from ctxguard.core.signals import feature_names
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
@@ -66,7 +67,10 @@ def dataset(n: int = N) -> Dataset:
 @cache
 def calibrated(n: int = N) -> Calibration:
     return calibrate(
-        Shop(), dataset(n), Settings(depth=DEPTH, context="utility"), score_kind=ScoreKind.COSINE
+        Shop(),
+        dataset(n),
+        Settings(depth=DEPTH, context="utility", utilities=STRICT),
+        score_kind=ScoreKind.COSINE,
     )
 
 

@@ -15,6 +15,7 @@ from calibration.data.readers import read_trec_run
 from calibration.replay import replay
 from calibration.report import report
 from calibration.retrievers import RankingSource, RecordedRankings, wrapped
+from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import (
@@ -221,8 +222,8 @@ class TestRecordedRankings:
         qrels = {f"q{number}": {f"p{number}-1": 1} for number in range(40)}
         dataset = Dataset("trec", queries, qrels)
         recorded = RecordedRankings.of_run(read_trec_run(run), queries, ScoreKind.RATIO)
-        found = calibrate(recorded, dataset, Settings(depth=10, context="utility", held_out=0.5))
-        route = found.profile.routes[Route.EXTERNAL]
+        asked = Settings(depth=10, context="utility", utilities=STRICT, held_out=0.5)
+        route = calibrate(recorded, dataset, asked).profile.routes[Route.EXTERNAL]
         assert route.policy.k == 1
         assert route.evidence.metrics["udcg"].value == 1.0
 

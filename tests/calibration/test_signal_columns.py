@@ -10,6 +10,7 @@ from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from ctxguard import ExpectedUtilityPolicy, Flag, Hit, Profile
+from ctxguard.core.metrics import STRICT
 from ctxguard.errors import ConfigurationError
 
 N, DEPTH = 60, 10
@@ -55,7 +56,9 @@ def query(number: int) -> str:
 
 
 def settings(*columns: str) -> Settings:
-    return Settings(depth=DEPTH, held_out=0.0, context="utility", signal_columns=columns)
+    return Settings(
+        depth=DEPTH, held_out=0.0, context="utility", utilities=STRICT, signal_columns=columns
+    )
 
 
 def served(book: Handbook, profile: Profile) -> float:

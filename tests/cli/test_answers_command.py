@@ -96,7 +96,9 @@ def test_a_second_run_asks_nothing_and_a_failed_answer_is_asked_again(
 ) -> None:
     reader.failing = 1
     said = " ".join(run.ok(*asked, "--reader", reader.url).output.split())
-    assert "1 context got no valid answer (rejected 1); the next run asks again" in said
+    assert "1 context got no valid answer: 127.0.0.1" in said
+    assert "answered 400: it refuses the request" in said
+    assert "the next run asks again" in said
     assert "set by hand" not in caplog.text, "the command runs both modes itself"
     n_requests = len(reader.requests)
     run.ok(*asked, "--reader", reader.url)
@@ -158,6 +160,11 @@ def test_questions_without_a_known_answer_cannot_be_marked_by_one(
 def test_a_reader_without_a_url_or_that_refuses_the_key_is_one_line(
     run: Run, asked: tuple[object, ...], reader: Reader
 ) -> None:
-    run.refused(*asked, "--reader", "localhost:8000", says=("base_url 'localhost:8000", "no URL"))
+    run.refused(*asked, "--reader", "localhost:8000", says=("not http://HOST", "'localhost:8000'"))
     reader.script.extend([Answer(status=401, body="{}")] * 24)
-    run.refused(*asked, "--reader", reader.url, says=("denied", "the next run goes on there"))
+    run.refused(
+        *asked,
+        "--reader",
+        reader.url,
+        says=("does not accept the key", "the next run goes on there"),
+    )

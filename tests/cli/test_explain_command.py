@@ -131,7 +131,7 @@ def test_where_the_text_was_deleted_the_rest_is_shown(
 
 
 def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("openai")
+    pytest.importorskip("truststore")
     from chat_endpoint import Answer, ChatEndpoint
 
     made = serve(tmp_path, 1, rates=ONLY_SERVED)

@@ -1,5 +1,6 @@
 """`ctxguard index`."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from running import Result, Run, figures, read
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from tests.documents import markdown, text
+from tests.documents import markdown, sheet, text, word
 
 pytestmark = pytest.mark.model
 
@@ -201,3 +202,81 @@ def test_documents_are_cut_at_headings_and_sentences_which_labels_name(
     markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
     updated = run.read("index", "--update", documents, *made)["update"]
     assert (updated["changed"], updated["deleted"], updated["encoded"]) == (1, 2, 1)
+
+
+def test_an_update_keeps_what_cannot_be_read(run: Run, tmp_path: Path) -> None:
+    """And says so: by name, with the reason, and by its exit code."""
+    for module in ("mammoth", "openpyxl", "semantic_text_splitter"):
+        pytest.importorskip(module)
+    documents, out, away = tmp_path / "handbook", tmp_path / "i", tmp_path / "away"
+    made = (documents, "--out", out)
+    (documents / "sub").mkdir(parents=True)
+    word(documents / "lease.docx", {"Rent": "The rent is 1200 francs."})
+    sheet(documents / "prices.xlsx", {"Prices": "A kettle costs 40 francs."})
+    for name in ("empty", "sub/gone", "link", "noise", "deleted", "changed"):
+        markdown(documents / f"{name}.md", {name: f"What {name} says."})
+    text(documents / "long.txt", {"": LONG})
+    run.ok("index", *made)
+    before = {each.passage_id: each for each in HybridRetriever.load(out).stored_passages()}
+
+    lease, long = (documents / "lease.docx").read_bytes(), (documents / "long.txt").read_bytes()
+    (documents / "lease.docx").write_bytes(lease[: len(lease) // 2])
+    (documents / "prices.xlsx").write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600)
+    (documents / "empty.md").write_bytes(b"")
+    (documents / "noise.md").write_bytes(bytes(range(256)))
+    (documents / "long.txt").write_bytes(b"\xff\xfe" + long)
+    (documents / "link.md").unlink()
+    (documents / "link.md").symlink_to("nowhere.md")
+    (documents / "sub").rename(away)
+    (documents / "sub").symlink_to(away)
+    (documents / "deleted.md").unlink()
+    markdown(documents / "changed.md", {"changed": "It says something new."})
+    result = run("index", "--update", *made, "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    after = {each.passage_id: each for each in HybridRetriever.load(out).stored_passages()}
+    assert {name for name in before if before[name] != after.get(name)} == {
+        "changed.md:changed",
+        "deleted.md:deleted",
+    }
+    assert document["update"]["deleted"] == document["update"]["changed"] == 1
+    kept = {each["path"]: each["kept"] for each in document["left_out"] if each["kept"]}
+    assert {name: n for name, n in kept.items() if name != "long.txt"} == dict.fromkeys(
+        ("lease.docx", "prices.xlsx", "empty.md", "noise.md", "link.md", "sub"), 1
+    )
+    assert kept["long.txt"] > 1
+    assert "password" in str(document["left_out"])
+
+    told = run("index", "--update", *made)
+    assert told.exit_code == 1
+    assert (
+        "lease.docx is cut short, or not of its kind; as indexed before, 1 passage" in told.output
+    )
+    (documents / "sub").unlink()
+    away.rename(documents / "sub")
+    for name in ("empty", "link", "noise"):
+        (documents / f"{name}.md").unlink()
+        markdown(documents / f"{name}.md", {name: f"What {name} says."})
+    (documents / "lease.docx").write_bytes(lease)
+    (documents / "long.txt").write_bytes(long)
+    (documents / "prices.xlsx").unlink()
+    mended = run.read("index", "--update", *made, "--json")
+    assert (mended["update"]["deleted"], mended["left_out"]) == (1, [])
+
+
+def test_ten_of_what_was_left_out_are_shown(run: Run, tmp_path: Path) -> None:
+    """The rest is in the JSON document; documents come before files of other kinds."""
+    documents = tmp_path / "handbook"
+    documents.mkdir()
+    markdown(documents / "a.md", {"A": "A kettle."})
+    for n in range(12):
+        (documents / f"a{n}.png").touch()
+    (documents / "z.txt").touch()
+    made = (documents, "--out", tmp_path / "i")
+    shown = run.ok("index", *made).output
+    assert "left out: z.txt is empty" in shown
+    assert shown.count("a kind that is not read") == 9
+    assert "left out: 3 more, which --json lists" in shown
+    left_out = run.read("index", *made, "--json")["left_out"]
+    assert len(left_out) == 13
+    assert {"path": "z.txt", "reason": "is empty", "unread": True, "kept": 0} in left_out

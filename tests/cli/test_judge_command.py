@@ -32,7 +32,7 @@ class StrictEndpoint(ChatEndpoint):
 
 @pytest.fixture
 def chat() -> Iterator[ChatEndpoint]:
-    pytest.importorskip("openai")
+    pytest.importorskip("truststore")
     endpoint = StrictEndpoint()
     yield endpoint
     endpoint.close()
@@ -255,6 +255,25 @@ def test_without_questions_the_model_writes_some_and_says_so(
     assert len(records(url)) == 5
     assert calls > 5
     assert len(chat.requests) == calls, "questions and verdicts are kept"
+
+
+def test_questions_that_fail_say_why(run: Run, index: Path, url: str) -> None:
+    """The cause stands beside the number, for some of the passages and for all."""
+    refusal = Answer(status=400, body='{"error": {"message": "blocked by policy 7"}}')
+    chat, asked = ChatEndpoint(), ("judge", "--index", index, "--store", url, "--judge", "llm")
+    system = {"judge": {"base-url": chat.url, "questions": 3, "max-reply-tokens": 99}}
+    try:
+        chat.script.extend([refusal] * 3)
+        said = " ".join(run(*asked, "--model", "m", system=system).output.split())
+        assert "3 passages got no question: 127.0.0.1" in said
+        assert "answered 400: it refuses the request" in said
+        assert "blocked by policy 7" in said
+        chat.script.extend([Answer(status=401, body="{}")] * 3)
+        said = " ".join(run(*asked, "--model", "m", system=system).output.split())
+        assert "does not accept the key" in said
+        assert {each["max_tokens"] for each in chat.requests} == {99}
+    finally:
+        chat.close()
 
 
 def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait_for_another(

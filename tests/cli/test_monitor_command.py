@@ -34,7 +34,7 @@ PRICE: dict[str, object] = {"price-per-million": 2.5}
 
 @pytest.fixture
 def endpoint() -> Iterator[ChatEndpoint]:
-    pytest.importorskip("openai")
+    pytest.importorskip("truststore")
     serving = ChatEndpoint()
     yield serving
     serving.close()
@@ -194,7 +194,8 @@ class TestLanguageModel:
             endpoint.script.clear()
             assert result.exit_code == 1
             said = " ".join((result.stderr if options else result.stdout).split())
-            assert "the judge could not be reached; 8 samples wait for it" in said
+            assert "it does not accept the key" in said
+            assert "8 samples wait for it" in said
             if options:
                 assert json.loads(result.stdout)["outcomes"]["judge_failed"] == 5
             assert states(traffic) == {State.PENDING: 8}

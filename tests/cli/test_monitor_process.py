@@ -85,7 +85,7 @@ def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path)
 
 
 def test_a_judge_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    pytest.importorskip("openai")
+    pytest.importorskip("truststore")
     traffic = serve(tmp_path, 3, rates=ONLY_SERVED)
     with closing(ChatEndpoint()) as endpoint:
         endpoint.hanging_on = "tool"

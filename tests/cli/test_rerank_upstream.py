@@ -13,9 +13,9 @@ from running import Run, figures
 
 from calibration.reranked_candidates import RerankedCandidates, read_candidates
 from ctxguard.core.types import Mode, Passage, ScoreKind
+from ctxguard.endpoints.rerank import RerankClient
 from ctxguard.errors import DataError, OverloadedError
 from ctxguard.profile.schema import Profile
-from ctxguard.retrieval import RerankClient
 from ctxguard.server.settings import ServiceSettings
 from tests.rerank_endpoint import Answer, RerankEndpoint, share_of_words
 
@@ -163,7 +163,37 @@ def test_a_query_without_candidates_and_a_failing_request_are_left_out_with_a_no
     described = {"rerank-upstream": upstream.url, "candidates": str(some)}
     result = run.ok("evaluate", "--data", collection, columns="200", system=described)
     assert "the candidates have no such query" in result.stdout
-    assert "127.0.0.1 answered 500" in result.stdout
+    assert "answered 500: it failed" in result.stdout
+
+
+@pytest.mark.parametrize("bad", ["poison", " ", "\n"])
+def test_one_unscored_document_costs_no_filter(upstream: RerankEndpoint, bad: str) -> None:
+    """It comes last, flagged and counted; after five such requests the reranker is still asked."""
+    from prometheus_client import CollectorRegistry
+    from starlette.testclient import TestClient
+
+    from ctxguard.server.app import create_app
+
+    answer = upstream.answer
+
+    def picky(path: str, request: dict[str, Any]) -> Answer:
+        refuses = any(each in ("poison", "") for each in map(str.strip, request["documents"]))
+        return Answer(status=400) if refuses else answer(path, request)
+
+    upstream.answer = picky  # type: ignore[method-assign]
+    settings = ServiceSettings(rerank_upstream=upstream.url)
+    app = create_app(settings, registry=CollectorRegistry())
+    documents = ["a blue fox", bad, "a red fox", "nothing"]
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        for _ in range(5):
+            found = client.post("/rerank", json={"query": "red fox", "documents": documents})
+            body = found.json()
+            assert [each["index"] for each in body["results"]] == [2, 0, 3, 1]
+            assert "invalid_scores" in body["meta"]["ctxguard"]["flags"]
+            assert body["meta"]["ctxguard"]["degraded"] is None
+            found = client.post("/rerank", json={"query": "red fox", "documents": [bad] * 3})
+            degraded = found.json()["meta"]["ctxguard"]["degraded"]
+            assert degraded == {"stage": "rerank", "kind": "error"}
 
 
 def test_a_rate_limit_is_waited_for(upstream: RerankEndpoint) -> None:
@@ -198,7 +228,7 @@ def test_a_reranker_that_changes_or_is_down_while_it_is_calibrated_ends_the_comm
     down = run("calibrate", "--data", collection, "--out", out, system=described)
     assert down.exit_code != 0
     assert "none of 25 queries could be replayed" in down.stderr
-    assert "127.0.0.1 cannot be reached" in " ".join(down.stderr.split())
+    assert "refuses connections" in " ".join(down.stderr.split())
     assert not out.exists()
 
 

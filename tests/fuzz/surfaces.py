@@ -43,6 +43,10 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
+from ctxguard.endpoints.failures import CallError
+from ctxguard.endpoints.http import Answer
+from ctxguard.endpoints.replies import document_of, read_reply
+from ctxguard.endpoints.rerank import read_scores
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.alarms import AlarmState
@@ -59,10 +63,8 @@ from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import LabelRow, SampleStore, schema
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.chat import read_reply
 from ctxguard.retrieval.chunks import chunked
 from ctxguard.retrieval.models.window import PassageWindow
-from ctxguard.retrieval.rerank_client import read_scores
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
 from tests.command import invoke
@@ -462,8 +464,14 @@ def _chunking(folder: Path, closing: ExitStack) -> Make:
 @_stateless("text: reply of a judge")
 def _reply(random: Random) -> Input:
     content = b'{"choices": [{"message": {"content": "{\\"grade\\": 2}"}}], "usage": {}}'
-    text = changed(content, random).decode("utf-8", "replace")
-    return _called(read_reply, text, read_grade)
+    return _called(_answered, changed(content, random), lambda each: read_reply(each, read_grade))
+
+
+def _answered(body: bytes, read: Callable[[object], object]) -> object:
+    try:
+        return read(document_of(Answer(200, {}, body), "host"))
+    except CallError as error:
+        return error.failure
 
 
 # Functions of a program.
@@ -657,7 +665,8 @@ forms: Any = {
 @_stateless("rerank: answer of a server")
 def _answers(random: Random) -> Input:
     form = random.choice(list(forms))
-    return _called(read_scores, body(forms[form], random), 3, form)
+    read = partial(read_scores, n_documents=3, protocol=form)
+    return _called(_answered, body(forms[form], random), read)
 
 
 class _Scores:

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from ctxguard.core.types import Passage
+from ctxguard.endpoints.usage import Ledger
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.retrieval.usage import Ledger
 
 Truth = Callable[[str, str], bool]
 """Whether a passage, by its id, is relevant to a query."""

@@ -12,10 +12,10 @@ from watching import Watching
 
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Mode, Passage, Route
+from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judges.protocol import verdicts_from_json
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.retrieval.usage import InvalidReason
 from tests.timing import until
 
 QRELS = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}}

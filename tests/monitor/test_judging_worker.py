@@ -15,6 +15,7 @@ from watching import Watching, counted
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route, ScoreKind
+from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.errors import JudgeError, StoreLockedError
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.judges import Judgment, Ledger
@@ -29,7 +30,6 @@ from ctxguard.monitor.store import (
     State,
 )
 from ctxguard.profile.schema import RouteProfile
-from ctxguard.retrieval.usage import InvalidReason
 from tests.profiles import profile_with
 from tests.stored import all_judged
 

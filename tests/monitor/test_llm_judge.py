@@ -1,4 +1,4 @@
-"""Judging by a language model: the official client against a local stand-in, with its faults."""
+"""Judging by a language model, against a local stand-in with its faults."""
 
 import gzip
 import json
@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import pytest
@@ -16,15 +17,18 @@ from hypothesis import strategies as st
 from watching import Watching
 
 from ctxguard.core.types import Passage
+from ctxguard.endpoints import http
+from ctxguard.endpoints.chat import Pacer
+from ctxguard.endpoints.failures import CallError
+from ctxguard.endpoints.replies import document_of, read_reply
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages, read_grade
 from ctxguard.monitor.sampling.writer import Privacy
 from ctxguard.monitor.service import Outcome
-from ctxguard.retrieval.chat import Pacer, read_reply
 from tests.doubles import JudgeContract
 
-pytest.importorskip("openai")
+pytest.importorskip("truststore")
 
 QUERY = "red fox"
 PASSAGE = Passage("p", "A red fox.")
@@ -90,22 +94,19 @@ def test_a_call_asks_for_one_passage_at_temperature_0_with_a_strict_schema(
 NO_GRADES: dict[InvalidReason, list[Answer]] = {
     InvalidReason.OUT_OF_RANGE: [Answer('{"grade": 7}'), Answer('{"grade": -1}')],
     InvalidReason.OFF_SCHEMA: [
-        *(Answer(f'{{"grade": {value}}}') for value in ('"3"', "null", "2.5", "true", "NaN")),
-        *map(Answer, ('{"grade": 0, "grade": 3}', '{"grade": 3, "why": "it says so"}')),
+        *(Answer(f'{{"grade": {value}}}') for value in ('"a"', "null", "2.5", "true", "NaN")),
+        *map(Answer, ('{"grade": 0, "grade": 3}', 'It is {"grade": 3}, or {"grade": 0}.')),
         *map(Answer, ('{"note": 3}', "3", "[3]")),
     ],
     InvalidReason.MALFORMED: [
-        *map(Answer, ('{"grade": ', '```json\n{"grade": 3}\n```', '{"grade": ٣}', "[" * 100_000)),
-        Answer('As the passage says: {"grade": 3}'),
-        Answer(body="<html>welcome</html>"),
+        *map(Answer, ('{"grade": ', "The grade is 3.", '{"grade": ٣}', "[" * 100_000)),
         Answer(body=""),
     ],
     InvalidReason.EMPTY: [
-        *map(Answer, ("", None, [{"type": "text", "text": '{"grade": 3}'}])),
+        *map(Answer, ("", None, [{"type": "image"}], "<think>It says so.</think>")),
         Answer(body='{"choices": []}'),
         Answer(body='{"choices": [null]}'),
         Answer(body='{"choices": [{"message": "3"}]}'),
-        Answer(body='{"error": "overloaded"}'),
     ],
     InvalidReason.REFUSED: [
         Answer('{"grade": 3}', refusal="I cannot help with that."),
@@ -130,7 +131,7 @@ def test_an_answer_that_holds_no_grade_is_no_verdict(
     assert sum(accounts.invalid.values()) == 1
     (kept,) = judge.ledger.rejected()
     assert (kept.passage_id, kept.reason) == ("p", reason)
-    assert kept.reply == answer.text()[:4000]
+    assert kept.reply in answer.text() or answer.body == ""
 
 
 JSON = st.recursive(
@@ -149,8 +150,10 @@ JSON = st.recursive(
 @given(st.text() | JSON.map(json.dumps))
 def test_any_reply_is_a_grade_or_a_reason(body: str) -> None:
     for text in (body, Answer(body).text()):
-        verdict = read_reply(text, read_grade).verdict
-        assert isinstance(verdict, InvalidReason) or 0 <= verdict <= MAX_GRADE
+        with suppress(CallError):
+            document = document_of(http.Answer(200, {}, text.encode("utf-8", "replace")), "host")
+            verdict = read_reply(document, read_grade).verdict
+            assert isinstance(verdict, InvalidReason) or 0 <= verdict <= MAX_GRADE
 
 
 def test_a_server_error_is_asked_again(endpoint: JudgedEndpoint) -> None:
@@ -178,7 +181,7 @@ def test_an_endpoint_that_answers_for_no_passage_is_an_outage_and_says_which(
 ) -> None:
     endpoint.script += [Answer(status=status, body="go away")] * 2
     judge = endpoint.judge()
-    with pytest.raises(StageUnavailableError, match=rf"127\.0\.0\.1 .* none of 2 .*{reason}") as e:
+    with pytest.raises(StageUnavailableError, match=rf"127\.0\.0\.1.* none of 2 .*{status}") as e:
         judge.judge(QUERY, [PASSAGE, OTHER])
     assert KEY not in str(e.value)
     assert judge.ledger.accounts().invalid[InvalidReason(reason)] == 2
@@ -189,7 +192,7 @@ def test_a_refused_connection_is_an_outage(endpoint: JudgedEndpoint) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can take the port
         judge = endpoint.judge(base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", retries=1)
-        with pytest.raises(StageUnavailableError, match="unreachable"):
+        with pytest.raises(StageUnavailableError, match="refuses connections"):
             judge.judge(QUERY, [PASSAGE])
     accounts = judge.ledger.accounts()
     assert (accounts.calls, accounts.retries) == (2, 1)
@@ -222,7 +225,7 @@ def test_a_redirect_is_an_outage_and_takes_no_passage_elsewhere(
         location = f"{elsewhere.url}/chat/completions"
         endpoint.script.append(Answer(status=status, headers={"Location": location}))
         judge = endpoint.judge()
-        with pytest.raises(StageUnavailableError, match="denied"):
+        with pytest.raises(StageUnavailableError, match="a redirect, which is not followed"):
             judge.judge(QUERY, [PASSAGE])
         assert elsewhere.requests == []
         assert location in judge.ledger.rejected()[0].reply
@@ -341,19 +344,21 @@ def test_passages_are_asked_about_at_once(endpoint: JudgedEndpoint) -> None:
 
 
 def test_calls_are_spaced_out_to_the_rate() -> None:
-    now, slept = 100.0, []
-    pacer = Pacer(4.0, clock=lambda: now, sleep=slept.append)
-    for _ in range(3):
-        pacer.wait()
-    assert slept == [0.25, 0.5]
+    now = 100.0
+    pacer = Pacer(4.0, clock=lambda: now)
+    assert [pacer.seconds() for _ in range(3)] == [0.0, 0.25, 0.5]
     now = 200.0
-    pacer.wait()
-    assert slept == [0.25, 0.5]
+    assert pacer.seconds() == 0.0
 
 
 def test_retries_are_paced_too(endpoint: JudgedEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[str] = []
-    monkeypatch.setattr(Pacer, "wait", lambda pacer: waits.append("waited"))
+    waits = []
+
+    def seconds(_: Pacer) -> float:
+        waits.append("waited")
+        return 0.0
+
+    monkeypatch.setattr(Pacer, "seconds", seconds)
     endpoint.script.append(Answer(status=500))
     endpoint.judge(retries=1).judge(QUERY, [PASSAGE])
     assert len(waits) == 2
@@ -417,7 +422,7 @@ def test_without_a_key_the_judge_is_refused_saying_what_to_set(
 
 
 def test_without_the_client_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "openai", None)
+    monkeypatch.setitem(__import__("sys").modules, "httptools", None)
     with pytest.raises(MissingExtraError, match=r"\[judge\]"):
         LLMJudge("m", api_key="k")
 

@@ -241,6 +241,12 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
                 return found
         raise KeyError(passage_id)
 
+    def stored_passages(self) -> Iterator[Passage]:
+        """Read all passages from the engine, in no order."""
+        for row in self._engine.rows(PASSAGE):
+            if (found := passage_of(row)) is not None:
+                yield found
+
     def known_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
         """Return the ids among these that passages have."""
         return frozenset([each for each, _ in self._revisions(list(dict.fromkeys(passage_ids)))])

@@ -1,9 +1,12 @@
 """Judges, which grade how well a passage answers a query: one protocol and its implementations.
 
-Importing this package loads no optional library: the client library (extra ``judge``) and the
+Importing this package loads no optional library: the parser of HTTP (extra ``judge``) and the
 cross-encoder (extra ``embedded``) are imported when their judge is constructed.
 """
 
+from ctxguard.endpoints.chat import TokenPrices
+from ctxguard.endpoints.failures import InvalidReason
+from ctxguard.endpoints.usage import JudgeAccounts, Ledger, RejectedReply
 from ctxguard.monitor.judges.known_labels import (
     PEOPLE_ALONE,
     LabelJudge,
@@ -12,8 +15,6 @@ from ctxguard.monitor.judges.known_labels import (
 from ctxguard.monitor.judges.llm import LLMJudge
 from ctxguard.monitor.judges.protocol import Judge, Judgment
 from ctxguard.monitor.judges.scores import CrossEncoderJudge, RerankJudge
-from ctxguard.retrieval.chat import TokenPrices
-from ctxguard.retrieval.usage import InvalidReason, JudgeAccounts, Ledger, RejectedReply
 
 __all__ = [
     "PEOPLE_ALONE",

@@ -11,6 +11,16 @@ from dataclasses import astuple
 from typing import TypeVar, Unpack
 
 from ctxguard.core.types import Passage
+from ctxguard.endpoints.chat import (
+    ChatClient,
+    ChatSettings,
+    Conversation,
+    TokenPrices,
+    why_failed,
+)
+from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
+from ctxguard.endpoints.replies import Reply
+from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.monitor.judges.prompt import (
     MAX_GRADE,
@@ -24,15 +34,13 @@ from ctxguard.monitor.judges.prompt import (
 )
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import redact
-from ctxguard.retrieval.chat import ChatClient, ChatSettings, Conversation, TokenPrices
 from ctxguard.retrieval.index.passages import searchable_text
-from ctxguard.retrieval.usage import UNAVAILABLE, InvalidReason, Ledger
 
 T = TypeVar("T")
 
 
 class LLMJudge:
-    """Grades 0 to 3 by a language model's structured output, at temperature 0.
+    """Grades 0 to 3 by a language model's structured output.
 
     Passages are sent to the endpoint: redact them first if they must not leave this machine. They
     are sent as data, with hidden characters removed and delimiters escaped, and the model is told
@@ -77,7 +85,9 @@ class LLMJudge:
         self.ledger = Ledger(None if prices is None else astuple(prices), redact=redact)
         self._max_passage_chars = max_passage_chars
         self._client = ChatClient(model, self.ledger, **connection)
-        digest = prompt_digest(max_passage_chars, self._client.max_reply_tokens)
+        digest = prompt_digest(
+            max_passage_chars, self._client.max_reply_tokens, self._client.temperature
+        )
         self.version = f"{model} {digest}"
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
@@ -87,27 +97,25 @@ class LLMJudge:
             StageUnavailableError: the endpoint answered for none of them after all retries: an
                 outage, which must not be counted as invalid replies.
         """
+        replies = self._ask_about(
+            passages, lambda text: messages(query, text), response_format(), read_grade
+        )
         return [
-            None if isinstance(verdict, InvalidReason) else Judgment(passage.passage_id, verdict)
-            for passage, verdict in zip(
-                passages,
-                self._ask_about(
-                    passages, lambda text: messages(query, text), response_format(), read_grade
-                ),
-                strict=True,
-            )
+            None
+            if isinstance(reply.verdict, InvalidReason)
+            else Judgment(passage.passage_id, reply.verdict)
+            for passage, reply in zip(passages, replies, strict=True)
         ]
 
-    def questions(self, passages: Sequence[Passage]) -> list[str | None]:
-        """Write a question that each passage answers; None where no valid one came.
+    def questions(self, passages: Sequence[Passage]) -> list[Reply[str]]:
+        """Write a question that each passage answers, or say why there is none.
 
         Raises:
             StageUnavailableError: as ``judge``.
         """
-        written = self._ask_about(
+        return self._ask_about(
             passages, question_messages, response_format(QUESTION_SCHEMA), read_question
         )
-        return [None if isinstance(each, InvalidReason) else each for each in written]
 
     def _ask_about(
         self,
@@ -115,7 +123,7 @@ class LLMJudge:
         conversation: Callable[[str], Conversation],
         form: dict[str, object],
         read: Callable[[str], T | InvalidReason],
-    ) -> list[T | InvalidReason]:
+    ) -> list[Reply[T]]:
         """Send one call for each passage; raise StageUnavailableError if none is answered."""
         if not passages:
             return []
@@ -127,22 +135,19 @@ class LLMJudge:
                 self.ledger.add(cut_passages=1)
             return conversation(text)
 
-        verdicts = []
         replies = self._client.complete_all(passages, converse, form, read)
         for passage, reply in zip(passages, replies, strict=True):
             if isinstance(reply.verdict, InvalidReason):
                 self.ledger.add_invalid(passage.passage_id, reply.verdict, reply.body)
             else:
                 self.ledger.add(verdicts=1)
-            verdicts.append(reply.verdict)
-        if all(verdict in UNAVAILABLE for verdict in verdicts):
-            reasons = ", ".join(sorted({str(verdict) for verdict in verdicts}))
+        if all(reply.verdict in UNAVAILABLE for reply in replies):
             raise StageUnavailableError(
                 "judge",
                 f"{self.model} at {self._client.host} answered for none of {len(passages)} "
-                f"passages ({reasons}); see ledger.rejected() for its replies",
+                f"passages: {why_failed(replies, self.ledger)}",
             )
-        return verdicts
+        return replies
 
     def close(self) -> None:
         """Close the connections; judging again opens new ones."""

@@ -1,7 +1,7 @@
 """The prompts of a judging language model, and how its replies are read.
 
-Replies are untrusted and read strictly: a server may ignore the schema, and a verdict that needs
-guessing is not valid. Pure: no I/O, no clock, no logging.
+Replies are untrusted: a server may ignore the schema, and a verdict that needs guessing is not
+valid. Pure: no I/O, no clock, no logging.
 """
 
 import hashlib
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from ctxguard.core.render import Template
 from ctxguard.core.types import Passage
-from ctxguard.retrieval.chat import TEMPERATURE
-from ctxguard.retrieval.usage import InvalidReason
+from ctxguard.endpoints.chat import TEMPERATURE
+from ctxguard.endpoints.failures import InvalidReason
+from ctxguard.endpoints.replies import only_value, whole_number
 
 MAX_GRADE = 3
 _MOST_QUESTION_CHARS = 1_000
@@ -93,7 +94,9 @@ def response_format(schema: Mapping[str, object] = SCHEMA) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": named}
 
 
-def prompt_digest(max_passage_chars: int, max_reply_tokens: int) -> str:
+def prompt_digest(
+    max_passage_chars: int, max_reply_tokens: int, temperature: float = TEMPERATURE
+) -> str:
     """Hash the settings that a verdict depends on besides the model, to 12 hexadecimal digits.
 
     >>> prompt_digest(8000, 256) == prompt_digest(8000, 256) != prompt_digest(4000, 256)
@@ -103,7 +106,7 @@ def prompt_digest(max_passage_chars: int, max_reply_tokens: int) -> str:
         "messages": messages("", ""),
         "template": _DATA.template,
         "response_format": response_format(),
-        "temperature": TEMPERATURE,
+        "temperature": temperature,
         "max_passage_chars": max_passage_chars,
         "max_reply_tokens": max_reply_tokens,
     }
@@ -112,7 +115,7 @@ def prompt_digest(max_passage_chars: int, max_reply_tokens: int) -> str:
 
 def read_grade(content: str) -> int | InvalidReason:
     """Read a grade from the content of a reply."""
-    grade = only_value(content, "grade")
+    grade = whole_number(only_value(content, "grade"))
     if isinstance(grade, InvalidReason):
         return grade
     if type(grade) is not int:  # a bool is an int to Python
@@ -131,15 +134,3 @@ def read_question(content: str) -> str | InvalidReason:
         return question
     text = " ".join(question.split()) if isinstance(question, str) else ""
     return text if 0 < len(text) <= _MOST_QUESTION_CHARS else InvalidReason.OFF_SCHEMA
-
-
-def only_value(content: str, name: str) -> object:
-    """Read the value of a JSON object that has this one key, or the reason why there is none."""
-    try:
-        # Pairs, since the json module would silently take the last value of a repeated key.
-        pairs = json.loads(content, object_pairs_hook=tuple)
-    except (ValueError, RecursionError):
-        return InvalidReason.MALFORMED
-    if not isinstance(pairs, tuple) or [key for key, _ in pairs] != [name]:
-        return InvalidReason.OFF_SCHEMA
-    return pairs[0][1]

@@ -9,17 +9,17 @@ import numpy as np
 
 from ctxguard.core.render import sanitise
 from ctxguard.core.types import FloatArray, Passage, ScoreKind
+from ctxguard.endpoints.failures import InvalidReason
+from ctxguard.endpoints.forms import FORMS, Protocol
+from ctxguard.endpoints.rerank import RerankClient
+from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import redact
-from ctxguard.retrieval.chat import Pacer
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 from ctxguard.retrieval.protocols import Reranker
-from ctxguard.retrieval.rerank_client import RerankClient
-from ctxguard.retrieval.rerank_forms import FORMS, Protocol
-from ctxguard.retrieval.usage import InvalidReason, Ledger
 
 
 class ScoreJudge(ABC):
@@ -84,6 +84,7 @@ class RerankJudge(ScoreJudge):
         key: As for ``RerankClient``.
         min_score: The lowest score of a relevant passage; None for a probability of one half.
         max_calls_per_second: Over all threads of this process, > 0; None disables it.
+        timeout_seconds: Of the calls for one list of passages, > 0.
 
     Raises:
         ConfigurationError: a setting that cannot work.
@@ -101,18 +102,24 @@ class RerankJudge(ScoreJudge):
         key: str | None = None,
         min_score: float | None = None,
         max_calls_per_second: float | None = None,
+        timeout_seconds: float = 30.0,
     ) -> None:
-        self._client = RerankClient(url, protocol=protocol, key=key, model=model)
+        self._client = RerankClient(
+            url,
+            protocol=protocol,
+            key=key,
+            model=model,
+            timeout_seconds=timeout_seconds,
+            max_calls_per_second=max_calls_per_second,
+        )
         is_logit = FORMS[protocol].kind is ScoreKind.LOGIT
         if min_score is None:
             min_score = 0.0 if is_logit else 0.5
         super().__init__(min_score, is_logit=is_logit)
         self.version = f"{self._client.fingerprint} score>={min_score:g}"
-        self._pacer = Pacer(max_calls_per_second)
 
     def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """Return the server's scores, from one call."""
-        self._pacer.wait()
+        """Return the server's scores."""
         return self._client.score(query, texts)
 
     def close(self) -> None:

@@ -94,6 +94,7 @@ class JudgingWorker:
         failing: Whether the judge could not be called at its last call.
         outcomes: Samples of this process by how judging them ended.
         errors: Results that could not be stored, and alarms that failed.
+        why: Why the judge failed last; empty where it never did.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class JudgingWorker:
         """The judge failed on these of a step, and has not answered since: it may be down."""
         self._n_failures = self._n_answers = 0
         """Since the judge answered last, and answers in this step."""
+        self.why = ""
         self._n_judged = {"fresh": 0, "again": 0}
         """Passages judged of fresh samples and of those judged again."""
         self._is_idle = True
@@ -378,6 +380,7 @@ class JudgingWorker:
     def _judge_failed(self, error: Exception, route: Route) -> None:
         self.outcomes[Outcome.JUDGE_FAILED] += 1
         self._count({("judged_samples", route, Outcome.JUDGE_FAILED): 1})
+        self.why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
             name = self._judge.judge.name

@@ -4,7 +4,7 @@ Views of a retriever share the index's changes, the thread pools and the circuit
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -263,6 +263,10 @@ class HybridRetriever(Hybrid):
         if row is None:
             raise KeyError(passage_id)
         return passages[row]
+
+    def stored_passages(self) -> Iterator[Passage]:
+        """Return all passages, in the order of their ids."""
+        return iter(self.generation.passages)
 
     def update(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
         """Make the next generation, which holds these passages and no others, and answer from it.

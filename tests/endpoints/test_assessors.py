@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ctxguard.core.types import FloatArray
+from ctxguard.endpoints.assessors import FORMS, Form, ModelAssessor, ScoreAssessor
+from ctxguard.endpoints.chat import TokenPrices
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.assessors import FORMS, Form, ModelAssessor, ScoreAssessor
-from ctxguard.retrieval.chat import TokenPrices
 from ctxguard.retrieval.protocols import Assessor
 
 pytest.importorskip("openai")

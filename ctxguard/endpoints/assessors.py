@@ -4,14 +4,6 @@ Their numbers are never probabilities of relevance: calibration says what each i
 own (``ctxguard.core.value_of_information``). Passages are sent as data, with hidden characters
 removed and delimiters escaped. What a model says is neither logged nor quoted in errors: it may
 quote them.
-
-========== =================================================================================
-form       spoken by
-========== =================================================================================
-chat       any endpoint with chat completions and structured output
-decisions  ``POST /decisions``: OpenAI (types of openai 3.52), Fireworks, SGLang, LiteLLM
-systemone  ``POST /systemone``: TypeSafe, Upstage, Fireworks, vLLM, Ollama and open servers
-========== =================================================================================
 """
 
 import hashlib
@@ -24,20 +16,15 @@ from typing import Literal, Unpack
 import numpy as np
 
 from ctxguard.core.render import Template, sanitise
-from ctxguard.core.types import FailureKind, FloatArray, Passage
+from ctxguard.core.types import FloatArray, Passage
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_QUESTIONS
-from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
-from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.chat import (
-    ChatClient,
-    ChatSettings,
-    Reply,
-    TokenPrices,
-    field_of,
-    tokens_of,
-)
+from ctxguard.endpoints.chat import ChatClient, ChatSettings, TokenPrices
+from ctxguard.endpoints.failures import Failure, InvalidReason, stage_error
+from ctxguard.endpoints.forms import QUESTION_FORMS, QuestionForm
+from ctxguard.endpoints.replies import Reply, field_of, only_value, tokens_of, whole_number
+from ctxguard.endpoints.usage import Ledger
+from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.protocols import Reranker
-from ctxguard.retrieval.usage import UNAVAILABLE, InvalidReason, Ledger
 
 QUESTIONS: Mapping[str, str] = {
     "relevant": "Does passage {number} help somebody to answer the query?",
@@ -70,6 +57,7 @@ Reply with one JSON object that has the single key "answers": a list with one ob
 passage, with its number as "passage" and one key for each question."""
 
 Answers = dict[str, FloatArray]
+Ask = Callable[["ChatClient", str, int, Sequence[str]], "Reply[Answers]"]
 
 
 class ModelAssessor:
@@ -151,7 +139,9 @@ class ModelAssessor:
         if isinstance(found, InvalidReason):
             self.ledger.add_invalid("", found, "")
             if found is not InvalidReason.REFUSED:
-                raise _error(found, self._client.model)
+                model = self._client.model
+                words = reply.why or f"the reply of {model} is no answer: {found.value}"
+                raise stage_error(ASSESS, Failure(found, words))
             return {name: np.full(len(texts), np.nan) for name in self.names}
         answered = np.isfinite(np.stack(list(found.values()))).any(axis=0)
         self.ledger.add(verdicts=int(answered.sum()))
@@ -191,17 +181,6 @@ class ScoreAssessor:
         return {"score": np.where(is_answer, scores, np.nan)}
 
 
-def _error(reason: InvalidReason, model: str) -> StageError:
-    """Make the error of a reply that is none, without a word of it."""
-    if reason is InvalidReason.TIMED_OUT:
-        return UnansweredError(ASSESS, FailureKind.TIMEOUT, f"no whole answer of {model} in time")
-    if reason is InvalidReason.RATE_LIMITED:
-        return OverloadedError(ASSESS, f"the rate limit of {model} is reached; ask less often")
-    if reason in UNAVAILABLE or reason is InvalidReason.REJECTED:
-        return StageUnavailableError(ASSESS, f"{model} did not answer: {reason.value}")
-    return StageError(ASSESS, f"the reply of {model} is no answer: {reason.value}")
-
-
 def _ask_chat(client: ChatClient, material: str, n: int, names: Sequence[str]) -> Reply[Answers]:
     questions = "\n".join(f"{name}: {QUESTIONS[name].format(number='N')}" for name in names)
     conversation = [
@@ -238,22 +217,21 @@ def read_list(content: str, n: int, names: Sequence[str]) -> Answers | InvalidRe
     >>> read_list('{"answers": [{"passage": 3, "relevant": 80}]}', 2, ["relevant"]).value
     'off_schema'
     """
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        return InvalidReason.MALFORMED
-    rows = field_of(document, "answers")
+    rows = only_value(content, "answers")
+    if isinstance(rows, InvalidReason):
+        return rows
     if not isinstance(rows, list):
         return InvalidReason.OFF_SCHEMA
     found = {name: np.full(n, np.nan) for name in names}
     seen = set()
-    for row in rows:
-        number = field_of(row, "passage")
+    for pairs in rows:
+        row = dict(pairs) if isinstance(pairs, tuple) else {}
+        number = whole_number(row.get("passage"))
         if type(number) is not int or not 1 <= number <= n or number in seen:
             return InvalidReason.OFF_SCHEMA
         seen.add(number)
         for name in names:
-            found[name][number - 1] = _share(field_of(row, name), _MOST)
+            found[name][number - 1] = _share(whole_number(row.get(name)), _MOST)
     return found
 
 
@@ -264,18 +242,8 @@ def _share(value: object, most: float) -> float:
     return float(value) / most if 0 <= value <= most else math.nan  # type: ignore[arg-type, operator]
 
 
-def _by_question(
-    path: str,
-    request_of: Callable[[str, dict[str, str]], dict[str, object]],
-    values_of: Callable[[object, dict[str, str]], Mapping[str, object] | None],
-) -> Callable[[ChatClient, str, int, Sequence[str]], Reply[Answers]]:
-    """Ask for probabilities by the ids of questions; a missing one is a refusal.
-
-    Args:
-        path: Behind the endpoint's URL.
-        request_of: The body for some material and its questions by id, in the order of passages.
-        values_of: Reads the values by id from the answers to these questions; None for others.
-    """
+def _ask_by_question(form: QuestionForm) -> Ask:
+    """Ask for probabilities by the names of questions; a missing one is a refusal."""
 
     def ask(client: ChatClient, material: str, n: int, names: Sequence[str]) -> Reply[Answers]:
         asked = {
@@ -283,59 +251,46 @@ def _by_question(
             for number in range(1, n + 1)
             for name in names
         }
+        questions: object = {
+            name: {"type": form.kind, "instructions": question} for name, question in asked.items()
+        }
+        if form.is_listed:
+            questions = [
+                {"type": form.kind, "name": name, "instructions": question}
+                for name, question in asked.items()
+            ]
 
-        def read(body: str) -> Reply[Answers]:
-            try:
-                document = json.loads(body)
-            except (ValueError, RecursionError):
-                return Reply(InvalidReason.MALFORMED, body)
-            values = values_of(field_of(document, "answers"), asked)
+        def read(document: object) -> Reply[Answers]:
             usage = field_of(document, "usage")
             tokens = tokens_of(usage, "input_tokens"), tokens_of(usage, "output_tokens")
-            if values is None:
-                return Reply(InvalidReason.OFF_SCHEMA, body, *tokens)
-            shares = [_share(values.get(key), 1.0) for key in asked]
+            answers = _by_name(field_of(document, "answers"), list(asked), form)
+            if answers is None:
+                return Reply(InvalidReason.OFF_SCHEMA, "", *tokens)
+            shares = [_share(field_of(answers.get(name), form.value), 1.0) for name in asked]
             table = np.array(shares).reshape(n, len(names))
-            return Reply(dict(zip(names, table.T, strict=True)), body, *tokens)
+            return Reply(dict(zip(names, table.T, strict=True)), "", *tokens)
 
-        return client.post(path, request_of(material, asked), read)
+        return client.post(form.path, {form.material: material, "questions": questions}, read)
 
     return ask
 
 
-def _predicates(material: str, asked: dict[str, str]) -> dict[str, object]:
-    questions = [
-        {"type": "predicate", "name": name, "instructions": question}
-        for name, question in asked.items()
-    ]
-    return {"input": material, "questions": questions}
-
-
-def _decided(answers: object, asked: dict[str, str]) -> Mapping[str, object] | None:
+def _by_name(
+    answers: object, asked: Sequence[str], form: QuestionForm
+) -> Mapping[str, object] | None:
+    """Return answers by the names of their questions; None where they are those to others."""
+    if not form.is_listed:
+        return answers if isinstance(answers, dict) and answers.keys() <= {*asked} else None
     if not isinstance(answers, list) or len(answers) != len(asked):
         return None
     pairs = list(zip(asked, answers, strict=True))
     if any(field_of(answer, "name") not in (None, name) for name, answer in pairs):
         return None
-    return {name: field_of(answer, "probability") for name, answer in pairs}
+    return dict(pairs)
 
 
-def _nouls(material: str, asked: dict[str, str]) -> dict[str, object]:
-    questions = {
-        name: {"type": "noul", "instructions": question} for name, question in asked.items()
-    }
-    return {"state": material, "questions": questions}
-
-
-def _said(answers: object, asked: dict[str, str]) -> Mapping[str, object] | None:
-    if not isinstance(answers, dict) or not answers.keys() <= asked.keys():
-        return None
-    return {name: field_of(answer, "noul") for name, answer in answers.items()}
-
-
-FORMS: Mapping[str, Callable[[ChatClient, str, int, Sequence[str]], Reply[Answers]]] = {
+FORMS: Mapping[str, Ask] = {
     "chat": _ask_chat,
-    "decisions": _by_question("/decisions", _predicates, _decided),
-    "systemone": _by_question("/systemone", _nouls, _said),
+    **{name: _ask_by_question(form) for name, form in QUESTION_FORMS.items()},
 }
 """How a model is asked about n passages by named questions: client, material, n, names."""

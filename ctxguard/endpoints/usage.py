@@ -4,54 +4,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 
 from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.errors import RedactionError
 
 _MAX_REPLIES = 1000
 _MAX_CHARS = 4000
-
-
-class InvalidReason(StrEnum):
-    """The reason why a model gave no valid answer. A closed set: it labels a metric."""
-
-    REFUSED = "refused"
-    """The model or a content filter declined to answer."""
-    TRUNCATED = "truncated"
-    """The reply was cut at the limit of tokens."""
-    TOO_LONG = "too_long"
-    """The endpoint's answer has more bytes than any needs, and was not read."""
-    EMPTY = "empty"
-    """A reply without a choice, or a choice without text."""
-    MALFORMED = "malformed"
-    """Text that is not JSON: prose, another language, half an object."""
-    OFF_SCHEMA = "off_schema"
-    """JSON that is not the object that was asked for."""
-    OUT_OF_RANGE = "out_of_range"
-    """A number outside the range that was asked for."""
-    NOT_FINITE = "not_finite"
-    """A NaN or infinite score, from a judge that scores."""
-    REJECTED = "rejected"
-    """The endpoint refused this request: too long, filtered, or an unknown option."""
-    DENIED = "denied"
-    """The endpoint refused the key, does not know the model, or is elsewhere (a redirect)."""
-    RATE_LIMITED = "rate_limited"
-    TIMED_OUT = "timed_out"
-    SERVER_ERROR = "server_error"
-    UNREACHABLE = "unreachable"
-
-
-UNAVAILABLE = frozenset(
-    {
-        InvalidReason.DENIED,
-        InvalidReason.RATE_LIMITED,
-        InvalidReason.TIMED_OUT,
-        InvalidReason.SERVER_ERROR,
-        InvalidReason.UNREACHABLE,
-    }
-)
-"""Reasons that do not depend on what was asked: the model was unreachable, or refused all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +96,7 @@ class Ledger:
 
     def add_invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
         """Count a passage without a valid verdict, and keep the reply's beginning, redacted."""
-        kept = RejectedReply(passage_id, reason, self._redacted(reply[:_MAX_CHARS]))
+        kept = RejectedReply(passage_id, reason, self.redacted(reply[:_MAX_CHARS]))
         with self._lock:
             self._invalid[reason] += 1
             self._rejected.append(kept)
@@ -164,7 +123,8 @@ class Ledger:
             cost = (counts["input_tokens"] * of_input + counts["output_tokens"] * of_output) / 1e6
         return JudgeAccounts(**counts, invalid=invalid, cost=cost)
 
-    def _redacted(self, reply: str) -> str:
+    def redacted(self, reply: str) -> str:
+        """Redact what an endpoint said; empty where that fails, or nothing redacts."""
         try:
             return "" if self._redact is None else self._redact(reply)
         except RedactionError:

@@ -1,4 +1,4 @@
-"""The forms in which rerankers are asked and answer, one row each, for the client and the service.
+"""The forms in which endpoints are asked and answer, one row each, for the clients and the service.
 
 =========== ======================================================================================
 form        spoken by
@@ -7,6 +7,9 @@ cohere      Cohere v1 and v2, Jina, vLLM, Infinity, LiteLLM, Together, SiliconFl
 voyage      Voyage: docs.voyageai.com/reference/reranker-api
 tei         Text Embeddings Inference: its openapi.json, also llama.cpp
 score       vLLM's scores of pairs: docs.vllm.ai, Score API
+chat        any endpoint with chat completions and structured output
+decisions   ``POST /decisions``: OpenAI (types of openai 3.52), Fireworks, SGLang, LiteLLM
+systemone   ``POST /systemone``: TypeSafe, Upstage, Fireworks, vLLM, Ollama and open servers
 =========== ======================================================================================
 """
 
@@ -101,3 +104,39 @@ FORMS: Mapping[Protocol, RerankForm] = {
 
 MARKS = {mark: form for form in FORMS.values() for mark in form.marks}
 """The form of a request that has one of these fields; others are of Cohere's form."""
+
+
+CHAT_PATH = "/chat/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionForm:
+    """How named questions about some material are asked and answered.
+
+    Attributes:
+        path: Behind the endpoint's base.
+        material: Field of the request with the material.
+        kind: Type of a question that is answered by a probability.
+        value: Field of an answer with it.
+        is_listed: Whether questions and answers are lists, instead of objects by name.
+    """
+
+    path: str
+    material: str
+    kind: str
+    value: str
+    is_listed: bool
+
+
+QUESTION_FORMS: Mapping[str, QuestionForm] = {
+    "decisions": QuestionForm(
+        path="/decisions",
+        material="input",
+        kind="predicate",
+        value="probability",
+        is_listed=True,
+    ),
+    "systemone": QuestionForm(
+        path="/systemone", material="state", kind="noul", value="noul", is_listed=False
+    ),
+}

@@ -1,0 +1,506 @@
+"""Client of models behind endpoints: chat completions, and other forms within the same bounds.
+
+What an endpoint refuses is learned from its answer, and left out of later calls.
+"""
+
+import asyncio
+import json
+import math
+import os
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from ctxguard._support.fork_safety import OfProcess
+from ctxguard.endpoints.failures import (
+    BAD_REQUEST,
+    NOT_FOUND,
+    SERVER_ERROR,
+    UNPROCESSABLE,
+    CallError,
+    Failure,
+    InvalidReason,
+)
+from ctxguard.endpoints.forms import CHAT_PATH, QUESTION_FORMS
+from ctxguard.endpoints.http import BACKGROUND, HttpClient
+from ctxguard.endpoints.replies import Reply, document_of, read_reply, spent_on_thoughts, text_of
+from ctxguard.endpoints.usage import Ledger
+from ctxguard.errors import ConfigurationError
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Conversation = list[dict[str, str]]
+
+TEMPERATURE = 0.0
+
+_OPENAI = "https://api.openai.com/v1"
+_MAX_ANSWER_BYTES = 2**20
+"""The longest answers, those about a hundred passages, take some thousand bytes."""
+_BYTES_PER_EVENT = 1024
+_SHORTEST_KEY = 8
+"""Shorter keys are placeholders, such as ``none``, and ordinary words."""
+_MOST_WAIT_SECONDS = 60.0
+_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 0.5, 8.0
+_MOST_LESSONS = 12
+"""Of one call; each leaves something out, so that there are fewer."""
+_MORE_TOKENS = 16
+"""How many times its limit a model is given that spent all of it on thoughts."""
+_MOST_REPLY_TOKENS = 2**15
+_MOST_QUOTED_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrices:
+    """The prices of a million tokens, in any one currency.
+
+    Attributes:
+        input_per_million: Price of the prompt's tokens, ≥ 0.
+        output_per_million: Price of the reply's tokens, ≥ 0.
+
+    Raises:
+        ConfigurationError: at construction, for a price that is negative or not finite.
+    """
+
+    input_per_million: float
+    output_per_million: float
+
+    def __post_init__(self) -> None:
+        for price in astuple(self):
+            if not 0.0 <= price < math.inf:
+                raise ConfigurationError(f"token price {price!r} must be finite and at least 0")
+
+
+class Pacer:
+    """Spaces calls evenly, over all threads and event loops.
+
+    Args:
+        per_second: Maximum rate of calls, > 0; None disables it.
+        clock: Monotonic seconds.
+    """
+
+    _lock = OfProcess(threading.Lock)
+
+    def __init__(
+        self, per_second: float | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._interval_seconds = 0.0 if per_second is None else 1.0 / per_second
+        self._clock = clock
+        self._free_at = -math.inf
+
+    def seconds(self) -> float:
+        """Reserve the next call, and return how long it has to wait."""
+        if self._interval_seconds == 0.0:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            send_at = max(now, self._free_at)
+            self._free_at = send_at + self._interval_seconds
+        return send_at - now
+
+
+class ChatSettings(TypedDict, total=False):
+    """How an endpoint is asked.
+
+    Attributes:
+        base_url: URL of the endpoint; None for ``OPENAI_BASE_URL`` of the environment, or OpenAI's.
+        api_key: Key; None for the environment's ``OPENAI_API_KEY``; a local server accepts any.
+        max_reply_tokens: Maximum length of a reply, ≥ 1, 256 unless given: bounds the cost of a
+            model that ignores the schema. A model that spends all of it on thoughts is asked again
+            with 16 times as much, once.
+        temperature: 0 unless given; left out where the endpoint takes none.
+        concurrency: Maximum number of concurrent calls within one ``complete_all``, ≥ 1, 4 unless
+            given.
+        max_calls_per_second: Over all threads of this process, retries included, > 0; None
+            disables it.
+        timeout_seconds: Limit of one call from connecting to the end of the reply, > 0, 30 unless
+            given.
+        retries: Number of times that a failed call is repeated, ≥ 0, 3 unless given.
+    """
+
+    base_url: str | None
+    api_key: str | None
+    max_reply_tokens: int
+    temperature: float
+    concurrency: int
+    max_calls_per_second: float | None
+    timeout_seconds: float
+    retries: int
+
+
+_DEFAULTS: ChatSettings = {
+    "base_url": None,
+    "api_key": None,
+    "max_reply_tokens": 256,
+    "temperature": TEMPERATURE,
+    "concurrency": 4,
+    "max_calls_per_second": None,
+    "timeout_seconds": 30.0,
+    "retries": 3,
+}
+
+_WORDS_OF = {
+    "response_format": re.compile(
+        r"response_format|json.?schema|json.?object|json.?mode|structured.output|guided|grammar"
+        r"|(?:invalid|unsupported|unknown) (?:response )?format"
+    ),
+    "messages": re.compile(
+        r"system.{0,3} (?:role|message|prompt|instruction)|role.{0,30}\bsystem\b"
+        r"|messages.{0,40}role|developer.{0,3} (?:role|message|instruction)|roles? must alternate"
+    ),
+    "stream": re.compile(r"\bstream(?:ing|ed)?\b"),
+}
+"""How an endpoint that refuses a field of a request may name it; others are named as they are."""
+_REFUSES = re.compile(
+    r"support|must|only|requires?|unknown|invalid|unexpected|unrecogni[sz]ed|(?:not|n't) (?:be )?"
+    r"(?:allowed|permitted)|set |extra"
+)
+_MOST_OF_MODEL = re.compile(
+    r"(?:at most|maximum(?: value)?(?: of| is)?|less than or equal to|<=|\[1,) ?[`'\"]?(\d{1,7})\b"
+)
+_CONTEXT = re.compile(
+    r"context.{0,3}(?:length|window|size)(?:\D{0,20}(\d{2,7}))?|prompt is too long"
+)
+
+
+class _Lessons:
+    """What one endpoint takes of one model, as far as it has said."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.most_tokens = max(max_tokens, min(_MORE_TOKENS * max_tokens, _MOST_REPLY_TOKENS))
+        self.limit: str | None = "max_tokens"
+        self.schemas = 2
+        """2: as asked; 1: any object of JSON; 0: told by the instructions alone."""
+        self.has_system = True
+        self.streams = False
+        self.without: frozenset[str] = frozenset()
+
+    def applied(self, request: Mapping[str, object]) -> dict[str, object]:
+        """Return a chat request as this endpoint takes it."""
+        body = dict(request)
+        if self.limit is not None:
+            body[self.limit] = self.max_tokens
+        if self.schemas == 1 and "response_format" in body:
+            body["response_format"] = {"type": "json_object"}
+        elif self.schemas == 0:
+            body.pop("response_format", None)
+        if not self.has_system:
+            body["messages"] = _without_system(body["messages"])  # type: ignore[arg-type]
+        if self.streams:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return {name: value for name, value in body.items() if name not in self.without}
+
+    def learn(self, failure: Failure, sent: Mapping[str, object]) -> None:
+        """Note what an answer refuses of the request that it answers; nothing where it is unclear.
+
+        >>> lessons = _Lessons(256)
+        >>> said = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+        >>> failure = Failure(InvalidReason.REJECTED, "", 400, said, "max_tokens")
+        >>> lessons.learn(failure, {"max_tokens": 256})
+        >>> lessons.applied({"model": "m"})
+        {'model': 'm', 'max_completion_tokens': 256}
+        """
+        named, said = failure.named.lower(), f"{failure.named} {failure.said}".lower()
+        refuses = _REFUSES.search(said) is not None
+        if failure.status not in _TEACHING or (failure.status >= SERVER_ERROR and not refuses):
+            return
+        fields = [name for name in sent if name != "model"]
+        blamed = [name for name in fields if _names(named, name)]
+        blamed = blamed or [name for name in fields if _names(said, name)]
+        context, most = _CONTEXT.search(said), _MOST_OF_MODEL.search(said)
+        is_limit = bool(blamed) and blamed[0] == self.limit
+        if is_limit and most is not None and 0 < int(most[1]) < self.max_tokens:
+            self._limit_to(int(most[1]))
+        elif context is not None:
+            # Of what is too long, the reply's part is the only one that no passage asked for.
+            if context[1] is not None and int(context[1]) < 2 * self.max_tokens:
+                self._limit_to(int(context[1]) // 4)
+        elif is_limit:
+            self.limit = "max_completion_tokens" if self.limit == "max_tokens" else None
+        elif blamed and blamed[0] == "response_format":
+            self.schemas -= self.schemas > 0
+        elif blamed and blamed[0] == "messages":
+            self.has_system = False
+        elif blamed:
+            self.without |= {blamed[0]}
+        elif refuses and _names(said, "stream"):
+            self.streams = True
+
+    def thinks_longer(self, sent: Mapping[str, object]) -> bool:
+        """Allow more tokens than a request that spent all of its own; tell whether there are."""
+        spent = sent.get(self.limit or "")
+        if spent == self.max_tokens:
+            self.max_tokens = self.most_tokens
+        return isinstance(spent, int) and self.max_tokens > spent
+
+    def _limit_to(self, n_tokens: int) -> None:
+        self.max_tokens = self.most_tokens = max(n_tokens, 1)
+
+
+_TEACHING = (BAD_REQUEST, NOT_FOUND, 415, UNPROCESSABLE, SERVER_ERROR, 501)
+
+
+def _names(said: str, field: str) -> bool:
+    pattern = _WORDS_OF.get(field)
+    return bool(pattern.search(said) if pattern else re.search(rf"\b{field}\b", said))
+
+
+def _without_system(conversation: Conversation) -> Conversation:
+    """Put what the system says before what the user says."""
+    system = [each["content"] for each in conversation if each["role"] == "system"]
+    others = [each for each in conversation if each["role"] != "system"]
+    first = {**others[0], "content": "\n\n".join([*system, others[0]["content"]])}
+    return [first, *others[1:]]
+
+
+class ChatClient:
+    """Sends conversations to a model and reads what it answers.
+
+    Calls that failed temporarily (408, 409, 429, 5xx, timeouts, broken connections) are repeated,
+    after the time in ``Retry-After`` up to a minute, or else with exponential backoff and jitter.
+
+    What the endpoint refuses of a request is left out from then on: ``max_tokens`` becomes
+    ``max_completion_tokens``, a schema any object of JSON and then none, the system's message a
+    part of the user's, an answer a stream; any other field that it names is not sent.
+
+    The endpoint is not trusted; see ``HttpClient``. An answer of more than 1 MiB, or one that takes
+    too long in total, is aborted.
+
+    Threads may share a client. A forked child starts with its own connections and counts.
+
+    Args:
+        model: Name of the model at the endpoint.
+        ledger: Counts calls and tokens.
+        **settings: The others.
+
+    Attributes:
+        host: The host of the endpoint.
+        max_reply_tokens, temperature: As given.
+
+    Raises:
+        ConfigurationError: a setting is out of its range, or there is no API key.
+        MissingExtraError: the extra ``judge`` is not installed.
+    """
+
+    def __init__(self, model: str, ledger: Ledger, **settings: Unpack[ChatSettings]) -> None:
+        chosen: ChatSettings = {**_DEFAULTS, **settings}
+        for name, value, least in (
+            ("max_reply_tokens", chosen["max_reply_tokens"], 1),
+            ("concurrency", chosen["concurrency"], 1),
+            ("retries", chosen["retries"], 0),
+        ):
+            if value < least:
+                raise ConfigurationError(f"{name} {value!r} must be at least {least}")
+        for name, seconds in (
+            ("timeout_seconds", chosen["timeout_seconds"]),
+            ("max_calls_per_second", chosen["max_calls_per_second"]),
+        ):
+            if seconds is not None and not 0.0 < seconds < math.inf:
+                raise ConfigurationError(f"{name} {seconds!r} must be finite and > 0")
+        if not 0.0 <= chosen["temperature"] < math.inf:
+            raise ConfigurationError(
+                f"temperature {chosen['temperature']!r} must be finite and at least 0"
+            )
+        environment = os.environ.get
+        key = chosen["api_key"] or environment("OPENAI_API_KEY")
+        if not key:
+            raise ConfigurationError(
+                "the endpoint of the model needs a key: set OPENAI_API_KEY in the environment, or "
+                "give api_key (a local server takes any)"
+            )
+        accounts = {
+            "OpenAI-Organization": environment("OPENAI_ORG_ID"),
+            "OpenAI-Project": environment("OPENAI_PROJECT_ID"),
+        }
+        self.model = model
+        self.ledger = ledger
+        self.max_reply_tokens = chosen["max_reply_tokens"]
+        self.temperature = chosen["temperature"]
+        self._settings = chosen
+        self._key = key
+        self._http = HttpClient(
+            chosen["base_url"] or environment("OPENAI_BASE_URL") or _OPENAI,
+            (CHAT_PATH, *(form.path for form in QUESTION_FORMS.values())),
+            what="endpoint's",
+            key=key,
+            extra="judge",
+            headers={name: value for name, value in accounts.items() if value},
+        )
+        self.host = self._http.host
+        self._pacer = Pacer(chosen["max_calls_per_second"])
+        self._lessons = _Lessons(self.max_reply_tokens)
+
+    def complete_all(
+        self,
+        items: Sequence[U],
+        conversation: Callable[[U], Conversation],
+        form: dict[str, object] | None,
+        read: Callable[[str], T | InvalidReason],
+    ) -> list[Reply[T]]:
+        """Send one conversation for each item, concurrently; see ``complete``."""
+
+        async def all_of_them() -> list[Reply[T]]:
+            free = asyncio.Semaphore(self._settings["concurrency"])
+
+            async def ask(item: U) -> Reply[T]:
+                async with free:
+                    return await self._complete(conversation(item), form, read)
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(ask(item)) for item in items]
+            return [task.result() for task in tasks]
+
+        return BACKGROUND.run(all_of_them())
+
+    def complete(
+        self,
+        conversation: Conversation,
+        form: dict[str, object] | None,
+        read: Callable[[str], T | InvalidReason],
+    ) -> Reply[T]:
+        """Send one conversation.
+
+        Args:
+            conversation: Its messages.
+            form: The form of structured output; None for free text.
+            read: Reads the content of the reply.
+        """
+        return BACKGROUND.run(self._complete(conversation, form, read))
+
+    def post(
+        self, path: str, request: Mapping[str, object], read: Callable[[object], Reply[T]]
+    ) -> Reply[T]:
+        """Send a request of another form to the endpoint, within the same bounds and counts.
+
+        Args:
+            path: Behind the endpoint's URL, such as ``/decisions``.
+            request: The body, without the model.
+            read: Reads the document of the answer.
+        """
+        return BACKGROUND.run(self._asked(path, {"model": self.model, **request}, read))
+
+    def close(self) -> None:
+        """Close the connections; asking again opens new ones."""
+        self._http.close()
+
+    async def _complete(
+        self,
+        conversation: Conversation,
+        form: dict[str, object] | None,
+        read: Callable[[str], T | InvalidReason],
+    ) -> Reply[T]:
+        request: dict[str, object] = {
+            "model": self.model,
+            "messages": conversation,
+            "temperature": self.temperature,
+        }
+        if form is not None:
+            request["response_format"] = form
+        return await self._asked(
+            CHAT_PATH, request, lambda document: read_reply(document, read), self._lessons
+        )
+
+    async def _asked(
+        self,
+        path: str,
+        request: Mapping[str, object],
+        read: Callable[[object], Reply[T]],
+        lessons: _Lessons | None = None,
+    ) -> Reply[T]:
+        """Ask until there is a reply, or no attempt is left; learn from what is refused."""
+        n_failed = n_lessons = 0
+        has_thought = False
+        while True:
+            sent = request if lessons is None else lessons.applied(request)
+            await asyncio.sleep(self._pacer.seconds())
+            self.ledger.add(calls=1, retries=int(n_failed + n_lessons + has_thought > 0))
+            began = time.monotonic()
+            try:
+                body, document = await self._once(path, sent)
+            except CallError as error:
+                failure, seconds = error.failure, time.monotonic() - began
+                if lessons is not None and n_lessons < _MOST_LESSONS:
+                    lessons.learn(failure, sent)
+                    if lessons.applied(request) != sent:  # or another call has learned it
+                        n_lessons += 1
+                        continue
+                if not failure.may_pass or n_failed >= self._settings["retries"]:
+                    said = self._masked(failure.said) or failure.words
+                    return Reply(failure.reason, said, seconds=seconds, why=failure.words)
+                n_failed += 1
+                await asyncio.sleep(_pause_seconds(n_failed, error.wait_seconds))
+                continue
+            reply = read(document)
+            self.ledger.add(
+                input_tokens=reply.input_tokens or 0,
+                output_tokens=reply.output_tokens or 0,
+                unmetered=None in (reply.input_tokens, reply.output_tokens),
+            )
+            why = ""
+            if lessons is not None and spent_on_thoughts(document):
+                if not has_thought and lessons.thinks_longer(sent):
+                    has_thought = True
+                    continue
+                why = (
+                    f"{self.model} spent all of its {lessons.max_tokens:,} tokens on thoughts: "
+                    "allow longer replies (max-reply-tokens), or let it think less"
+                )
+            is_verdict = not isinstance(reply.verdict, InvalidReason)
+            return replace(
+                reply,
+                body=body if is_verdict else self._masked(body),
+                seconds=time.monotonic() - began,
+                why=why,
+            )
+
+    async def _once(self, path: str, sent: Mapping[str, object]) -> tuple[str, object]:
+        """Send one request; return the body of its answer, and its document."""
+        limit = self._settings["timeout_seconds"]
+        most = _MAX_ANSWER_BYTES
+        if "stream" in sent:
+            most += _BYTES_PER_EVENT * self._lessons.max_tokens
+        # A lone surrogate is sent as a question mark.
+        data = json.dumps(sent, ensure_ascii=False).encode("utf-8", "replace")
+        try:
+            async with asyncio.timeout(limit):
+                answer = await self._http.post(path, data, most)
+        except TimeoutError:
+            words = f"no whole answer from {self.host} within {limit:g} s: allow it more time"
+            raise CallError(Failure(InvalidReason.TIMED_OUT, words)) from None
+        return text_of(answer.body), document_of(answer, self.host, self.model)
+
+    def _masked(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if len(self._key) >= _SHORTEST_KEY else text
+
+
+def _pause_seconds(n_failed: int, asked: float | None) -> float:
+    if asked is not None and 0.0 < asked <= _MOST_WAIT_SECONDS:
+        return asked
+    pause = min(_BACKOFF_SECONDS * 2.0 ** (n_failed - 1), _MOST_BACKOFF_SECONDS)
+    return pause * random.uniform(0.75, 1.0)  # noqa: S311 - spreads clients
+
+
+def why_failed(replies: Iterable[Reply[Any]], ledger: Ledger) -> str:
+    """Say why replies hold no answer: the most frequent causes first, three at most.
+
+    Args:
+        replies: Others are passed over.
+        ledger: Redacts what the endpoint said.
+    """
+    causes: Counter[str] = Counter()
+    for reply in replies:
+        if isinstance(reply.verdict, InvalidReason):
+            cause = reply.why or f"the reply was {reply.verdict.value.replace('_', ' ')}"
+            said = ledger.redacted(reply.body[:_MOST_QUOTED_CHARS])
+            if reply.why and said and said not in cause:
+                cause += f' ("{" ".join(said.split())}")'
+            causes[cause] += 1
+    return "; ".join(
+        cause if len(causes) == 1 else f"{n:,} × {cause}" for cause, n in causes.most_common(3)
+    )

@@ -1,0 +1,213 @@
+"""How a call of an endpoint fails: the closed set of reasons, the cause and its mend in words.
+
+The words never hold the key, nor anything that the endpoint said, which may quote passages.
+"""
+
+import errno
+import socket
+import ssl
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ctxguard.core.types import FailureKind
+from ctxguard.errors import (
+    OverloadedError,
+    StageError,
+    StageRefusedError,
+    StageUnavailableError,
+)
+from ctxguard.resilience import UnansweredError
+
+REDIRECTS = range(300, 400)
+BAD_REQUEST, NOT_FOUND, TOO_LARGE, UNPROCESSABLE, TOO_MANY_REQUESTS = 400, 404, 413, 422, 429
+SERVER_ERROR = 500
+_REPEATED = (408, 409, 424, 425, TOO_MANY_REQUESTS)
+"""Besides server errors, the statuses that another attempt may get over."""
+
+
+class InvalidReason(StrEnum):
+    """The reason why a model gave no valid answer. A closed set: it labels a metric."""
+
+    REFUSED = "refused"
+    """The model or a content filter declined to answer."""
+    TRUNCATED = "truncated"
+    """The reply was cut at the limit of tokens."""
+    TOO_LONG = "too_long"
+    """The endpoint's answer has more bytes than any needs, and was not read."""
+    EMPTY = "empty"
+    """A reply without a choice, or a choice without text."""
+    MALFORMED = "malformed"
+    """Text that is not JSON: prose, another language, half an object."""
+    OFF_SCHEMA = "off_schema"
+    """JSON that is not the object that was asked for."""
+    OUT_OF_RANGE = "out_of_range"
+    """A number outside the range that was asked for."""
+    NOT_FINITE = "not_finite"
+    """A NaN or infinite score, from a judge that scores."""
+    REJECTED = "rejected"
+    """The endpoint refused this request: too long, filtered, or an unknown option."""
+    DENIED = "denied"
+    """The endpoint refused the key, does not know the model, or is elsewhere (a redirect)."""
+    RATE_LIMITED = "rate_limited"
+    TIMED_OUT = "timed_out"
+    SERVER_ERROR = "server_error"
+    UNREACHABLE = "unreachable"
+
+
+UNAVAILABLE = frozenset(
+    {
+        InvalidReason.DENIED,
+        InvalidReason.RATE_LIMITED,
+        InvalidReason.TIMED_OUT,
+        InvalidReason.SERVER_ERROR,
+        InvalidReason.UNREACHABLE,
+    }
+)
+"""Reasons that do not depend on what was asked: the model was unreachable, or refused all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed call.
+
+    Attributes:
+        reason: The kind of failure.
+        words: The cause, and what mends it.
+        status: The status that the endpoint answered with, or that its error names; None without.
+        said: The endpoint's own message, cut; it may quote what it was sent.
+        named: The fields of the request that it blames, as it writes them.
+        is_final: Whether it is not repeated at once, whatever the status: the endpoint answered, as
+            HTTP has it, and may count the call.
+    """
+
+    reason: InvalidReason
+    words: str
+    status: int | None = None
+    said: str = ""
+    named: str = ""
+    is_final: bool = False
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another attempt may get over it."""
+        if self.is_final:
+            return False
+        if self.status is not None:
+            return self.status in _REPEATED or self.status >= SERVER_ERROR
+        return self.reason in (InvalidReason.TIMED_OUT, InvalidReason.UNREACHABLE)
+
+
+class CallError(Exception):
+    """A call of an endpoint failed; nothing outside of this folder catches it.
+
+    Attributes:
+        failure: How.
+        wait_seconds: The time that the endpoint asks to wait; None if it does not.
+    """
+
+    def __init__(self, failure: Failure, wait_seconds: float | None = None) -> None:
+        super().__init__(failure.words)
+        self.failure = failure
+        self.wait_seconds = wait_seconds
+
+
+def stage_error(stage: str, failure: Failure) -> StageError:
+    """Make the error of a stage of the request path; it quotes nothing that was said."""
+    reason, words = failure.reason, failure.words
+    if reason is InvalidReason.TIMED_OUT:
+        return UnansweredError(stage, FailureKind.TIMEOUT, words)
+    if reason is InvalidReason.RATE_LIMITED:
+        return OverloadedError(stage, words)
+    if reason is InvalidReason.REJECTED:
+        return StageRefusedError(stage, words)
+    return (StageUnavailableError if reason in UNAVAILABLE else StageError)(stage, words)
+
+
+_CAUSES = {
+    400: "it refuses the request: check the model's name and the protocol",
+    401: "it does not accept the key",
+    402: "it wants to be paid: check the account's balance",
+    403: "it does not accept the key, or not for this model",
+    405: "it takes no requests there: check the URL's path",
+    407: "the proxy wants a user name and password: write them into its URL",
+    413: "the request is too large for it: send fewer or shorter texts, or raise its limit "
+    "(TEI: --max-client-batch-size, --payload-limit)",
+    422: "it refuses the request: check the model's name, the protocol, and how many documents it "
+    "takes at once (TEI: --max-client-batch-size)",
+    429: "its rate limit is reached, or the quota: call less often, or check the account",
+}
+
+
+def failure_of_status(
+    at: str, status: int, said: str = "", named: str = "", model: str | None = None
+) -> Failure:
+    """Describe an answer that is an error.
+
+    Args:
+        at: Where it was asked, such as ``api.openai.com``.
+        status: The HTTP status.
+        said: The error's message.
+        named: The fields of the request that the error blames, and its code.
+        model: The model that was asked for.
+    """
+    reason = InvalidReason.REJECTED
+    cause = _CAUSES.get(status, "it failed, as its own log should tell")
+    if status == TOO_MANY_REQUESTS:
+        reason = InvalidReason.RATE_LIMITED
+    elif status >= SERVER_ERROR or status in _REPEATED:
+        reason = InvalidReason.SERVER_ERROR
+    elif status in REDIRECTS:
+        reason = InvalidReason.DENIED
+        cause = "a redirect, which is not followed: give the URL that it leads to"
+    elif status in (401, 402, 403, NOT_FOUND, 405, 407):
+        reason = InvalidReason.DENIED
+    elif status < REDIRECTS[0]:
+        reason, cause = InvalidReason.SERVER_ERROR, "an answer without content"
+    if status == NOT_FOUND:
+        is_model = model is not None and ("model" in f"{said} {named}".lower())
+        cause = (
+            f"it does not know the model {model!r}: check its name"
+            if is_model
+            else "it does not know that path: check the URL, which ends in /v1 at most servers, "
+            "and the model's name"
+        )
+    return Failure(reason, f"{at} answered {status}: {cause}", status, said, named)
+
+
+def failure_of_error(error: BaseException, at: str) -> Failure:
+    """Describe why a connection could not be made, or broke.
+
+    Args:
+        error: What the connection raised.
+        at: To where it was, such as ``api.openai.com``, or the proxy.
+    """
+    return Failure(InvalidReason.UNREACHABLE, f"{at} {_cause(error)}")
+
+
+def _cause(error: BaseException) -> str:
+    for number, words in _OF_NUMBER.items():
+        # Where several addresses were tried, only the message names the numbers.
+        if getattr(error, "errno", None) == number or f"[Errno {number}]" in str(error):
+            return words
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"has a certificate that is not trusted ({error.verify_message}): add its authority "
+            "to the system's certificates, or name its file in SSL_CERT_FILE"
+        )
+    return next((words for kind, words in _OF_TYPE if isinstance(error, kind)), str(error))
+
+
+_OF_NUMBER = {
+    errno.ECONNREFUSED: "refuses connections: check that the server runs, and the URL's port",
+    errno.ENETUNREACH: "cannot be reached, since no route leads there: check the network",
+    errno.EHOSTUNREACH: "cannot be reached, since no route leads there: check the network",
+}
+_OF_TYPE: tuple[tuple[type[Exception], str], ...] = (
+    (
+        socket.gaierror,
+        "cannot be found, since no address is known for it (DNS): check the URL, and the network",
+    ),
+    (ssl.SSLError, "does not speak TLS there: try http:// in place of https://, or another port"),
+    (ConnectionError, "closed the connection before its answer was whole"),
+    (OSError, "cannot be reached: check the URL, and the network"),
+)

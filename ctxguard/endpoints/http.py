@@ -1,0 +1,500 @@
+"""The bounded HTTP client behind all endpoints: one POST of JSON, one answer.
+
+Neither aiohttp nor httpx bounds what a server may send before its answer: interim answers
+(``100 Continue``, ``103 Early Hints``) in any number hold an event loop beyond any deadline. Here
+httptools parses slices of what arrives, and a connection that sends too much is broken off.
+"""
+
+import asyncio
+import ssl
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Coroutine, MutableMapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import OfProcess
+from ctxguard.endpoints.failures import CallError, Failure, InvalidReason, failure_of_error
+from ctxguard.errors import ConfigurationError
+
+T = TypeVar("T")
+
+_MAX_EMPTY_BYTES = 2**16
+"""Of what comes before an answer's body, interim answers included, or behind it."""
+_SLICE_BYTES = 2**14
+_IDLE_SECONDS = 15.0
+_PORTS = {"http": 80, "https": 443}
+_KEPT_HEADERS = {b"content-length", b"location", b"retry-after", b"transfer-encoding"}
+_SAFE = "/%:@!$&'()*+,;=~-._?"
+
+_of_parents: list[object] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered.
+
+    Attributes:
+        status: The status of the HTTP answer.
+        headers: Those that anybody reads, by their names in lower case.
+        body: Its bytes, as they came.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """The time that ``Retry-After`` asks to wait, as seconds or a date; None without one."""
+        text = self.headers.get("retry-after", "")
+        try:
+            return float(text)
+        except ValueError:
+            pass
+        try:
+            return parsedate_to_datetime(text).timestamp() - time.time()
+        except (ValueError, OverflowError, TypeError):
+            return None
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, over which one answer at a time is read."""
+
+    def __init__(self, parser: Callable[[object], Any], idle: "list[_Connection]") -> None:
+        self._new_parser = parser
+        self._idle = idle
+        self._answer: asyncio.Future[Answer] | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.transport: Any = None
+        self.has_received = False
+        self._stays_open = False
+
+    async def ask(self, request: bytes, most_bytes: int, *, tunnels: bool = False) -> Answer:
+        """Send a request and read its answer; ``tunnels`` reads no body."""
+        self._parser = self._new_parser(self)
+        self._most_bytes, self._tunnels = most_bytes, tunnels
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+        self._n_empty_bytes = 0
+        self._has_head = self._is_whole = self.has_received = self._stays_open = False
+        self._answer = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self.transport.abort()
+            raise
+        finally:
+            self._answer = None
+
+    def keep(self) -> None:
+        """Let another call use this connection, for a while, if it can be used again."""
+        if not self._stays_open or self.transport.is_closing():
+            self.transport.abort()
+            return
+        self._idle.append(self)
+        self._sweeper = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self.close)
+
+    def take(self) -> bool:
+        """Tell whether it is still open, and keep it from being closed."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        return not self.transport.is_closing()
+
+    def close(self) -> None:
+        """Close it at once."""
+        if self in self._idle:
+            self._idle.remove(self)
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None or self._answer.done():
+            self.close()  # nothing was asked
+            return
+        self.has_received = True
+        try:
+            for start in range(0, len(data), _SLICE_BYTES):
+                piece, n_before = data[start : start + _SLICE_BYTES], len(self._body)
+                self._parser.feed_data(piece)
+                grew = len(self._body) > n_before
+                self._n_empty_bytes = 0 if grew else self._n_empty_bytes + len(piece)
+                if self._has_too_much() or self._is_whole:
+                    break
+        except Exception:  # the parser's, of several types
+            if not self._is_whole:
+                self._fail(InvalidReason.UNREACHABLE, "the answer is no HTTP: check the URL's port")
+        if self._is_whole:
+            self._succeed()
+
+    def _has_too_much(self) -> bool:
+        """Break off an answer that is too long, or more that is none."""
+        if len(self._body) > self._most_bytes:
+            words = f"an answer of more than {self._most_bytes:,} bytes"
+            self._fail(InvalidReason.TOO_LONG, words)
+        elif self._n_empty_bytes > _MAX_EMPTY_BYTES:
+            words = f"more than {_MAX_EMPTY_BYTES:,} bytes that belong to no answer"
+            self._fail(InvalidReason.UNREACHABLE, words)
+        else:
+            return False
+        return True
+
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            self._stays_open = False  # a second answer, to nothing that was asked
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in _KEPT_HEADERS and not self._is_whole:
+            self._headers[name.decode()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._is_whole:
+            return
+        self._status = self._parser.get_status_code()
+        if self._status < 200:
+            self._headers.clear()
+            return
+        self._has_head = True
+        self._is_whole = self._tunnels
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_whole:
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        if self._has_head and not self._is_whole:
+            self._is_whole = True
+            self._stays_open = self._parser.should_keep_alive()
+
+    def eof_received(self) -> bool:
+        if self._answer is not None and self._has_head and not self._is_delimited:
+            self._succeed()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self._idle:
+            self._idle.remove(self)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(exc or ConnectionResetError())
+
+    @property
+    def _is_delimited(self) -> bool:
+        """Whether the answer says where it ends, otherwise than by the connection's end."""
+        return not {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
+
+    def _succeed(self) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(Answer(self._status, self._headers, bytes(self._body)))
+
+    def _fail(self, reason: InvalidReason, words: str) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(CallError(Failure(reason, words)))
+        self.transport.abort()
+
+
+class HttpClient:
+    """POSTs JSON to one server.
+
+    A redirect is not followed, so that texts and key go to no host that nobody chose; a proxy is
+    one that the environment names. Compressed answers are not unpacked. Threads and event loops may
+    share a client. A forked child opens connections of its own.
+
+    Args:
+        url: The server's base, such as ``https://api.openai.com/v1``, or the URL of one of
+            ``paths``.
+        paths: What may follow the base, such as ``/rerank``.
+        what: Names the endpoint in errors about its URL and key, such as ``rerank``.
+        key: Sent as ``Authorization: Bearer``, and nowhere else; None without one.
+        extra: The extra that brings the libraries.
+        headers: Sent besides.
+
+    Attributes:
+        host: The host of the URL, and its port unless it is the scheme's own.
+
+    Raises:
+        ConfigurationError: a URL, key or proxy that cannot work.
+        MissingExtraError: the extra is not installed.
+    """
+
+    _lock = OfProcess(threading.Lock)
+    # By loop. A child keeps its parent's as they are: to close them would stop the parent's.
+    _idle = OfProcess[MutableMapping[asyncio.AbstractEventLoop, list[_Connection]]](
+        dict, _of_parents.append
+    )
+
+    def __init__(
+        self,
+        url: str,
+        paths: tuple[str, ...],
+        *,
+        what: str,
+        key: str | None,
+        extra: str,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self._parser = require("httptools", extra).HttpResponseParser
+        self._truststore = require("truststore", extra)
+        parsed = parsed_url(url, what)
+        base = parsed.path.rstrip("/")
+        for path in paths:
+            base = base.removesuffix(path)
+        self._base, self._query = base, parsed.query
+        self._host, self._port = str(parsed.hostname), parsed.port or _PORTS[parsed.scheme]
+        self._has_tls = parsed.scheme == "https"
+        self.host = self._host if parsed.port is None else f"{self._host}:{parsed.port}"
+        self._proxy = _proxy_of(parsed)
+        shown = f"[{self._host}]" if ":" in self._host else self._host.encode("idna").decode()
+        self._authority = f"{shown}:{self._port}"
+        fixed = {
+            "Host": shown if parsed.port is None else self._authority,
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "User-Agent": "ctxguard",
+            **(headers or {}),
+        }
+        for name, value in (headers or {}).items():
+            check_key(value, f"{what} {name}")
+        if key is not None:
+            check_key(key, what)
+            fixed["Authorization"] = f"Bearer {key}"
+        self._origin = ""
+        if self._proxy is not None and not self._has_tls:
+            self._origin = f"http://{fixed['Host']}"
+            fixed |= self._proxy.headers
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in fixed.items())
+        self._tls: ssl.SSLContext | None = None
+
+    async def post(self, path: str, body: bytes, most_bytes: int) -> Answer:
+        """Send a body and return the answer, of any status; the caller limits the time.
+
+        Args:
+            path: Behind the base.
+            body: JSON.
+            most_bytes: The longest body of an answer.
+
+        Raises:
+            CallError: no whole answer came, or one that is too long.
+        """
+        target = quote(self._base + path, safe=_SAFE) + (
+            f"?{quote(self._query, safe=_SAFE)}" if self._query else ""
+        )
+        head = f"POST {self._origin}{target} HTTP/1.1\r\n{self._head}"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        while True:
+            connection, is_used = await self._connected()
+            try:
+                answer = await connection.ask(request, most_bytes)
+                break
+            except CallError as error:
+                failure = error.failure
+                raise CallError(Failure(failure.reason, f"{self.host}: {failure.words}")) from None
+            except OSError as error:
+                # Servers close idle connections at any time, also just before a request comes.
+                if not is_used or connection.has_received:
+                    raise CallError(failure_of_error(error, self.host)) from error
+        connection.keep()
+        return answer
+
+    async def aclose(self) -> None:
+        """Close the idle connections of the running event loop; asking again opens new ones."""
+        with self._lock:
+            idle = self._idle.pop(asyncio.get_running_loop(), [])
+        for each in [*idle]:
+            each.close()
+
+    def close(self) -> None:
+        """Close those of the thread that plain calls use."""
+        if BACKGROUND.is_running:
+            BACKGROUND.run(self.aclose())
+
+    async def _connected(self) -> tuple[_Connection, bool]:
+        """Return a connection of the running loop, and whether it was used before."""
+        loop = asyncio.get_running_loop()
+        idle = self._idle.get(loop)
+        if idle is None:
+            with self._lock:
+                for ended in [each for each in self._idle if each.is_closed()]:
+                    del self._idle[ended]
+                idle = self._idle.setdefault(loop, [])
+        while idle:
+            connection = idle.pop()
+            if connection.take():
+                return connection, True
+        at, proxy = self.host, self._proxy
+        connection = _Connection(self._parser, idle)
+        try:
+            if proxy is None:
+                await self._connect(connection, self._host, self._port, self._has_tls)
+                return connection, False
+            at = f"the proxy {proxy.host}:{proxy.port} of {self.host}"
+            await self._connect(connection, proxy.host, proxy.port, proxy.has_tls)
+            if self._has_tls:
+                await self._tunnel(connection, at)
+                at = self.host
+                connection.transport = await loop.start_tls(
+                    connection.transport,
+                    connection,
+                    self._context(),
+                    server_hostname=self._host,
+                )
+        except OSError as error:
+            if connection.transport is not None:
+                connection.transport.abort()
+            raise CallError(failure_of_error(error, at)) from error
+        except asyncio.CancelledError:
+            if connection.transport is not None:
+                connection.transport.abort()
+            raise
+        return connection, False
+
+    async def _connect(self, connection: _Connection, host: str, port: int, tls: bool) -> None:
+        loop = asyncio.get_running_loop()
+        options: dict[str, Any] = {"ssl": self._context()} if tls else {}
+        if isinstance(loop, asyncio.BaseEventLoop):  # uvloop knows no such option
+            options["happy_eyeballs_delay"] = 0.25
+        await loop.create_connection(lambda: connection, host, port, **options)
+
+    async def _tunnel(self, connection: _Connection, at: str) -> None:
+        lines = {"Host": self._authority, **(self._proxy.headers if self._proxy else {})}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        request = f"CONNECT {self._authority} HTTP/1.1\r\n{head}\r\n".encode()
+        answer = await connection.ask(request, 0, tunnels=True)
+        if answer.status // 100 != 2:
+            connection.transport.abort()
+            mend = "check its user name and password" if answer.status == 407 else "it refuses"
+            words = f"{at} answered {answer.status}: {mend}"
+            raise CallError(Failure(InvalidReason.UNREACHABLE, words, answer.status))
+
+    def _context(self) -> ssl.SSLContext:
+        """The certificates that the system trusts, also where OpenSSL does not find them."""
+        if self._tls is None:
+            self._tls = self._truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return self._tls
+
+
+class _Background:
+    """An event loop on a thread of its own: only there can a plain call be bounded as a whole."""
+
+    _lock = OfProcess(threading.Lock)
+    _loop = OfProcess["asyncio.AbstractEventLoop | None"](lambda: None, _of_parents.append)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything was run yet."""
+        return self._loop is not None
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end; an interrupted caller cancels it."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="ctxguard-endpoints", daemon=True
+                ).start()
+            loop = self._loop
+        future = asyncio.run_coroutine_threadsafe(call, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+BACKGROUND = _Background()
+"""That of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Proxy:
+    host: str
+    port: int
+    has_tls: bool
+    headers: dict[str, str]
+
+
+def _proxy_of(url: SplitResult) -> _Proxy | None:
+    """Return the proxy that the environment names for a URL; None without one.
+
+    Raises:
+        ConfigurationError: it is of a kind that is not spoken here.
+    """
+    proxies = getproxies()
+    named = proxies.get(url.scheme) or proxies.get("all")
+    if not named or proxy_bypass(url.hostname or ""):
+        return None
+    parsed = urlsplit(named if "://" in named else f"http://{named}")
+    try:
+        port = parsed.port or _PORTS.get(parsed.scheme, 0)
+    except ValueError:
+        port = 0
+    if parsed.scheme not in _PORTS or not parsed.hostname or not port:
+        raise ConfigurationError(
+            f"the environment names a proxy of the kind {parsed.scheme!r} for {url.hostname}, "
+            f"which is not supported: name one as http://HOST:PORT in {url.scheme}_proxy, or "
+            "exempt the host by no_proxy"
+        )
+    headers = {}
+    if parsed.username is not None:
+        pair = f"{unquote(parsed.username)}:{unquote(parsed.password or '')}"
+        headers["Proxy-Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+    return _Proxy(parsed.hostname, port, parsed.scheme == "https", headers)
+
+
+def parsed_url(url: str, what: str) -> SplitResult:
+    """Return the parts of an endpoint's URL.
+
+    Raises:
+        ConfigurationError: it is no such URL, or holds a user name or password.
+    """
+    try:
+        parsed = urlsplit(url)
+        parsed.hostname.encode("idna")  # type: ignore[union-attr]
+        is_whole = parsed.scheme in _PORTS and parsed.hostname and parsed.port != 0
+    except (AttributeError, TypeError, ValueError):
+        is_whole = False
+    if not is_whole or any(character <= " " for character in url):
+        # Of what could hide a password nothing is shown.
+        shown = "" if "@" in str(url) or "?" in str(url) else f" but {url!r}"
+        raise ConfigurationError(
+            f"the {what} URL is not http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]{shown}"
+        )
+    if "@" in parsed.netloc:
+        raise ConfigurationError(
+            f"the {what} URL holds a user name or password; pass a key instead"
+        )
+    return parsed
+
+
+def check_key(key: str, what: str) -> None:
+    """Check that a header can carry a key.
+
+    Raises:
+        ConfigurationError: it cannot; the message names the odd character and no other.
+
+    >>> check_key("sk-1\\n", "rerank")
+    Traceback (most recent call last):
+    ctxguard.errors.ConfigurationError: the rerank key must be printable ASCII characters, not \
+empty: it holds a line break; copy it again
+    """
+    odd = next((each for each in key if not (each.isascii() and each.isprintable())), None)
+    if odd is None and key.strip():
+        return
+    holds = "nothing"
+    if odd is not None:
+        holds = "a line break" if odd in "\r\n" else f"the character U+{ord(odd):04X}"
+        if odd in "“”‘’„":
+            holds = f"a curly quote ({odd})"
+    raise ConfigurationError(
+        f"the {what} key must be printable ASCII characters, not empty: it holds {holds}; "
+        "copy it again"
+    )

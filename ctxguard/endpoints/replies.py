@@ -1,0 +1,351 @@
+"""Reads what endpoints answer: JSON within bounds, errors in any of their forms, chat completions.
+
+All of it is untrusted. Pure: no I/O, no clock, no logging.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from pydantic_core import from_json
+
+from ctxguard._support.json_values import MOST_VALUES, has_more_values
+from ctxguard.endpoints.failures import (
+    BAD_REQUEST,
+    NOT_FOUND,
+    SERVER_ERROR,
+    TOO_MANY_REQUESTS,
+    CallError,
+    Failure,
+    InvalidReason,
+    failure_of_status,
+)
+from ctxguard.endpoints.http import Answer
+
+T = TypeVar("T")
+
+OK = 200
+_MOST_TOKENS = 10**9
+_MOST_SAID_CHARS = 300
+_MOST_KEPT_BYTES = 4_000
+_MOST_ERRORS = 20
+_MOST_OBJECTS = 20
+"""Objects of JSON that are looked for in a model's prose."""
+_STATUS_OF_CODE = (
+    ("rate_limit", TOO_MANY_REQUESTS),
+    ("quota", TOO_MANY_REQUESTS),
+    ("api_key", 401),
+    ("authentication", 401),
+    ("permission", 403),
+    ("not_found", NOT_FOUND),
+    ("invalid_request", BAD_REQUEST),
+    ("context_length", BAD_REQUEST),
+    ("unsupported", BAD_REQUEST),
+)
+"""Statuses of errors that come with HTTP 200 and name a code in words, by a part of it."""
+_END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|reasoning)>")
+_OPEN_THOUGHT = re.compile(r"\s*<(?:think|thinking|reasoning)>")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[T]):
+    """What a model answered.
+
+    Attributes:
+        verdict: What was asked for, such as a grade in 0..3, or why there is none.
+        body: The body of the reply, or the failure in words and in the endpoint's; without the key.
+        input_tokens: Tokens of the prompt; None if the reply does not report them.
+        output_tokens: Tokens of the reply; None if it does not report them.
+        seconds: How long the last attempt took; None if the reply was not measured.
+        why: Why there is no verdict, in words that quote nothing; empty with one.
+    """
+
+    verdict: T | InvalidReason
+    body: str
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    seconds: float | None = None
+    why: str = ""
+
+
+def text_of(body: bytes) -> str:
+    """Decode a body for people; what is no UTF-8 is replaced."""
+    return body.decode("utf-8", "replace")
+
+
+def document_of(answer: Answer, host: str, model: str | None = None) -> object:
+    """Return the document of an answer.
+
+    Args:
+        answer: Of any status.
+        host: Who answered.
+        model: The model that was asked for.
+
+    Raises:
+        CallError: the answer is an error, also one of HTTP 200; no JSON, or too much of it.
+    """
+    body = answer.body
+    if answer.status != OK:
+        raise CallError(_failure(answer, host, model), answer.wait_seconds)
+    if body.lstrip()[:1] == b"<":
+        words = (
+            f"{host} answered with a web page, not JSON: check the URL, which ends in /v1 at most "
+            "servers"
+        )
+        raise CallError(Failure(InvalidReason.DENIED, words))
+    if body.lstrip()[:5] in (b"data:", b"event") or body.lstrip()[:1] == b":":
+        document: object = _joined(body)
+    else:
+        document = _parsed(body, host)
+    found = _error_in(document)
+    if found is not None:
+        error, status = found
+        said, named = said_of(error)
+        raise CallError(replace(failure_of_status(host, status, said, named, model), is_final=True))
+    return document
+
+
+def _parsed(body: bytes, host: str) -> object:
+    words = ""
+    if has_more_values(body):
+        words = f"has more than {MOST_VALUES:,} values"
+    else:
+        try:
+            return from_json(body.removeprefix(b"\xef\xbb\xbf"))
+        except ValueError:
+            words = "is not JSON"
+            try:
+                body.decode()
+            except UnicodeDecodeError:
+                words = "is not JSON in UTF-8"
+    said = text_of(body[:_MOST_KEPT_BYTES])
+    raise CallError(Failure(InvalidReason.MALFORMED, f"the answer of {host} {words}", said=said))
+
+
+def _failure(answer: Answer, host: str, model: str | None) -> Failure:
+    if location := answer.headers.get("location"):
+        said, named = f"a redirect to {location}", ""
+    else:
+        try:
+            said, named = said_of(_parsed(answer.body, host))
+        except CallError:
+            said, named = "" if b"<" in answer.body[:1] else text_of(answer.body), ""
+    return failure_of_status(host, answer.status, said[:_MOST_SAID_CHARS], named, model)
+
+
+def _error_in(document: object) -> tuple[object, int] | None:
+    """Return the error of an answer that claims success, and its status; None without one."""
+    error = field_of(document, "error")
+    choices = field_of(document, "choices")
+    if not error and isinstance(choices, list) and choices:
+        error = field_of(choices[0], "error")
+    if not error or (field_of(document, "results") or field_of(document, "answers")):
+        return None
+    status = SERVER_ERROR
+    for name in ("status", "code", "type"):
+        code = field_of(error, name)
+        if isinstance(code, str) and code.isdecimal() and len(code) == 3:
+            code = int(code)
+        if type(code) is int and BAD_REQUEST <= code < 600:
+            return error, code
+        for part, of_part in _STATUS_OF_CODE:
+            if isinstance(code, str) and part in code.lower():
+                status = of_part
+    return error, status
+
+
+def said_of(document: object) -> tuple[str, str]:
+    """Return the message of an error in any usual form, and the fields and codes that it names.
+
+    What FastAPI repeats of the request (``input``) is left out.
+
+    >>> said_of({"error": {"message": "no", "param": "max_tokens"}})
+    ('no', 'max_tokens')
+    >>> said_of({"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs", "input": 1}]})
+    ('Extra inputs', 'body.seed')
+    """
+    messages, names = [], []
+
+    def visit(part: object, depth: int) -> None:
+        if isinstance(part, str):
+            messages.append(part)
+        elif isinstance(part, list) and depth:
+            for each in part[:_MOST_ERRORS]:
+                visit(each, depth - 1)
+        elif isinstance(part, dict) and depth:
+            for name in ("message", "msg", "error", "detail", "errors"):
+                if name in part:
+                    visit(part[name], depth - 1)
+            for name in ("param", "code", "type", "loc"):
+                value = part.get(name)
+                if isinstance(value, list):
+                    value = ".".join(map(str, value[:_MOST_ERRORS]))
+                if isinstance(value, str):
+                    names.append(value[:_MOST_SAID_CHARS])
+
+    visit(document, 4)
+    return "; ".join(messages)[:_MOST_SAID_CHARS], " ".join(names)[:_MOST_SAID_CHARS]
+
+
+def _joined(body: bytes) -> dict[str, object]:
+    """Join the events of a stream to one completion."""
+    texts: list[str] = []
+    found: dict[str, object] = {"usage": None}
+    reason, refusal, is_over = None, None, False
+    for line in body.splitlines():
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            is_over = True
+        if not line.startswith(b"data:") or is_over or not data:
+            continue
+        event = _parsed(data, "the stream")
+        if _error_in(event) is not None:
+            return {"error": field_of(event, "error") or "failed"}
+        found["usage"] = field_of(event, "usage") or found["usage"]
+        choices = field_of(event, "choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        part = field_of(choice, "delta") or field_of(choice, "message")
+        texts.append(content_of(field_of(part, "content")))
+        reason = field_of(choice, "finish_reason") or reason
+        refusal = field_of(part, "refusal") or refusal
+    if reason is None and not is_over:
+        raise CallError(Failure(InvalidReason.UNREACHABLE, "the stream ended before its answer"))
+    message = {"content": "".join(texts), "refusal": refusal}
+    return {"choices": [{"message": message, "finish_reason": reason}], **found}
+
+
+def content_of(content: object) -> str:
+    """Return a message's text, also of a list of parts; empty without one.
+
+    >>> content_of([{"type": "reasoning", "text": "so"}, {"type": "text", "text": "yes"}])
+    'yes'
+    """
+    if isinstance(content, list):
+        texts = [
+            field_of(part, "text")
+            for part in content
+            if field_of(part, "type") in (None, "text", "output_text")
+        ]
+        return "".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def read_reply(document: object, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
+    """Read a chat completion, whose content, without thoughts, ``read`` reads.
+
+    >>> read_reply({"choices": [{"message": {"content": "<think>or no?</think> yes "}}]}, str).verdict
+    'yes'
+    >>> read_reply("<html>", str).verdict.value
+    'empty'
+    """  # noqa: E501
+    usage = field_of(document, "usage")
+    tokens = tokens_of(usage, "prompt_tokens"), tokens_of(usage, "completion_tokens")
+    return Reply(_verdict(field_of(document, "choices"), read), "", *tokens)
+
+
+def _verdict(choices: object, read: Callable[[str], T | InvalidReason]) -> T | InvalidReason:
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = field_of(choice, "message")
+    if field_of(choice, "finish_reason") == "content_filter" or field_of(message, "refusal"):
+        return InvalidReason.REFUSED
+    content = without_thoughts(content_of(field_of(message, "content")))
+    if field_of(choice, "finish_reason") == "length":
+        return InvalidReason.TRUNCATED
+    return read(content) if content else InvalidReason.EMPTY
+
+
+def spent_on_thoughts(document: object) -> bool:
+    """Tell whether a completion reached its limit of tokens before its first word."""
+    choices = field_of(document, "choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    content = content_of(field_of(field_of(choice, "message"), "content"))
+    return field_of(choice, "finish_reason") == "length" and not without_thoughts(content)
+
+
+def without_thoughts(content: str) -> str:
+    """Leave out what a model thought before its answer, in tags that it opened, closed or both.
+
+    >>> without_thoughts("so</think> yes"), without_thoughts("<think>so")
+    ('yes', '')
+    """
+    content = _END_OF_THOUGHTS.split(content)[-1]
+    return "" if _OPEN_THOUGHT.match(content) else content.strip()
+
+
+def objects_in(content: str) -> Iterator[object]:
+    """Yield the objects of JSON in a reply: the whole, or those in a fence or in prose.
+
+    Objects are tuples of pairs, since a dictionary would silently take the last value of a repeated
+    key.
+    """
+    decoder = json.JSONDecoder(object_pairs_hook=tuple)
+    try:
+        yield decoder.decode(content.strip())
+        return
+    except (ValueError, RecursionError):
+        pass
+    at = -1
+    for _ in range(_MOST_OBJECTS):
+        at = content.find("{", at + 1)
+        if at < 0:
+            return
+        try:
+            found, end = decoder.raw_decode(content, at)
+        except (ValueError, RecursionError):
+            continue
+        at = end - 1
+        yield found
+
+
+def only_value(content: str, name: str) -> object:
+    """Read the value of a key from a reply's object, or the reason why there is none.
+
+    A reply with several objects has to give one value: which of two is meant would be a guess.
+
+    >>> only_value('Sure: {"grade": 2, "why": "so"}', "grade"), only_value("2", "grade").value
+    (2, 'off_schema')
+    >>> only_value('{"grade": 1} or {"grade": 2}', "grade").value
+    'off_schema'
+    """
+    objects = list(objects_in(content))
+    if not objects:
+        return InvalidReason.MALFORMED
+    pairs = [pair for each in objects if is_object(each) for pair in each]  # type: ignore[attr-defined]
+    values = [value for key, value in pairs if key == name]
+    own = [[key for key, _ in each].count(name) for each in objects if is_object(each)]  # type: ignore[attr-defined]
+    if not values or max(own) > 1 or any(repr(each) != repr(values[0]) for each in values):
+        return InvalidReason.OFF_SCHEMA
+    return values[0]
+
+
+def is_object(value: object) -> bool:
+    """Tell whether a value of ``objects_in`` is an object."""
+    return isinstance(value, tuple)
+
+
+def whole_number(value: object) -> object:
+    """Return ``2`` for ``"2"``, ``2.0`` and ``"2.0"``; anything else as it is.
+
+    >>> whole_number(" 2.0 "), whole_number(2.5), whole_number(True), whole_number("two")
+    (2, 2.5, True, 'two')
+    """
+    number = value
+    if isinstance(value, str) and len(value) <= _MOST_SAID_CHARS and value.isascii():
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+    return int(number) if isinstance(number, float) and number.is_integer() else value
+
+
+def field_of(document: object, name: str) -> object:
+    """Return a value of a JSON object; None for another document."""
+    return document.get(name) if isinstance(document, dict) else None
+
+
+def tokens_of(usage: object, name: str) -> int | None:
+    """Return a count of a reply's usage; None if it is not told, or is none that can be."""
+    count = field_of(usage, name)
+    return count if type(count) is int and 0 <= count <= _MOST_TOKENS else None

@@ -1,0 +1,325 @@
+"""Why a call failed is said in words: the cause and its mend, never the key."""
+
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ctxguard.core.types import Passage
+from ctxguard.endpoints.rerank import RerankClient
+from ctxguard.errors import ConfigurationError, StageError
+from ctxguard.monitor.judges import LLMJudge
+from tests.monitor.chat_endpoint import Answer, ChatEndpoint
+
+pytest.importorskip("truststore")
+
+KEY = "secret-key"
+Call = Callable[[str], None]
+
+
+def judge(url: str) -> None:
+    made = LLMJudge("m-1", base_url=url, api_key=KEY, retries=0, timeout_seconds=5.0)
+    try:
+        (reply,) = made.questions([Passage("p", "fox")])
+        if reply.why:
+            raise StageError("judge", reply.why)
+    finally:
+        made.close()
+
+
+def rerank(url: str) -> None:
+    client = RerankClient(url, key=KEY, model="m-1", timeout_seconds=5.0)
+    try:
+        client.score("fox", ["fox"])
+    finally:
+        client.close()
+
+
+every_client = pytest.mark.parametrize("call", [judge, rerank])
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[ChatEndpoint]:
+    served = ChatEndpoint()
+    yield served
+    served.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def said_by(call: Call, url: str) -> str:
+    with pytest.raises((StageError, ConfigurationError)) as raised:
+        call(url)
+    assert KEY not in str(raised.value)
+    return str(raised.value)
+
+
+@every_client
+def test_no_server_is_named(call: Call) -> None:
+    for host in ("127.0.0.1", "localhost"):
+        assert f"{host}:" in (said := said_by(call, f"http://{host}:{free_port()}/v1"))
+        assert "refuses connections: check that the server runs" in said
+
+
+@every_client
+def test_an_unknown_host_is_named(call: Call) -> None:
+    said = said_by(call, "http://no-such-host.invalid/v1")
+    assert "no-such-host.invalid cannot be found, since no address is known for it (DNS)" in said
+
+
+@every_client
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_dead_proxy_is_named(call: Call, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv(f"{scheme}_proxy", f"http://user:{KEY}@127.0.0.1:{port}")
+    said = said_by(call, f"{scheme}://api.example.invalid/v1")
+    assert f"the proxy 127.0.0.1:{port} of api.example.invalid refuses connections" in said
+
+
+@every_client
+def test_a_proxy_that_refuses_a_tunnel_is_named(
+    call: Call, endpoint: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", endpoint.url.removesuffix("/v1"))
+    said = said_by(call, "https://api.example.invalid/v1")
+    assert "of api.example.invalid answered 501" in said
+
+
+@every_client
+@pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY", "all_proxy"])
+@pytest.mark.parametrize(
+    "proxy", ["socks5://127.0.0.1:1", "socks5h://h:1", "socks4://h", "ftp://h"]
+)
+def test_a_proxy_of_another_kind_is_refused(
+    call: Call, variable: str, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, proxy)
+    assert "which is not supported: name one as http://HOST:PORT" in said_by(call, "http://host/v1")
+
+
+@every_client
+def test_an_unknown_model_is_named(call: Call, endpoint: ChatEndpoint) -> None:
+    body = {"error": {"message": "The model `m-1` does not exist", "code": "model_not_found"}}
+    endpoint.script.append(Answer(status=404, body=json.dumps(body)))
+    assert "does not know the model 'm-1': check its name" in said_by(call, endpoint.url)
+
+
+@every_client
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(status=404, body="<html>Not Found</html>"),
+        Answer(status=404, body='{"detail": "Not Found"}'),
+        Answer(body="<!doctype html><title>Welcome</title>"),
+        Answer(body="\n <html>"),
+    ],
+)
+def test_a_wrong_path_is_said(call: Call, endpoint: ChatEndpoint, answer: Answer) -> None:
+    endpoint.script.append(answer)
+    assert "check the URL, which ends in /v1 at most servers" in said_by(call, endpoint.url)
+
+
+@every_client
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [(401, "does not accept the key"), (402, "to be paid"), (429, "or the quota")],
+)
+def test_a_refused_account_is_said(
+    call: Call, endpoint: ChatEndpoint, status: int, says: str
+) -> None:
+    error = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
+    endpoint.script.append(Answer(status=status, body=json.dumps(error)))
+    assert says in said_by(call, endpoint.url)
+
+
+@every_client
+def test_a_slow_answer_is_no_outage(call: Call, endpoint: ChatEndpoint) -> None:
+    """A time-out says how long was waited."""
+
+    def brief(url: str) -> None:
+        if call is judge:
+            made = LLMJudge("m", base_url=url, api_key=KEY, retries=0, timeout_seconds=0.05)
+            made.judge("fox", [Passage("p", "fox")])
+        RerankClient(url, timeout_seconds=0.05).score("fox", ["fox"])
+
+    endpoint.hanging_on = "fox"
+    assert "no whole answer from 127.0.0.1" in (said := said_by(brief, endpoint.url))
+    assert "within 0.05 s" in said
+
+
+@every_client
+@pytest.mark.parametrize(
+    ("ending", "says"),
+    [
+        ("\n", "a line break"),
+        ("\r\n", "a line break"),
+        ("”", "a curly quote"),
+        ("é", "U+00E9"),
+        ("\u200b", "U+200B"),
+        ("\t", "U+0009"),
+    ],
+)
+def test_an_unsendable_key_is_refused(call: Call, ending: str, says: str) -> None:
+
+    def with_key(url: str) -> None:
+        if call is judge:
+            LLMJudge("m", base_url=url, api_key=KEY + ending)
+        RerankClient(url, key=KEY + ending)
+
+    assert says in said_by(with_key, "http://host")
+
+
+@contextmanager
+def sending(
+    *pieces: bytes, endless: bytes = b"", tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
+    """Serve one answer: the pieces, and then ``endless`` again and again."""
+    over = threading.Event()
+
+    def serve(listening: socket.socket) -> None:
+        while not over.is_set():
+            with (
+                suppress(OSError),
+                listening.accept()[0] as plain,
+                plain if tls is None else tls.wrap_socket(plain, server_side=True) as sent,
+            ):
+                sent.recv(2**16)
+                for piece in pieces:
+                    sent.sendall(piece)
+                while endless and not over.is_set():
+                    sent.sendall(endless)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,), daemon=True)
+        thread.start()
+        port = listening.getsockname()[1]
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+        over.set()
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            pass
+        thread.join()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+GOOD = (
+    b'{"choices": [{"message": {"content": "{\\"question\\": \\"why?\\"}"}}], '
+    b'"results": [{"index": 0, "relevance_score": 0.5}]}'
+)
+
+
+@every_client
+@pytest.mark.parametrize(
+    ("start", "endless", "says"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 999, "bytes that belong to no answer"),
+        (OK, b"A: b\r\n" * 999, "bytes that belong to no answer"),
+        (OK + b"A: ", b"b" * 9999, "bytes that belong to no answer"),
+        (OK + b"\r\n", b" " * 99_999, "an answer of more than"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 9999, "answer of more than"),
+        (
+            OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n",
+            b"A: b\r\n" * 9999,
+            "bytes that belong to no answer",
+        ),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", b"", "the answer is no HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", b"", ""),
+        (OK + b"Content-Length: 10\r\n\r\n[", b"", "before its answer was whole"),
+        (b"", b"", "before its answer was whole"),
+    ],
+)
+def test_a_hostile_server_is_broken_off(
+    call: Call, start: bytes, endless: bytes, says: str
+) -> None:
+    """No answer holds more than a bounded memory, or the loop beyond a slice."""
+    with sending(start, endless=endless) as url:
+        assert says in said_by(call, url)
+
+
+@every_client
+def test_an_answer_may_end_with_its_connection(call: Call) -> None:
+    with sending(OK + b"\r\n" + GOOD) as url:
+        call(url)
+
+
+@every_client
+def test_deep_nesting_is_no_answer(call: Call, endpoint: ChatEndpoint) -> None:
+    for body in ("[" * 900_000, '{"choices":' * 90_000, "[" + "[]," * 200_000 + "[]]"):
+        endpoint.script.append(Answer(body=body))
+        with suppress(StageError):
+            call(endpoint.url)
+    assert len(endpoint.requests) == 3
+
+
+def test_environment_names_of_openai_hold(
+    endpoint: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("OPENAI_BASE_URL", endpoint.url),
+        ("OPENAI_API_KEY", KEY),
+        ("OPENAI_ORG_ID", "org"),
+        ("OPENAI_PROJECT_ID", "project"),
+    ):
+        monkeypatch.setenv(name, value)
+    made = LLMJudge("m")
+    made.judge("fox", [Passage("p", "fox")])
+    made.close()
+    sent = endpoint.headers[0]
+    assert sent["Authorization"] == f"Bearer {KEY}"
+    assert (sent["OpenAI-Organization"], sent["OpenAI-Project"]) == ("org", "project")
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/chat/completions", "/v1?a=b"])
+def test_a_base_url_may_name_the_endpoint(endpoint: ChatEndpoint, path: str) -> None:
+    with suppress(StageError):  # the stand-in knows no query
+        judge(endpoint.url.removesuffix("/v1") + path)
+    assert endpoint.paths == ["/v1/chat/completions" + ("?a=b" if "?" in path else "")]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
+    """A certificate for localhost that nobody trusts, and a server's context with it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    file, key = folder / "certificate.pem", folder / "key.pem"
+    of_localhost = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *of_localhost)
+    subprocess.run([openssl, *made, "-keyout", key, "-out", file], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file, key)
+    return file, context
+
+
+@every_client
+@pytest.mark.skipif(sys.platform != "linux", reason="others keep certificates elsewhere")
+def test_a_certificate_is_trusted_or_named(
+    call: Call, certificate: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, context = certificate
+    with sending(OK + b"\r\n" + GOOD, tls=context) as address:
+        url = address.replace("127.0.0.1", "localhost")
+        said = said_by(call, url)
+        assert "has a certificate that is not trusted (self-signed certificate)" in said
+        assert "name its file in SSL_CERT_FILE" in said
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        call(url)
