@@ -227,7 +227,7 @@ def _candidates(
     rows.passages["chance"][~counts[rows.request]] = 0.0
     can_be_judged = np.zeros(pools.scores.shape, np.bool_)
     for at, each in enumerate(samples):
-        columns = _columns(each, pools.passage_ids[at])
+        columns = _columns(each, pools, at)
         can_be_judged[at, [columns[one] for one in _reachable(each) if one in columns]] = True
     clusters = [each.sample.record.session_id or f"\0{each.question}" for each in samples]
     return JudgedCandidates(
@@ -251,12 +251,16 @@ def _rows(
     requests, passages, column = rows.requests, rows.passages.copy(), []
     grades = [one.grade for each in samples for one in each.sample.judge.values()]
     of_judge = max([1, *grades])
-    columns = [_columns(*each) for each in zip(samples, pools.passage_ids, strict=True)]
+    columns = [_columns(each, pools, row) for row, each in enumerate(samples)]
+    seen: set[tuple[int, int]] = set()
     # Utilities may be others than those by which the judge's verdicts were stored.
     for row, at in enumerate(rows.request.tolist()):
         each, position = samples[at].sample, int(passages["position"][row])
         name = each.record.passage_ids[position]
-        column.append(columns[at].get(position, -1))
+        place = columns[at].get(position, -1)
+        # Of copies that were served the first stands for all.
+        column.append(-1 if (at, place) in seen else place)
+        seen.add((at, place))
         passages["worth"][row] = _worth(utilities, of_judge, each.judge.get(name))
         if passages["grade"][row] != UNGRADED:
             worth = _worth(utilities, top_grade, each.people.get(name))
@@ -284,9 +288,11 @@ def _opened(samples: Sequence[_Sample], weight: FloatArray, is_opened: BoolArray
     return found
 
 
-def _columns(each: _Sample, ids: Sequence[str]) -> dict[int, int]:
+def _columns(each: _Sample, pools: Pools, row: int) -> dict[int, int]:
     """Return the column of each candidate in the pools, by its position in the sample."""
-    place = {name: column for column, name in reversed(list(enumerate(ids)))}
+    place = {name: column for column, name in reversed(list(enumerate(pools.passage_ids[row])))}
+    for column, names in pools.copies[row].items() if pools.copies else ():
+        place |= dict.fromkeys(names, column)
     names = each.sample.record.passage_ids
     return {at: place[name] for at, name in enumerate(names) if name in place}
 

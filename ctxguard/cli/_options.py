@@ -20,6 +20,16 @@ _LABELLED = setting(
 )
 LabelledQueries = Annotated[Path, _LABELLED]
 LabelledQueriesIfAny = Annotated[Path | None, _LABELLED]
+RelevantFrom = Annotated[
+    int,
+    setting(
+        "Least grade of a relevant passage, such as 2 for labels of TREC, or 4 of five stars; "
+        "lower ones count as not relevant.",
+        "GRADE",
+        key=True,
+        ge=1,
+    ),
+]
 ShowAll = Annotated[bool, setting("Print everything, not the first few lines.", None, "--all")]
 ProfileFile = Annotated[Path | None, setting("Profile that `ctxguard calibrate` wrote.", "FILE")]
 OneRoute = Annotated[
@@ -56,8 +66,9 @@ NamedJudge = Annotated[
 
 
 class PassageWorth(SettingsModel):
-    """How much passages are worth, and how grades gain in nDCG."""
+    """How much passages are worth, which are relevant, and how grades gain in nDCG."""
 
+    relevant_from: RelevantFrom = 1
     preset: Literal["default", "strict", "relaxed"] | None = optional_key(
         "Utilities of passages: strict where a wrong one does real damage, relaxed where a stray "
         "one hardly matters.",

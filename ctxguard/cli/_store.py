@@ -2,11 +2,13 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
+from ctxguard._support.words import count
+from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Mode
@@ -182,6 +184,7 @@ class JudgeSettings(JudgeModel):
         "a JSONL file.",
         "PATH",
     )
+    relevant_from: _options.RelevantFrom = 1
 
     def make_judge(self, reranker: str | None, output: Output) -> "Judge":
         """Make the judge that the settings describe.
@@ -201,9 +204,16 @@ class JudgeSettings(JudgeModel):
             return self.model_judge(self.judge, reranker)
         if self.labels is None:
             raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
-        labelled = read_labelled(self.labels, "test")
-        output.notes(labelled.notes)
-        return label_judge(labelled.dataset)
+        labelled = read_labelled(self.labels, "test", self.relevant_from)
+        texts, notes = labelled.texts()
+        judge = label_judge(labelled.dataset, texts)
+        if judge.ambiguous:
+            notes.append(
+                f"{count(judge.ambiguous, 'question')} of several labelled queries, whose labels "
+                "disagree, get no verdict: make their labels agree, or leave some out"
+            )
+        output.notes([*labelled.notes, *notes])
+        return judge
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
@@ -278,25 +288,36 @@ def named_series(store: "SampleStore", named: str | None) -> str:
     raise DataError(f"{problem}; name one as judge: {', '.join(map(repr, all_series))}")
 
 
-def label_judge(dataset: "Dataset") -> "LabelJudge":
-    """Make a judge that knows the labels of these questions."""
+def label_judge(dataset: "Dataset", texts: "Mapping[str, str] | None" = None) -> "LabelJudge":
+    """Make a judge that knows the labels of these questions.
+
+    Args:
+        texts: The texts of labelled passages by id, as far as they are known.
+    """
     from ctxguard.monitor.judges import LabelJudge
 
     return LabelJudge(
-        {
-            query.text: dataset.qrels.get(
-                query.query_id, dict.fromkeys(dataset.distractors.get(query.query_id, ()), 0)
+        [
+            (
+                query.text,
+                dataset.qrels.get(
+                    query.query_id, dict.fromkeys(dataset.distractors.get(query.query_id, ()), 0)
+                ),
             )
             for query in dataset.queries
             if dataset.is_labelled(query.query_id)
-        },
-        {
-            query.text: [
-                passage_id
-                for passage_id, kind in dataset.distractors.get(query.query_id, {}).items()
-                if kind == "distractor"
-            ]
+        ],
+        [
+            (
+                query.text,
+                [
+                    passage_id
+                    for passage_id, kind in dataset.distractors.get(query.query_id, {}).items()
+                    if kind == "distractor"
+                ],
+            )
             for query in dataset.queries
-        },
+        ],
+        texts=texts,
         version=dataset.digest()[:12],
     )

@@ -1,7 +1,8 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -15,6 +16,7 @@ import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli._console import Output, by_total
+from ctxguard.core.duplicates import text_key
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from ctxguard.core.types import Passage
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval.index.hybrid_index import Changes
     from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+    from ctxguard.retrieval.protocols import BuildProgress, Embedder
 
     _Index = HybridRetriever | EngineRetriever
 
@@ -95,8 +99,8 @@ class IndexCommand(SettingsModel):
         return self
 
     def __call__(self, output: Output) -> None:
-        """An interrupted run leaves a folder as it was; in an engine, --update adds the rest. Index
-        a part of a large corpus first, then all of it with --update, which encodes what is new.
+        """An interrupted run leaves a folder as it was. The same command goes on from what it has
+        encoded, which is kept in a file beside the folder; in an engine, --update adds the rest.
         """
         from calibration.data.readers import read_corpus
 
@@ -118,21 +122,10 @@ class IndexCommand(SettingsModel):
                 embedder.piece_table  # noqa: B018  made, and kept
         kept = _Kept(existing, reader)
         corpus = _Corpus(reader, embedder, kept, chunk=chunk)
-        with output.passes() as begin:
-            tell: Callable[[int], None] | None = None
-
-            def encoded(done: int) -> None:
-                nonlocal tell
-                if tell is None:  # by now all are read; of an update only the index knows how many
-                    total = corpus.passages if existing is None else None
-                    tell = by_total(begin("encoding passages", total))
-                tell(done)
-
-            if existing is None:
-                retriever, changes = self._built(corpus, embedder, encoded), None
-            else:
-                retriever, changes = existing, existing.update(corpus, encoded)
-        build_seconds = perf_counter() - corpus.read_at
+        with self._kept(embedder, output) as encoder:
+            retriever, changes = self._made(corpus, encoder, existing, output)
+            build_seconds = perf_counter() - corpus.read_at
+            where, notes = self._saved(retriever, output)
         n_encoded = corpus.passages if changes is None else changes.encoded
         document = {
             "passages": len(retriever),
@@ -140,10 +133,10 @@ class IndexCommand(SettingsModel):
             "fingerprint": retriever.fingerprint(),
             "update": changes,
             "window": corpus.window,
+            "copies": corpus.copies,
             "passages_per_second": n_encoded / build_seconds,
             "left_out": [{**e._asdict(), "kept": kept.of(e.path)} for e in reader.left_out],
         }
-        where, notes = self._saved(retriever, output)
         document |= {**where, "seconds": perf_counter() - start}
         notes = [*reader.notes, *corpus.notes, *notes]
         output.result(document, lambda: _print(document, output), notes, found=kept.n > 0)
@@ -167,11 +160,54 @@ class IndexCommand(SettingsModel):
             return ctxguard.HybridRetriever.load(self.out)
         return EngineRetriever.open(str(self.engine))
 
-    def _built(
+    @contextmanager
+    def _kept(
+        self, embedder: "SentenceTransformerEmbedder", output: Output
+    ) -> "Iterator[Embedder]":
+        """Keep what is encoded beside the folder, until the index is saved."""
+        from ctxguard.retrieval.index.kept_vectors import KeptVectors
+
+        if self.out is None:
+            yield embedder  # an engine has what was encoded
+            return
+        file = self.out.resolve()
+        file = file.with_name(f"{file.name}.unfinished")
+        with ExitStack() as opened:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                kept = opened.enter_context(KeptVectors(embedder, file))
+            except OSError as error:
+                output.note(f"an interrupted run would begin again: {file} is no use ({error})")
+                yield embedder
+                return
+            if kept.n_found:
+                found = count(kept.n_found, "passage")
+                output.note(f"{found} that an interrupted run encoded are taken from {file}")
+            try:
+                yield kept
+            except KeyboardInterrupt:
+                output.note(f"interrupted; the same command goes on after {len(kept):,} passages")
+                raise
+            kept.delete()
+
+    def _made(
         self,
-        passages: "_Corpus",
-        embedder: "SentenceTransformerEmbedder",
-        progress: Callable[[int], None],
+        corpus: "_Corpus",
+        encoder: "Embedder",
+        existing: "_Index | None",
+        output: Output,
+    ) -> "tuple[_Index, Changes | None]":
+        """Build the index, or bring it up to date, and show how far it is."""
+        with output.passes() as begin:
+            encoded = by_total(begin, "encoding passages")
+            if existing is None:
+                return self._built(corpus, encoder, encoded), None
+            if isinstance(existing, ctxguard.HybridRetriever):
+                existing = ctxguard.HybridRetriever(existing.generation, embedder=encoder)
+            return existing, existing.update(corpus, encoded)
+
+    def _built(
+        self, passages: "_Corpus", embedder: "Embedder", progress: "BuildProgress"
     ) -> "_Index":
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
@@ -306,6 +342,7 @@ class _Corpus:
 
     Attributes:
         passages: The number of passages read so far, or of chunks.
+        copies: How many of them have a text that another has, of which a context holds one.
         window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
             the passages that are longer; ``chunks`` made of them, None without splitting.
         read_at: When the last was read.
@@ -330,11 +367,15 @@ class _Corpus:
             )
         tokens = None if self._window is None else self._window.tokens
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
-        self.passages, self.read_at = 0, perf_counter()
+        self.passages, self.copies, self.read_at = 0, 0, perf_counter()
 
     def __iter__(self) -> "Iterator[Passage]":
+        texts: set[bytes] = set()
         for passage in chain(self._fitted(), self._kept):
             self.passages += 1
+            if (key := text_key(passage.text)) is not None:
+                self.copies += key in texts
+                texts.add(key)
             yield passage
         self.read_at = perf_counter()
 
@@ -361,11 +402,17 @@ class _Corpus:
 
     @property
     def notes(self) -> list[str]:
-        """What became of passages that are longer than the model reads."""
+        """What became of copies, and of passages that are longer than the model reads."""
         tokens, longer, chunks = (self.window[name] for name in ("tokens", "longer", "chunks"))
-        if not longer:
-            return []
+        notes = []
+        if self.copies:
+            copies = count(self.copies, "passage")
+            notes.append(f"{copies} with the text of another: a context holds one of them")
         which = f"passages longer than {tokens:,} tokens: {longer:,}"
-        if chunks is None:
-            return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
-        return [f"{which}, split into {chunks:,} chunks"]
+        if longer and chunks is None:
+            notes.append(
+                f"{which}; their ends are not searched by vectors, and --chunk splits them"
+            )
+        elif longer:
+            notes.append(f"{which}, split into {chunks:,} chunks")
+        return notes

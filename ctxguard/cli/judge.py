@@ -77,8 +77,8 @@ class JudgeCommand(JudgeModel, System):
         of the passages, and the figures are corrected.
         """
         from ctxguard.endpoints.chat import why_failed
+        from ctxguard.guard.assess import Closeable
         from ctxguard.monitor.store import SampleStore, State
-        from ctxguard.request.assess import Closeable
 
         with ExitStack() as stack:
             judge = None

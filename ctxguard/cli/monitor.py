@@ -99,10 +99,10 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         """
         if output.as_json and not self.once:
             raise ConfigurationError("--json prints what --once found: give --once")
+        from ctxguard.guard.assess import Closeable
         from ctxguard.monitor.judging.budget import BudgetLimits
         from ctxguard.monitor.service import Monitor, WatchedProfile
         from ctxguard.monitor.store import Limits
-        from ctxguard.request.assess import Closeable
 
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
         retriever = None

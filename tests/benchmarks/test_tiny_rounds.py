@@ -57,6 +57,7 @@ ROUNDS = {
     "labelling": Round("--months 1 --only good", "cases/good judge/", fails=True),
     "overhead": Round("--sizes 100 --rounds 1 --calls 10 --seconds 0.01", "bars/decide/measured"),
     "question_to_context": Round("--sizes 200 --questions 3 --data TMP", "sizes/200/ctxguard"),
+    "loop_lag": Round("--size 200 --requests 4 --in-flight 2 --turns 1", "here/text/p99"),
     "ranker": Round(
         "--data DATA/musique DATA/noveleval --cache DATA/cache", "/musique/|mean_gain", fails=True
     ),

@@ -206,7 +206,7 @@ class TestSummary:
         assert not any("promises nothing" in line for line in many.warnings)
 
     def test_leaner_and_richer_contexts_stand_beside_the_default(self) -> None:
-        summary = self.of(calibrated(200))
+        summary = self.of(calibrated(150, relevant=3))
         sizes = list(summary.by_size)
         assert sizes[0] == "today"
         assert summary.by_size["balanced"] == "chosen"
@@ -477,7 +477,7 @@ class TestDial:
 
 
 def test_the_dial_goes_from_the_leanest_to_the_richest_policy_by_contexts_out_of_fold() -> None:
-    found = calibrated(200)
+    found = calibrated(150, relevant=3)
     data = report(found, hostile_passage)
     dial, outcome = data.dial, found.outcomes[Route.HYBRID]
     assert 12 <= len(dial.stops) <= 20

@@ -43,7 +43,9 @@ class Handbook:
             }
             metadata.pop(self.without, None)
             cosine = luck.normal(0.8 if row < len(YEARS) else 0.3, 0.05)
-            hits.append(Hit(f"{query}-{row}", float(cosine), "A page.", metadata=metadata))
+            hits.append(
+                Hit(f"{query}-{row}", float(cosine), f"A page, edition {row}.", metadata=metadata)
+            )
         return hits
 
     def dataset(self) -> Dataset:

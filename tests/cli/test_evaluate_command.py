@@ -178,7 +178,10 @@ def test_labels_whose_ids_collide_with_those_of_the_index_are_refused(
     for row, text in zip(rows, reversed(texts), strict=True):
         row["text"] = text
     write_jsonl(other / "corpus.jsonl", rows)
-    says = ("12 of 12 passages that were compared have another", "index the corpus of these labels")
+    says = (
+        "12 of 12 passages that were compared have another",
+        "search the corpus of these labels",
+    )
     for several in ((), ("--candidate", "all")):
         run.refused("evaluate", "--index", index, "--data", other, *several, says=says)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from running import Result, Run, figures, read
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from tests.documents import markdown, sheet, text, word
 
 pytestmark = pytest.mark.model
@@ -40,6 +42,16 @@ def test_json_is_the_only_thing_on_standard_output(index_made: Result, index: Pa
     assert "encoding passages" in index_made.stderr
     found = HybridRetriever.load(index).retrieve("clean a violin").passage_ids
     assert found[0] == "clean-violin"
+
+
+def test_copies_are_counted(run: Run, tmp_path: Path) -> None:
+    """Those that a context would hold once: equal but for case, white space and Unicode form."""
+    corpus = corpus_of(tmp_path, "a kettle", "A  kettle", "ａ kettle", "a piano", "A PIANO", "tea")
+    result = run.ok("index", corpus, "--out", tmp_path / "i", "--json")
+    assert read(result)["copies"] == 3
+    assert "3 passages with the text of another: a context holds one of them" in result.stderr
+    result = run.ok("index", corpus, "--out", tmp_path / "i", "--update", "--json")
+    assert read(result)["copies"] == 3
 
 
 def test_the_lexical_engine_can_be_chosen(rank_bm25: Any) -> None:
@@ -280,3 +292,37 @@ def test_ten_of_what_was_left_out_are_shown(run: Run, tmp_path: Path) -> None:
     left_out = run.read("index", *made, "--json")["left_out"]
     assert len(left_out) == 13
     assert {"path": "z.txt", "reason": "is empty", "unread": True, "kept": 0} in left_out
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_an_interrupted_run_goes_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, update: bool
+) -> None:
+    """What it encoded is kept beside the folder until an index is saved, which has all of it."""
+    corpus, folder = corpus_of(tmp_path, "a kettle"), tmp_path / "i"
+    if update:
+        run.ok("index", corpus, "--out", folder)
+    corpus_of(tmp_path, *[f"kettle number {n}" for n in range(600)])
+    encoded, own = list[str](), SentenceTransformerEmbedder.encode_passages
+
+    def until(most: int) -> Callable[..., Any]:
+        def encode(self: Any, texts: Sequence[str], progress: Any = None) -> Any:
+            if len(encoded) + len(texts) > most:
+                raise KeyboardInterrupt
+            encoded.extend(texts)
+            return own(self, texts, progress)
+
+        return encode
+
+    arguments = ("index", corpus, "--out", folder, *(["--update"] if update else []))
+    monkeypatch.setattr(SentenceTransformerEmbedder, "encode_passages", until(512))
+    assert run(*arguments).exit_code == 130
+    assert (tmp_path / "i.unfinished").is_file()
+    assert folder.exists() is update
+    monkeypatch.setattr(SentenceTransformerEmbedder, "encode_passages", until(600))
+    done = run.ok(*arguments)
+    assert "512 passages that an interrupted run encoded" in " ".join(done.output.split())
+    assert "encoding passages: 0 of 600" in done.stderr
+    assert sorted(encoded) == sorted(f"kettle number {n}" for n in range(600))
+    assert not (tmp_path / "i.unfinished").exists()
+    assert len(HybridRetriever.load(folder)) == 600

@@ -284,8 +284,8 @@ def test_with_the_index_texts_that_were_not_stored_are_looked_up(
     from prometheus_client import CollectorRegistry
 
     from ctxguard.guard import ContextGuard
+    from ctxguard.guard.telemetry import Telemetry
     from ctxguard.monitor.sampling.writer import Privacy, sample_to
-    from ctxguard.request.telemetry import Telemetry
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
     url = f"sqlite:///{tmp_path / 'samples.db'}"

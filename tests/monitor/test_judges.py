@@ -1,6 +1,7 @@
 """Judging by labels."""
 
 import logging
+from typing import ClassVar
 
 import pytest
 from contexts import make_context
@@ -65,6 +66,59 @@ def test_the_highest_grade_is_that_of_the_labels_and_at_least_one() -> None:
     assert LabelJudge({}).max_grade == 1
 
 
+class TestEqualQuestions:
+    """Equal but for case, white space and Unicode form."""
+
+    FORMS = ("How?", "how?", " HOW?\n", "ｈow?")
+
+    @pytest.mark.parametrize("other", FORMS)
+    def test_share_the_union_of_their_labels(self, other: str) -> None:
+        judge = LabelJudge([("How?", {"a": 2}), (other, {"b": 1, "a": 2})], [(other, ["c"])])
+        for asked in self.FORMS:
+            verdicts = judge.judge(asked, PASSAGES[:3])
+            assert [each.grade for each in verdicts if each] == [2, 1, 0]
+        assert judge.ambiguous == 0
+
+    @pytest.mark.parametrize("own", [{"a": 0}, {"a": 1}, {"a": 2, "b": 1, "c": 3}, {}])
+    @pytest.mark.parametrize("last", [0, 1])
+    def test_that_contradict_have_no_verdict(
+        self, own: dict[str, int], last: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whichever stands last in the file, and whatever comes after it."""
+        pair = [("How?", own), ("how?", {"a": 2, "c": 0})]
+        with caplog.at_level(logging.WARNING):
+            judge = LabelJudge([*(pair if last else pair[::-1]), ("how?", {"d": 1})])
+        assert judge.judge("How?", PASSAGES) == [None] * 5
+        assert judge.ambiguous == 1
+        assert "1 texts stand for several" in caplog.text
+
+    def test_without_an_answer_agree_with_irrelevant_ones(self) -> None:
+        judge = LabelJudge([("How?", {}), ("how?", {"a": 0})])
+        assert [each and each.judged for each in judge.judge("how?", PASSAGES)] == [True] * 5
+
+
+class TestCopies:
+    """A passage whose text is that of a labelled one has its labels."""
+
+    TEXTS: ClassVar = {"twin": "Boil the  kettle. joe@example.org", "other": "Drain it."}
+
+    @pytest.mark.parametrize(
+        "text", ["Boil the kettle. joe@example.org", "BOIL THE KETTLE. [e-mail]"]
+    )
+    def test_count_under_any_id(self, text: str) -> None:
+        """Samples hold the redacted text."""
+        judge = LabelJudge({"how?": {"twin": 2}}, texts=self.TEXTS)
+        found = judge.judge(
+            "how?", [Passage("a", text), Passage("b", "Rinse it."), Passage("c", "")]
+        )
+        assert [each.grade for each in found if each] == [2, 0, 0]
+
+    def test_mislead_alike(self) -> None:
+        judge = LabelJudge({"how?": {"other": 0, "a": 1}}, {"how?": ["twin"]}, texts=self.TEXTS)
+        [found] = judge.judge("how?", [Passage("x", self.TEXTS["twin"])])
+        assert found == Judgment("x", 0, Negative.DISTRACTOR)
+
+
 class TestRedactedQuestions:
     """Samples hold what the redactor left of a question; labels hold it as it was asked."""
 
@@ -102,7 +156,7 @@ class TestRedactedQuestions:
         assert judge.judge(self.WRITTEN, PASSAGES) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
         assert judge.ambiguous == 1
-        assert "1 redacted texts" in caplog.text
+        assert "1 texts stand for several" in caplog.text
         assert "order" not in caplog.text
 
     def test_where_queries_are_kept_as_asked_nothing_is_redacted(self) -> None:

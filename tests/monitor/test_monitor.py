@@ -169,7 +169,7 @@ def test_unreadable_dropped_passage_has_no_grade() -> None:
         def __getitem__(self, position: int) -> Passage:
             if position == 4:
                 raise OSError("gone")
-            return Passage(POOL[position], "text")
+            return Passage(POOL[position], f"text {position}")
 
     context = make_context(POOL, 2)
     ranking = replace(context.decision.ranking, passages=Torn())

@@ -19,8 +19,8 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import ClosedAtForks, reset_in_children
+from ctxguard._support.postgresql_url import SCHEMES, own_options
 from ctxguard.errors import ConfigurationError, StoreSchemaError
 from ctxguard.monitor.store import errors as faults
 from ctxguard.monitor.store.ownership import Ownership
@@ -234,13 +234,18 @@ class Store:
         options: dict[str, Any] = {"pool_size": 0, "connect_args": {"timeout": BUSY_SECONDS}}
         if not self.is_sqlite:
             options["pool_pre_ping"] = True
-            options["connect_args"] = {"connect_timeout": max(2, round(BUSY_SECONDS))}
+            options["connect_args"] = {
+                "connect_timeout": max(2, round(BUSY_SECONDS)),
+                # A pooler lends a connection of the server to others between transactions, and
+                # statements that it has prepared with it.
+                "prepare_threshold": None,
+            }
         elif self._in_memory:
             options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
         # Parameters hold payloads: no message may show them.
         engine = sa.create_engine(self.url, hide_parameters=True, **options)
         if not self.is_sqlite:
-            sa.event.listen(engine, "connect", _bound_waiting)
+            sa.event.listen(engine, "begin", _bound_waiting)
             return engine
         sa.event.listen(engine, "connect", _prepare)
         sa.event.listen(engine, "begin", _begin_alone if self._in_memory else _begin)
@@ -316,18 +321,18 @@ def _read(url: str) -> sa.URL:
     except sa.exc.ArgumentError as error:
         raise ConfigurationError(f"the store's URL cannot be read; {_URLS}") from error
     backend = parsed.get_backend_name()
-    if backend in ("postgresql", "postgres"):
-        require("psycopg", "postgres")
-        return parsed.set(drivername="postgresql+psycopg")
+    if backend in SCHEMES:
+        options = [(name, each) for name, own in parsed.normalized_query.items() for each in own]
+        return parsed.set(drivername="postgresql+psycopg", query=dict(own_options(options)))
     if backend != "sqlite" or parsed.query or (parsed.database or "").startswith("file:"):
         raise ConfigurationError(f"a sample store cannot be kept in such a {backend!r}; {_URLS}")
     return parsed.set(drivername="sqlite+pysqlite")
 
 
-def _bound_waiting(connection: Any, _: object) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = {round(1e3 * BUSY_SECONDS)}")
-    connection.commit()
+def _bound_waiting(connection: sa.Connection) -> None:
+    """Bound how long a transaction waits for locks; for it alone, as a pooler may lend it."""
+    driver: Any = connection.connection.driver_connection
+    driver.execute(f"SET LOCAL lock_timeout = {round(1e3 * BUSY_SECONDS)}")
 
 
 def _prepare(connection: sqlite3.Connection, _: object) -> None:

@@ -42,6 +42,7 @@ class SampleStore(Store):
     samples_of = judgments.samples_of
     newest_samples = judgments.newest_samples
 
+    known_requests = reads(labelling.known_requests)
     add_labels = labelling.add_labels
     top_grade = labelling.top_grade
     labels = labelling.labels
