@@ -34,7 +34,14 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
-from ctxguard.monitor.estimation.metrics import MISSING, UNGRADED, YES, BoolArray, IntArray, Rows
+from ctxguard.monitor.estimation.metrics import (
+    UNGRADED,
+    YES,
+    BoolArray,
+    IntArray,
+    Rows,
+    failed_in_words,
+)
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks
@@ -81,8 +88,15 @@ class JudgedStore:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of the samples, one line each."""
-        left_out = [f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items()]
-        return (*((SYNTHETIC,) if self.is_synthetic else ()), *left_out)
+        notes = [SYNTHETIC] if self.is_synthetic else []
+        failed = self.judged.has_failed
+        if failed.any():
+            n_requests = int(np.count_nonzero(self.judged.by_request(failed.astype(np.float64))))
+            notes.append(failed_in_words(n_requests, int(failed.sum())))
+        return (
+            *notes,
+            *(f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items()),
+        )
 
 
 @dataclass
@@ -252,7 +266,7 @@ def _rows(
             worth = _worth(utilities, top_grade, each.people.get(name))
             passages["people_worth"][row] = worth
     if exact:
-        is_known = passages["verdict"] != MISSING
+        is_known = passages["verdict"] <= YES
         passages["grade"] = np.where(is_known, passages["verdict"] == YES, UNGRADED)
         passages["people_worth"], passages["chance"] = passages["worth"], is_known
         requests["draw"], requests["goes_on"], requests["run_chance"] = 1, True, 1.0

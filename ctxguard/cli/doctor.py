@@ -187,7 +187,7 @@ def _store(url: str) -> Iterator[Finding]:
 
     with open_store(url) as store:
         states, labels = store.states(), len(store.labels())
-        waiting = states[State.PENDING] + states[State.CLAIMED]
+        waiting = states[State.PENDING]
         judged = states[State.JUDGED]
         figures = f"{judged:,} judged, {waiting:,} waiting, {labels:,} labels of people"
         yield Finding("store", "ok", f"reachable: {figures}")

@@ -66,7 +66,7 @@ class ExportCommand(SettingsModel):
         from ctxguard.monitor.estimation.sampling_design import to_label
         from ctxguard.monitor.labels.files import write_label_file
         from ctxguard.monitor.labels.guide import grading_guide
-        from ctxguard.monitor.labels.samples import rows_once
+        from ctxguard.monitor.labels.samples import distinct_rows
         from ctxguard.monitor.service import let_people_grade
 
         out, tenant = self.out, self.tenant
@@ -78,7 +78,7 @@ class ExportCommand(SettingsModel):
                 *(opened, series, self.n), tenant=tenant, whole=self.whole, dry_run=out is None
             )
             top_grade = opened.top_grade() or self.max_grade
-        rows = rows_once(samples)
+        rows = distinct_rows(samples)
         expected = min(round(sum(sample.expected_passages for sample in samples)), len(rows))
         guide = None
         if out is not None:

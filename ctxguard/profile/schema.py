@@ -171,8 +171,7 @@ class RouteVerdict(Frozen):
         max_loss: ``enforce`` needs lower bounds on recall and UDCG of at most this below today's.
         shown_by: ``folds``: each fifth of the labelled queries was measured by what the others
             chose. ``held_out`` queries took no part in anything. ``grades``: so were judged
-            requests, of which people graded n in part. The ``traffic`` of a policy in shadow is
-            looked at again and again and has no bound of its own.
+            requests, of which people graded n in part.
         extends: Whether the policy serves the first ``serving_k`` in their order and goes on from
             there, so that recall cannot fall; it is enforced for its gain.
         n_needed: About how many queries with a relevant passage would decide, if they are like
@@ -187,7 +186,7 @@ class RouteVerdict(Frozen):
     serving_k: Annotated[int, Field(ge=1)]
     tolerance: float
     max_loss: float
-    shown_by: Literal["folds", "held_out", "grades", "traffic"] = "folds"
+    shown_by: Literal["folds", "held_out", "grades"] = "folds"
     extends: bool = False
     n_needed: Annotated[int, Field(ge=1)] | None = None
 
@@ -217,12 +216,6 @@ class RouteVerdict(Frozen):
 
     def _tested(self, recall: Interval, value: float) -> str:
         first = f"the first {self.serving_k}"
-        if self.shown_by == "traffic":
-            return (
-                f"{self.decision}: mean recall differs by {signed(value)} from that of "
-                f"{first} on {self.n:,} judged requests in shadow, which exclude a loss above "
-                f"{self.max_loss:g} (90%, at every look)"
-            )
         seen = f"{self._difference}, on {self._measured_on}"
         if self.extends:
             return f"enforce: {first} stay and more follow, so that recall cannot fall: {seen}"
@@ -547,35 +540,6 @@ class Profile(Frozen):
                 f"{path}: the profile cannot be written ({error.strerror or error}): make room, or "
                 "name a file in a folder that may be written; what was there is unchanged"
             ) from error
-
-    def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":
-        """Raise the verdict of one route from shadow to enforce, with the same policies.
-
-        Args:
-            route: One that is in shadow.
-            n: Judged requests that showed it.
-            value: Their mean recall less that of the first ``serving_k``.
-            why: The evidence in words.
-
-        Raises:
-            ProfileError: the route is not in shadow.
-        """
-        own = self.routes.get(route)
-        if own is None or own.verdict is None or own.verdict.decision != "shadow":
-            raise ProfileError(f"route {route.value} of profile {self.profile_id} is not in shadow")
-        verdict = RouteVerdict(
-            decision="enforce",
-            n=n,
-            value=float(f"{value:.6g}"),
-            serving_k=own.verdict.serving_k,
-            tolerance=own.verdict.tolerance,
-            max_loss=own.verdict.max_loss,
-            shown_by="traffic",
-        )
-        return self._with_routes(
-            {**self.routes, route: own.model_copy(update={"verdict": verdict})},
-            f"route {route.value} rose from shadow, profile {self.profile_id}: {why}",
-        )
 
     @classmethod
     def load(cls, path: Path | str) -> "Profile":

@@ -189,7 +189,7 @@ class TestLanguageModel:
     ) -> None:
         traffic = serve(tmp_path, 8, rates=ONLY_SERVED)
         for options in (("--json",), ()):
-            endpoint.script.extend([Answer(status=401, body="no")] * 10)
+            endpoint.script.extend([Answer(status=401, body="no")] * 40)
             result = self.judge(run, endpoint, traffic, *options)
             endpoint.script.clear()
             assert result.exit_code == 1
@@ -197,7 +197,7 @@ class TestLanguageModel:
             assert "it does not accept the key" in said
             assert "8 samples wait for it" in said
             if options:
-                assert json.loads(result.stdout)["outcomes"]["judge_failed"] == 2
+                assert json.loads(result.stdout)["outcomes"]["judge_failed"] == 5
             assert states(traffic) == {State.PENDING: 8}
         assert self.judge(run, endpoint, traffic).exit_code == 0
         assert states(traffic) == {State.JUDGED: 8}

@@ -11,7 +11,7 @@ from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.service import JudgedAs
+from ctxguard.monitor.service import Outcome
 from tests.doubles import JudgeContract
 
 QRELS = {"how?": {"a": 2, "b": 1, "c": 0, "z": -1}}
@@ -53,7 +53,7 @@ def test_a_known_distractor_is_irrelevant_and_marked() -> None:
 
 
 def test_an_unknown_query_has_no_verdicts() -> None:
-    assert LabelJudge(QRELS).judge("why?", PASSAGES) == [None] * 5
+    assert LabelJudge(QRELS).judge("why?", PASSAGES) == []
 
 
 def test_a_query_without_relevant_passages_is_judged_if_it_is_known() -> None:
@@ -88,7 +88,7 @@ class TestEqualQuestions:
         pair = [("How?", own), ("how?", {"a": 2, "c": 0})]
         with caplog.at_level(logging.WARNING):
             judge = LabelJudge([*(pair if last else pair[::-1]), ("how?", {"d": 1})])
-        assert judge.judge("How?", PASSAGES) == [None] * 5
+        assert judge.judge("How?", PASSAGES) == []
         assert judge.ambiguous == 1
         assert "1 texts stand for several" in caplog.text
 
@@ -139,7 +139,7 @@ class TestRedactedQuestions:
             {"what does Ann owe?": {"a": 1}}, redactor=lambda q: q.replace("Ann", "X")
         )
         assert judge.judge("what does X owe?", PASSAGES[:1]) == [Judgment("a", 1)]
-        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == []
 
     def test_questions_that_redaction_makes_one_share_labels_that_agree(self) -> None:
         other = self.ASKED.replace("joe", "ann")
@@ -153,7 +153,7 @@ class TestRedactedQuestions:
     ) -> None:
         with caplog.at_level(logging.WARNING):
             judge = LabelJudge({self.ASKED: {"a": 1}, other: {"c": 1}})
-        assert judge.judge(self.WRITTEN, PASSAGES) == [None] * 5
+        assert judge.judge(self.WRITTEN, PASSAGES) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
         assert judge.ambiguous == 1
         assert "1 texts stand for several" in caplog.text
@@ -161,7 +161,7 @@ class TestRedactedQuestions:
 
     def test_where_queries_are_kept_as_asked_nothing_is_redacted(self) -> None:
         judge = LabelJudge({self.ASKED: {"a": 1}}, redactor=None)
-        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
 
     def test_a_redactor_that_fails_on_a_question_is_an_error(self) -> None:
@@ -171,4 +171,4 @@ class TestRedactedQuestions:
     def test_a_sampled_question_with_an_address_in_it_is_judged(self) -> None:
         live = Watching(LabelJudge({self.ASKED: {"p0": 1}}))
         live.watch(make_context(["p0", "p1"], 1, query=self.ASKED))
-        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 1
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 1

@@ -29,11 +29,10 @@ from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.export.prometheus import MonitorCollector
-from ctxguard.monitor.judging.sample_judge import Counts
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store import Counts, SampleStore
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 

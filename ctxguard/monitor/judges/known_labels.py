@@ -26,8 +26,8 @@ class LabelJudge:
     ``ambiguous`` counts the text.
 
     A passage without a label counts as not relevant. If the labels give some passages the grade 0,
-    it is worth ``Utilities.unjudged``, as in calibration. A query without any label has no
-    verdicts.
+    it is worth ``Utilities.unjudged``, as in calibration. A query without any label gets no
+    grades.
 
     Args:
         qrels: Query text to passage id to grade, or pairs of these, as of equal questions. A
@@ -92,7 +92,7 @@ class LabelJudge:
             )
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """Return one verdict per passage, in their order.
+        """Return one grade per passage, in their order; an empty list for a query without labels.
 
         >>> judge = LabelJudge({"how?": {"a": 2}}, {"how?": {"b"}})
         >>> a, b, c = judge.judge("how?", [Passage(passage_id, "") for passage_id in "abc"])
@@ -103,7 +103,7 @@ class LabelJudge:
         """
         labels = self._known.get(text_key(query))
         if labels is None:
-            return [None] * len(passages)
+            return []
         complete = self._positives_only or not labels.grades
         verdicts: list[Judgment | None] = []
         for passage in passages:

@@ -158,8 +158,11 @@ class SampleRecord:
         return None if verdict is None else verdict.grade
 
     def has_hit(self, verdicts: Mapping[str, HasGrade]) -> bool:
-        """Tell whether a passage was served that is relevant by some verdicts."""
-        return any(self.grade(verdicts, position) for position in self.served)
+        """Tell whether a passage was served that is relevant by some grades, or may be.
+
+        It may be while it has no grade: whole pools are judged once it is certain that none is.
+        """
+        return not {self.grade(verdicts, position) for position in self.served} <= {0}
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
         """Tell if all of ``dropped`` is judged, given whether a relevant passage was served."""
@@ -302,13 +305,14 @@ def _checked(record: SampleRecord) -> SampleRecord:
     lengths += [len(leg.scores) for leg in record.legs.values()]
     if any(length != n for length in lengths):
         raise DataError("a sample has not as many scores as candidates")
-    if not all(isinstance(text, str) for text in texts):
+    if not set(map(type, texts)) <= {str}:
         raise DataError("a sample has an id or a text that is no text")
-    if not all(text is None or isinstance(text, str) for text in optional):
+    if not set(map(type, optional)) <= {str, type(None)}:
         raise DataError("a sample has a query or a name that is no text")
     if not (0.0 <= record.probability <= 1.0 and math.isfinite(record.time_seconds)):
         raise DataError("a sample has a probability or a time that is none")
-    if not all(type(count) is int and 0 <= count < 2**53 for count in record.tokens):
+    tokens = record.tokens
+    if set(map(type, tokens)) != {int} or not 0 <= min(tokens) <= max(tokens) < 2**53:
         raise DataError("a sample has a number of tokens that is none")
     return record
 
