@@ -69,16 +69,16 @@ class PassageWorth(SettingsModel):
     """How much passages are worth, which are relevant, and how grades gain in nDCG."""
 
     relevant_from: RelevantFrom = 1
-    preset: Literal["default", "strict", "relaxed"] | None = optional_key(
-        "Utilities of passages: strict where a wrong one does real damage, relaxed where a stray "
-        "one hardly matters.",
-        default="the profile's, or default",
+    preset: Literal["readers", "blog", "strict"] | None = optional_key(
+        "Utilities of passages: readers as answers of language models show, strict where a wrong "
+        "one does real damage, blog as the article that udcg comes from has them.",
+        default="the profile's, or readers",
     )
     utility: dict[_Utility, float] = key(
         "Table: utilities in place of the preset's, where a relevant passage is worth 1: unjudged, "
-        "irrelevant, hard_negative, distractor or partial, such as unjudged = -0.2; and for udcg, "
-        "which suspects unlabelled passages, the relative score above which it does (score_ratio) "
-        "and the rank up to which it does (rank_limit).",
+        "irrelevant, hard_negative, distractor or partial, such as unjudged = -0.2; and where "
+        "passages are suspected to mislead, as by the preset blog, the relative score above which "
+        "they are (score_ratio) and the rank up to which they are (rank_limit).",
         default="those of the preset",
         value={},
     )
