@@ -566,7 +566,7 @@ class Profile(Frozen):
         verdict = RouteVerdict(
             decision="enforce",
             n=n,
-            value=float(f"{value:.6g}"),
+            recall=Interval(float(f"{value:.6g}"), None, None, n),
             serving_k=own.verdict.serving_k,
             tolerance=own.verdict.tolerance,
             max_loss=own.verdict.max_loss,
