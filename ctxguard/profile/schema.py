@@ -364,7 +364,7 @@ class AssessorProfile(Frozen):
         seen = None if verdict.recall is None else verdict.recall.value
         recall = "" if seen is None else f", recall by {signed(seen)} from today's"
         words += (
-            f"; asked about {self.share:.0%} of the first {self.first}, its answers change strict "
+            f"; asked about {self.share:.0%} of the first {self.first}, its answers change "
             f"UDCG by {signed(gain.value)} net of the price {self.price:.3g} "
             f"({signed(gain.lower)} at least, 90%){recall}"
         )

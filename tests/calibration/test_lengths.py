@@ -26,7 +26,7 @@ def with_texts(retriever: Recorded, seed: int = 0) -> Recorded:
         query: replace(
             ranking,
             passages=[
-                Passage(each, "some words " * int(random.geometric(0.02) + 5))
+                Passage(each, f"{each} " + "some words " * int(random.geometric(0.02) + 5))
                 for each in ranking.passage_ids
             ],
         )
