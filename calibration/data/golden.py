@@ -154,11 +154,16 @@ def _write_beir(dataset: Dataset, folder: Path, split: str) -> None:
         tables.append(("distractors.tsv", "kind", dataset.distractors))
     for name, column, table in tables:
         rows = [
-            f"{query.query_id}\t{passage_id}\t{label}"
+            f"{_cell(query.query_id)}\t{_cell(passage_id)}\t{label}"
             for query in dataset.queries
             for passage_id, label in table.get(query.query_id, {}).items()
         ]
         write_lines(folder / name, [f"query-id\tcorpus-id\t{column}", *rows])
+
+
+def _cell(name: str) -> str:
+    """Quote an id that holds a quote, as tables are read."""
+    return '"{}"'.format(name.replace('"', '""')) if '"' in name else name
 
 
 def _query_line(dataset: Dataset, query: Query) -> str:

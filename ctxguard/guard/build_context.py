@@ -128,7 +128,11 @@ def decide_request(
         applies = replace(applies, today=_first(k))
     mode = applies.mode if request.follows_verdict else request.mode
     if mode is Mode.OFF:
-        return Decided(applies, mode, _as_given(ranking, applies.today), (), (), None)
+        # It decides nothing, but samples are decided on again.
+        opposed = request.is_retrieved and is_contradicted(ranking)
+        given = _as_given(ranking, applies.today)
+        told = (Flag.SCORES_CONTRADICTED,) if opposed else ()
+        return Decided(applies, mode, given, told, (), None)
     if bound.signal_columns:
         ranking = with_columns(ranking, bound.signal_columns, request.query)
     policy, flags, differences = applies.policy, applies.flags, applies.differences

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import alarms, certificate, encode, rise, stale
+from benchmarks import alarms, certificate, encode, stale
 from benchmarks.figures import TEMPLATES, value_at
 
 pytestmark = pytest.mark.model
@@ -65,7 +65,6 @@ ROUNDS = {
         "--data DATA/lists --labels 20 --asking-labels 20 --splits 1", "/(20|graded_gpt4o)/bm25/"
     ),
     "redaction": Round("", ""),
-    "rise": Round("--years 20", ""),
     "search": Round(
         "--sizes scifact 300 --scifact DATA/scifact --peers ctxguard-none --queries 5 --repeats 1 "
         "--seconds 0.1 --data TMP",
@@ -131,7 +130,6 @@ def small(monkeypatch: pytest.MonkeyPatch, data: Path) -> Iterator[None]:
         (encode, "PASSAGES", 4),
         (encode, "QUERIES", 4),
         (encode, "RUNTIMES", ("default",)),
-        (rise, "DAYS", 30),
         (stale, "RELEASES", [releases(name, data / "cache" / "stale") for name in SHOPS]),
     ):
         monkeypatch.setattr(module, name, value)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import Utilities
+from ctxguard.core.metrics import STRICT, Utilities
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
@@ -51,7 +51,8 @@ ROUTE_PROFILE = RouteProfile(
 
 
 def profile_of(**changes: object) -> Profile:
-    return profile_with({Route.HYBRID: ROUTE_PROFILE.model_copy(update=changes)})
+    made = profile_with({Route.HYBRID: ROUTE_PROFILE.model_copy(update=changes)})
+    return made.model_copy(update={"utilities": STRICT})
 
 
 PROFILE = profile_of()

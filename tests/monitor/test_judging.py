@@ -10,7 +10,7 @@ from contexts import make_context
 from judged_rows import sums_of
 
 from ctxguard.core.context import Context
-from ctxguard.core.metrics import READERS, Negative
+from ctxguard.core.metrics import READERS, STRICT, Negative
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.judged_request import (
     PeopleGrades,
@@ -294,7 +294,7 @@ def test_where_nothing_was_dropped_the_pool_is_whole_and_else_unknown_if_none_is
     assert [found.ratio(one).n for one in (Metric.RECALL, Metric.POOLED_RECALL)] == [n, n]
 
 
-def test_utilities_are_strict_and_grades_count_by_their_scale() -> None:
+def test_grades_count_by_their_scale() -> None:
     """Also those of people, who may have another one than the judge."""
     verdicts = {
         "p0": Judgment("p0", 3, score=0.75),
@@ -305,7 +305,7 @@ def test_utilities_are_strict_and_grades_count_by_their_scale() -> None:
     block = judged_request(
         record_of(ONLY_SERVED),
         verdicts,
-        Scale(READERS, 3),
+        Scale(STRICT, 3),
         people=PeopleGrades(given, SCALE),
     )
     rows = Rows.read([block])

@@ -68,8 +68,8 @@ def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration() -> None:
     some = {"one": {"p0": 1, "p1": 0}, "none": {"p9": 1}}
     positives = {"one": {"p0": 1}, "none": {"p9": 1}}
     for qrels, of_one, of_none in (
-        (some, [1.0, -0.5, -0.2], [-0.2] * 3),
-        (positives, [1.0, -0.5, -0.5], [-0.5] * 3),
+        (some, [1.0, -0.02, -0.02], [-0.02] * 3),
+        (positives, [1.0, -0.02, -0.02], [-0.02] * 3),
     ):
         live = Watching(LabelJudge(qrels), rates=EVERYTHING)
         queries = ["one", "none", "one", "none"]

@@ -197,10 +197,7 @@ class SampleRecord:
             legs=self.legs,
             signals=self.signals,
             copies=self.copies,
-            # Mode off compares nothing.
-            contradicted=None
-            if self.mode is Mode.OFF
-            else Flag.SCORES_CONTRADICTED.value in self.flags,
+            contradicted=Flag.SCORES_CONTRADICTED.value in self.flags,
         )
 
     def to_bytes(self) -> bytes:
