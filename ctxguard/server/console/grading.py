@@ -105,11 +105,12 @@ class Grading(ABC):
     def done(self, request: Request, task: Task) -> Response:
         """Say that nothing is left."""
 
-    def mark(self, number: int, *, no_answer: bool) -> None:
+    def mark(self, number: int, *, no_answer: bool) -> None:  # noqa: B027 - see `Graded.no_answer`
         """Mark a question as having no answer, or take that back, where it can be."""
 
-    def notice(self, n_graded: int) -> str | None:
+    def notice(self, n_graded: int) -> str | None:  # noqa: ARG002
         """Say what so many graded questions are good for; None to say nothing."""
+        return None
 
     def grade_page(self, request: Request, _form: Form) -> Response:
         """Show the next question to grade, or ask what is to be graded."""
@@ -129,7 +130,6 @@ class Grading(ABC):
             request,
             "label.html",
             task=task,
-            noun=self.noun,
             sample_id=number,
             question=question,
             current=_current(question.shown, whole_number(request, "at")),
@@ -194,6 +194,7 @@ class Grading(ABC):
     def _guide(self) -> dict[str, Any]:
         rows = [(grade, text, example(text)) for grade, text in meanings(self.top_grade).items()]
         return {
+            "noun": self.noun,
             "guide_rows": rows,
             "guide_query": EXAMPLE_QUERY,
             "guide_negatives": [(key, kind.value, NEGATIVES[kind]) for key, kind in KEYS.items()],

@@ -90,7 +90,11 @@ class QuestionGrading(Grading):
         work = self._work
         if number >= len(work.texts):
             raise RefusedPage(404, "No such question", "Open the page Label again.")
-        own, no_answer, asked = work.judgments(number), work.has_no_answer(number), work.asked(number)
+        own, no_answer, asked = (
+            work.judgments(number),
+            work.has_no_answer(number),
+            work.asked(number),
+        )
         shown = [
             Shown(
                 work.passage(passage_id),
