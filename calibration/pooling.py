@@ -11,6 +11,8 @@ FIRST = 5
 OF_OTHERS = 3
 """Of every other route likewise: what one route ranks high and another does not is what a choice
 among them is about."""
+HEAD = 8
+"""All of these together, where the routes hardly agree."""
 STEP = 3
 """Further passages are asked about in steps of so many."""
 MOST = 18
@@ -31,16 +33,12 @@ def pooled(question: str, rankings: Sequence[Sequence[str]]) -> Steps:
 
     >>> steps = pooled("?", [list("abcdefgh"), list("zyxw")])
     >>> sorted(steps[0]), sorted(steps[1])
-    (['a', 'b', 'c', 'd', 'e', 'x', 'y', 'z'], ['f', 'g', 'w'])
+    (['a', 'b', 'c', 'd', 'e', 'x', 'y', 'z'], ['f', 'g', 'h'])
     """
     today, *others = rankings
-    head = list(
-        dict.fromkeys([*today[:FIRST], *(one for each in others for one in each[:OF_OTHERS])])
-    )
-    tails = [today[FIRST:], *(each[OF_OTHERS:] for each in others)]
-    longest = max(map(len, tails))
-    by_turns = (each[rank] for rank in range(longest) for each in tails if rank < len(each))
-    all_in_turn = list(dict.fromkeys([*head, *by_turns]))[:MOST]
+    first = _by_turns([each[:OF_OTHERS] for each in others])
+    head = list(dict.fromkeys([*today[:FIRST], *first]))[:HEAD]
+    all_in_turn = list(dict.fromkeys([*head, *first, *_by_turns([today[FIRST:], *others])]))[:MOST]
     starts = range(len(head), len(all_in_turn), STEP)
     steps = [all_in_turn[: len(head)], *(all_in_turn[at : at + STEP] for at in starts)]
     return tuple(tuple(sorted(step, key=lambda one: _order(question, one))) for step in steps)
@@ -66,6 +64,11 @@ def to_grade(steps: Steps, grades: Mapping[str, int]) -> list[str]:
         if not _all_in(step, grades) or (place > 0 and not is_relevant):
             break
     return asked
+
+
+def _by_turns(rankings: Sequence[Sequence[str]]) -> list[str]:
+    longest = max(map(len, rankings), default=0)
+    return [each[rank] for rank in range(longest) for each in rankings if rank < len(each)]
 
 
 def _all_in(step: Sequence[str], grades: Container[str]) -> bool:
