@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks._live_scenarios import Change, Scenario
-from benchmarks._live_service import START, Figure, Service, check_together, figures, label_some
+from benchmarks._live_service import START, Figure, Service, figures, label_some
 from benchmarks._live_traffic import JudgeErrors, SimulatedJudge, draw_traffic
 from benchmarks._processes import postgresql
 from ctxguard.monitor.estimation.live import Window
@@ -102,7 +102,7 @@ class Run:
         service.monitor_with(SimulatedJudge(self.traffic, change.errors, self._rng, ", new"))
 
     def _after(self, service: Service, step: int) -> Iterator[Look]:
-        """What monitors and people do after a step."""
+        """What the monitor and people do after a step."""
         scenario = self.scenario
         if scenario.shape.seconds > MOST_SECONDS:
             service.maintain()
@@ -117,9 +117,7 @@ class Run:
 
     def _look(self, service: Service, step: int) -> Look:
         service.maintain()
-        if len(service.monitors) > 1:
-            check_together(service)
-        report = service.monitors[0].latest
+        report = service.monitor.latest
         assert report is not None
         until = service.now - START
         lengths = dict.fromkeys(Window, MOST_SECONDS)

@@ -117,7 +117,6 @@ _NAMED = (
         locked=(3, 9),
     ),
     _scenario("a third not graded", picks=(Pick(4, 450, graded=0.67),)),
-    _scenario("two monitors", setting=Setting(monitors=2), picks=ONCE),
     _scenario("abstention", shape=Shape(abstention=0.3), picks=MIDWAY),
     _scenario("grades 0 to 3", shape=Shape(top_grade=3), picks=MIDWAY),
     _scenario("refusals", REFUSING, picks=MIDWAY),

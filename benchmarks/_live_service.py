@@ -1,6 +1,6 @@
 """One simulated service from its requests to the figures that Prometheus scrapes.
 
-The sampler, the writer, the store, the monitors and the exporter are the real ones, on a clock that
+The sampler, the writer, the store, the monitor and the exporter are the real ones, on a clock that
 the simulation sets; only the traffic, the judge and the people are made up.
 """
 
@@ -49,7 +49,7 @@ START = 20_000 * DAY_SECONDS
 """When the traffic begins: at midnight."""
 _PRIVACY = Privacy(redactor=None, passages="omitted")
 """The simulated judge and people know the passages by their ids."""
-_CLAIM = 500
+_AT_ONCE = 500
 _SAMPLES = schema.samples.name
 _OF_A_SAMPLE = (
     _SAMPLES,
@@ -70,7 +70,6 @@ class Setting:
         max_per_second: Cap on samples a second; None for none.
         budget: Of judging.
         window_seconds: Length of the recent window.
-        monitors: How many share the store.
         lost: Share of the samples that are lost from noon to midnight.
         later_rate: Sampling rate in the second half of the time; None for the same.
         rate_by_day: Sampling rate from noon to midnight; None for the same.
@@ -80,7 +79,6 @@ class Setting:
     max_per_second: float | None = None
     budget: BudgetLimits = NO_LIMITS
     window_seconds: float = 2 * DAY_SECONDS
-    monitors: int = 1
     lost: float = 0.0
     later_rate: float | None = None
     rate_by_day: float | None = None
@@ -119,12 +117,12 @@ class Figure(NamedTuple):
 
 
 class Service:
-    """A service and its monitors, at a moment that only goes on.
+    """A service and its monitor, at a moment that only goes on.
 
     Args:
         url: Of an empty store.
         traffic: Whose requests are answered.
-        judge: Of the monitors.
+        judge: Of the monitor.
         setting: How it is monitored.
         seed: Of every random choice by a hash.
     """
@@ -162,21 +160,17 @@ class Service:
         self._patch.start()
 
     def monitor_with(self, judge: SimulatedJudge) -> None:
-        """Start monitors anew, with this judge."""
+        """Start the monitor anew, with this judge."""
         self.judge = judge
-        self.monitors = [
-            Monitor(
-                self.store,
-                judge,
-                window_seconds=self._setting.window_seconds,
-                budget=self._setting.budget,
-                clock=self._clock,
-            )
-            for _ in range(self._setting.monitors)
-        ]
-        self._registries = [CollectorRegistry() for _ in self.monitors]
-        for monitor, registry in zip(self.monitors, self._registries, strict=True):
-            MonitorCollector(monitor, registry)
+        self.monitor = Monitor(
+            self.store,
+            judge,
+            window_seconds=self._setting.window_seconds,
+            budget=self._setting.budget,
+            clock=self._clock,
+        )
+        self._registry = CollectorRegistry()
+        MonitorCollector(self.monitor, self._registry)
 
     def _clock(self) -> float:
         return self.now
@@ -267,21 +261,20 @@ class Service:
         self.store.close()
 
     def judge_waiting(self) -> None:
-        """Judge what waits, all monitors in turns."""
-        while sum(monitor.step(_CLAIM // len(self.monitors)) for monitor in self.monitors):
+        """Judge what waits."""
+        while self.monitor.step(_AT_ONCE):
             pass
 
     def maintain(self) -> None:
         """What a monitor does now and then: clean the store, and report."""
-        for monitor in self.monitors:
-            monitor.maintain()
+        self.monitor.maintain()
 
-    def scrape(self, monitor: int = 0) -> dict[tuple[str, ...], float]:
-        """Every sample of a monitor's exposition, by (name, label values in order of names).
+    def scrape(self) -> dict[tuple[str, ...], float]:
+        """Every sample of the exposition, by (name, label values in order of names).
 
         The judge is left out, since there is one.
         """
-        text = generate_latest(self._registries[monitor]).decode()
+        text = generate_latest(self._registry).decode()
         return {
             (
                 sample.name,
@@ -309,26 +302,17 @@ def figures(
     }
 
 
-def check_together(service: Service) -> None:
-    """Compare what several monitors of one store export.
+def check_counts(service: Service) -> None:
+    """Compare what is counted with what is stored.
 
     Raises:
-        RuntimeError: they publish different estimates or counts, or their counts are not those of
-            the judgments in the store.
+        RuntimeError: the counts are not those of the judgments in the store.
     """
-    scrapes = [service.scrape(monitor) for monitor in range(len(service.monitors))]
-    first = figures(scrapes[0])
-    if any(figures(scraped) != first for scraped in scrapes):
-        raise RuntimeError("two monitors of one store publish different estimates")
-
-    def total(*key: str) -> float:
-        """A count over all routes, which every monitor exports alike."""
-        last = scrapes[-1]
-        return sum(n for name, n in last.items() if name[: len(key)] == key)
-
-    judged = sum(map(len, service.store.judged_pages(service.monitors[0].series)))
-    if total("ctxguard_judged_samples_total", "judged") != judged:
-        raise RuntimeError(f"the monitors' counters do not add up to {judged} judged samples")
+    key = ("ctxguard_judged_samples_total", "judged")
+    counted = sum(n for name, n in service.scrape().items() if name[: len(key)] == key)
+    judged = sum(map(len, service.store.judged_pages(service.monitor.series)))
+    if counted != judged:
+        raise RuntimeError(f"the counters do not add up to {judged} judged samples")
 
 
 def label_some(service: Service, pick: Pick) -> int:
@@ -337,7 +321,7 @@ def label_some(service: Service, pick: Pick) -> int:
     Returns:
         How many passages were graded.
     """
-    store, series = service.store, service.monitors[0].series
+    store, series = service.store, service.monitor.series
     service.picked_at = service.now
     if pick.tenants is not None:
         files = {

@@ -25,9 +25,9 @@ from calibration.replay import Pools
 from calibration.retrievers import RecordedRankings
 from ctxguard.core.types import DEFAULT_K, FloatArray, ModeName, Passage, PassagesBy
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.assess import AssessorStage
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.request.assess import AssessorStage
 
 PACKAGES = ("ctxguard-rag", "numpy", "scikit-learn", "sentence-transformers")
 """Whose versions a report names."""

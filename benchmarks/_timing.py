@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 Call = Callable[[], object]
@@ -19,6 +20,15 @@ Clock = Callable[[], int]
 """Nanoseconds: ``time.perf_counter_ns`` or, of the processor, ``time.thread_time_ns``."""
 
 _WARM_UP_CALLS = 20
+_FAST_PRODUCTS = (
+    "avx2",
+    "avx512f",
+    "avx_vnni",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+)
 _FEWEST_CALLS = 10
 
 
@@ -120,11 +130,29 @@ def environment(packages: Sequence[str], threads: int = 1) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
         "threads": threads,
         "versions": {name: _version(name) for name in packages},
     }
+
+
+def processor() -> str:
+    """Name the processor, with what makes products of matrices fast on it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    about = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    flags = about.get("flags", about.get("Features", "")).split()
+    name = " ".join(
+        [
+            about.get("model name", platform.machine()),
+            *(f"{part} {about[part]}" for part in ("cpu family", "model") if part in about),
+        ]
+    )
+    return f"{name} ({', '.join([flag for flag in _FAST_PRODUCTS if flag in flags])})"
 
 
 def _version(package: str) -> str | None:

@@ -37,8 +37,8 @@ from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import TRANSFORMS, feature_names, named_features
 from ctxguard.core.types import Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.request.telemetry import Telemetry
 
 SUMMARY = "What filtering costs a request: ctxguard beside its peers and a floor in plain Python."
 K = 10

@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         families.add_row(family, *[f"{gain:+.3f}" for gain in gains])
     console.print(families)
     report = {
-        "environment": environment(("ctxguard-rag", "openvino", "torch", "numpy")),
+        "environment": environment(("ctxguard-rag", "onnxruntime", "torch", "numpy")),
         "collections": collections,
     }
     if options.json is not None:

@@ -22,6 +22,7 @@ from calibration.data.text_files import read_records, shown, write_lines
 from calibration.evaluate import QueryMetrics
 from calibration.replay import Progress
 from calibration.results import Results, tabulate
+from calibration.retrievers import check_directions
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
@@ -116,7 +117,11 @@ class ToAnswer:
 def questions_with_contexts(
     queries: Iterable[Query], guards: Mapping[str, ContextGuard], progress: Progress | None = None
 ) -> list[ToAnswer]:
-    """Retrieve each question's context once by pipeline."""
+    """Retrieve each question's context once by pipeline.
+
+    Raises:
+        ConfigurationError: the order of most lists contradicts their scores.
+    """
     asked = []
     for query in queries:
         for pipeline, guard in guards.items():
@@ -125,6 +130,8 @@ def questions_with_contexts(
             asked.append(ToAnswer(query, pipeline, ids, context.text))
         if progress is not None:
             progress(1)
+    for guard in guards.values():
+        check_directions(guard.retriever)
     return asked
 
 

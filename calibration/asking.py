@@ -32,8 +32,8 @@ from ctxguard.core.value_of_information import (
     to_ask,
 )
 from ctxguard.errors import CalibrationError
+from ctxguard.guard.assess import AssessorStage, Question
 from ctxguard.profile.schema import AssessorProfile
-from ctxguard.request.assess import AssessorStage, Question
 
 FIRST = 20
 """Candidates by P that an assessor is asked about at most."""

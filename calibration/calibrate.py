@@ -15,7 +15,15 @@ from calibration.calibrate_route import (
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
 from calibration.pool_labels import label, unlabelled_note
-from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
+from calibration.replay import (
+    Pools,
+    Progress,
+    Readings,
+    check_labels_are_found,
+    encode_queries,
+    notes_on_themselves,
+    replay,
+)
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
 from ctxguard.core.columns import SignalColumn
@@ -23,8 +31,8 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError
+from ctxguard.guard.wrapped_retriever import told_by
 from ctxguard.profile.schema import Profile, Provenance
-from ctxguard.request.wrapped_retriever import told_by
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -118,6 +126,7 @@ def calibrate(
     if settings.signal_columns:
         main, names = wrapped(next(iter(views.values()))), settings.signal_columns
         columns = read_columns(main, dataset.queries, names, settings.depth, vectors)
+    readings = Readings()
     replayed = [
         replay(
             view,
@@ -126,6 +135,8 @@ def calibrate(
             vectors=vectors,
             progress=passes(f"replaying {name}", len(dataset)),
             columns=columns,
+            labels=dataset,
+            readings=readings,
         )
         for name, view in views.items()
     ]
@@ -218,6 +229,7 @@ def _fit_fusion(
         depth=2 * settings.depth,  # deep enough for the whole pools of both legs
         vectors=vectors,
         progress=passes("replaying hybrid, to fit the fusion", len(fit_on)),
+        labels=fit_on,
     )
     return fit_fusion(pools, label(pools, dataset, settings.utilities))
 
@@ -250,6 +262,7 @@ def provenance(
         notes=(
             *dataset.notes,
             unlabelled_note(dataset, settings.utilities),
+            *notes_on_themselves(pools.values()),
             *skipped,
             *notes,
             *(() if identity else (_UNVERIFIED,)),

@@ -34,7 +34,14 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
-from ctxguard.monitor.estimation.metrics import MISSING, UNGRADED, YES, BoolArray, IntArray, Rows
+from ctxguard.monitor.estimation.metrics import (
+    UNGRADED,
+    YES,
+    BoolArray,
+    IntArray,
+    Rows,
+    failed_in_words,
+)
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks
@@ -81,8 +88,15 @@ class JudgedStore:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of the samples, one line each."""
-        left_out = [f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items()]
-        return (*((SYNTHETIC,) if self.is_synthetic else ()), *left_out)
+        notes = [SYNTHETIC] if self.is_synthetic else []
+        failed = self.judged.has_failed
+        if failed.any():
+            n_requests = int(np.count_nonzero(self.judged.by_request(failed.astype(np.float64))))
+            notes.append(failed_in_words(n_requests, int(failed.sum())))
+        return (
+            *notes,
+            *(f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items()),
+        )
 
 
 @dataclass
@@ -213,7 +227,7 @@ def _candidates(
     rows.passages["chance"][~counts[rows.request]] = 0.0
     can_be_judged = np.zeros(pools.scores.shape, np.bool_)
     for at, each in enumerate(samples):
-        columns = _columns(each, pools.passage_ids[at])
+        columns = _columns(each, pools, at)
         can_be_judged[at, [columns[one] for one in _reachable(each) if one in columns]] = True
     clusters = [each.sample.record.session_id or f"\0{each.question}" for each in samples]
     return JudgedCandidates(
@@ -237,18 +251,22 @@ def _rows(
     requests, passages, column = rows.requests, rows.passages.copy(), []
     grades = [one.grade for each in samples for one in each.sample.judge.values()]
     of_judge = max([1, *grades])
-    columns = [_columns(*each) for each in zip(samples, pools.passage_ids, strict=True)]
+    columns = [_columns(each, pools, row) for row, each in enumerate(samples)]
+    seen: set[tuple[int, int]] = set()
     # Utilities may be others than those by which the judge's verdicts were stored.
     for row, at in enumerate(rows.request.tolist()):
         each, position = samples[at].sample, int(passages["position"][row])
         name = each.record.passage_ids[position]
-        column.append(columns[at].get(position, -1))
+        place = columns[at].get(position, -1)
+        # Of copies that were served the first stands for all.
+        column.append(-1 if (at, place) in seen else place)
+        seen.add((at, place))
         passages["worth"][row] = _worth(utilities, of_judge, each.judge.get(name))
         if passages["grade"][row] != UNGRADED:
             worth = _worth(utilities, top_grade, each.people.get(name))
             passages["people_worth"][row] = worth
     if exact:
-        is_known = passages["verdict"] != MISSING
+        is_known = passages["verdict"] <= YES
         passages["grade"] = np.where(is_known, passages["verdict"] == YES, UNGRADED)
         passages["people_worth"], passages["chance"] = passages["worth"], is_known
         requests["draw"], requests["goes_on"], requests["run_chance"] = 1, True, 1.0
@@ -270,9 +288,11 @@ def _opened(samples: Sequence[_Sample], weight: FloatArray, is_opened: BoolArray
     return found
 
 
-def _columns(each: _Sample, ids: Sequence[str]) -> dict[int, int]:
+def _columns(each: _Sample, pools: Pools, row: int) -> dict[int, int]:
     """Return the column of each candidate in the pools, by its position in the sample."""
-    place = {name: column for column, name in reversed(list(enumerate(ids)))}
+    place = {name: column for column, name in reversed(list(enumerate(pools.passage_ids[row])))}
+    for column, names in pools.copies[row].items() if pools.copies else ():
+        place |= dict.fromkeys(names, column)
     names = each.sample.record.passage_ids
     return {at: place[name] for at, name in enumerate(names) if name in place}
 
@@ -409,7 +429,10 @@ def _verdict(found: JudgedStore, gain: JudgedDifference, settings: Settings) -> 
     )
     if udcg.value is None or udcg.value <= 0.0:
         return verdict.model_copy(update={"decision": "keep"})
-    figures: dict[str, Any] = {"recall": recall, "udcg": udcg}
+    figures: dict[str, Any] = {
+        name: Interval(each.value, each.lower, each.upper, each.n)
+        for name, each in (("recall", recall), ("udcg", udcg))
+    }
     if recall.value is None or recall.lower is None or recall.upper is None:
         return verdict
     if recall.upper < -settings.tolerance:

@@ -89,16 +89,19 @@ def _of_query(
 ) -> list[HardNegative]:
     query_id, ids = pools.query_ids[row], pools.passage_ids[row]
     relevant, kinds = dataset.relevant(query_id), dataset.distractors.get(query_id, {})
-    first = next((n for n, passage_id in enumerate(ids, start=1) if passage_id in relevant), None)
+    labelled = pools.labelled_ids(row, {*dataset.qrels[query_id], *kinds})
+    are_relevant = [not relevant.keys().isdisjoint(names) for names in labelled]
+    first = next((n for n, is_relevant in enumerate(are_relevant, start=1) if is_relevant), None)
     top = None if first is None else float(pools.scores[row, first - 1])
     judged, others = [], []
-    candidates = zip(ids, dataset.judged(query_id, ids), pools.scores[row].tolist(), strict=False)
-    for rank, (passage_id, is_judged, score) in enumerate(candidates, start=1):
-        if passage_id in relevant:
+    candidates = zip(ids, labelled, are_relevant, pools.scores[row].tolist(), strict=False)
+    for rank, (passage_id, names, is_relevant, score) in enumerate(candidates, start=1):
+        if is_relevant:
             continue
-        if is_judged:
+        if names:
             if first is None or rank <= first + near:
-                kind: NegativeKind = kinds.get(passage_id, "irrelevant")
+                own = (kinds[name] for name in names if name in kinds)
+                kind: NegativeKind = next(own, "irrelevant")
                 judged.append(HardNegative(passage_id, kind, rank))
         elif unjudged_margin is not None and top is not None:
             # Nothing has a ratio below a top of zero.

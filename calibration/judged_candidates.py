@@ -30,7 +30,15 @@ from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.metrics import MISSING, YES, Metric, Rows, reciprocal_ranks
+from ctxguard.monitor.estimation.metrics import (
+    FAILED,
+    MISSING,
+    MOST_FAILED,
+    YES,
+    Metric,
+    Rows,
+    reciprocal_ranks,
+)
 from ctxguard.monitor.estimation.prediction_powered import (
     FOLDS,
     GradeCorrection,
@@ -104,6 +112,25 @@ class JudgedCandidates:
     def of_passages(self, name: str) -> FloatArray:
         """Return a field of the candidates' rows, shape (m,)."""
         return self.rows.passages[name].astype(np.float64)
+
+    @property
+    def has_failed(self) -> NDArray[np.bool_]:
+        """Whether a call of the judge about each candidate failed, shape (m,): it has no grade."""
+        return np.asarray(self.rows.passages["verdict"] == FAILED)
+
+    def weight_without_failed(self, used: NDArray[np.bool_]) -> FloatArray | None:
+        """Return the weights of the requests, 0 of those that lack a grade; shape (n,).
+
+        Args:
+            used: Shape (m,), the candidates whose grades a figure needs.
+
+        Returns:
+            None where those that lack one are too many for the others to stand for them.
+        """
+        lacks = self.by_request((used & self.has_failed).astype(np.float64)) > 0.0
+        if self.weight[lacks].sum() > MOST_FAILED * self.weight.sum():
+            return None
+        return np.where(lacks, 0.0, self.weight)
 
     @property
     def n_graded(self) -> int:
@@ -348,12 +375,10 @@ def _estimates(judged: JudgedCandidates, ratios: Sequence[_Ratio]) -> Sequence[I
     if not judged.is_corrected:
         own_worth = judged.of_passages("worth")
         said = np.where(is_worth, own_worth[:, None], (verdict == YES)[:, None])
-        own = (coefficients * said * (size * (verdict != MISSING))[:, None]).T
-        totals = [judged.weight @ judged.by_request(column) for column in own]
-        a, b = (np.array(totals) + judged.weight @ constants).reshape(-1, 2).T
+        own = coefficients * said * (size * (verdict != MISSING))[:, None]
         return [
-            Interval(float(x / y), None, None, len(judged.pools)) if y > 0.0 else undefined
-            for x, y, undefined in zip(a, b, [Interval.undefined()] * len(a), strict=True)
+            _as_judged(judged, own[:, pair], constants[:, pair], coefficients[:, pair])
+            for pair in np.arange(2 * len(ratios)).reshape(-1, 2)
         ]
     p = judged.model.of(judged.rows, judged.fold)
     worth = p * judged.model.gain - (1.0 - p) * judged.model.harm
@@ -373,6 +398,29 @@ def _estimates(judged: JudgedCandidates, ratios: Sequence[_Ratio]) -> Sequence[I
         graded=graded,
         chance=judged.of_passages("chance"),
         cell=(~judged.is_served).astype(np.intp),
+    )
+
+
+def _as_judged(
+    judged: JudgedCandidates, own: FloatArray, constants: FloatArray, coefficients: FloatArray
+) -> Interval:
+    """Estimate a ratio by the judge's grades as they are.
+
+    Args:
+        own, coefficients: Shape (m, 2), what each candidate adds, and what a relevant one would.
+        constants: Shape (n, 2), what each request adds besides.
+    """
+    weight = judged.weight_without_failed((coefficients != 0.0).any(axis=1))
+    if weight is None:
+        return Interval.undefined()
+    x, y = [
+        float(weight @ (judged.by_request(column) + constant))
+        for column, constant in zip(own.T, constants.T, strict=True)
+    ]
+    return (
+        Interval(x / y, None, None, int(np.count_nonzero(weight)))
+        if y > 0.0
+        else (Interval.undefined())
     )
 
 
@@ -449,8 +497,13 @@ def _reciprocal_rank(judged: JudgedCandidates, k: int) -> Interval:
         return table
 
     if not judged.is_corrected:
+        weight = judged.weight_without_failed(first)
+        if weight is None or not weight.any():
+            return Interval.undefined()
         said = reciprocal_ranks(spread((judged.rows.passages["verdict"] == YES) * 1.0))
-        return Interval(float(judged.weight @ said / judged.weight.sum()), None, None, n)
+        return Interval(
+            float(weight @ said / weight.sum()), None, None, int(np.count_nonzero(weight))
+        )
     seen = (judged.rows.requests["draw"] > 0) & judged.is_covered
     is_first = np.asarray(judged.rows.passages["rank"] == judged.column + 1)
     # Runs go down what was served, which has to be the first k of the pool.

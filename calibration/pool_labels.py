@@ -34,7 +34,8 @@ class PoolLabels:
     Attributes:
         grades: Shape (n_q, depth); 0 if not relevant, not judged, or beyond the pool.
         retrieved: Shape (n_q, depth), False beyond the end of a query's pool.
-        judged: Shape (n_q, depth), whether a label exists; see ``Dataset.judged``.
+        judged: Shape (n_q, depth), whether a label exists; true of every candidate of a query that
+            no passage answers.
         utilities: Shape (n_q, depth), the strict utility of each candidate; 0 beyond the pool.
         negatives: Shape (n_q, depth) of ``Negative``, for passages known to mislead, or None.
         in_baseline: Shape (n_q, depth), whether the baseline of recall loss serves the
@@ -172,12 +173,13 @@ def label(
         ids = pools.labelled_ids(row, labelled)
         # An empty entry says that no passage answers the query.
         judged[row, : len(ids)] = graded == {}
-        for column, passage_id in enumerate(ids):
-            if passage_id in labelled:
+        for column, names in enumerate(ids):
+            if names:
                 judged[row, column] = True
-                grades[row, column] = max(qrels.get(passage_id, 0), 0)
-                if passage_id in kinds:
-                    negatives[row, column] = Negative(kinds[passage_id])
+                grades[row, column] = grade = max(0, *[qrels.get(name, 0) for name in names])
+                misleads = [kinds[name] for name in names if name in kinds]
+                if misleads and not grade:
+                    negatives[row, column] = Negative(misleads[0])
         worth[row, : len(ids)] = worths(
             grades[row, : len(ids)].tolist(),
             top_grade=top_grade,
@@ -185,7 +187,11 @@ def label(
             judged=None if dataset.positives_only else judged[row, : len(ids)].tolist(),
             utilities=utilities,
         )
-        relevant = sorted((grade for grade in qrels.values() if grade > 0), reverse=True)
+        of_text: dict[str, int] = {}
+        for name, grade in qrels.items():
+            text = pools.same.get(name, name)
+            of_text[text] = max(of_text.get(text, 0), grade)
+        relevant = sorted((grade for grade in of_text.values() if grade > 0), reverse=True)
         n_relevant.append(len(relevant))
         best_grades[row, : len(relevant)] = relevant[:NDCG_CUTOFF]
     retrieved = ~np.isnan(pools.scores)

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.data.dataset import Dataset, Query
+from calibration.copies import KnownTexts, PassageOf
+from calibration.data.dataset import Dataset, Query, named_passages
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.extras import require
+from ctxguard.core.assembly import read_passages
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
-from ctxguard.core.scores import INVALID_MAGNITUDE
+from ctxguard.core.duplicates import text_key
+from ctxguard.core.scores import INVALID_MAGNITUDE, is_contradicted
 from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -35,7 +38,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
-from ctxguard.retrieval.chunks import document_of, is_chunk_id
+from ctxguard.retrieval.index.passages import PassageLines
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -64,11 +67,16 @@ class Pools:
             beyond a pool's end and where a text cannot be read. None if no texts were at hand.
         skipped: Queries left out, with the reason: the retriever refused them, or answered on
             another route or with another kind of score than most.
-        documents: As ``passage_ids``, with the document's id instead of its best-ranked chunk's;
-            None where no passage is a chunk of a document.
+        copies: For each query, by a candidate's place, the other passages with its text, whether
+            they were retrieved too, below it, or are named by labels alone. They are no candidates:
+            a guard serves one of them in the place of all.
+        documents: For each query, by the place of a document's best-ranked chunk, the document;
+            several where chunks are copies.
+        same: The ids of passages and documents that have one text, to one of them.
         signals: Named signals that every candidate has, shape (n_q, depth), NaN beyond a pool's
             end.
         notes: Signals left out because a candidate lacks them, one line each.
+        themselves: Queries that are a passage, which is left out of their candidates.
     """
 
     route: Route
@@ -80,9 +88,12 @@ class Pools:
     leg_kinds: Mapping[str, ScoreKind]
     skipped: tuple[str, ...] = ()
     tokens: FloatArray | None = None
-    documents: tuple[tuple[str, ...], ...] | None = None
+    copies: tuple[Mapping[int, tuple[str, ...]], ...] = ()
+    documents: tuple[Mapping[int, tuple[str, ...]], ...] = ()
+    same: Mapping[str, str] = field(default_factory=dict)
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    themselves: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.query_ids)
@@ -92,21 +103,23 @@ class Pools:
         """Shape (n_q,): how many candidates each query has."""
         return np.fromiter(map(len, self.passage_ids), np.int64, len(self))
 
-    def labelled_ids(self, row: int, labelled: Container[str]) -> tuple[str, ...]:
-        """Return the ids by which labels may know a query's candidates, same length.
+    def labelled_ids(self, row: int, labelled: Container[str]) -> list[tuple[str, ...]]:
+        """Return, for each candidate of a query, the ids by which labels know it.
 
-        A label of a document is one of its best-ranked chunk, so that a document counts once. Its
-        other chunks have no label, unless they are labelled by their own ids.
+        They are its own id and those of its copies. Where none of them is labelled, a label of a
+        document is one of its best-ranked chunk, so that a document counts once.
 
         Args:
             row: The query's.
             labelled: The ids that have a label for it.
         """
-        ids = self.passage_ids[row]
-        if self.documents is None:
-            return ids
-        pairs = zip(ids, self.documents[row], strict=True)
-        return tuple([own if own in labelled else document for own, document in pairs])
+        copies = self.copies[row] if self.copies else {}
+        documents = self.documents[row] if self.documents else {}
+        found = []
+        for at, name in enumerate(self.passage_ids[row]):
+            own = [each for each in (name, *copies.get(at, ())) if each in labelled]
+            found.append(tuple(own or [each for each in documents.get(at, ()) if each in labelled]))
+        return found
 
     def subset(self, query_ids: Sequence[str]) -> "Pools":
         """Return the pools of these queries, in this order, without those that were skipped."""
@@ -122,6 +135,7 @@ class Pools:
             scores=self.scores[rows],
             legs={name: scores[rows] for name, scores in self.legs.items()},
             tokens=None if self.tokens is None else self.tokens[rows],
+            copies=self.copies and tuple(map(self.copies.__getitem__, rows)),
             documents=self.documents and tuple(map(self.documents.__getitem__, rows)),
             signals={name: values[rows] for name, values in self.signals.items()},
         )
@@ -137,7 +151,7 @@ class Pools:
         for row in range(len(self)) if rows is None else rows:
             ids = self.passage_ids[row]
             n = len(ids)
-            yield Ranking(
+            ranking = Ranking(
                 passage_ids=ids,
                 scores=tuple(self.scores[row, :n].tolist()),
                 kind=self.kind,
@@ -150,6 +164,7 @@ class Pools:
                 },
                 signals=self._signals_of(row, n),
             )
+            yield replace(ranking, contradicted=is_contradicted(ranking))
 
     def _signals_of(self, row: int, n: int) -> dict[str, FloatArray]:
         signals = {name: values[row, :n] for name, values in self.signals.items()}
@@ -159,7 +174,7 @@ class Pools:
         return signals
 
     def run(self) -> dict[str, tuple[Hit, ...]]:
-        """Write the pools as a TREC run: candidates by query id, best first."""
+        """Return the pools as a TREC run: candidates by query id, best first, without copies."""
         columns = zip(self.query_ids, self.passage_ids, self.scores.tolist(), strict=True)
         return {
             query_id: tuple([Hit(ids[at], scores[at], rank=at + 1) for at in range(len(ids))])
@@ -175,7 +190,10 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
     """
     relevant = {one for grades in dataset.qrels.values() for one, grade in grades.items() if grade}
     retrieved = [one for ids in pools.passage_ids for one in ids]
-    if relevant and retrieved and relevant.isdisjoint(retrieved):
+    others = (
+        names for rows in (pools.copies, pools.documents) for own in rows for names in own.values()
+    )
+    if relevant and retrieved and relevant.isdisjoint(chain(retrieved, *others)):
         raise CalibrationError(
             f"{dataset.name}: none of the {len(relevant):,} relevant passages, first "
             f"{min(relevant)!r}, is among the {len(retrieved):,} candidates, first "
@@ -216,8 +234,12 @@ def replay(
     vectors: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     columns: Sequence[SignalColumn] = (),
+    labels: Dataset | None = None,
+    readings: "Readings | None" = None,
 ) -> Pools:
     """Retrieve every query and keep its candidates in the order that ``decide`` sees.
+
+    Of candidates with one text the first stays, as where a guard serves.
 
     Args:
         retriever: The retriever that answers in production, on one route: anything that
@@ -227,16 +249,24 @@ def replay(
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
         columns: Columns of the passages' metadata that give signals.
+        labels: The labels of the queries. The texts of passages that they name and no query finds
+            are looked up, where the retriever has a method ``passage``, so that their copies are
+            known; and a query that is a passage itself, as in ArguAna, is left out of its own
+            candidates, unless it is labelled relevant.
+        readings: What other replays over the same index read; None for nothing.
 
     Raises:
         CalibrationError: no query could be replayed.
-        ConfigurationError: the retriever is none, or returns neither a ranking nor hits.
+        ConfigurationError: the retriever is none, returns neither a ranking nor hits, or gives
+            scores that the order of most lists contradicts.
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
-    retriever = wrapped(retriever)
+    retriever, known = wrapped(retriever), KnownTexts()
+    readings = Readings() if readings is None else readings
     answers: list[_Replayed] = []
     skipped: list[str] = []
+    themselves: list[str] = []
     for query in queries:
         vector = None if vectors is None else vectors.get(query.query_id)
         try:
@@ -250,9 +280,13 @@ def replay(
             skipped.append(f"{query.query_id}: {error}")
         else:
             ranking = with_columns(ranking, columns, query.text)
-            answers.append(_answer(query.query_id, ranking, list(order[:depth])))
+            passages = readings.of(ranking, order[:depth], retriever.passage)
+            others = _without_itself(query, labels, ranking, order[:depth], passages)
+            themselves += [query.query_id] * (len(others) < len(order[:depth]))
+            answers.append(_answer(query.query_id, ranking, others, passages, known))
         if progress is not None:
             progress(1)
+    retriever.directions.check()
     if not answers:
         raise CalibrationError(
             f"none of {len(queries)} queries could be replayed; the first: {skipped[0]}"
@@ -272,44 +306,109 @@ def replay(
         for row, each in enumerate(own):
             values = each.columns.pop((what, name), ())
             column[row, : len(values)] = values
-    passage_ids = tuple([each.passage_ids for each in own])
-    documents = tuple([each.documents for each in own])
+    known.look_up(named_passages(labels) if labels else (), retriever.passage)
+    same = known.same()
+    members: dict[str, list[str]] = {}
+    for name, first in same.items():
+        members.setdefault(first, []).append(name)
+    names = [_names(each, same, members, known) for each in own]
     signals, notes = _whole_signals(found["signal"], np.isnan(found[""]["scores"]))
     return Pools(
         route=route,
         kind=kind,
         query_ids=tuple([each.query_id for each in own]),
-        passage_ids=passage_ids,
+        passage_ids=tuple([each.passage_ids for each in own]),
         scores=found[""]["scores"],
         legs=found["leg"],
         leg_kinds={name: leg for each in own for name, leg in each.leg_kinds.items()},
         skipped=tuple(skipped),
         tokens=found[""]["tokens"] if np.isfinite(found[""]["tokens"]).any() else None,
-        documents=None if documents == passage_ids else documents,
+        copies=tuple([copies for copies, _ in names]) if any(c for c, _ in names) else (),
+        documents=tuple([documents for _, documents in names]) if any(d for _, d in names) else (),
+        same=same,
+        themselves=tuple(themselves),
         signals=signals,
         notes=notes,
     )
 
 
 class _Replayed(NamedTuple):
-    """A query's candidates, without their texts; a column has one value of each."""
+    """A query's candidates, without their texts; a column has one value of each.
+
+    ``copies`` has the ids of retrieved candidates that repeat a better one, by its place.
+    """
 
     query_id: str
     answered: tuple[Route, ScoreKind]
     passage_ids: tuple[str, ...]
-    documents: tuple[str, ...]
+    copies: dict[int, list[str]]
     leg_kinds: dict[str, ScoreKind]
     columns: dict[tuple[str, str], Any]
 
 
-def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Replayed:
+class Read(NamedTuple):
+    """A passage with a text, and its estimated tokens."""
+
+    passage: Passage
+    tokens: float
+
+
+class Readings:
+    """Reads the passages of candidates, those of an index once for all queries and routes.
+
+    Passages of another retriever are read for every query: its texts may depend on the query.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Read] = {}
+
+    def of(
+        self, ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
+    ) -> dict[int, Read]:
+        """Return the candidates' passages by position, without those that have no text."""
+        ids = ranking.passage_ids
+        known = self._known if isinstance(ranking.passages, PassageLines) else {}
+        missing = [position for position in candidates if ids[position] not in known]
+        for position, passage in _readable(ranking, missing, passage_of).items():
+            known[ids[position]] = Read(passage, float(estimate_tokens(passage.text)))
+        return {position: known[ids[position]] for position in candidates if ids[position] in known}
+
+
+def _answer(
+    query_id: str,
+    ranking: Ranking,
+    candidates: Sequence[int],
+    passages: Mapping[int, Read],
+    known: KnownTexts,
+) -> _Replayed:
+    """Keep the first candidate of each text, by what the ranking says or the texts themselves.
+
+    Args:
+        candidates: Positions in the ranking, best first.
+        passages: Those with a text, by position.
+        known: Notes their texts.
+    """
+    ids = ranking.passage_ids
+    order: list[int] = []
+    place: dict[object, int] = {}
+    copies: dict[int, list[str]] = {}
+    for position in candidates:
+        if position in passages:
+            known.add(passages[position].passage)
+        key = known.key(ids[position])
+        key_or_root = ranking.copies.get(position, position) if ranking.copies or not key else key
+        at = place.setdefault(key_or_root, len(order))
+        if at == len(order):
+            order.append(position)
+        else:
+            copies.setdefault(at, []).append(ids[position])
     # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
     columns: dict[tuple[str, str], Any] = {
         ("", "scores"): [
             1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
             for rank, position in enumerate(order, start=1)
         ],
-        ("", "tokens"): _tokens(ranking, order),
+        ("", "tokens"): _tokens(ranking, order, passages),
     }
     columns |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
     columns |= {
@@ -321,7 +420,7 @@ def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Replayed:
         query_id,
         (ranking.route, ranking.kind),
         tuple([ranking.passage_ids[position] for position in order]),
-        _documents(ranking, order),
+        copies,
         {name: leg.kind for name, leg in ranking.legs.items()},
         columns,
     )
@@ -357,30 +456,98 @@ def _whole_signals(
     return whole, tuple(notes)
 
 
-def _tokens(ranking: Ranking, order: Sequence[int]) -> list[float]:
-    """Return the candidates' tokens; NaN if there is no text: anyone's code may be behind it."""
+def _tokens(ranking: Ranking, order: Sequence[int], passages: Mapping[int, Read]) -> list[float]:
+    """Return the candidates' tokens; NaN if there is no text."""
     if (known := ranking.signals.get(TOKENS)) is not None:
         own: list[float] = known[order].tolist()
         return own
-    found = []
-    for position in order:
-        try:
-            text = ranking.passages[position].text
-            found.append(float(estimate_tokens(text)) if text else np.nan)
-        except Exception:
-            found.append(np.nan)
-    return found
+    return [passages[position].tokens if position in passages else np.nan for position in order]
 
 
-def _documents(ranking: Ranking, order: Sequence[int]) -> tuple[str, ...]:
-    """Return the ids in an order, with a document's instead of that of its first chunk."""
-    ids: list[str] = []
+def _readable(
+    ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
+) -> dict[int, Passage]:
+    """Read the candidates' passages; one without a text is looked up, as those of a run are."""
+    read = read_passages(ranking.passages, candidates)
+    found = {}
+    for position, passage, text in zip(read.positions, read.passages, read.texts, strict=True):
+        name = ranking.passage_ids[position]
+        if text:
+            # Whatever the source calls it.
+            title, metadata = (getattr(passage, each, None) for each in ("title", "metadata"))
+            found[position] = Passage(name, text, str(title or ""), metadata)
+        else:
+            with suppress(KeyError):
+                found[position] = passage_of(name)
+    return {position: passage for position, passage in found.items() if passage.text}
+
+
+def _without_itself(
+    query: Query,
+    labels: Dataset | None,
+    ranking: Ranking,
+    candidates: Sequence[int],
+    passages: Mapping[int, Read],
+) -> Sequence[int]:
+    """Leave out the query's own passage: with its text, or its id and no quite other text."""
+    if labels is None:
+        return candidates
+    text, relevant = text_key(query.text), labels.relevant(query.query_id)
+
+    def is_itself(position: int) -> bool:
+        name, read = ranking.passage_ids[position], passages.get(position)
+        if name in relevant:
+            return False
+        if read is None:
+            return name == query.query_id
+        passage = read.passage
+        whole = f"{passage.title} {passage.text}"
+        if text in (text_key(passage.text), text_key(whole)):
+            return True
+        # Questions and passages that are both numbered have the same ids by chance.
+        words, others = (set(each.casefold().split()) for each in (query.text, whole))
+        return name == query.query_id and 2 * len(words & others) > len(words | others)
+
+    return [position for position in candidates if not is_itself(position)]
+
+
+def notes_on_themselves(several: Iterable[Pools]) -> tuple[str, ...]:
+    """Say once that queries are passages, and left out of their own candidates."""
+    names = list(dict.fromkeys(name for pools in several for name in pools.themselves))
+    if not names:
+        return ()
+    note = (
+        "questions that are passages themselves, left out of their own candidates as BEIR does: "
+        f"{len(names):,}, first {names[0]!r}"
+    )
+    return (note,)
+
+
+def _names(
+    answer: _Replayed,
+    same: Mapping[str, str],
+    members: Mapping[str, Sequence[str]],
+    known: KnownTexts,
+) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
+    """Return the copies of a query's candidates, and their documents, both by place.
+
+    Args:
+        answer: The candidates.
+        same: Passages with one text, to the first of them.
+        members: Those, by the first.
+        known: Says which document a chunk is of.
+    """
+    copies, documents = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]]()
     seen: set[str] = set()
-    for position in order:
-        passage_id = ranking.passage_ids[position]
-        # Only a chunk's passage is read: that of another id may have no text at hand.
-        document = document_of(ranking.passages[position]) if is_chunk_id(passage_id) else None
-        ids.append(passage_id if document is None or document in seen else document)
-        if document is not None:
-            seen.add(document)
-    return tuple(ids)
+    for at, name in enumerate(answer.passage_ids):
+        alike = [*answer.copies.get(at, ()), *members.get(same.get(name, ""), ())]
+        others = tuple(dict.fromkeys(each for each in alike if each != name))
+        if others:
+            copies[at] = others
+        if known.document_of:
+            own = [known.document_of.get(each) for each in (name, *others)]
+            new = tuple(dict.fromkeys(each for each in own if each and each not in seen))
+            if new:
+                documents[at] = new
+                seen.update(new)
+    return copies, documents

@@ -118,6 +118,7 @@ class RerankedCandidates:
             self._kind,
             passages,
             ranks=range(1, len(passages) + 1),
+            contradicted=False,  # another's order, which the reranker is to change
         )
 
     def _probe(self) -> str:

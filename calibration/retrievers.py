@@ -3,13 +3,17 @@
 import asyncio
 import atexit
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import chain
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibration.data.dataset import Query
 from ctxguard.core.fusion import Fusion
+from ctxguard.core.scores import concordance, direction_advice, is_contradicted, is_valid
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Hit,
@@ -18,9 +22,16 @@ from ctxguard.core.types import (
     Route,
     ScoreKind,
     ScoreKindName,
+    id_text,
 )
-from ctxguard.errors import CtxguardError, DataError, QueryError, StageUnavailableError
-from ctxguard.request.wrapped_retriever import RetrieverAdapter, ranking_of
+from ctxguard.errors import (
+    ConfigurationError,
+    CtxguardError,
+    DataError,
+    QueryError,
+    StageUnavailableError,
+)
+from ctxguard.guard.wrapped_retriever import RetrieverAdapter, ranking_of
 from ctxguard.resilience.bounded_caller import RETRIEVER
 
 if TYPE_CHECKING:
@@ -42,6 +53,42 @@ class MultiRoute(Protocol):
     def encode_query(self, query: str) -> Any: ...
 
 
+class Directions:
+    """Counts the lists of a retriever whose order contradicts their scores."""
+
+    def __init__(self) -> None:
+        self._told = self._contradicted = 0
+        self._lowest, self._highest = math.inf, -math.inf
+
+    def compared(self, ranking: Ranking) -> Ranking:
+        """Compare the order of a list with its scores, and return the list marked."""
+        contradicted = is_contradicted(ranking)
+        self._told += concordance(ranking.scores, ranking.ranks) is not None
+        if contradicted:
+            scores = [float(score) for score in ranking.scores if is_valid(score)]  # type: ignore[arg-type]
+            self._contradicted += 1
+            self._lowest = min(self._lowest, *scores)
+            self._highest = max(self._highest, *scores)
+            self._kind = ranking.kind
+        return replace(ranking, contradicted=contradicted)
+
+    def check(self) -> None:
+        """Refuse scores that the order of most lists contradicts.
+
+        A list without two different scores tells nothing, and is not counted.
+
+        Raises:
+            ConfigurationError: the message says which kind of score fits.
+        """
+        if 2 * self._contradicted > self._told:
+            raise ConfigurationError(
+                f"the order of {self._contradicted:,} of {self._told:,} lists contradicts their "
+                f"scores of kind {self._kind.value!r}: the best candidates have the lowest. "
+                f"{direction_advice(self._kind, self._lowest, self._highest)}. If the scores are "
+                "right, return the best candidate first"
+            )
+
+
 class RankingSource(RetrieverAdapter):
     """Anything that a guard takes, as a plain retriever of rankings.
 
@@ -54,6 +101,9 @@ class RankingSource(RetrieverAdapter):
         score_kind: See there.
         fingerprint: See there.
         keep_passages: Keep every passage that was retrieved, so that ``passage`` finds it.
+
+    Attributes:
+        directions: Whether the order of the lists contradicts their scores.
 
     Raises:
         ConfigurationError: it is no retriever, or there is no such kind of score.
@@ -68,8 +118,10 @@ class RankingSource(RetrieverAdapter):
         keep_passages: bool = False,
     ) -> None:
         super().__init__(retriever, score_kind=score_kind, fingerprint=fingerprint)
+        self.directions = Directions()
         self._in_loop = self.calls.acall is not None and self.calls.call == self.calls.acall
-        self._passages: dict[str, Passage] | None = {} if keep_passages else None
+        self._keeps = keep_passages
+        self._passages: dict[str, Passage] = {}
 
     def with_fusion(self, fusion: Fusion) -> "RankingSource":
         """Return the retriever under another fusion if it can be set, else itself."""
@@ -80,16 +132,29 @@ class RankingSource(RetrieverAdapter):
             inner.with_fusion(fusion),
             score_kind=self.score_kind,
             fingerprint=self._fingerprint,
-            keep_passages=self._passages is not None,
+            keep_passages=self._keeps,
         )
 
+    def add_passages(self, passages: Iterable[Passage]) -> None:
+        """Take passages of the corpus, for `passage`: a retriever may return ids alone."""
+        self._passages |= {passage.passage_id: passage for passage in passages}
+
     def passage(self, passage_id: str) -> Passage:
-        """Return a passage that was retrieved before.
+        """Return a passage that the retriever looks up, that was retrieved before, or was added.
 
         Raises:
-            KeyError: it was not, or passages are not kept.
+            KeyError: it is not known.
         """
-        return (self._passages or {})[passage_id]
+        passage_id = id_text(passage_id)
+        if passage_id in self._passages:
+            return self._passages[passage_id]
+        try:
+            passage = self.retriever.passage(passage_id)
+        except Exception as error:  # not every one has it, and it is anyone's code
+            raise KeyError(passage_id) from error
+        if not isinstance(passage, Passage):
+            raise KeyError(passage_id)
+        return passage
 
     def retrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
@@ -116,15 +181,25 @@ class RankingSource(RetrieverAdapter):
                 if inspect.isawaitable(retrieved):
                     awaitable = retrieved
                     retrieved = _in_loop(lambda: awaitable)
-            ranking = ranking_of(retrieved, self.score_kind)
+            ranking = self.directions.compared(ranking_of(retrieved, self.score_kind))
         except CtxguardError:
             raise
         except Exception as error:
             raise StageUnavailableError(RETRIEVER, f"{type(error).__name__}: {error}") from error
-        if self._passages is not None:
+        if self._keeps:
             for position, passage_id in enumerate(ranking.passage_ids):
                 self._passages[passage_id] = ranking.passages[position]
         return ranking
+
+
+def check_directions(retriever: object) -> None:
+    """Refuse a source whose scores the order of most of its lists has contradicted so far.
+
+    Raises:
+        ConfigurationError: see `Directions.check`.
+    """
+    if isinstance(retriever, RankingSource):
+        retriever.directions.check()
 
 
 def wrapped(
@@ -174,6 +249,11 @@ class RecordedRankings:
 
     def __init__(self, rankings: Mapping[str, Ranking]) -> None:
         self._rankings = rankings
+
+    @property
+    def passage_ids(self) -> frozenset[str]:
+        """The ids of all candidates."""
+        return frozenset(chain.from_iterable(each.passage_ids for each in self._rankings.values()))
 
     @classmethod
     def of_run(

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     )
     from ctxguard.guard import ContextGuard
     from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
+    from ctxguard.guard.with_text_signals import WithTextSignals
     from ctxguard.monitor.sampling.sampler import JudgingRates
     from ctxguard.monitor.sampling.writer import Privacy as Privacy
     from ctxguard.monitor.sampling.writer import sample_to as sample_to
     from ctxguard.profile.comparison import ProfileCheck
     from ctxguard.profile.schema import Profile
-    from ctxguard.request.with_text_signals import WithTextSignals
     from ctxguard.resilience import Deadlines, RequestLimits
     from ctxguard.retrieval import (
         AsyncRetriever,
@@ -84,7 +84,7 @@ _EXPORTS = {
     "ctxguard.monitor.sampling.writer": "Privacy sample_to",
     "ctxguard.profile.comparison": "ProfileCheck",
     "ctxguard.profile.schema": "Profile",
-    "ctxguard.request.with_text_signals": "WithTextSignals",
+    "ctxguard.guard.with_text_signals": "WithTextSignals",
     "ctxguard.resilience": "Deadlines RequestLimits",
     "ctxguard.retrieval": "AsyncRetriever FilteringRetriever HybridRetriever "
     "Retriever RetrieverFunction SwappingRetriever",

@@ -18,7 +18,7 @@ from ctxguard.core.scores import is_valid, within_domain
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError, QueryError, StageError
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.retrieval.protocols import AnyRetriever
 
 __all__ = ["RetrieverContract"]

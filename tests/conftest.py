@@ -1,6 +1,7 @@
 """What tests share: the labelled collections, a cache of models, and a processor's bfloat16."""
 
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import breaker as breaker_module
+from tests import pgbouncer
 from tests.kernels import NO_BFLOAT16
 from tests.timing import NEVER, Clock
 
@@ -101,6 +103,21 @@ def postgresql_server(postgresql_process: Any) -> str:
     """The URL of a PostgreSQL server that lives as long as the session."""
     url: str = postgresql_process.get_uri()
     return url
+
+
+@pytest.fixture
+def pgbouncer_url(postgresql_server: str) -> Iterator[str]:
+    """The URL of a new database on that server, behind a PgBouncer in transaction pooling."""
+    if not pgbouncer.is_installed:
+        pytest.skip("pgbouncer is not installed")
+    import psycopg
+
+    name = f"pooled_{secrets.token_hex(4)}"
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        with pgbouncer.pgbouncer(postgresql_server) as url:
+            yield f"{url}/{name}"
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 
 
 class Counted:

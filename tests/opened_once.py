@@ -16,10 +16,10 @@ def models_opened_once() -> Iterator[None]:
     models: dict[Any, Any] = {}
 
     def once(opened: Any) -> Any:
-        def opened_once(model: Any) -> Any:
-            key = (opened, model.files, getattr(model, "_runtime", None))
+        def opened_once(model: Any, *purpose: str) -> Any:
+            key = (opened, model.files, getattr(model, "_runtime", None), *purpose)
             if key not in models:
-                models[key] = opened(model)
+                models[key] = opened(model, *purpose)
             return models[key]
 
         return opened_once

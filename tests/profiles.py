@@ -1,14 +1,17 @@
 """Small profiles made by hand: whatever a test does not say is valid and of no consequence."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import Route
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route, ScoreKind
 from ctxguard.profile.schema import (
     Certificate,
     Profile,
     Provenance,
     RouteProfile,
+    RouteVerdict,
     SufficiencyProfile,
 )
 
@@ -34,6 +37,16 @@ def sufficiency_with(*, threshold: float | None) -> SufficiencyProfile:
         detected=None if threshold is None else 20,
         auroc=0.8,
         needed=45,
+    )
+
+
+def unenforced(decision: Literal["keep", "shadow"], kind: ScoreKind) -> RouteProfile:
+    """A route whose verdict keeps today's first five, or decides in shadow."""
+    return RouteProfile(
+        policy=RatioPolicy(k=5) if decision == "keep" else RatioPolicy(k=2, min_ratio=0.9),
+        score_kind=kind,
+        verdict=RouteVerdict(decision=decision, n=40, serving_k=5, tolerance=0.01, max_loss=0.05),
+        safe_policy=RatioPolicy(k=5),
     )
 
 

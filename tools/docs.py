@@ -35,7 +35,7 @@ REFERENCE = {
     ),
     "assessors": (
         "Models that are asked about candidates",
-        ["ctxguard.request.assess", "ctxguard.endpoints.assessors"],
+        ["ctxguard.guard.assess", "ctxguard.endpoints.assessors"],
     ),
     "integrations": (
         "Frameworks, engines and traces",

@@ -16,13 +16,13 @@ from calibration.compare.curve import Curve, curve
 from calibration.data.dataset import Dataset
 from calibration.evaluate import CONFIDENCE, QueryMetrics, bootstrap_ratio, per_query
 from calibration.pool_labels import label, unlabelled_note
-from calibration.replay import Pools, Progress, replay
+from calibration.replay import Pools, Progress, notes_on_themselves, replay
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import READERS, Utilities
-from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind
+from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Comparison:
         unlabelled: How a passage without a label counts, in words.
         query_ids: The queries that every candidate answered.
         skipped: Queries left out, with the candidate and the reason.
+        notes: What else a reader should know of the candidates.
     """
 
     candidates: tuple[Compared, ...]
@@ -107,6 +108,7 @@ class Comparison:
     unlabelled: str
     query_ids: tuple[str, ...]
     skipped: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def compare(
@@ -159,12 +161,13 @@ def compare(
             vector = (vectors or {}).get(first.query_id)
             source.retrieve(first.text, depth=depth, query_vector=vector)
         pools = replay(
-            _timed(source, seconds, clock),
+            _Timed(source, seconds, clock),
             dataset.queries,
             depth=depth,
             vectors=vectors,
             progress=passes and passes(f"replaying {candidate.name}", len(dataset)),
             columns=columns,
+            labels=dataset,
         )
         replayed[candidate.stages] = pools, float(np.median(seconds)) * 1000.0
         skipped += [f"{candidate.name}: {line}" for line in pools.skipped]
@@ -206,6 +209,7 @@ def compare(
         unlabelled=unlabelled_note(dataset, utilities),
         query_ids=tuple(common),
         skipped=tuple(skipped),
+        notes=notes_on_themselves(pools for pools, _ in replayed.values()),
     )
 
 
@@ -241,15 +245,21 @@ def check_candidates(
     return names[0] if baseline is None else baseline
 
 
-def _timed(
-    source: RankingSource, seconds: list[float], clock: Callable[[], float]
-) -> Callable[..., Ranking]:
-    """Make of the retriever a function that adds the time of every answer."""
+@dataclass
+class _Timed:
+    """A retriever that adds the time of every answer to ``seconds``."""
 
-    def retrieve(query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None) -> Ranking:
-        begun = clock()
-        ranking = source.retrieve(query, depth=depth, query_vector=query_vector)
-        seconds.append(clock() - begun)
+    source: RankingSource
+    seconds: list[float]
+    clock: Callable[[], float]
+
+    def retrieve(
+        self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
+    ) -> Ranking:
+        begun = self.clock()
+        ranking = self.source.retrieve(query, depth=depth, query_vector=query_vector)
+        self.seconds.append(self.clock() - begun)
         return ranking
 
-    return retrieve
+    def passage(self, passage_id: str) -> Passage:
+        return self.source.passage(passage_id)

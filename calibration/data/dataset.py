@@ -12,11 +12,14 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, TypeVar
 
+from ctxguard.core.types import id_text
 from ctxguard.errors import CalibrationError, ConfigurationError
 
 DistractorKind = Literal["hard_negative", "distractor"]
+
+_Label = TypeVar("_Label")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,16 @@ class Query:
     """A question with an id.
 
     Attributes:
+        query_id: Its id; a whole number or a UUID becomes its text.
         metadata: Columns of the question, such as its known answers.
     """
 
     query_id: str
     text: str
     metadata: Mapping[str, object] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "query_id", id_text(self.query_id))
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,11 @@ class Dataset:
         distractors: Passages known to mislead, by query id.
         keywords: Words and phrases that an answer to a query needs, by query id.
         notes: Repairs, omissions and counts made in reading, one readable line each.
+
+    Ids that are whole numbers or UUIDs become their texts (`ctxguard.core.types.id_text`).
+
+    Raises:
+        ConfigurationError: at construction, for an id that is none.
     """
 
     name: str
@@ -52,6 +64,12 @@ class Dataset:
     distractors: Mapping[str, Mapping[str, DistractorKind]] = field(default_factory=dict)
     keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("qrels", "distractors"):
+            object.__setattr__(self, name, _by_ids(getattr(self, name)))
+        keywords = {id_text(query_id): words for query_id, words in self.keywords.items()}
+        object.__setattr__(self, "keywords", keywords)
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -88,17 +106,6 @@ class Dataset:
     def is_labelled(self, query_id: str) -> bool:
         """Tell whether a query has a label of a passage, or an empty entry in the qrels."""
         return query_id in self.qrels or bool(self.distractors.get(query_id))
-
-    def judged(self, query_id: str, passage_ids: Iterable[str]) -> list[bool]:
-        """Tell of each passage whether it is labelled; all are if no passage answers the query.
-
-        >>> data = Dataset("d", (), {"q": {"a": 2}, "unanswerable": {}})
-        >>> data.judged("q", ["a", "b"]), data.judged("unanswerable", ["a", "b"])
-        ([True, False], [True, True])
-        """
-        grades = self.qrels.get(query_id)
-        labelled = {*(grades or ()), *self.distractors.get(query_id, ())}
-        return [grades == {} or passage_id in labelled for passage_id in passage_ids]
 
     @cached_property
     def answerable(self) -> tuple[str, ...]:
@@ -150,6 +157,13 @@ class Dataset:
         }
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _by_ids(labels: Mapping[str, Mapping[str, _Label]]) -> dict[str, dict[str, _Label]]:
+    return {
+        id_text(query_id): {id_text(passage_id): label for passage_id, label in own.items()}
+        for query_id, own in labels.items()
+    }
 
 
 def named_passages(dataset: Dataset) -> frozenset[str]:

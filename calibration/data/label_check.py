@@ -1,4 +1,4 @@
-"""Checks that labels belong to an index, by their passage ids and these passages' texts.
+"""Checks that labels belong to a corpus, by their passage ids and these passages' texts.
 
 Ids such as ``d0``, ``d1``, … are the same in many corpora, and labels of another corpus then give a
 recall near 0 instead of an error. If the labels' own corpus is available, texts are compared.
@@ -16,17 +16,20 @@ from ctxguard.errors import DataError
 _MOST = 0.5
 _ROWS_READ = 10_000
 _COMPARED = 100
-_MEND = "index the corpus of these labels, or give the labels of the indexed corpus"
+_MEND = "search the corpus of these labels, or give the labels of the corpus that is searched"
 
 
-def check_ids(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
-    """Return a note if the index lacks some of the labelled passages.
+def check_ids(
+    dataset: Dataset, passage_ids: Container[str], corpus: str = "the index"
+) -> tuple[str, ...]:
+    """Return a note if a corpus lacks some of the labelled passages.
 
     Args:
-        passage_ids: The ids of the index.
+        passage_ids: The ids of the corpus.
+        corpus: What holds it, for the messages.
 
     Raises:
-        DataError: the index lacks most of them.
+        DataError: it lacks most of them.
     """
     named = named_passages(dataset)
     unknown = unknown_passages(dataset, passage_ids)
@@ -34,13 +37,13 @@ def check_ids(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
         return ()
     if len(unknown) > _MOST * len(named):
         raise DataError(
-            f"{dataset.name}: the index holds {len(named) - len(unknown) or 'none'} of the "
+            f"{dataset.name}: {corpus} holds {len(named) - len(unknown) or 'none'} of the "
             f"{len(named):,} labelled passages, and lacks {unknown[0]!r}; these labels belong to "
             f"another corpus: {_MEND}"
         )
     note = (
-        f"{len(unknown):,} of {len(named):,} labelled passages are not in the index, first "
-        f"{unknown[0]!r}: no policy can keep them, and recall counts the relevant ones as missed"
+        f"{len(unknown):,} of {len(named):,} labelled passages are not in {corpus}, first "
+        f"{unknown[0]!r}: recall counts the relevant ones as missed; check these ids"
     )
     return (note,)
 

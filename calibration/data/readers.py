@@ -5,13 +5,15 @@ counted and listed in ``Dataset.notes`` (DESIGN.md §9).
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar, cast
 
 from calibration.data.dataset import Dataset, DistractorKind, Query
-from calibration.data.documents import SUFFIXES, read_documents
+from calibration.data.documents.folder import SUFFIXES, LeftOut, read_documents
 from calibration.data.text_files import (
     Record,
     clean,
@@ -21,8 +23,9 @@ from calibration.data.text_files import (
     shown,
 )
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard.core.scores import is_opposed
 from ctxguard.core.types import Hit, Passage
-from ctxguard.errors import DataError
+from ctxguard.errors import ConfigurationError, DataError
 
 Label = TypeVar("Label", int, DistractorKind)
 
@@ -34,21 +37,60 @@ Labels = dict[tuple[str, str], tuple[Label, int | None]]
 _QUERY_ID = ("query_id", "_id", "id")
 _PASSAGE_ID = ("_id", "id", "passage_id")
 _KINDS = ("hard_negative", "distractor")
-_GRADE_HEADERS = {"score", "grade", "relevance", "rel", "label"}
-_LABEL_FORM = "write three, separated by tabs: query id, passage id, and the label"
+_GRADE_HEADERS = {
+    *("score", "grade", "relevance", "rel", "label", "relevancy", "relevant", "rating", "qrel"),
+    *("judgment", "judgement", "relevance_score", "relevance-score", "relevance score"),
+}
+_LABEL_FORM = (
+    "write three, separated by tabs: query id, passage id, and the label; or four as TREC does, "
+    "with the iteration, 0, after the query id"
+)
+_DECIMALS = re.compile(r",0+\Z")
 _RUN_FORM = "a TREC run line has six: query, Q0, passage, rank, score, tag"
 
 
-def _grade(record: Record, value: object) -> int:
-    """Parse a grade, at least 0; a negative one, which some tracks give to spam, counts as 0.
+class _Grades:
+    """Parses grades.
 
-    Raises:
-        DataError: it is not a whole number.
+    Args:
+        least: The least grade of a relevant passage; lower ones are read as 0.
     """
-    grade = record.whole_number(value, "grade")
-    if grade < 0:
-        record.counts["negative grades read as 0, judged not relevant"] += 1
-    return max(grade, 0)
+
+    def __init__(self, least: int) -> None:
+        if least < 1:
+            raise ConfigurationError(f"relevant_from {least} must be at least 1")
+        self._least, self._highest = least, 0
+
+    def __call__(self, record: Record, value: object) -> int:
+        """Parse one; a negative one, which some tracks give to spam, counts as 0.
+
+        Raises:
+            DataError: it is not a whole number.
+        """
+        # Spreadsheets of many countries write 2.0 so.
+        written = _DECIMALS.sub("", value) if isinstance(value, str) else value
+        grade = record.whole_number(written, "grade")
+        self._highest = max(self._highest, grade)
+        if grade < 0:
+            record.counts["negative grades read as 0, judged not relevant"] += 1
+        elif 0 < grade < self._least:
+            what = f"grades below relevant-from = {self._least} count as not relevant"
+            record.counts[what] += 1
+            return 0
+        return max(grade, 0)
+
+    def check(self, path: Path) -> None:
+        """Refuse a least grade that no label has.
+
+        Raises:
+            DataError: every relevant passage has a lower one.
+        """
+        if 0 < self._highest < self._least:
+            raise DataError(
+                f"no grade is relevant-from = {self._least} or higher: the highest is "
+                f"{self._highest}",
+                path=path,
+            )
 
 
 def _kind(record: Record, value: object) -> DistractorKind:
@@ -74,8 +116,10 @@ def _read_table(
         DataError: a row cannot be read, or two rows label one passage differently.
     """
     labels: Labels[Label] = {}
-    for place, (record, cells) in enumerate(read_columns(path, (3,), _LABEL_FORM, counts)):
-        query_id, passage_id, value = cells
+    for place, (record, cells) in enumerate(read_columns(path, (3, 4), _LABEL_FORM, counts)):
+        query_id, *iteration, passage_id, value = cells
+        if iteration and iteration[0].upper() not in ("0", "Q0"):
+            raise record.error(f"{shown(iteration[0])} is no iteration of TREC: {_LABEL_FORM}")
         if place == 0 and value.casefold() in headers:
             continue
         label = parse(record, value)
@@ -105,19 +149,25 @@ class Corpus(Iterator[Passage]):
     Attributes:
         path: Their file, or the folder of documents.
         are_documents: Whether they are sections of documents, of any length.
+        left_out: What of the folder was left out so far.
     """
 
     def __init__(self, path: Path, *, are_documents: bool) -> None:
         self.path, self.are_documents = path, are_documents
+        self.left_out: list[LeftOut] = []
         self._counts: Counter[str] = Counter()
-        self._passages = (read_documents if are_documents else _passages)(path, self._counts)
+        self._passages = (
+            read_documents(path, self._counts, self.left_out)
+            if are_documents
+            else _passages(path, self._counts)
+        )
 
     def __next__(self) -> Passage:
         return next(self._passages)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Repairs, oddities and omissions in what was read so far, one readable line each."""
+        """Repairs and oddities in what was read so far, one readable line each."""
         return notes_of(self._counts)
 
 
@@ -206,7 +256,7 @@ def default_split(folder: Path | str, preferred: str) -> tuple[str, tuple[str, .
     return names[0], (f"{folder} has no split {preferred!r}; its only one, {names[0]!r}, is used",)
 
 
-def read_beir(folder: Path | str, split: str = "test") -> Dataset:
+def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1) -> Dataset:
     """Read one split of a BEIR folder.
 
     A query belongs to the split whose qrels name it, even with a grade of 0: a question without
@@ -219,6 +269,8 @@ def read_beir(folder: Path | str, split: str = "test") -> Dataset:
             passage id, grade; a header is allowed) and optionally ``distractors.tsv`` (query id,
             passage id, ``hard_negative`` or ``distractor``).
         split: A name in ``qrels/``.
+        relevant_from: The least grade of a relevant passage, such as 2 for the passages of TREC;
+            lower ones are read as 0.
 
     Raises:
         DataError: an unknown split, a missing or empty file, a line that cannot be read, a
@@ -232,9 +284,11 @@ def read_beir(folder: Path | str, split: str = "test") -> Dataset:
         )
     counts: Counter[str] = Counter()
     qrels_file, kinds_file = folder / "qrels" / f"{split}.tsv", folder / "distractors.tsv"
-    grades = _read_table(qrels_file, _grade, _GRADE_HEADERS, counts)
+    parse = _Grades(relevant_from)
+    grades = _read_table(qrels_file, parse, _GRADE_HEADERS, counts)
     if not grades:
         raise DataError("holds no label", path=qrels_file)
+    parse.check(qrels_file)
     kinds: Labels[DistractorKind] = {}
     if kinds_file.exists():
         kinds = _read_table(kinds_file, _kind, {"kind"}, counts)
@@ -272,15 +326,19 @@ def read_beir(folder: Path | str, split: str = "test") -> Dataset:
     )
 
 
-def read_jsonl(path: Path | str) -> Dataset:
+def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
     """Read a data set from one file, one object per query.
 
     Fields: ``query_id`` (or ``_id``, ``id``), ``text`` (or ``query``), ``relevant`` (passage
-    ids with grades, or a list of ids, which gives each grade 1; empty if no passage of the corpus
-    answers, which calls every candidate irrelevant) or
-    ``keywords`` (words and phrases that an answer needs) or both, and optionally ``distractors``
-    (ids with kinds, or a list of ids) and ``metadata``. ``relevant`` is in every row or in none:
-    a query without it would count as one without an answer.
+    ids with grades, or a list of ids, which are relevant; empty if no passage of the corpus
+    answers, which calls every candidate irrelevant) or ``keywords`` (words and phrases that an
+    answer needs) or both, and optionally ``distractors`` (ids with kinds, or a list of ids) and
+    ``metadata``. ``relevant`` is in every row or in none: a query without it would count as one
+    without an answer.
+
+    Args:
+        path: The file.
+        relevant_from: As ``read_beir`` takes it.
 
     Raises:
         DataError: as ``read_beir``.
@@ -289,6 +347,7 @@ def read_jsonl(path: Path | str) -> Dataset:
     counts: Counter[str] = Counter()
     first_line: dict[str, int | None] = {}
     queries, qrels, distractors, keywords = [], {}, {}, {}
+    parse = _Grades(relevant_from)
     for record in read_records(path, counts):
         query = _query(record, "text", "query")
         _refuse_repeat(record, "query", query.query_id, first_line)
@@ -303,8 +362,8 @@ def read_jsonl(path: Path | str) -> Dataset:
         if record.fields.get("relevant") is None:
             continue
         qrels[query.query_id] = {
-            passage_id: _grade(record, grade)
-            for passage_id, grade in _labelled(record, "relevant", 1)
+            passage_id: parse(record, grade)
+            for passage_id, grade in _labelled(record, "relevant", relevant_from)
         }
         kinds = {
             passage_id: _kind(record, kind)
@@ -317,6 +376,7 @@ def read_jsonl(path: Path | str) -> Dataset:
             distractors[query.query_id] = kinds
     if not queries:
         raise DataError("holds no query", path=path)
+    parse.check(path)
     unlabelled = [query.query_id for query in queries if query.query_id not in qrels]
     if qrels and unlabelled:
         raise DataError(
@@ -333,8 +393,9 @@ def read_jsonl(path: Path | str) -> Dataset:
 def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
     """Read a TREC run file, ``query Q0 passage rank score [tag]``: rankings by query.
 
-    Orders by score, as TREC's own tools do. The ranks of the file only break ties; they are
-    renumbered from 1, since some tools write them from 0.
+    Orders by score, as TREC's own tools do. The ranks of the file break ties, and order a query's
+    passages where they contradict its scores, for a replay to refuse; they are renumbered from 1,
+    since some tools write them from 0.
 
     Raises:
         DataError: a line without five or six columns, a score that is not a finite number, a
@@ -350,15 +411,18 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
         rankings.setdefault(query_id, []).append((-score, place, passage_id))
     if not rankings:
         raise DataError("holds no line of a run", path=Path(path))
-    return {
-        query_id: tuple(
+    run: dict[str, tuple[Hit, ...]] = {}
+    for query_id, entries in rankings.items():
+        entries.sort()
+        if is_opposed([-negated for negated, _, _ in entries], [rank for _, rank, _ in entries]):
+            entries.sort(key=itemgetter(1))
+        run[query_id] = tuple(
             [
                 Hit(passage_id, -negated, rank=rank)
-                for rank, (negated, _, passage_id) in enumerate(sorted(entries), start=1)
+                for rank, (negated, _, passage_id) in enumerate(entries, start=1)
             ]
         )
-        for query_id, entries in rankings.items()
-    }
+    return run
 
 
 def write_trec_run(path: Path | str, run: Mapping[str, Sequence[Hit]]) -> None:

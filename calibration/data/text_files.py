@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import open_regular, read_regular
+from ctxguard._support.rows import encoding_of, parsed_json, read_table
 from ctxguard.errors import ConfigurationError, DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -34,14 +35,24 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, *, is_table: bool = False) -> Iterator[tuple[int, str]]:
     """Read the lines of a UTF-8 file with their numbers, without byte-order mark and blank ones.
+
+    Args:
+        is_table: A spreadsheet may have saved it, in UTF-16 or Windows-1252 (`encoding_of`).
 
     Raises:
         DataError: the file is missing or unreadable, or one of its bytes is not UTF-8.
     """
     try:
+        encoding = encoding_of(path, sys.maxsize) if is_table else "utf-8-sig"
         with open_regular(path, sys.maxsize) as file:
+            if encoding != "utf-8-sig":
+                with TextIOWrapper(file, encoding) as lines:
+                    for number, text in enumerate(lines, start=1):
+                        if not text.isspace():
+                            yield number, text.rstrip("\r\n")
+                return
             for number, raw in enumerate(file, start=1):
                 line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
                 try:
@@ -57,6 +68,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, text.rstrip("\r\n")
     except FileNotFoundError:
         raise DataError("there is no such file", path=path) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"is not text ({error.reason}); save it as UTF-8", path=path) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=path) from None
 
@@ -187,7 +200,7 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
     """
     for number, text in read_lines(path):
         try:
-            value = json.loads(text)
+            value = parsed_json(text)
         except json.JSONDecodeError as error:
             formats = "; JSONL is read, one JSON object a line" if number == 1 else ""
             raise DataError(
@@ -209,42 +222,23 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
 
 
 def read_csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
-    """Read the rows of a CSV file with a header; an empty cell is null.
-
-    Cells are separated by commas, or by what the header has more of: semicolons, which spreadsheets
-    write in many countries, or tabs.
+    """Read the rows of a table with a header, as `read_table` does; an empty cell is null.
 
     Raises:
-        DataError: a row has another number of cells than the header; or as ``read_lines``.
+        DataError: as `read_table`.
     """
-    line = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal line
-        for number, text in read_lines(path):
-            line = number
-            yield text + "\n"
-
-    own = lines()
-    first = next(own, "")
-    rows = csv.reader(chain([first], own), strict=True, delimiter=max(",;\t", key=first.count))
-    try:
-        header = [name.strip() for name in next(rows, [])]
-        for cells in rows:
-            if len(cells) != len(header):
-                raise DataError(
-                    f"has {len(cells)} cells, the header has {len(header)}", path=path, line=line
-                )
-            fields = {name: cell.strip() or None for name, cell in zip(header, cells, strict=True)}
-            yield Record(path, line, fields, counts)
-    except csv.Error as error:
-        raise DataError(f"is not CSV: {error}", path=path, line=line) from None
+    for line, row in read_table(path, sys.maxsize):
+        fields = {name: cell.strip() or None for name, cell in row.items()}
+        yield Record(path, line, fields, counts)
 
 
 def read_columns(
     path: Path, columns: Container[int], form: str, counts: Counter[str]
 ) -> Iterator[tuple[Record, list[str]]]:
     """Read lines with their cells, separated by tabs or, without any, by white space.
+
+    Where these make another number of columns, semicolons or commas may do, as in a table that a
+    spreadsheet saved.
 
     Args:
         columns: The numbers of columns that a line may have.
@@ -253,13 +247,23 @@ def read_columns(
     Raises:
         DataError: a line has another number of columns, or an empty one; or as ``read_lines``.
     """
-    for number, text in read_lines(path):
+    for number, text in read_lines(path, is_table=True):
         record = Record(path, number, {}, counts)
-        cells = [c.strip() for c in (text.split("\t") if "\t" in text else text.split())]
+        cells = _cells(text, "\t") if "\t" in text else text.split()
+        for separator in ";,":
+            if len(cells) not in columns and separator in text:
+                cells = _cells(text, separator)
         if len(cells) not in columns or not all(cells):
             n = len([cell for cell in cells if cell])
             raise record.error(f"{shown(text)} has {n} columns; {form}")
         yield record, cells
+
+
+def _cells(text: str, separator: str) -> list[str]:
+    rows = [text.split(separator)]
+    if '"' in text:
+        rows = list(csv.reader([text], delimiter=separator)) or rows
+    return [cell.strip() for cell in rows[0]]
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -108,7 +108,7 @@ def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
 
 def _by_size(outcome: RouteOutcome, settings: Settings) -> dict[str, Option]:
     """Return what is served by what it costs; sizes that would serve the same share a row."""
-    offered: dict[str, Option] = {**outcome.others}
+    offered = {str(size): option for size, option in outcome.others.items()}
     if outcome.chosen.policy != outcome.today.policy:
         wanted = settings.context if settings.promise is None else "utility"
         offered["chosen" if wanted == "utility" else wanted] = outcome.chosen

@@ -5,6 +5,7 @@ whatever this installation came from.
 """
 
 import json
+import os
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
@@ -16,6 +17,9 @@ from ctxguard.errors import MissingExtraError
 
 _NAME = "ctxguard-rag"
 _ABOVE_PACKAGE = Path(__file__).parents[2]
+
+# onnxruntime, which reading documents brings too, reports to its makers unless it finds this set.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def require(module: str, extra: str) -> Any:

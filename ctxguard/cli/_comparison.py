@@ -64,7 +64,7 @@ def compare_systems(
     depth = asked.depth or DEFAULT_DEPTH
     check_candidates(candidates, asked.baseline, depth)
     utilities = asked.worth(_utilities(profiles))
-    labelled = read_labelled(asked.data, "test")
+    labelled = read_labelled(asked.data, "test", asked.relevant_from)
     with output.doing("opening the retrievers"):
         view, opened, external = _viewer(index, sources, labelled.dataset.queries)
         if by_default and opened is not None and not opened.has_signals:
@@ -73,7 +73,8 @@ def compare_systems(
             source = view(candidate)
             if candidate.name in profiles:
                 fitted(profiles[candidate.name], source)
-    labelled, counts = labelled.against(opened or next(iter(external.values())))
+    opened_all = [each for each in (opened, *external.values()) if each is not None]
+    labelled, counts = labelled.against(*opened_all)
     dataset, vectors = labelled.dataset, None
     with output.passes() as begin:
         if opened and any(each.route not in _LEXICAL for each in candidates):
@@ -239,7 +240,11 @@ def _notes(
     from calibration.compare.comparison import FEWEST
     from ctxguard.core.scores import is_relative
 
-    notes = [*labelled.notes, *(f"left out: {line}" for line in comparison.skipped)]
+    notes = [
+        *labelled.notes,
+        *comparison.notes,
+        *(f"left out: {line}" for line in comparison.skipped),
+    ]
     for name, loaded in profiles.items():
         notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
     if len({is_relative(each.kind) for each in comparison.candidates}) > 1:

@@ -6,9 +6,12 @@ Progress goes to standard error, so that standard output holds the result alone.
 import json
 import os
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -96,10 +99,31 @@ def _described(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror is not None:
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
-    return (
-        f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and "
-        "please report it)"
-    )
+    if isinstance(error, MemoryError):
+        return "the memory of this machine does not suffice: give less at once"
+    place, traceback = _place_of_others(error), f"set {DEBUG}=1 for the traceback"
+    if place is not None:
+        return f"{type(error).__name__} in {place}: {error} (code of yours; {traceback})"
+    return f"unexpected {type(error).__name__}: {error} ({traceback}, and please report it)"
+
+
+def _place_of_others(error: BaseException) -> str | None:
+    """Return the last line of code that is neither ours nor of an installed library.
+
+    A retriever, an assessor or a client that a command was given may raise anything.
+    """
+    roots = [*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), *_OUR_FOLDERS, "<"]
+    place = None
+    for frame, line in walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        if not name.startswith(tuple(roots)):
+            place = f"{name}, line {line}"
+    return place
+
+
+_OUR_FOLDERS = [
+    f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("ctxguard", "calibration")
+]
 
 
 def print_labelled(label: str, style: str, text: str) -> None:
@@ -221,15 +245,18 @@ class Output:
         )
 
         def begin(name: str, total: int | None) -> Callable[[int], None]:
-            task, so_far, said = progress.add_task(name, total=total), 0, time.monotonic()
+            task, so_far = progress.add_task(name, total=total), 0
+            said_at, said = time.monotonic(), 0
 
             def advance(done: int) -> None:
-                nonlocal so_far, said
+                nonlocal so_far, said_at, said
                 progress.advance(task, done)
                 so_far += done
-                if not self.err.is_terminal and time.monotonic() - said >= _LINE_SECONDS:
-                    said = time.monotonic()
-                    self.err.print(f"{name}: {so_far:,} so far")
+                seconds = time.monotonic() - said_at
+                # A pass that tells of its beginning is a long one.
+                if not self.err.is_terminal and (seconds >= _LINE_SECONDS or not so_far):
+                    self.err.print(f"{name}: {_so_far(so_far, total, so_far - said, seconds)}")
+                    said_at, said = time.monotonic(), so_far
 
             return advance
 
@@ -246,12 +273,34 @@ class Output:
             yield
 
 
-def by_total(advance: Callable[[int], None]) -> Callable[[int], None]:
-    """Make a function that is told all that is done so far, of one that adds what is done."""
+def _so_far(done: int, total: int | None, lately: int, seconds: float) -> str:
+    """Write how far a pass is, with what is left at the speed of the last seconds.
+
+    >>> _so_far(300, 1_500, 100, 20.0), _so_far(300, None, 100, 20.0), _so_far(0, 1_500, 0, 0.0)
+    ('300 of 1,500, about 4 min left', '300 so far', '0 of 1,500')
+    """
+    if total is None:
+        return f"{done:,} so far"
+    if not lately or done >= total:
+        return f"{done:,} of {total:,}"
+    left = (total - done) * seconds / lately
+    scale, unit = (3_600.0, "h") if left >= 7_200.0 else (60.0, "min")
+    return f"{done:,} of {total:,}, about {max(left / scale, 1.0):.0f} {unit} left"
+
+
+def by_total(
+    begin: Callable[[str, int], Callable[[int], None]], name: str
+) -> Callable[[int, int], None]:
+    """Make a function that is told how many steps of a pass are done, and of how many.
+
+    The pass begins when it is first told.
+    """
+    advance: Callable[[int], None] | None = None
     said = 0
 
-    def tell(done: int) -> None:
-        nonlocal said
+    def tell(done: int, total: int) -> None:
+        nonlocal advance, said
+        advance = begin(name, total) if advance is None else advance
         advance(done - said)
         said = done
 

@@ -1,6 +1,6 @@
 """Inputs that several commands read: labelled queries, a profile, and candidates of a system."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.replay import Pools
     from ctxguard import Profile
+    from ctxguard.core.types import Passage
     from ctxguard.profile.comparison import SystemComparison
     from ctxguard.server.system import IndexSystem
 
@@ -51,11 +52,17 @@ class Labelled:
             f"{counts['without_relevant']:,} without a relevant passage"
         )
 
-    def against(self, retriever: "Source") -> "tuple[Labelled, dict[str, int]]":
-        """Check that the labels belong to the index; other systems do not tell theirs.
+    def against(self, *retrievers: "Source") -> "tuple[Labelled, dict[str, int]]":
+        """Check that the labels belong to the corpus: of an index, else of the labels' folder.
+
+        A retriever of one's own and a run tell no corpus. They are given the texts of the folder's
+        ``corpus.jsonl`` that labels or runs name.
+
+        Args:
+            retrievers: The labels are checked against the first.
 
         Returns:
-            These labels with notes on what the index lacks, and the counts of queries and of
+            These labels with notes on what the corpus lacks, and the counts of queries and of
             labelled passages that it does not hold.
 
         Raises:
@@ -63,7 +70,7 @@ class Labelled:
         """
         from calibration.data.dataset import named_passages, unknown_passages
         from calibration.data.label_check import check_ids, check_texts
-        from calibration.retrievers import RankingSource
+        from calibration.retrievers import RankingSource, RecordedRankings
 
         dataset, answerable = self.dataset, len(self.dataset.answerable)
         counts = {
@@ -71,18 +78,54 @@ class Labelled:
             "answerable": answerable,
             "without_relevant": len(dataset) - answerable,
         }
+        notes = self.notes
+        found: dict[str, Passage] | None = None
+        external = [each for each in retrievers if isinstance(each, RankingSource)]
+        if external:
+            runs = [each.retriever for each in external]
+            of_runs = [each.passage_ids for each in runs if isinstance(each, RecordedRankings)]
+            found, unread = self._passages(named_passages(dataset).union(*of_runs))
+            notes += unread
+            for each in external:
+                each.add_passages((found or {}).values())
+        retriever = retrievers[0]
         if isinstance(retriever, RankingSource):
-            return self, counts
+            if found is None:
+                return replace(self, notes=notes), counts
+            counts["unknown_passages"] = len(unknown_passages(dataset, found))
+            notes += check_ids(dataset, found, str(self.corpus))
+            return replace(self, notes=notes), counts
         if isinstance(retriever, ctxguard.HybridRetriever):
             labelled, present = retriever.labelled_ids, frozenset(retriever.passage_ids)
         else:  # an engine may have billions: only ids that the labels use
             labelled = retriever.labelled_ids(named_passages(dataset))
             present = retriever.known_ids(labelled)
         counts["unknown_passages"] = len(unknown_passages(dataset, labelled))
-        notes = (*self.notes, *check_ids(dataset, labelled))
+        notes += check_ids(dataset, labelled)
         if self.corpus is not None:
             notes += check_texts(dataset, self.corpus, present, retriever.passage)
         return replace(self, notes=notes), counts
+
+    def texts(self) -> tuple[dict[str, str], list[str]]:
+        """Return the texts of labelled passages that their corpus holds, and notes."""
+        from calibration.data.dataset import named_passages
+
+        found, notes = self._passages(named_passages(self.dataset))
+        return {name: passage.text for name, passage in (found or {}).items()}, [*notes]
+
+    def _passages(
+        self, wanted: "Container[str]"
+    ) -> "tuple[dict[str, Passage] | None, tuple[str, ...]]":
+        """Read some passages of the labels' corpus; None with a note if it cannot be read."""
+        from calibration.data.readers import read_corpus
+
+        if self.corpus is None or not self.corpus.is_file():
+            return None, ()
+        try:
+            passages = read_corpus(self.corpus)
+            return {each.passage_id: each for each in passages if each.passage_id in wanted}, ()
+        except DataError as error:
+            return None, (f"the labels are not checked against their corpus: {error}",)
 
 
 def open_labelled(
@@ -99,7 +142,7 @@ def open_labelled(
     Returns:
         The labels, the counts of ``against``, and the retriever.
     """
-    labelled = read_labelled(data, split)
+    labelled = read_labelled(data, split, getattr(settings, "relevant_from", 1))
     if getattr(settings, "run", None) is not None and labelled.dataset.keywords:
         note = "keywords are left out: a run has no texts to look for them in"
         without = replace(labelled.dataset, keywords={})
@@ -112,12 +155,13 @@ def open_labelled(
     return *labelled.against(source), source
 
 
-def read_labelled(data: Path, preferred: str) -> Labelled:
+def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelled:
     """Read labelled queries.
 
     Args:
         data: A BEIR folder, the file of one of its splits, or a JSONL file.
         preferred: The split to read from a folder, if it has it; otherwise its only one.
+        relevant_from: The least grade of a relevant passage.
 
     Raises:
         DataError: the data cannot be read, or the folder has several other splits; the message
@@ -130,17 +174,17 @@ def read_labelled(data: Path, preferred: str) -> Labelled:
     if data.suffix == ".tsv" and data.parent.name == "qrels":
         data, split = data.parent.parent, data.stem
     elif not data.is_dir():
-        dataset = read_jsonl(data)
+        dataset = read_jsonl(data, relevant_from=relevant_from)
         return Labelled(dataset, None, None, (), dataset.notes)
     if split is None:
         split, taken = default_split(data, preferred)
-    dataset = read_beir(data, split)
+    dataset = read_beir(data, split, relevant_from=relevant_from)
     notes = [*taken, *dataset.notes]
     others = []
     for other in splits(data):
         if other != split:
             try:
-                others.append(read_beir(data, other))
+                others.append(read_beir(data, other, relevant_from=relevant_from))
             except DataError as error:
                 notes.append(f"questions shared with the split {other!r} are unknown: {error}")
     return Labelled(dataset, split, data / "corpus.jsonl", tuple(others), tuple(notes))
@@ -229,7 +273,14 @@ def replayed(
 
     with output.passes() as begin:
         progress = begin(f"replaying {name}", len(dataset))
-        return replay(source, dataset.queries, depth=depth, progress=progress, columns=columns)
+        return replay(
+            source,
+            dataset.queries,
+            depth=depth,
+            progress=progress,
+            columns=columns,
+            labels=dataset,
+        )
 
 
 def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
@@ -256,7 +307,10 @@ def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
         route: The stages whose policy applies.
         run: The run that it comes from; None for another retriever.
     """
+    from calibration.replay import notes_on_themselves
+
     notes = [f"left out: {line}" for line in pools.skipped]
+    notes += notes_on_themselves([pools])
     if pools.route is not route:
         notes.append(
             f"the retriever answered by {pools.route.value}, and what is measured is the policy of "

@@ -33,6 +33,7 @@ def by_k(found: "JudgedStore") -> dict[str, object]:
     return {
         "requests": len(judged.pools),
         "grades": int(judged.is_graded.sum()),
+        "failed": int(judged.has_failed.sum()),
         "by_k": {
             "in_words": judged.in_words,
             "is_corrected": judged.is_corrected,

@@ -20,6 +20,16 @@ _LABELLED = setting(
 )
 LabelledQueries = Annotated[Path, _LABELLED]
 LabelledQueriesIfAny = Annotated[Path | None, _LABELLED]
+RelevantFrom = Annotated[
+    int,
+    setting(
+        "Least grade of a relevant passage, such as 2 for labels of TREC, or 4 of five stars; "
+        "lower ones count as not relevant.",
+        "GRADE",
+        key=True,
+        ge=1,
+    ),
+]
 ShowAll = Annotated[bool, setting("Print everything, not the first few lines.", None, "--all")]
 ProfileFile = Annotated[Path | None, setting("Profile that `ctxguard calibrate` wrote.", "FILE")]
 OneRoute = Annotated[
@@ -56,18 +66,19 @@ NamedJudge = Annotated[
 
 
 class PassageWorth(SettingsModel):
-    """How much passages are worth, and how grades gain in nDCG."""
+    """How much passages are worth, which are relevant, and how grades gain in nDCG."""
 
-    preset: Literal["default", "strict", "relaxed"] | None = optional_key(
-        "Utilities of passages: strict where a wrong one does real damage, relaxed where a stray "
-        "one hardly matters.",
-        default="the profile's, or default",
+    relevant_from: RelevantFrom = 1
+    preset: Literal["readers", "blog", "strict"] | None = optional_key(
+        "Utilities of passages: readers as answers of language models show, strict where a wrong "
+        "one does real damage, blog as the article that udcg comes from has them.",
+        default="the profile's, or readers",
     )
     utility: dict[_Utility, float] = key(
         "Table: utilities in place of the preset's, where a relevant passage is worth 1: unjudged, "
-        "irrelevant, hard_negative, distractor or partial, such as unjudged = -0.2; and for udcg, "
-        "which suspects unlabelled passages, the relative score above which it does (score_ratio) "
-        "and the rank up to which it does (rank_limit).",
+        "irrelevant, hard_negative, distractor or partial, such as unjudged = -0.2; and where "
+        "passages are suspected to mislead, as by the preset blog, the relative score above which "
+        "they are (score_ratio) and the rank up to which they are (rank_limit).",
         default="those of the preset",
         value={},
     )

@@ -1,11 +1,14 @@
 """Shared by the commands on live samples: the store, the judge, and tables of estimates."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
+from ctxguard._support.words import count
+from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Mode
@@ -16,9 +19,11 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from ctxguard.endpoints.chat import ChatSettings
     from ctxguard.monitor.judges import Judge, LabelJudge
-    from ctxguard.monitor.judging.sample_judge import Counts
     from ctxguard.monitor.service import Monitor
-    from ctxguard.monitor.store import Limits, SampleStore
+    from ctxguard.monitor.store import Counts, Limits, SampleStore
+
+WAITS = "another monitor owns {store}: this one waits until that ends"
+_WAIT_SECONDS = 0.5
 
 IN_WORDS = {
     "recall": "recall, whole pools",
@@ -104,18 +109,12 @@ class JudgeModel(ModelCalls):
         "the judge begins anew, and judges again what people graded."
     )
 
-    def model_judge(
-        self,
-        kind: str,
-        reranker: str | None,
-        form: Literal["passage", "chat", "decisions", "systemone"] = "passage",
-    ) -> "Judge":
+    def model_judge(self, kind: str, reranker: str | None) -> "Judge":
         """Make the judge that the settings describe.
 
         Args:
             kind: ``llm``, ``cross-encoder`` or ``reranker``.
             reranker: The guard's, which a cross-encoder that judges must not be.
-            form: How a language model is asked: about one passage, or about a list.
 
         Raises:
             ConfigurationError: no model is named, or no reranker's server.
@@ -152,9 +151,8 @@ class JudgeModel(ModelCalls):
                 min_score=self.min_score or 0.0,
                 reranker=None if reranker is None else CrossEncoderReranker(reranker),
             )
-        from ctxguard.endpoints.assessors import ModelAssessor
         from ctxguard.endpoints.chat import TokenPrices
-        from ctxguard.monitor.judges import LLMJudge, PoolJudge
+        from ctxguard.monitor.judges import LLMJudge
 
         connection: ChatSettings = {
             **self.model_calls(),
@@ -164,19 +162,7 @@ class JudgeModel(ModelCalls):
             "retries": 3,
         }
         prices = None if self.prices is None else TokenPrices(*self.prices)
-        judge: LLMJudge | PoolJudge
-        if form == "passage":
-            judge = LLMJudge(self.model, prices=prices, **connection)
-        else:
-            judge = PoolJudge(
-                ModelAssessor(
-                    self.model,
-                    form=form,
-                    questions=("relevant",),
-                    prices=prices,
-                    **connection | {"max_reply_tokens": max(self.max_reply_tokens, 8192)},
-                )
-            )
+        judge = LLMJudge(self.model, prices=prices, **connection)
         judge.version += self._revision
         return judge
 
@@ -198,12 +184,7 @@ class JudgeSettings(JudgeModel):
         "a JSONL file.",
         "PATH",
     )
-
-    judge_form: Literal["passage", "chat", "decisions", "systemone"] = key(
-        "How --judge llm is asked: one call for each passage, or one for all of a sample by chat "
-        "completions, a decisions or a systemone endpoint.",
-        value="passage",
-    )
+    relevant_from: _options.RelevantFrom = 1
 
     def make_judge(self, reranker: str | None, output: Output) -> "Judge":
         """Make the judge that the settings describe.
@@ -220,12 +201,19 @@ class JudgeSettings(JudgeModel):
 
             return PeopleAlone()
         if self.judge != "labels":
-            return self.model_judge(self.judge, reranker, self.judge_form)
+            return self.model_judge(self.judge, reranker)
         if self.labels is None:
             raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
-        labelled = read_labelled(self.labels, "test")
-        output.notes(labelled.notes)
-        return label_judge(labelled.dataset)
+        labelled = read_labelled(self.labels, "test", self.relevant_from)
+        texts, notes = labelled.texts()
+        judge = label_judge(labelled.dataset, texts)
+        if judge.ambiguous:
+            notes.append(
+                f"{count(judge.ambiguous, 'question')} of several labelled queries, whose labels "
+                "disagree, get no verdict: make their labels agree, or leave some out"
+            )
+        output.notes([*labelled.notes, *notes])
+        return judge
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
@@ -252,6 +240,15 @@ def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
         )
     store.check()
     return store
+
+
+def wait_to_own(running: "Monitor", output: Output) -> None:
+    """Wait until no other monitor owns the store, and say so."""
+    if running.own():
+        return
+    output.note(WAITS.format(store=running.store.name))
+    while not running.own():
+        time.sleep(_WAIT_SECONDS)
 
 
 def judge_waiting(running: "Monitor", output: Output, at_once: int = 100) -> str | None:
@@ -291,25 +288,36 @@ def named_series(store: "SampleStore", named: str | None) -> str:
     raise DataError(f"{problem}; name one as judge: {', '.join(map(repr, all_series))}")
 
 
-def label_judge(dataset: "Dataset") -> "LabelJudge":
-    """Make a judge that knows the labels of these questions."""
+def label_judge(dataset: "Dataset", texts: "Mapping[str, str] | None" = None) -> "LabelJudge":
+    """Make a judge that knows the labels of these questions.
+
+    Args:
+        texts: The texts of labelled passages by id, as far as they are known.
+    """
     from ctxguard.monitor.judges import LabelJudge
 
     return LabelJudge(
-        {
-            query.text: dataset.qrels.get(
-                query.query_id, dict.fromkeys(dataset.distractors.get(query.query_id, ()), 0)
+        [
+            (
+                query.text,
+                dataset.qrels.get(
+                    query.query_id, dict.fromkeys(dataset.distractors.get(query.query_id, ()), 0)
+                ),
             )
             for query in dataset.queries
             if dataset.is_labelled(query.query_id)
-        },
-        {
-            query.text: [
-                passage_id
-                for passage_id, kind in dataset.distractors.get(query.query_id, {}).items()
-                if kind == "distractor"
-            ]
+        ],
+        [
+            (
+                query.text,
+                [
+                    passage_id
+                    for passage_id, kind in dataset.distractors.get(query.query_id, {}).items()
+                    if kind == "distractor"
+                ],
+            )
             for query in dataset.queries
-        },
+        ],
+        texts=texts,
         version=dataset.digest()[:12],
     )

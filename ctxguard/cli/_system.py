@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Query
     from calibration.retrievers import RankingSource
     from ctxguard import HybridRetriever
+    from ctxguard.guard.assess import AssessorStage
     from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.request.assess import AssessorStage
 
 Source: TypeAlias = "HybridRetriever | EngineRetriever | RankingSource"
 """Where a command's candidates come from."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from calibration.results import Results
     from ctxguard import ContextGuard, Profile
     from ctxguard.endpoints.chat import ChatClient, ChatSettings, TokenPrices
-    from ctxguard.request.assess import AssessorStage
+    from ctxguard.guard.assess import AssessorStage
 
 
 class AnswersCommand(ModelCalls, System, AssessorSettings):

@@ -11,6 +11,7 @@ import ctxguard
 from calibration.settings import ChoiceSettings
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, setting
+from ctxguard._support.words import signed
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, picked
 from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
@@ -124,7 +125,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         said = (*labelled.notes, *shared_questions(labelled), *made.chosen_on.notes)
         notes = list(dict.fromkeys([*said, *made.profile.provenance.notes]))
         for route, pools in made.pools.items():
-            notes += notes_on_pools(replace(pools, skipped=()), route, self.run)
+            notes += notes_on_pools(replace(pools, skipped=(), themselves=()), route, self.run)
         output.result(
             self._document(made, labelled, counts),
             lambda: self._print(made, labelled.described(counts), output),
@@ -186,7 +187,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
     def _identity(self, in_force: "Profile | None") -> "SystemIdentity":
         """Identify the system that answered, by itself or as the profile in force does."""
         from calibration.from_store import SystemIdentity
-        from ctxguard.request.wrapped_retriever import told_by
+        from ctxguard.guard.wrapped_retriever import told_by
 
         if self.sources:
             source = in_first_order(self.open())
@@ -306,4 +307,4 @@ def _in_short(outcome: "RouteOutcome") -> str:
         return f"{words}; not certified"
     if certificate.recall_difference is None:
         return f"{words}; recall loss {certificate.alpha:g} at most"
-    return f"{words}; recall {certificate.recall_difference.value:+.3f}"
+    return f"{words}; recall {signed(certificate.recall_difference.value)}"

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _EXTRAS = {
     "embedded": "faiss",
-    "fast": "openvino",
+    "fast": "onnxruntime",
     "chunk": "semantic_text_splitter",
-    "documents": "markitdown",
+    "documents": "mammoth",
     "calibrate": "sklearn",
     "report": "jinja2",
     "monitor": "sqlalchemy",
@@ -187,7 +187,7 @@ def _store(url: str) -> Iterator[Finding]:
 
     with open_store(url) as store:
         states, labels = store.states(), len(store.labels())
-        waiting = states[State.PENDING] + states[State.CLAIMED]
+        waiting = states[State.PENDING]
         judged = states[State.JUDGED]
         figures = f"{judged:,} judged, {waiting:,} waiting, {labels:,} labels of people"
         yield Finding("store", "ok", f"reachable: {figures}")

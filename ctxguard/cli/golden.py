@@ -28,6 +28,7 @@ class FreezeCommand(SettingsModel):
         "NAME",
         default="train, or the only one of a folder",
     )
+    relevant_from: _options.RelevantFrom = 1
 
     def __call__(self, output: Output) -> None:
         """The set is a BEIR folder, which every command with --data reads."""
@@ -36,7 +37,7 @@ class FreezeCommand(SettingsModel):
         data = self.data
         if self.split is not None and data.is_dir():
             data = data / "qrels" / f"{self.split}.tsv"
-        labelled = read_labelled(data, DEFAULT_SPLIT)
+        labelled = read_labelled(data, DEFAULT_SPLIT, self.relevant_from)
         snapshot = freeze(labelled.dataset, self.out, self.split or DEFAULT_SPLIT)
         notes = list(labelled.notes)
         if labelled.dataset.keywords:
@@ -67,6 +68,7 @@ class HardNegativesCommand(IndexSystem):
         le=0.99,
     )
     depth: _options.Depth = None
+    relevant_from: _options.RelevantFrom = 1
 
     def __call__(self, output: Output) -> None:
         """The ranker orders the passages, or convex fusion where the index has no signals. Only

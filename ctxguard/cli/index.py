@@ -1,8 +1,10 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,26 +16,32 @@ import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli._console import Output, by_total
+from ctxguard.core.duplicates import text_key
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from calibration.data.readers import Corpus
     from ctxguard.core.types import Passage
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval.index.hybrid_index import Changes
     from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+    from ctxguard.retrieval.protocols import BuildProgress, Embedder
 
     _Index = HybridRetriever | EngineRetriever
 
 
 _READ = 1_000
 """Passages of a corpus whose ids an engine is asked for at once."""
+_SHOWN = 10
+"""Files named on the screen of those that were left out."""
 
 
 class IndexCommand(SettingsModel):
     corpus: Path = setting(
-        "A folder of documents, or one: Markdown, text, HTML, PDF, Word, PowerPoint or Excel, cut "
-        "at headings and sentences; or passages: a JSONL file, one a line with _id (or id), text "
-        "and optionally title and metadata, or a BEIR folder, whose corpus.jsonl is read.",
+        "A folder of documents, or one: Markdown, text, HTML, PDF, Word, PowerPoint, Excel or CSV, "
+        "cut at headings and sentences; or passages: a JSONL file, one a line with _id (or id), "
+        "text and optionally title and metadata, or a BEIR folder, whose corpus.jsonl is read.",
         "CORPUS",
         argument=True,
     )
@@ -47,7 +55,8 @@ class IndexCommand(SettingsModel):
     )
     update: bool = setting(
         "Bring the index up to date with CORPUS: encode only what is new or has changed, "
-        "delete what CORPUS no longer holds.",
+        "delete what CORPUS no longer holds. The passages of a document that cannot be read now "
+        "stay; the exit code is 1 then.",
         value=False,
     )
     chunk: bool = setting(
@@ -90,8 +99,8 @@ class IndexCommand(SettingsModel):
         return self
 
     def __call__(self, output: Output) -> None:
-        """An interrupted run leaves a folder as it was; in an engine, --update adds the rest. Index
-        a part of a large corpus first, then all of it with --update, which encodes what is new.
+        """An interrupted run leaves a folder as it was. The same command goes on from what it has
+        encoded, which is kept in a file beside the folder; in an engine, --update adds the rest.
         """
         from calibration.data.readers import read_corpus
 
@@ -111,22 +120,12 @@ class IndexCommand(SettingsModel):
             # Made before the passages are counted.
             with output.doing("reading the model's word pieces, once on this machine"):
                 embedder.piece_table  # noqa: B018  made, and kept
-        corpus = _Corpus(reader, embedder, chunk=chunk)
-        with output.passes() as begin:
-            tell: Callable[[int], None] | None = None
-
-            def encoded(done: int) -> None:
-                nonlocal tell
-                if tell is None:  # by now all are read; of an update only the index knows how many
-                    total = corpus.passages if existing is None else None
-                    tell = by_total(begin("encoding passages", total))
-                tell(done)
-
-            if existing is None:
-                retriever, changes = self._built(corpus, embedder, encoded), None
-            else:
-                retriever, changes = existing, existing.update(corpus, encoded)
-        build_seconds = perf_counter() - corpus.read_at
+        kept = _Kept(existing, reader)
+        corpus = _Corpus(reader, embedder, kept, chunk=chunk)
+        with self._kept(embedder, output) as encoder:
+            retriever, changes = self._made(corpus, encoder, existing, output)
+            build_seconds = perf_counter() - corpus.read_at
+            where, notes = self._saved(retriever, output)
         n_encoded = corpus.passages if changes is None else changes.encoded
         document = {
             "passages": len(retriever),
@@ -134,12 +133,13 @@ class IndexCommand(SettingsModel):
             "fingerprint": retriever.fingerprint(),
             "update": changes,
             "window": corpus.window,
+            "copies": corpus.copies,
             "passages_per_second": n_encoded / build_seconds,
+            "left_out": [{**e._asdict(), "kept": kept.of(e.path)} for e in reader.left_out],
         }
-        where, notes = self._saved(retriever, output)
         document |= {**where, "seconds": perf_counter() - start}
         notes = [*reader.notes, *corpus.notes, *notes]
-        output.result(document, lambda: _print(document, output), notes)
+        output.result(document, lambda: _print(document, output), notes, found=kept.n > 0)
 
     def _check_destination(self) -> None:
         """Refuse a destination or a language before the work; saving checks only after it."""
@@ -160,11 +160,54 @@ class IndexCommand(SettingsModel):
             return ctxguard.HybridRetriever.load(self.out)
         return EngineRetriever.open(str(self.engine))
 
-    def _built(
+    @contextmanager
+    def _kept(
+        self, embedder: "SentenceTransformerEmbedder", output: Output
+    ) -> "Iterator[Embedder]":
+        """Keep what is encoded beside the folder, until the index is saved."""
+        from ctxguard.retrieval.index.kept_vectors import KeptVectors
+
+        if self.out is None:
+            yield embedder  # an engine has what was encoded
+            return
+        file = self.out.resolve()
+        file = file.with_name(f"{file.name}.unfinished")
+        with ExitStack() as opened:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                kept = opened.enter_context(KeptVectors(embedder, file))
+            except OSError as error:
+                output.note(f"an interrupted run would begin again: {file} is no use ({error})")
+                yield embedder
+                return
+            if kept.n_found:
+                found = count(kept.n_found, "passage")
+                output.note(f"{found} that an interrupted run encoded are taken from {file}")
+            try:
+                yield kept
+            except KeyboardInterrupt:
+                output.note(f"interrupted; the same command goes on after {len(kept):,} passages")
+                raise
+            kept.delete()
+
+    def _made(
         self,
-        passages: "_Corpus",
-        embedder: "SentenceTransformerEmbedder",
-        progress: Callable[[int], None],
+        corpus: "_Corpus",
+        encoder: "Embedder",
+        existing: "_Index | None",
+        output: Output,
+    ) -> "tuple[_Index, Changes | None]":
+        """Build the index, or bring it up to date, and show how far it is."""
+        with output.passes() as begin:
+            encoded = by_total(begin, "encoding passages")
+            if existing is None:
+                return self._built(corpus, encoder, encoded), None
+            if isinstance(existing, ctxguard.HybridRetriever):
+                existing = ctxguard.HybridRetriever(existing.generation, embedder=encoder)
+            return existing, existing.update(corpus, encoded)
+
+    def _built(
+        self, passages: "_Corpus", embedder: "Embedder", progress: "BuildProgress"
     ) -> "_Index":
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
@@ -202,8 +245,8 @@ class IndexCommand(SettingsModel):
             retriever.save(folder)
         notes = [] if report.script_warning is None else [report.script_warning]
         if report.empty:
-            left_out = count(report.empty, "passage")
-            notes.append(f"{left_out} with neither title nor text left out")
+            empty = count(report.empty, "passage")
+            notes.append(f"{empty} with neither title nor text left out")
         language = retriever.analyser.name
         if self.model is None and language != "en":
             notes.append(
@@ -211,7 +254,7 @@ class IndexCommand(SettingsModel):
                 f"language is {language}; give --model a multilingual model"
             )
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        return {"index": str(folder), "left_out": report.empty, "size_bytes": size_bytes}, notes
+        return {"index": str(folder), "empty": report.empty, "size_bytes": size_bytes}, notes
 
 
 def _holder(retriever: "_Index") -> Any:
@@ -232,6 +275,12 @@ def _print(made: "dict[str, Any]", output: Output) -> None:
         ("lexical", by.get("lexical", by.get("analyser"))),
         ("took", f"{made['seconds']:.1f} s, {made['passages_per_second']:,.0f} passages/s"),
     )
+    left_out = sorted(made["left_out"], key=lambda each: (not each["kept"], not each["unread"]))
+    for each in left_out[:_SHOWN]:
+        kept = f"; as indexed before, {count(each['kept'], 'passage')}" if each["kept"] else ""
+        output.note(f"left out: {each['path']} {each['reason']}{kept}")
+    if len(left_out) > _SHOWN:
+        output.note(f"left out: {len(left_out) - _SHOWN:,} more, which --json lists")
 
 
 def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
@@ -251,16 +300,49 @@ def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
     return CHUNK_OF in rows.fields
 
 
+class _Kept:
+    """The passages that an index holds of documents that cannot be read now.
+
+    Attributes:
+        n: How many were yielded so far.
+    """
+
+    def __init__(self, index: "_Index | None", corpus: "Corpus") -> None:
+        self._index, self._corpus = index, corpus
+        self._by_path: Counter[str] = Counter()
+        self.n = 0
+
+    def __iter__(self) -> "Iterator[Passage]":
+        """Yield them, once the corpus is read."""
+        unread = {each.path.rstrip("/") for each in self._corpus.left_out if each.unread}
+        folders = tuple(f"{each}/" for each in unread)
+        if self._index is None or not unread:
+            return
+        for passage in self._index.stored_passages():
+            path = str((passage.metadata or {}).get("path", ""))
+            if path in unread or path.startswith(folders):
+                self._by_path[path] += 1
+                self.n += 1
+                yield passage
+
+    def of(self, path: str) -> int:
+        """Count those of a document or a folder."""
+        folder = f"{path.rstrip('/')}/"
+        return sum(n for each, n in self._by_path.items() if f"{each}/".startswith(folder))
+
+
 class _Corpus:
     """The passages to index, which are read once and not kept, and how they fit the model.
 
     Args:
         passages: Those of the file.
         embedder: The model.
+        kept: Those that an index holds of documents that cannot be read now.
         chunk: Whether passages that are longer than the model reads are split.
 
     Attributes:
         passages: The number of passages read so far, or of chunks.
+        copies: How many of them have a text that another has, of which a context holds one.
         window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
             the passages that are longer; ``chunks`` made of them, None without splitting.
         read_at: When the last was read.
@@ -270,20 +352,30 @@ class _Corpus:
     """
 
     def __init__(
-        self, passages: "Iterable[Passage]", embedder: "SentenceTransformerEmbedder", *, chunk: bool
+        self,
+        passages: "Iterable[Passage]",
+        embedder: "SentenceTransformerEmbedder",
+        kept: _Kept,
+        *,
+        chunk: bool,
     ) -> None:
         self._file, self._window, self._chunk = passages, embedder.passage_window, chunk
+        self._kept = kept
         if self._window is None and chunk:
             raise ConfigurationError(
                 f"--chunk: how many tokens {embedder.name} reads is not known; leave it out"
             )
         tokens = None if self._window is None else self._window.tokens
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
-        self.passages, self.read_at = 0, perf_counter()
+        self.passages, self.copies, self.read_at = 0, 0, perf_counter()
 
     def __iter__(self) -> "Iterator[Passage]":
-        for passage in self._fitted():
+        texts: set[bytes] = set()
+        for passage in chain(self._fitted(), self._kept):
             self.passages += 1
+            if (key := text_key(passage.text)) is not None:
+                self.copies += key in texts
+                texts.add(key)
             yield passage
         self.read_at = perf_counter()
 
@@ -310,11 +402,17 @@ class _Corpus:
 
     @property
     def notes(self) -> list[str]:
-        """What became of passages that are longer than the model reads."""
+        """What became of copies, and of passages that are longer than the model reads."""
         tokens, longer, chunks = (self.window[name] for name in ("tokens", "longer", "chunks"))
-        if not longer:
-            return []
+        notes = []
+        if self.copies:
+            copies = count(self.copies, "passage")
+            notes.append(f"{copies} with the text of another: a context holds one of them")
         which = f"passages longer than {tokens:,} tokens: {longer:,}"
-        if chunks is None:
-            return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
-        return [f"{which}, split into {chunks:,} chunks"]
+        if longer and chunks is None:
+            notes.append(
+                f"{which}; their ends are not searched by vectors, and --chunk splits them"
+            )
+        elif longer:
+            notes.append(f"{which}, split into {chunks:,} chunks")
+        return notes

@@ -15,7 +15,7 @@ from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
-from ctxguard.cli._store import JudgeModel, judge_waiting
+from ctxguard.cli._store import JudgeModel, judge_waiting, wait_to_own
 from ctxguard.cli._system import System
 from ctxguard.core.metrics import READERS
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
@@ -69,15 +69,16 @@ class JudgeCommand(JudgeModel, System):
     def __call__(self, output: Output) -> None:
         """Each question is retrieved as it is served, and its first 20 passages are
         judged, with whatever else waits in the store. A question that the store
-        holds is not judged again, so that a run may be interrupted.
+        holds is not judged again, so that a run may be interrupted; a passage
+        on which a call of the judge failed is asked about again.
 
         Prints precision, MRR, UDCG and recall of the first 1, 3, 5, 10 and 20
         passages, as the judge sees them. A judge errs: have people grade a part
         of the passages, and the figures are corrected.
         """
         from ctxguard.endpoints.chat import why_failed
+        from ctxguard.guard.assess import Closeable
         from ctxguard.monitor.store import SampleStore, State
-        from ctxguard.request.assess import Closeable
 
         with ExitStack() as stack:
             judge = None
@@ -90,6 +91,9 @@ class JudgeCommand(JudgeModel, System):
             there = judge is not None or file is None or file.exists()
             store = stack.enter_context(SampleStore.open(self.store if there else "sqlite://"))
             waited = store.states().get(State.PENDING, 0)
+            lacking = (0, 0)
+            if judge is not None:
+                lacking = store.n_failed(f"{judge.name} {judge.version}")
             with output.passes() as begin:
                 failed: list[Reply[str]] = []
                 added = self._write(store, judge, begin, failed)
@@ -98,7 +102,7 @@ class JudgeCommand(JudgeModel, System):
                     f"{count(len(failed), 'passage')} got no question: "
                     f"{why_failed(failed, cast('LLMJudge', judge).ledger)}; the next run asks again"
                 )
-            output.note(self._in_words(added, waited))
+            output.note(self._in_words(added, waited, lacking))
             if judge is None:
                 return
             fault = _judge_all(store, judge, output)
@@ -191,16 +195,22 @@ class JudgeCommand(JudgeModel, System):
             return dict.fromkeys(read_candidates(cast(Path, self.candidates)), 1)
         return asked_questions(self.queries)
 
-    def _in_words(self, added: Counter[str], waited: int) -> str:
+    def _in_words(self, added: Counter[str], waited: int, failed: tuple[int, int]) -> str:
         """Say what is left to judge, and what it costs."""
         from ctxguard.monitor.judges.prompt import INSTRUCTIONS
 
         questions, passages = count(added["questions"], "question"), added["passages"]
         n_refused = added["refused"]
         refused = f"; {count(n_refused, 'question')} found no passage" if n_refused else ""
+        if failed[1]:
+            refused += f"; {count(failed[1], 'passage')} of {count(failed[0], 'question')} got no "
+            refused += "grade from calls that failed, and are asked about again"
         if not added["questions"]:
             waits = f"; {count(waited, 'sample')} waited for a judge" if waited else ""
-            return f"the store holds every question already: none is new{waits}{refused}"
+            none = "the store holds every question already: none is new"
+            if n_refused:
+                none = "no question was added"
+            return f"{none}{waits}{refused}"
         one_at_a_time = self.judge not in ("cross-encoder", "reranker")
         calls = passages if one_at_a_time else 2 * added["questions"]
         line = f"judging {count(passages, 'passage')} of {questions} takes {count(calls, 'call')}"
@@ -220,15 +230,14 @@ class JudgeCommand(JudgeModel, System):
 
 def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | None:
     """Judge all that waits; return why it ended before, None where it did not."""
-    from ctxguard.monitor.judging.sample_judge import JudgedAs
-    from ctxguard.monitor.service import Monitor
+    from ctxguard.monitor.service import Monitor, Outcome
 
     running = Monitor(store, judge)
+    wait_to_own(running, output)
     fault = judge_waiting(running, output, _AT_ONCE)
     report = running.report()
-    if report.outcomes[JudgedAs.JUDGE_FAILED]:
+    if report.waiting and report.outcomes[Outcome.JUDGE_FAILED]:
         fault = f"{running.why_judge_failed}; {count(report.waiting, 'sample')} wait for it"
-    running.step_down()
     return fault
 
 

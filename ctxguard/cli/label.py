@@ -22,7 +22,7 @@ from ctxguard.cli._judged import in_first_order
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import Source, System
 from ctxguard.core.types import DEFAULT_DEPTH, Passage
-from ctxguard.errors import ConfigurationError, QueryError
+from ctxguard.errors import ConfigurationError, DataError, QueryError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
@@ -290,7 +290,7 @@ class ExportCommand(SettingsModel):
         from ctxguard.monitor.estimation.sampling_design import to_label
         from ctxguard.monitor.labels.files import write_label_file
         from ctxguard.monitor.labels.guide import grading_guide
-        from ctxguard.monitor.labels.samples import rows_once
+        from ctxguard.monitor.labels.samples import distinct_rows
         from ctxguard.monitor.service import let_people_grade
 
         out, tenant = self.out, self.tenant
@@ -302,7 +302,7 @@ class ExportCommand(SettingsModel):
                 *(opened, series, self.n), tenant=tenant, whole=self.whole, dry_run=out is None
             )
             top_grade = opened.top_grade() or self.max_grade
-        rows = rows_once(samples)
+        rows = distinct_rows(samples)
         expected = min(round(sum(sample.expected_passages for sample in samples)), len(rows))
         guide = None
         if out is not None:
@@ -362,14 +362,26 @@ class ImportCommand(SettingsModel):
         """All labels are kept. Of several labels of a passage by one annotator the
         last counts, and of several annotators' the lower median.
 
-        The output says how many of the file's grades count.
+        The output says how many of the file's grades count. A file with an id that
+        was changed, as spreadsheets make dates of ids, is refused: each is named,
+        and none of its labels counts.
         """
         from ctxguard.monitor.estimation.sampling_design import usable_labels
         from ctxguard.monitor.labels.files import read_label_file
         from ctxguard.monitor.labels.samples import repeats
+        from ctxguard.monitor.labels.unknown_ids import unknown_ids
 
         rows, ungraded = read_label_file(self.file, self.annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:
+            unknown = unknown_ids(opened, rows)
+            # A request may be too old to be in the store still.
+            if any(one.request_id is not None or one.meant is not None for one in unknown):
+                raise DataError(
+                    f"holds {count(len(unknown), 'id')} that the store does not know, and none of "
+                    "its labels was imported; write the ids as they were exported: "
+                    + "; ".join(one.in_words for one in unknown),
+                    path=self.file,
+                )
             added = opened.add_labels(rows, self.max_grade)
             repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
             requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))
@@ -379,8 +391,8 @@ class ImportCommand(SettingsModel):
             (added.duplicates, "were in the store already"),
             (len(added.unknown), "requests are not in the store; their labels were left out"),
         )
-        notes = [f"{count:,} {words}" for count, words in counts if count]
-        notes += [f"first unknown request: {request_id}" for request_id in added.unknown[:1]]
+        notes = [f"{n:,} {words}" for n, words in counts if n]
+        notes += [f"unknown: {', '.join(added.unknown)}"] if added.unknown else []
         notes.append(
             f"{usable['passages']:,} grades of this file's requests count, {usable['requests']:,} "
             f"of the requests are complete; {usable['unfinished']:,} need more grades"

@@ -18,9 +18,17 @@ from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, interval, picked
-from ctxguard.cli._store import IN_WORDS, JudgeSettings, judge_waiting, open_store, tokens_in_words
+from ctxguard.cli._store import (
+    IN_WORDS,
+    WAITS,
+    JudgeSettings,
+    judge_waiting,
+    open_store,
+    tokens_in_words,
+    wait_to_own,
+)
 from ctxguard.core.metrics import READERS
-from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
+from ctxguard.errors import ConfigurationError, CtxguardError
 from ctxguard.server.system import IndexSystem
 
 if TYPE_CHECKING:
@@ -41,11 +49,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Calibrated profile; an alarm is raised when its losses rise.", "FILE"
-    )
-    switch: bool = setting(
-        "Raise the verdict in the file --profile from shadow to enforce once judged requests "
-        "suffice; keep a copy of the file to undo it.",
-        value=False,
     )
     switch_to_safe: bool = key(
         "Replace the file --profile by its safe policy when recall loss is above what it promises.",
@@ -73,11 +76,8 @@ class MonitorCommand(JudgeSettings, IndexSystem):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("switch", "switch_to_safe"):
-            if getattr(self, name) and self.profile is None:
-                raise ConfigurationError(
-                    f"{name.replace('_', '-')} changes a profile file: give --profile"
-                )
+        if self.switch_to_safe and self.profile is None:
+            raise ConfigurationError("switch-to-safe changes a profile file: give --profile")
         if self.judge == "people" and self.profile is not None:
             raise ConfigurationError(
                 "alarms need a judge: leave out --profile, or name another --judge"
@@ -87,22 +87,22 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         return self
 
     def __call__(self, output: Output) -> None:
-        """Several monitors may share a store; give --profile to each of them.
+        """One monitor owns a store: another waits until it ends, and then goes on.
 
         For notifications, load the alerting rules that `ctxguard metrics rules`
         prints into Prometheus, and let Alertmanager send what fires:
         docs/alertmanager.yml in the project's repository is an example.
 
         With --once the exit code is 1 while an alarm is active or if the judge
-        cannot be reached. A judge whose first 20 calls give no valid verdict is
+        cannot be reached. A judge whose first 20 calls give no valid grade is
         asked no more: the command ends with 1, and the samples wait.
         """
         if output.as_json and not self.once:
             raise ConfigurationError("--json prints what --once found: give --once")
+        from ctxguard.guard.assess import Closeable
         from ctxguard.monitor.judging.budget import BudgetLimits
         from ctxguard.monitor.service import Monitor, WatchedProfile
         from ctxguard.monitor.store import Limits
-        from ctxguard.request.assess import Closeable
 
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
         retriever = None
@@ -124,7 +124,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
                 None if retriever is None else partial(_present_corpus, retriever),
                 self.profile,
                 switch_to_safe=self.switch_to_safe,
-                switch=self.switch,
             ),
         )
         former = running.store.series()
@@ -134,30 +133,31 @@ class MonitorCommand(JudgeSettings, IndexSystem):
                 "again that people labelled, and begins with later ones"
             )
         try:
-            running.restore_alarms()
             (self._once if self.once else self._serve)(running, output)
         finally:
             if isinstance(judge, Closeable):
                 judge.close()
-            with suppress(StoreError):
-                running.step_down()
             running.store.close()
 
     def _once(self, running: "Monitor", output: Output) -> None:
+        from ctxguard.monitor.estimation.metrics import failed_in_words
         from ctxguard.monitor.judging.sample_judge import tokens_by_mode
-        from ctxguard.monitor.service import JudgedAs
+        from ctxguard.monitor.service import Outcome
 
+        wait_to_own(running, output)
         judge_fault = judge_waiting(running, output)
         before = None if running.alarms is None else running.alarms.profile_id
         report = running.maintain()
         alarms = None if running.alarms is None else running.alarms.report()
-        judge_failed = report.outcomes[JudgedAs.JUDGE_FAILED] > 0
+        judge_failed = report.waiting > 0 and report.outcomes[Outcome.JUDGE_FAILED] > 0
         notes = [] if judge_fault is None else [judge_fault]
         if alarms is not None and alarms.profile_id != before:
             notes.append(
                 f"{self.profile} now holds profile {alarms.profile_id}; your copy of profile "
                 f"{before}, put back, undoes that"
             )
+        if report.failed_passages:
+            notes.append(failed_in_words(report.failed_requests, report.failed_passages))
         if judge_failed:
             notes.append(f"{running.why_judge_failed}; {report.waiting:,} samples wait for it")
         price = self.price_per_million
@@ -194,13 +194,14 @@ class MonitorCommand(JudgeSettings, IndexSystem):
                 "--host, or port in the file --system"
             ) from error
         threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
-        # A signal handler may put to a queue. A judge that hangs holds up its own thread only: the
-        # sample that it judges waits again when its lease ends.
+        # A signal handler may put to a queue. A judge that hangs holds up its own thread only.
         received: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: received.put(number))
         url = f"http://{self.host}:{server.server_port}/metrics"
         output.err.print(f"{url}, judged by {running.series}")
+        if not running.own():
+            output.note(f"{WAITS.format(store=running.store.name)}")
         running.start(refresh_seconds=self.refresh_seconds)
         while running.judge_fault is None:
             with suppress(Empty):
@@ -224,7 +225,10 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     live = report.live
     of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
-    of_report = ("judge", "outcomes", "waiting", "judging_sampling_probability")
+    of_report = (
+        *("judge", "outcomes", "waiting", "failed_requests", "failed_passages"),
+        "judging_sampling_probability",
+    )
     totals = _totals(report)
     return {
         **picked(live, *of_live),
@@ -232,7 +236,6 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         **{name: int(totals[name]) for name in ("verdicts", "invalid_verdicts")},
         **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
         "windows": live.populations,
-        "in_shadow": report.rises,
         "alarms": () if alarms is None else alarms.active,
         "promises": [
             {
@@ -264,14 +267,13 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("verdicts", _verdicts(report)),
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
-        *[("in shadow", line) for line in _in_shadow(report)],
     )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
 
 
 def _totals(report: "Report") -> Mapping[str, float]:
-    """Add up what all monitors have counted since the judge's series began."""
+    """Add up what was counted since the judge's series began."""
     totals = defaultdict[str, float](float)
     for (name, *_), n in report.counts.items():
         totals[name] += n
@@ -283,19 +285,10 @@ def _verdicts(report: "Report") -> str | None:
     totals = _totals(report)
     if not totals["verdicts"]:
         return None
-    said = f"{totals['verdicts']:,.0f} passages, {totals['invalid_verdicts']:,.0f} refused"
+    said = f"{totals['verdicts']:,.0f} passages, {totals['invalid_verdicts']:,.0f} without a grade"
     if totals["judge_calls"]:
         said += f", {totals['judge_calls']:,.0f} calls"
     return said + (f", cost {totals['judge_cost']:,.2f}" if totals["judge_cost"] else "")
-
-
-def _in_shadow(report: "Report") -> list[str]:
-    """Report what judged requests say of each route in shadow."""
-    several = len(report.rises) > 1
-    return [
-        f"{route.value}: {rise.statement}" if several else rise.statement
-        for route, rise in report.rises.items()
-    ]
 
 
 def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
@@ -385,7 +378,8 @@ def _population(about: "WindowPopulation") -> str:
             for seconds in (about.since_seconds, about.until_seconds)
         )
         span = f" from {since} to {until} UTC"
-    return f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
+    said = f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
+    return said + (f", {about.failed:,} lack a grade" if about.failed else "")
 
 
 def _print_figures(

@@ -16,6 +16,7 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
+    CheckedPassages,
     DropReason,
     Flag,
     Passage,
@@ -30,6 +31,8 @@ from ctxguard.errors import ConfigurationError, StageUnavailableError
 STAGE = "assembly"
 
 DEFAULT_MAX_PASSAGE_CHARS = 100_000
+UNBOUNDED_CHARS = 2**62
+"""A ``max_passage_chars`` that no passage exceeds."""
 
 _CHARACTERS_PER_TOKEN = 4
 
@@ -179,6 +182,11 @@ def read_passages(
         max_chars: A passage whose title and text are longer is left out.
     """
     together: Sequence[Passage] | None = None
+    if type(source) is CheckedPassages and max_chars >= UNBOUNDED_CHARS:
+        passages = source.many(positions)
+        return ReadPassages(
+            [*positions], passages, [*map(source.columns[1].__getitem__, positions)], [], []
+        )
     if isinstance(source, ReadTogether):
         try:
             together = source.many(positions)

@@ -3,7 +3,7 @@
 A gambler stakes a share of its wealth on each gain, chosen from earlier ones. Where the mean gain
 is at most 0 given the past, its wealth is a non-negative supermartingale, and by Ville's inequality
 it ever reaches 1/p with probability p at most (Waudby-Smith and Ramdas, JRSS B 86(1), 2024).
-Certificates, promotions from shadow, alarms and the search for a changed judge rest on it. Pure.
+Certificates, alarms and the search for a changed judge rest on it. Pure.
 
 No one stake serves all. A test of n queries, looked at once, stakes as much as decides it by then;
 one that is looked at for ever learns the stake that grows the wealth fastest; a change is seen

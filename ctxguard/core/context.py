@@ -55,6 +55,8 @@ class Context:
         where: The request's filter; None without one.
         today_k: How many passages the bare retriever serves, which savings are compared with.
         assessment: What an assessor was asked about the candidates; None if it was not.
+        enforced: Whether a policy decided what is served, calibrated or set by hand; else the
+            passages are the first of the list.
     """
 
     request_id: str
@@ -75,6 +77,7 @@ class Context:
     where: Where | None = None
     today_k: int = DEFAULT_K
     assessment: Assessment | None = None
+    enforced: bool = True
 
     def __len__(self) -> int:
         return len(self.passages)

@@ -46,7 +46,8 @@ _THRESHOLD_REASON = {
     "ratio": DropReason.BELOW_RATIO,
     "expected_utility": DropReason.BELOW_PROBABILITY,
 }
-_FAISS_PADDING_IDS = ("-1", -1)
+_FAISS_PADDING_ID = "-1"
+_K_ALONE = frozenset({Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS, Flag.SCORES_CONTRADICTED})
 
 # Takes a third of the time of the class's own call, which is in Python.
 _verdict = partial(tuple.__new__, Verdict)
@@ -88,6 +89,16 @@ class Decision:
         """Ids of the kept candidates, best first."""
         ids = self.ranking.passage_ids
         return tuple([ids[position] for position in self.kept])
+
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether the policy was applied as it is; False where only its k was."""
+        if not _K_ALONE.isdisjoint(self.flags):
+            return False
+        # If no score was usable, none of them is set aside.
+        return Flag.INVALID_SCORES not in self.flags or any(
+            reason is DropReason.INVALID_SCORE for _, reason in self.set_aside
+        )
 
     def __repr__(self) -> str:
         dropped = {str(reason): count for reason, count in self.dropped_by_reason.items()}
@@ -160,7 +171,7 @@ class Decision:
     def _relative_scores(self) -> list[float] | None:
         """Compute relative scores, aligned with ``order``; None if they cannot be compared."""
         kind = self.ranking.kind
-        if not self.order or not is_relative(kind):
+        if not self.order or not is_relative(kind) or self.ranking.contradicted:
             return None
         scores = [*map(cast(Sequence[float], self.ranking.scores).__getitem__, self.order)]
         if not all_valid(scores):  # mode ``off`` sets nothing aside
@@ -186,7 +197,7 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
 
     Raises:
         ConfigurationError: the policy compares scores but these carry rank only, or the ranking
-            lacks a score or a passage id.
+            lacks a score.
 
     >>> from ctxguard.core.types import Hit
     >>> hits = [Hit("a", 10.0), Hit("b", 7.0), Hit("c", 6.9)]
@@ -227,12 +238,13 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
         order, set_aside = _without_copies(order, set_aside, ranking.copies)
     n = len(order)
     # A score that is impossible for its kind is no signal of the model; it matters without one.
-    garbage = problem if problem is Flag.INVALID_SCORES else None
+    garbage = None if problem is Flag.DOMAIN_VIOLATION else problem
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
-    found = probabilities_of(ranking, order, policy.model) if n else None
+    can_be_known = n > 0 and problem is not Flag.SCORES_CONTRADICTED
+    found = probabilities_of(ranking, order, policy.model) if can_be_known else None
     tokens = _tokens(ranking, order) if policy.per_token and n else None
     if found is None or (policy.per_token and tokens is None):
-        if n:
+        if can_be_known:
             flags += (Flag.MISSING_SIGNALS,)
         if problem is not None and problem not in flags:  # only the scores can order them now
             flags += (problem,)
@@ -362,17 +374,17 @@ def candidate_order(
 
     Sorts by (score, upstream rank, passage id), so that ties never depend on input order. Keeps the
     best of the candidates with the same id. Keeps the upstream order (by upstream rank, else as
-    given) if scores cannot order: if none is usable, or if distances above zero were not turned
-    round.
+    given) if scores cannot order: if none is usable, if the ranking is marked as contradicted, or
+    if distances above zero were not turned round.
 
     Returns:
         Positions of the usable candidates; positions of the others, with the reason; why the
         scores cannot be compared: ``domain_violation`` if one is impossible for the ranking's
-        kind, ``invalid_scores`` if none is usable, None if they can. Kind ``rank`` needs no score.
+        kind, ``invalid_scores`` if none is usable, ``scores_contradicted`` by that mark, None if
+        they can. Kind ``rank`` needs no score.
 
     Raises:
-        ConfigurationError: the numbers of scores and passage ids differ, or an id is None or cannot
-            be compared with the others.
+        ConfigurationError: the numbers of scores and passage ids differ.
     """
     scores, ids = ranking.scores, ranking.passage_ids
     n = len(ids)
@@ -382,17 +394,14 @@ def candidate_order(
         )
     if n == 0:
         return (), (), None
-    try:
-        distinct = set(ids)
-    except TypeError:
-        raise _bad_id(ids) from None
-    if None in distinct:
-        raise _bad_id(ids)
+    distinct = set(ids)
     by_rank = ranking.kind is ScoreKind.RANK
     if by_rank and all(score is None for score in scores):
         return (*_upstream_order(ranking), None)
+    if ranking.contradicted:
+        return (*_sorted_candidates(ranking, by_score=False), Flag.SCORES_CONTRADICTED)
     set_aside: tuple[tuple[int, DropReason], ...] = ()
-    are_plain = len(distinct) == n and distinct.isdisjoint(_FAISS_PADDING_IDS)
+    are_plain = len(distinct) == n and _FAISS_PADDING_ID not in distinct
     positions = _strict_order(scores) if are_plain else ()
     if not positions:
         positions, set_aside = _sorted_candidates(ranking)
@@ -431,19 +440,6 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
     return ()
 
 
-def _bad_id(ids: Sequence[object]) -> ConfigurationError:
-    """Build the error for ids that are not all texts; it names the first that is not."""
-    rank, bad = next(
-        (rank, passage_id)
-        for rank, passage_id in enumerate(ids, start=1)
-        if not isinstance(passage_id, str)
-    )
-    return ConfigurationError(
-        f"candidate {rank} of {len(ids)} has a passage_id of type {type(bad).__name__}; give every "
-        "candidate a passage_id that is a text"
-    )
-
-
 def _sorted_candidates(
     ranking: Ranking, *, by_score: bool = True
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
@@ -453,14 +449,11 @@ def _sorted_candidates(
     """
     scores, ids = ranking.scores, ranking.passage_ids
     order: Sequence[int] = range(len(ids))
-    if not (all_valid(scores) and set(ids).isdisjoint(_FAISS_PADDING_IDS)):
-        order = [at for at in order if is_valid(scores[at]) and ids[at] not in _FAISS_PADDING_IDS]
+    if not (all_valid(scores) and _FAISS_PADDING_ID not in ids):
+        order = [at for at in order if is_valid(scores[at]) and ids[at] != _FAISS_PADDING_ID]
     if by_score:
         # Sorts are stable, so the least significant key goes first.
-        try:
-            order = sorted(order, key=ids.__getitem__)
-        except TypeError:
-            raise _bad_id(ids) from None
+        order = sorted(order, key=ids.__getitem__)
     order = _by_upstream_rank(order, ranking)
     if by_score:
         order = sorted(order, key=cast(Sequence[float], scores).__getitem__, reverse=True)
@@ -472,7 +465,7 @@ def _upstream_order(
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
     """Order every candidate with an id by upstream rank, whatever its score; return the others."""
     ids = ranking.passage_ids
-    order = [at for at in range(len(ids)) if ids[at] not in _FAISS_PADDING_IDS]
+    order = [at for at in range(len(ids)) if ids[at] != _FAISS_PADDING_ID]
     return _distinct(_by_upstream_rank(order, ranking), ids)
 
 

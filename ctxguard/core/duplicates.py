@@ -74,6 +74,18 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     }
 
 
+def text_key(text: str) -> bytes | None:
+    """Return a digest of 16 bytes that a text shares with its copies; None if it has no word.
+
+    >>> text_key("One  two") == text_key("ONE\\ntwo"), text_key(" ")
+    (True, None)
+    """
+    if len(text) > _MOST_CHARS:
+        encoded = text.encode(errors="surrogatepass")
+        return blake2b(encoded, digest_size=16, person=b"long").digest()
+    return _key(text) if text and not text.isspace() else None
+
+
 def _ends_differ(coded: bytes, n: int, above: int) -> bool:
     """Tell whether n ends, joined by NUL, are of different letters, each of more than ``above``."""
     letters = coded.lower().translate(None, _ASCII_SPACE).decode(errors="surrogatepass").split("\0")

@@ -76,7 +76,7 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
     Args:
         legs: ``lexical`` and ``dense``, shape (n,) each, NaN where a leg has no score. A
             missing or garbage score counts as the scorer's minimum (convex) or as no rank at all
-            (reciprocal rank).
+            (reciprocal rank), as does a leg that is missing there.
         fusion: The method and its parameters.
 
     Returns:
@@ -96,7 +96,9 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
         return fusion.weight * _unit_interval(legs["dense"]) + (
             1.0 - fusion.weight
         ) * _unit_interval(legs["lexical"])
-    return _ranked(legs["lexical"], fusion.constant) + _ranked(legs["dense"], fusion.constant)
+    ranked = [_ranked(leg, fusion.constant) for leg in legs.values()]
+    fused: FloatArray = np.add.reduce(ranked, axis=0)
+    return fused
 
 
 def _ranked(leg: Leg, constant: int) -> FloatArray:

@@ -8,7 +8,9 @@ from ctxguard.core.decision import Decision, probabilities_of
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Flag
 
-_NOT_AS_CALIBRATED = frozenset({Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS})
+_NOT_AS_CALIBRATED = frozenset(
+    {Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS, Flag.SCORES_CONTRADICTED}
+)
 
 
 def p_sufficient(decision: Decision, model: RelevanceModel | None = None) -> float | None:

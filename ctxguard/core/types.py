@@ -4,12 +4,15 @@ Frozen data without behaviour. Pure: imports nothing from the package but errors
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,6 +135,8 @@ class Flag(StrEnum):
     """A score is impossible for the ranking's kind of score; only k applied."""
     INVALID_SCORES = "invalid_scores"
     """Some candidates had no usable score and were dropped; if all had none, only k applied."""
+    SCORES_CONTRADICTED = "scores_contradicted"
+    """The engine's order contradicts the scores: it was kept, and only k applied."""
     RANK_ONLY = "rank_only"
     """The policy compares scores, but these carry rank only; only k applied."""
     MISSING_SIGNALS = "missing_signals"
@@ -150,12 +155,38 @@ class Flag(StrEnum):
     """Probably no kept passage is relevant; see ``Context.sufficient``."""
 
 
+def id_text(value: object) -> str:
+    """Return an engine's id as the text by which everything here names the passage or query.
+
+    Args:
+        value: A text, a whole number (numpy's too) or a UUID: 7 and ``"7"`` are one id.
+
+    Raises:
+        ConfigurationError: it is anything else. A float, bytes or an object can be written in
+            several ways, and labels would name it in another.
+
+    >>> id_text(7), id_text(UUID(int=1)), id_text("kettle-2")
+    ('7', '00000000-0000-0000-0000-000000000001', 'kettle-2')
+    """
+    if isinstance(value, str | UUID):
+        return str(value)
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return str(operator.index(value))  # type: ignore[arg-type]
+    shown = repr(value)
+    raise ConfigurationError(
+        f"an id of type {type(value).__name__} ({shown[:40]}{'…' * (len(shown) > 40)}) is neither "
+        "text, a whole number nor a UUID: give it as the text that your labels have, as in "
+        "Hit(str(row.id), …)"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Passage:
     """A unit of text that a retriever returns and a context holds.
 
     Attributes:
-        passage_id: Identifies it in the corpus.
+        passage_id: Identifies it in the corpus; a whole number or a UUID becomes its text.
         text: Text for the model.
         title: Title, which the model reads above the text; empty if it has none.
         metadata: Fields that filters compare, such as its tenant; None without metadata.
@@ -166,13 +197,18 @@ class Passage:
     title: str = ""
     metadata: Mapping[str, object] | None = field(default=None, hash=False)
 
+    def __post_init__(self) -> None:
+        if type(self.passage_id) is not str:
+            object.__setattr__(self, "passage_id", id_text(self.passage_id))
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
     """One retrieved passage with its score, higher is better.
 
     Attributes:
-        passage_id: Identifies the passage in the corpus.
+        passage_id: Identifies the passage in the corpus; a whole number or a UUID becomes its
+            text.
         score: Higher is better. None if there are no scores: the hits' order is then their rank
             (``score_kind`` ``rank``). Among hits with scores, one whose score is None, NaN or
             infinite is dropped.
@@ -192,6 +228,10 @@ class Hit:
     rank: int | None = None
     metadata: Mapping[str, object] | None = field(default=None, hash=False)
     signals: Mapping[str, float] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        if type(self.passage_id) is not str:
+            object.__setattr__(self, "passage_id", id_text(self.passage_id))
 
 
 class PassageSource(Protocol):
@@ -322,7 +362,7 @@ class Ranking:
     only those five are read from ``passages``.
 
     Attributes:
-        passage_ids: Shape (n,).
+        passage_ids: Shape (n,); whole numbers and UUIDs become their text.
         scores: Shape (n,), higher is better. None, NaN and infinities are allowed here;
             ``decide`` sets them aside.
         kind: The kind of the scores.
@@ -337,10 +377,12 @@ class Ranking:
         timings: Times at which stages ran, for traces; empty if nothing was timed.
         copies: Positions of candidates whose text repeats another's, with that one's position
             (``ctxguard.core.duplicates``); empty without copies, or if texts were not compared.
+        contradicted: Whether the engine's order contradicts the scores (``core.scores``), so
+            that it stands and they order nothing; None if they were not compared.
 
     Raises:
-        ConfigurationError: at construction, for an unknown kind, of a leg too, or route. Names
-            of kinds and routes become members.
+        ConfigurationError: at construction, for an unknown kind, of a leg too, or route, or an id
+            that `id_text` refuses. Names of kinds and routes become members.
     """
 
     passage_ids: Sequence[str]
@@ -354,8 +396,11 @@ class Ranking:
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
     timings: tuple[StageTiming, ...] = ()
     copies: Mapping[int, int] = field(default_factory=dict)
+    contradicted: bool | None = None
 
     def __post_init__(self) -> None:
+        if not {str}.issuperset(map(type, self.passage_ids)):
+            object.__setattr__(self, "passage_ids", _id_texts(self.passage_ids))
         # Adapters may give names, and members are compared by identity from here on.
         if type(self.kind) is not ScoreKind:
             kind = member_of(ScoreKind, self.kind, "the kind of a ranking")
@@ -422,6 +467,16 @@ class Ranking:
             if names
             else {},
         )
+
+
+def _id_texts(values: Sequence[object]) -> tuple[str, ...]:
+    texts = []
+    for rank, value in enumerate(values, start=1):
+        try:
+            texts.append(id_text(value))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"candidate {rank} of {len(values)}: {error}") from None
+    return tuple(texts)
 
 
 def _number(value: object) -> float:

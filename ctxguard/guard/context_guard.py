@@ -29,26 +29,24 @@ from ctxguard.core.types import (
     ScoreKindName,
     member_of,
 )
-from ctxguard.core.value_of_information import Assessment
 from ctxguard.errors import (
     ConfigurationError,
     ProfileMismatchError,
     QueryError,
 )
-from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
-from ctxguard.profile.schema import Profile
-from ctxguard.request.assess import AssessorStage
-from ctxguard.request.bound_profile import BoundProfile, bind_profile
-from ctxguard.request.build_context import (
-    Decided,
+from ctxguard.guard.assess import AssessorStage
+from ctxguard.guard.bound_profile import BoundProfile, bind_profile
+from ctxguard.guard.build_context import (
     Request,
     build_context,
     decide_request,
     question_of,
 )
-from ctxguard.request.observers import RequestSampler, RequestSpan, Tracing
-from ctxguard.request.telemetry import Telemetry, default_telemetry
-from ctxguard.request.wrapped_retriever import describe
+from ctxguard.guard.observers import RequestSampler, RequestSpan, Tracing
+from ctxguard.guard.telemetry import Telemetry, default_telemetry
+from ctxguard.guard.wrapped_retriever import describe
+from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
+from ctxguard.profile.schema import Profile
 from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
 
 if TYPE_CHECKING:
@@ -57,10 +55,6 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
 
 _T = TypeVar("_T")
-
-_Asked = tuple[Decided, Assessment | None, float, float]
-"""A decision by the policy alone, what the assessor answered, when the candidates came, in seconds
-of `perf_counter`, and how many seconds the assessor took."""
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +137,7 @@ class ContextGuard:
         telemetry = default_telemetry() if telemetry is None else telemetry
         self._telemetry, self._sampler = telemetry, sampler
         self._begin_span = None if tracing is None else tracing.begin
-        self._caller = BoundedCaller(limits)
+        self._caller = BoundedCaller(limits, getattr(retriever, "concurrency", None))
         self._caller.watch(telemetry.circuit_changed)
         self._assessor = assessor
         if assessor is not None:
@@ -183,6 +177,11 @@ class ContextGuard:
     def depth(self) -> int:
         """How many candidates the retriever is asked for."""
         return self._depth
+
+    @property
+    def k(self) -> int | None:
+        """The most passages while nothing is calibrated or enforced; None if that was not given."""
+        return self._k
 
     @property
     def score_kind(self) -> ScoreKind | None:
@@ -306,7 +305,7 @@ class ContextGuard:
                 passages of which none can be read.
             OverloadedError: too many requests are under way.
         """
-        request = self._begin(query, request_id, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
         start = perf_counter()
         try:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
@@ -326,10 +325,11 @@ class ContextGuard:
     ) -> Context:
         """``retrieve`` without blocking the event loop: same arguments, result and errors.
 
-        A retriever without an asynchronous call runs on one of 32 threads of the guard's own. A
-        request that is cancelled while it waits counts as failed.
+        A retriever without an asynchronous call runs on one of 32 threads of the guard's own, or
+        of as many as its ``concurrency`` says. A request that is cancelled while it waits counts
+        as failed.
         """
-        request = self._begin(query, request_id, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
         calls = request.bound.calls
         start = perf_counter()
         try:
@@ -341,6 +341,8 @@ class ContextGuard:
             )
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
+        if self._assessor is None:
+            return self._finish(request, retrieved, start)
         return await self._afinish(request, retrieved, start)
 
     def filter(
@@ -352,24 +354,29 @@ class ContextGuard:
         session_id: str | None = None,
         sample: bool = False,
         where: Where | None = None,
+        k: int | None = None,
     ) -> Context:
         """Build the context from results that the caller already has.
 
         Args:
             query: The question that was searched.
-            hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``.
+            hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``, in any order.
+                Ranks that they have are an engine's, and tell the direction of the scores.
             request_id: As for ``retrieve``, like all that follow.
             session_id: See ``retrieve``.
             sample: See ``retrieve``.
             where: See ``retrieve``; here it is only checked.
+            k: How many of the results are served where no policy is enforced, such as all of a
+                reranker's answer; None for as many as ``retrieve`` serves then.
 
         Raises:
             QueryError: the query is too long.
-            ConfigurationError: ``hits`` is neither a ranking nor hits, or ``where`` no ``Where``.
+            ConfigurationError: ``k`` is below 1, ``hits`` is neither a ranking nor hits, or
+                ``where`` is no ``Where``.
             FilterViolationError: a passage does not satisfy ``where``; nothing is served.
             StageUnavailableError: there are passages, and none can be read.
         """
-        request = self._begin(query, request_id, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where, k=k)
         return self._finish(request, hits, None)
 
     async def afilter(
@@ -381,9 +388,10 @@ class ContextGuard:
         session_id: str | None = None,
         sample: bool = False,
         where: Where | None = None,
+        k: int | None = None,
     ) -> Context:
         """``filter`` without blocking the event loop while an assessor is asked."""
-        request = self._begin(query, request_id, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where, k=k)
         if self._assessor is None:
             return self._finish(request, hits, None)
         return await self._afinish(request, hits, None)
@@ -395,6 +403,9 @@ class ContextGuard:
         session_id: str | None,
         sample: bool,
         where: Where | None,
+        *,
+        is_retrieved: bool = False,
+        k: int | None = None,
     ) -> Request:
         """Count a request, check its input, and fix the state that answers it."""
         given_mode, bound, most = self._mode, self._bound, self._max_query_chars
@@ -414,6 +425,8 @@ class ContextGuard:
                 raise _bad_query(query, most)
             if where is not None and not isinstance(where, Where):
                 raise ConfigurationError(f"where must be a ctxguard.Where, not {describe(where)}")
+            if k is not None and k < 1:
+                raise ConfigurationError(f"k {k!r} must be at least 1, or None for the guard's own")
             if bound.swaps and bound.generation is not bound.retriever.generation:
                 bound = self._current()
         except BaseException as error:
@@ -434,6 +447,8 @@ class ContextGuard:
             follows_verdict=given_mode is None,
             probability=probability,
             span=span,
+            is_retrieved=is_retrieved,
+            k=k,
         )
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
@@ -466,49 +481,66 @@ class ContextGuard:
             )
         return rebound
 
-    async def _afinish(
-        self, request: Request, retrieved: "Retrieval", start: float | None
-    ) -> Context:
-        """Finish as `_finish` does, without blocking the event loop while the assessor is asked."""
-        if self._assessor is None:
-            return self._finish(request, retrieved, start)
-        try:
-            received = perf_counter()
-            decided = decide_request(request, retrieved, self._score_kind)
-            decided, question = question_of(request, decided, self._assessor)
-            began = perf_counter()
-            assessment = None if question is None else await self._assessor.aask(question)
-            asked = decided, assessment, received, perf_counter() - began
-        except BaseException as error:
-            raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
-        return self._finish(request, retrieved, start, asked)
-
-    def _finish(
-        self,
-        request: Request,
-        retrieved: "Retrieval",
-        start: float | None,
-        asked: _Asked | None = None,
-    ) -> Context:
-        """Build the context, sample it and count it; ask the assessor unless that was awaited."""
+    def _finish(self, request: Request, retrieved: "Retrieval", start: float | None) -> Context:
+        """Decide, ask the assessor, build the context and account for it."""
         received, waited, span = perf_counter(), 0.0, request.span
         if span is not None:
-            self._safely("tracing", lambda: span.retrieved(), None)  # noqa: PLW0108
+            self._safely("tracing", span.retrieved, None)
         try:
-            if asked is not None:
-                decided, assessment, received, waited = asked
+            decided, assessment = decide_request(request, retrieved, self._score_kind), None
+            if decided.applies.assessor is not None:
+                decided, question = question_of(request, decided, self._assessor)
             else:
-                decided, assessment = decide_request(request, retrieved, self._score_kind), None
-                if decided.applies.assessor is not None:
-                    decided, question = question_of(request, decided, self._assessor)
-                    if question is not None and self._assessor is not None:
-                        began = perf_counter()
-                        assessment = self._assessor.ask(question)
-                        waited = perf_counter() - began
+                question = None
+            if question is not None and self._assessor is not None:
+                began = perf_counter()
+                assessment = self._assessor.ask(question)
+                waited = perf_counter() - began
             context = build_context(request, decided, self._assembly, assessment)
         except BaseException as error:
             raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
-        sampler, probability = self._sampler, request.probability
+        return self._accounted(request, context, start, received, waited)
+
+    async def _afinish(
+        self, request: Request, retrieved: "Retrieval", start: float | None
+    ) -> Context:
+        """Do what `_finish` does, without blocking the event loop while the assessor is asked."""
+        received, waited, span = perf_counter(), 0.0, request.span
+        if span is not None:
+            self._safely("tracing", span.retrieved, None)
+        try:
+            decided, assessment = decide_request(request, retrieved, self._score_kind), None
+            if decided.applies.assessor is not None:
+                decided, question = question_of(request, decided, self._assessor)
+            else:
+                question = None
+            if question is not None and self._assessor is not None:
+                began = perf_counter()
+                assessment = await self._assessor.aask(question)
+                waited = perf_counter() - began
+            context = build_context(request, decided, self._assembly, assessment)
+        except BaseException as error:
+            raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
+        return self._accounted(request, context, start, received, waited)
+
+    def _accounted(
+        self,
+        request: Request,
+        context: Context,
+        start: float | None,
+        received: float,
+        waited: float,
+    ) -> Context:
+        """Sample a context, count it and end its trace; seconds as of `perf_counter`.
+
+        Args:
+            request: The request.
+            context: Its answer.
+            start: When the retriever was called; None if it was not.
+            received: When the candidates came.
+            waited: How many seconds the assessor took.
+        """
+        sampler, probability, span = self._sampler, request.probability, request.span
         if sampler is not None and (request.sample or probability > 0.0):
             self._safely("sampler", lambda: sampler.offer(context, probability, time()), None)
         try:

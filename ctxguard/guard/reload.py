@@ -24,8 +24,8 @@ from ctxguard.errors import (
     ProfileFormatError,
     ProfileMismatchError,
 )
+from ctxguard.guard.telemetry import ReloadOutcome, ReloadTarget, Telemetry, default_telemetry
 from ctxguard.profile.schema import Profile
-from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry, default_telemetry
 
 if TYPE_CHECKING:
     from ctxguard.guard import ContextGuard

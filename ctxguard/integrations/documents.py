@@ -7,8 +7,9 @@ from typing import Any
 
 from ctxguard.core.context import Context
 from ctxguard.core.scores import is_valid
-from ctxguard.core.types import Mode, Passage, PassagesBy, Ranking, ScoreKind
+from ctxguard.core.types import Passage, PassagesBy, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
+from ctxguard.guard import ContextGuard
 
 METADATA_KEY = "ctxguard"
 """Where a verdict is in a document's metadata."""
@@ -86,6 +87,19 @@ def text_digest(text: object) -> str:
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
 
+def filtered(guard: ContextGuard, query: str, ranking: Ranking, **options: Any) -> Context:
+    """Filter a framework's documents: all of them pass where no policy is enforced.
+
+    Args:
+        guard: Decides; a ``k`` that it was given holds.
+        query: The query.
+        ranking: Of the documents.
+        options: As for ``ContextGuard.filter``.
+    """
+    k = max(len(ranking), 1) if guard.k is None else guard.k
+    return guard.filter(query, ranking, k=k, **options)
+
+
 Served = tuple[Passage, int, dict[str, Any]]
 """A passage that is served, its candidate's position in the ranking, and what was decided on it."""
 
@@ -95,12 +109,12 @@ def served(context: Context) -> list[Served]:
 
     A verdict holds the ``request_id``, the candidate's ``score``, its calibrated ``probability``
     (None without a model), its 1-based ``rank`` in the decision's order (None if it was set aside),
-    the ``reason`` for which it would be dropped (None if it is kept; in mode ``enforce`` all are),
+    the ``reason`` for which it would be dropped (None if it is kept; where it is enforced all are),
     and the answer's ``flags``.
     """
     request_id, scores = context.request_id, context.decision.ranking.scores
     flags = [flag.value for flag in context.flags]
-    rows = _kept(context) if context.mode is Mode.ENFORCE else _candidates(context)
+    rows = _kept(context) if context.enforced else _candidates(context)
     return [
         (
             passage,

@@ -14,8 +14,13 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
-from ctxguard.integrations.documents import METADATA_KEY, ranking_of_documents, served
-from ctxguard.request.wrapped_retriever import describe
+from ctxguard.guard.wrapped_retriever import describe
+from ctxguard.integrations.documents import (
+    METADATA_KEY,
+    filtered,
+    ranking_of_documents,
+    served,
+)
 
 require("langchain_core", "langchain")
 
@@ -203,7 +208,8 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
     ) -> list[Document]:
         """Return the documents that the guard keeps; the run that retrieved them is the request."""
         run_id = getattr(callbacks, "parent_run_id", None)
-        context = self.guard.filter(
+        context = filtered(
+            self.guard,
             query,
             ranking_by_metadata(self.guard, documents, self.score_key),
             request_id=None if run_id is None else str(run_id),

@@ -10,8 +10,9 @@ from typing import Any
 from ctxguard._support.extras import require
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.wrapped_retriever import describe
+from ctxguard.integrations.documents import filtered
 from ctxguard.integrations.langchain import GuardedRetriever, documents_of, ranking_by_metadata
-from ctxguard.request.wrapped_retriever import describe
 
 require("langchain.agents.middleware", "langchain")
 
@@ -123,9 +124,8 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
                 "query_argument to the one that is its query"
             )
         # The call's id is no request id: some models begin again at 0 in every conversation.
-        context = self._guard.filter(
-            query, ranking_by_metadata(self._guard, documents, self._score_key)
-        )
+        ranking = ranking_by_metadata(self._guard, documents, self._score_key)
+        context = filtered(self._guard, query, ranking)
         return result.model_copy(
             update={"content": context.text, "artifact": documents_of(context)}
         )

@@ -10,6 +10,7 @@ from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.integrations.documents import (
     METADATA_KEY,
+    filtered,
     ranking_of_documents,
     served,
 )
@@ -49,9 +50,8 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
     ) -> list[NodeWithScore]:
         if query_bundle is None:
             raise QueryError("the guard needs the query: pass query_str or query_bundle")
-        context = self.guard.filter(
-            query_bundle.query_str, ranking_of_nodes(nodes, self.guard.score_kind), where=self.where
-        )
+        ranking = ranking_of_nodes(nodes, self.guard.score_kind)
+        context = filtered(self.guard, query_bundle.query_str, ranking, where=self.where)
         is_cut = Flag.TRUNCATED in context.flags
         return [
             _with_verdict(nodes[position], verdict, passage.text if is_cut else None)

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ctxguard.core.metadata_filter import Where
+from ctxguard.core.scores import is_contradicted
 from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName, StageFailure, member_of
 from ctxguard.errors import ConfigurationError, CtxguardError, StageError, StageUnavailableError
-from ctxguard.request.wrapped_retriever import calls_of, ranking_of
+from ctxguard.guard.wrapped_retriever import calls_of, ranking_of
 from ctxguard.resilience import Stage, StageCall, Watcher, failure_of
 from ctxguard.resilience.deadlines import check_seconds
 from ctxguard.retrieval.hybrid.candidates import united
@@ -27,7 +29,8 @@ class SeparateLegs:
     `ctxguard.retrieval.hybrid.candidates.united`.
 
     The legs are searched at once. One that fails or is late is left out of the answer, which is
-    then flagged ``degraded``.
+    then flagged ``degraded``. Of one whose order contradicts its scores the order alone counts, and
+    the answer is flagged ``scores_contradicted``.
 
     Args:
         legs: Two retrievers or more by name, each anything that ``ContextGuard`` takes.
@@ -120,7 +123,7 @@ class SeparateLegs:
         if isinstance(call, StageError):
             return call
         try:
-            return ranking_of(call.result(), self._kinds.get(name))
+            return _compared(ranking_of(call.result(), self._kinds.get(name)))
         except Exception as error:
             return error
 
@@ -131,7 +134,7 @@ class SeparateLegs:
             found = await stage.submit(work, self._seconds).aresult()
         else:
             found = await stage.await_within(partial(acall, query, **options), self._seconds)
-        return ranking_of(found, self._kinds.get(name))
+        return _compared(ranking_of(found, self._kinds.get(name)))
 
     def _united(self, outcomes: Mapping[str, _Outcome], depth: int) -> Ranking:
         """Make one ranking of the legs' results and errors."""
@@ -159,4 +162,10 @@ class SeparateLegs:
             passages=passages,
             legs=candidates.legs,
             failures=tuple(failures),
+            # Of such a leg the order alone counts, and a policy of its scores cannot apply.
+            contradicted=any(each.contradicted for each in rankings.values()) or None,
         )
+
+
+def _compared(ranking: Ranking) -> Ranking:
+    return replace(ranking, contradicted=True) if is_contradicted(ranking) else ranking

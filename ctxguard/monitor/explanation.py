@@ -19,9 +19,8 @@ from ctxguard.profile.schema import Profile
 
 _STATES = {
     State.PENDING: "waits to be judged",
-    State.CLAIMED: "is being judged",
     State.JUDGED: "judged by {series}",
-    State.INCOMPLETE: "left out: a served passage got no valid verdict",
+    State.INCOMPLETE: "left out: passages got no grade, or the judge knows nothing of the question",
     State.FAILED: "left out",
     State.SKIPPED: "left out at random to keep the judging budget: others stand for it",
     State.FORCED: "added by hand: never judged, in no estimate",
@@ -191,7 +190,7 @@ def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:
         return f"{words}: its text was deleted before it was judged"
     if stored.state is State.FAILED and not is_readable:
         return f"{words}: it cannot be read"
-    return words + (f"; judging it failed {stored.attempts} times" if stored.attempts else "")
+    return words
 
 
 def time_in_words(time_seconds: float) -> str:

@@ -1,9 +1,13 @@
-"""The requests of a day whose answer-bearing passages the guard dropped, largest loss first."""
+"""The requests of a day whose answer-bearing passages the guard dropped, largest loss first.
+
+A passage is lost if the retriever's first k as served today hold it: what is beyond them reached no
+reader before.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +25,21 @@ from ctxguard.monitor.store import LabelRow, SampleStore
 from ctxguard.profile.schema import Profile
 
 DAY_SECONDS = 86_400.0
+MOST_DAYS = 30
 MOST_READ = 200
 """Requests of a day, a judge and a tenant whose texts are read, those that lost most first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A request with relevant passages that the policy dropped.
+    """A request with relevant passages that today's first k hold and the policy dropped.
 
     Attributes:
         query: The question; None where it is not stored.
         mode: In shadow nothing was lost: the policy would have dropped these.
         dropped: The relevant passages that it dropped, best first.
-        n_relevant: The relevant passages among those that were judged or graded.
+        n_relevant: The relevant passages of today's first k and of what was kept, as far as they
+            were judged or graded.
         udcg_loss: UDCG that the context lacks: of the same context with these at its end,
             less its own.
         recall_loss: Share of ``n_relevant`` that was dropped.
@@ -70,7 +76,7 @@ class DayOfMistakes:
 def mistakes_of(
     store: SampleStore, day: date, profile: Profile | None, *, tenant: str | None = None
 ) -> DayOfMistakes:
-    """Find the judged requests of a day whose relevant passages the policy dropped.
+    """Find the judged requests of a day whose relevant passages the policy dropped from today's k.
 
     Requests that the guard enforced its policy on lost what it dropped. Those in shadow are decided
     on again, and need the profile for it.
@@ -111,6 +117,28 @@ def mistakes_of(
     return DayOfMistakes(day, judged, unread, tuple(found))
 
 
+def latest_mistakes(
+    store: SampleStore, now: date, profile: Profile | None, *, tenant: str | None = None
+) -> DayOfMistakes:
+    """Find the mistakes of the latest day that has any, of the last `MOST_DAYS`.
+
+    Args:
+        now: Today, in UTC.
+        profile: As for `mistakes_of`, like ``tenant``.
+        tenant: See there.
+
+    Returns:
+        Those of yesterday if no day has any.
+    """
+    yesterday = None
+    for ago in range(min(MOST_DAYS, (now - date.min).days + 1)):
+        found = mistakes_of(store, now - timedelta(days=ago), profile, tenant=tenant)
+        if found.mistakes:
+            return found
+        yesterday = found if ago == 1 else yesterday
+    return found if yesterday is None else yesterday
+
+
 def _suspects(
     store: SampleStore, series: str, since: float, *, in_shadow: bool
 ) -> tuple[int, NDArray[np.int64]]:
@@ -139,10 +167,14 @@ def _mistake(
     record = sample.record
     decision, notes = decided(record, profile)
     kept, dropped = _kept_and_dropped(record, decision)
-    lost = [place for place in dropped if sample.grade(place) > 0]
+    route = None if profile is None else profile.routes.get(record.route)
+    today = None if route is None else route.safe_policy
+    k = record.rates.baseline_k if today is None else today.k
+    first = set(sorted((*record.served, *record.dropped))[:k])
+    lost = [place for place in dropped if place in first and sample.grade(place) > 0]
     if not lost:
         return []
-    n_relevant = len(lost) + sum(sample.grade(place) > 0 for place in kept)
+    n_relevant = sum(sample.grade(place) > 0 for place in {*kept, *first})
     udcg_loss = 0.0
     for rank, place in enumerate(lost, start=len(kept) + 1):
         [worth] = worths(

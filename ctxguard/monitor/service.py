@@ -1,57 +1,50 @@
 """The monitor: has stored samples judged, and estimates the quality of live traffic.
 
-It runs beside the request path, usually in a process of its own (``ctxguard monitor``). Several
-monitors may share a store. Judging may be slow or fail without any effect on requests.
+It runs beside the request path, usually in a process of its own (``ctxguard monitor``). One monitor
+owns a store; others wait for it to end. Judging may be slow or fail without any effect on requests.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import READERS, Utilities
-from ctxguard.core.types import Route
 from ctxguard.errors import (
     ConfigurationError,
-    CtxguardError,
     JudgeError,
     ProfileFormatError,
     StoreError,
+    StoreLockedError,
 )
 from ctxguard.monitor.alarms import AlarmState
-from ctxguard.monitor.alarms.monitor import AlarmMonitor, raise_verdict
-from ctxguard.monitor.estimation.full_judged_pools import ShadowedTraffic
+from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.promotion import Rise
 from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
 from ctxguard.monitor.judging.judging_again import canaries_of
 from ctxguard.monitor.judging.sample_judge import (
     NOTHING_COUNTED,
-    Counts,
-    JudgedAs,
-    MonitorCounters,
+    Outcome,
     PassageLookup,
     SampleJudge,
-    judge_counts,
 )
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.redaction import Redactor, redact
-from ctxguard.monitor.store import Accounts, SampleStore, State
+from ctxguard.monitor.store import Accounts, Counts, SampleStore, State
 from ctxguard.profile.schema import Profile
 
-__all__ = ["DEFAULT_WINDOW_SECONDS", "JudgedAs", "Monitor", "Report", "WatchedProfile"]
+__all__ = ["DEFAULT_WINDOW_SECONDS", "Monitor", "Outcome", "Report", "WatchedProfile"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,32 +53,31 @@ MOST_UNJUDGED = 2_000
 """Samples that one call lets people grade without a judge."""
 _STEP_LIMIT = 100
 _FIRST_LIMIT = 10
-"""Samples claimed at once at first: the others wait while a slow judge is at work on one."""
+"""Samples of a step at first: the others wait while a slow judge is at work on one."""
 _QUICK_SECONDS = 0.5
-"""A judge that needs less for all that was claimed is given more at once."""
-_LEADER_SECONDS = 60.0
+"""A judge that needs less for all of a step is given more at once."""
 _LONGEST_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The estimates and counts of one moment.
+    """The estimates and counts of one moment: all that a store held then.
 
     Attributes:
         judge: The series of judgments that the report is about.
         live: Estimates of live traffic, from all judgments and labels in the store.
         labelled_waiting: Labelled samples that another judge judged, and this one not yet again.
         judge_changed: Whether labelled samples, judged again, show that the judge has changed.
-        counts: What all monitors have counted with this judge since its series began.
-        outcomes: Samples that this process claimed, by outcome.
+        counts: What was counted with this judge since its series began, by every process.
+        outcomes: Samples that this process took up, by outcome.
+        failed_requests: Judged requests with passages that have no grade, because a call of the
+            judge failed; the next run asks about them again.
+        failed_passages: These passages.
         waiting: Samples in the store that are not judged yet.
         oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
         time_seconds: When the report was made, in seconds since the epoch.
         judging_sampling_probability: With which a waiting sample is judged, to keep the budget.
         accounts: Samples of all serving processes, as last reported to the store.
-        is_leader: Whether this is the one monitor of the store that cleans it.
-        rises: By route of the alarms' profile that is in shadow, whether judged requests let its
-            verdict rise, and what is missing.
     """
 
     judge: str
@@ -93,14 +85,14 @@ class Report:
     labelled_waiting: int
     judge_changed: bool
     counts: Counts
-    outcomes: Mapping[JudgedAs, int]
+    outcomes: Mapping[Outcome, int]
+    failed_requests: int
+    failed_passages: int
     waiting: int
     oldest_waiting_seconds: float | None
     time_seconds: float
     judging_sampling_probability: float
     accounts: Accounts
-    is_leader: bool
-    rises: Mapping[Route, Rise] = field(default_factory=dict)
 
     @property
     def estimates(self) -> Mapping[Window, Mapping[Metric, Estimate]]:
@@ -113,23 +105,20 @@ class WatchedProfile:
     """The profile whose promises a monitor watches, and what may change its file.
 
     Attributes:
-        profile: Its alarms compare what all monitors that were given it have judged.
-            ``Monitor.restore_alarms`` restores what was saved.
+        profile: Its alarms compare what was judged. What an earlier monitor saved of them is
+            restored.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
             that of the profile; None compares nothing.
         path: The file of the profile, which the alarms follow when another takes its place; None
             for a profile that stays.
         switch_to_safe: Whether to replace that file by its safe policy when recall loss breaks its
             promise.
-        switch: Whether to raise the verdict in that file from shadow to enforce once judged
-            requests let it rise.
     """
 
     profile: Profile
     corpus_sketch: Callable[[], CorpusSketch] | None = None
     path: Path | None = None
     switch_to_safe: bool = False
-    switch: bool = False
 
 
 class Monitor:
@@ -145,7 +134,7 @@ class Monitor:
         lookup: Finds the texts of passages that were not stored; None if all are stored.
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
             samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
-            the passage its verdict. None for no redaction.
+            the passage its grade. None for no redaction.
         watched: The profile that is watched; None for none.
         clock: Seconds since the epoch.
 
@@ -201,27 +190,20 @@ class Monitor:
 
     def _reset_after_fork(self) -> None:
         """Reset every sum and count; a forked child has no background thread."""
-        self._claimant = uuid4().hex
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self.latest: Report | None = None
         self._profile_version: FileVersion | None = None
-        self._shadowed = self._watch_shadow()
-        self._is_leader = False
+        self._is_owner = False
         self.store_fault: str | None = None
         self.judge_fault: str | None = None
-        self._counters = MonitorCounters()
-        self._sharing = threading.Lock()
-        self._shared: Counts = {}
-        """What the store was told of these."""
+        self._errors = 0
         self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
         self._worker = JudgingWorker(
             self.store,
             self._begin_judging(),
             self.series,
-            claimant=self._claimant,
             budget=self._budget,
-            counters=self._counters,
             alarms=self._alarms,
             clock=self._clock,
         )
@@ -235,10 +217,25 @@ class Monitor:
     def _profile_path(self) -> Path | None:
         return None if self._watched is None else self._watched.path
 
-    def _watch_shadow(self) -> ShadowedTraffic | None:
-        if self.alarms is None:
-            return None
-        return ShadowedTraffic(self.store, self.series, self.alarms.profile, exact=self.exact)
+    def own(self) -> bool:
+        """Become or stay the one monitor of the store, and go on from what another has left.
+
+        Returns:
+            Whether it is; False while another monitor owns the store.
+
+        Raises:
+            StoreError: the store cannot be used at present.
+        """
+        was_owner, self._is_owner = self._is_owner, self.store.own()
+        if self._is_owner and not was_owner and self._alarms is not None:
+            self._alarms.restore()
+        return self._is_owner
+
+    def _check_owner(self) -> None:
+        if not self.own():
+            raise StoreLockedError(
+                f"another monitor owns {self.store.name}: one judges, and others wait for it to end"
+            )
 
     def step(self, limit: int = _STEP_LIMIT) -> int:
         """Judge up to ``limit`` waiting samples.
@@ -246,7 +243,11 @@ class Monitor:
         Returns:
             How many were finished, skipped ones included; 0 when none waited, the budget is used
             up, or the judge could not be called.
+
+        Raises:
+            StoreLockedError: another monitor owns the store.
         """
+        self._check_owner()
         return self._worker.step(limit)
 
     @property
@@ -255,73 +256,64 @@ class Monitor:
         return f"the judge failed ({self._worker.why})"
 
     def report(self) -> Report:
-        """Read the store, and make a report of this moment."""
-        self._update_graded()
-        live = live_estimates(
-            self.store,
-            self.series,
-            exact=self.exact,
-            now_seconds=self._clock(),
-            window_seconds=self.window_seconds,
-            min_n=self.min_n,
-        )
-        if self.series == PEOPLE_ALONE:
-            live = replace(live, judge_estimates={})
-        states, oldest = self.store.states(), self.store.oldest_waiting()
-        self.latest = Report(
-            judge=self.series,
-            live=live,
-            labelled_waiting=0
-            if self.exact or self.series == PEOPLE_ALONE
-            else sum(not is_judged for is_judged in self.store.labelled(self.series).values()),
-            judge_changed=canaries_of(self.store, self.series).has_changed,
-            counts=self._share_counts(),
-            outcomes=self._counters.outcomes(),
-            waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),
-            oldest_waiting_seconds=None if oldest is None else max(self._clock() - oldest, 0.0),
-            time_seconds=self._clock(),
-            judging_sampling_probability=self._budget.probability,
-            accounts=self.store.accounts(),
-            is_leader=self._is_leader,
-            rises={} if self._shadowed is None else self._shadowed.look(),
-        )
-        return self.latest
+        """Take up what people have graded, and make a report of this moment.
 
-    def _share_counts(self) -> Counts:
-        """Add to the store what was counted since the last call, and return all monitors' totals.
-
-        The store keeps totals, so that a restart hides nothing that was judged before the first
-        scrape after it.
+        Raises:
+            StoreLockedError: another monitor owns the store.
         """
-        with self._sharing:
-            counted = {**self._counters.counts(), **judge_counts(self.judge)}
-            if not self._shared:
-                counted = {**NOTHING_COUNTED, **counted}
-            more = {
-                key: n - self._shared.get(key, 0.0)
-                for key, n in counted.items()
-                if n != self._shared.get(key)
-            }
-            totals = self.store.add_counts(self.series, more)
-            self._shared = {**self._shared, **counted}
-        return totals
+        self._check_owner()
+        self._update_graded()
+        return self._report()
+
+    def _report(self) -> Report:
+        """Make a report: one transaction, so that all of it is of one moment."""
+        store, series, now = self.store, self.series, self._clock()
+        is_corrected = not (self.exact or series == PEOPLE_ALONE)
+        with store.snapshot():
+            live = live_estimates(
+                store,
+                series,
+                exact=self.exact,
+                now_seconds=now,
+                window_seconds=self.window_seconds,
+                min_n=self.min_n,
+            )
+            labelled = store.labelled(series) if is_corrected else {}
+            oldest = store.oldest_waiting()
+            failed_requests, failed_passages = store.n_failed(series)
+            self.latest = Report(
+                judge=series,
+                live=replace(live, judge_estimates={}) if series == PEOPLE_ALONE else live,
+                labelled_waiting=sum(not is_judged for is_judged in labelled.values()),
+                judge_changed=is_corrected and canaries_of(store, series).has_changed,
+                counts={**NOTHING_COUNTED, **store.counts(series)},
+                outcomes={outcome: self._worker.outcomes[outcome] for outcome in Outcome},
+                failed_requests=failed_requests,
+                failed_passages=failed_passages,
+                waiting=store.states()[State.PENDING],
+                oldest_waiting_seconds=None if oldest is None else max(now - oldest, 0.0),
+                time_seconds=now,
+                judging_sampling_probability=self._budget.probability,
+                accounts=store.accounts(),
+            )
+        return self.latest
 
     @property
     def errors(self) -> int:
         """Steps and reports of this process that failed, and results that the store refused."""
-        return self._counters.errors
+        return self._errors + self._worker.errors
 
     def maintain(self) -> Report:
-        """Do what is due now and then, and report.
+        """Do what is due now and then: clean the store, look at the alarms, and report.
 
-        One monitor of a store leads: it cleans the store, and adds old accounts up.
+        Raises:
+            StoreLockedError: another monitor owns the store.
         """
-        self._is_leader = self.store.lead(self._claimant, lease_seconds=_LEADER_SECONDS)
-        if self._is_leader:
-            self.store.fold_accounts()
-            # While the text that labels are about is at hand.
-            self._update_graded()
-            self.store.clean()
+        self._check_owner()
+        self.store.fold_accounts()
+        # While the text that labels are about is at hand.
+        self._update_graded()
+        self.store.clean()
         if self._alarms is not None:
             if self._watched is not None and self._watched.corpus_sketch is not None:
                 self._alarms.check_corpus(self._watched.corpus_sketch())
@@ -330,10 +322,7 @@ class Monitor:
             self._alarms.evaluate()
             self._alarms.save()
         self._follow_profile()
-        report = self.report()
-        if self._watched is not None and self._watched.switch:
-            self._raise_verdict(report)
-        return report
+        return self._report()
 
     def _follow_profile(self) -> None:
         """Take up the profile that the file holds now, if it is another."""
@@ -348,36 +337,10 @@ class Monitor:
         else:
             if profile != alarms.state.profile:
                 alarms.follow(profile)
-                self._shadowed = self._watch_shadow()
         self._profile_version = version
 
-    def _raise_verdict(self, report: Report) -> None:
-        """Raise the verdicts in the file that judged requests allow; never raises an error."""
-        path, alarms = self._profile_path, self.alarms
-        if path is None or alarms is None or not any(rise.risen for rise in report.rises.values()):
-            return
-        try:
-            raised = raise_verdict(path, alarms.profile, report.rises)
-        except (CtxguardError, OSError) as error:
-            _log.error("the verdict was not raised: %s", error)
-            return
-        _log.warning("raised the verdict in %s: profile %s", path, raised.profile_id)
-        self._follow_profile()
-
-    def step_down(self) -> None:
-        """Tell the store of the last counts, and let another monitor lead; for one that ends."""
-        self._share_counts()
-        if self._is_leader:
-            self.store.lead(self._claimant, lease_seconds=0.0)
-            self._is_leader = False
-
-    def restore_alarms(self) -> None:
-        """Restore the alarms' state that a monitor of this store saved."""
-        if self._alarms is not None:
-            self._alarms.restore()
-
     def start(self, interval_seconds: float = 1.0, refresh_seconds: float = 15.0) -> None:
-        """Judge on a background thread.
+        """Judge on a background thread, as soon as no other monitor owns the store.
 
         Errors are logged and counted. A second call does nothing.
 
@@ -414,10 +377,18 @@ class Monitor:
         self, stopping: threading.Event, interval_seconds: float, refresh_seconds: float
     ) -> None:
         """Judge, and call ``maintain`` now and then, until stopped."""
-        refresh_at, failures, limit, is_failing = 0.0, 0, _FIRST_LIMIT, False
+        refresh_at, failures, limit = 0.0, 0, _FIRST_LIMIT
+        is_failing = is_waiting = False
         while not stopping.is_set():
             n_finished, began = 0, time.monotonic()
             try:
+                if not self.own():
+                    if not is_waiting:
+                        _log.warning("another monitor owns %s: waiting for it", self.store.name)
+                    is_waiting = True
+                    stopping.wait(interval_seconds)
+                    continue
+                is_waiting = False
                 n_finished = self.step(limit)
                 limit = _next_limit(limit, n_finished, time.monotonic() - began)
                 if time.monotonic() >= refresh_at:
@@ -438,7 +409,7 @@ class Monitor:
                 if not is_failing:
                     _log.warning("a step of the monitor failed: %s", describe_error(error))
                 is_failing = True
-                self._counters.add_error()
+                self._errors += 1
             failures = failures + 1 if self._worker.failing and not n_finished else 0
             if not n_finished:
                 # A judge that is down is called less and less often, at least once a minute.
@@ -449,17 +420,26 @@ class Monitor:
 def let_people_grade(store: SampleStore, most: int = MOST_UNJUDGED) -> None:
     """Let people grade waiting samples that no judge has seen, the oldest first.
 
+    Does nothing while a monitor of another process owns the store: it judges them.
+
     Args:
         store: Where the samples wait. No judge gets those that are let through.
         most: How many at most.
     """
-    monitor, left = Monitor(store, PeopleAlone()), most
-    while left > 0 and (n_finished := monitor.step(min(left, _STEP_LIMIT))):
-        left -= n_finished
+    was_owned = store.is_owned
+    if not store.own():
+        return
+    try:
+        monitor, left = Monitor(store, PeopleAlone()), most
+        while left > 0 and (n_finished := monitor.step(min(left, _STEP_LIMIT))):
+            left -= n_finished
+    finally:
+        if not was_owned:
+            store.disown()
 
 
 def _next_limit(limit: int, n_finished: int, seconds: float) -> int:
-    """Choose how many to claim next: more while the judge is quick, few once it is not.
+    """Choose how many to judge next: more while the judge is quick, few once it is not.
 
     >>> _next_limit(10, 10, 0.01), _next_limit(80, 80, 0.1), _next_limit(80, 80, 3.0)
     (20, 100, 10)

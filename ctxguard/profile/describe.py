@@ -29,6 +29,8 @@ FLAGS = {
     Flag.DOMAIN_VIOLATION: "a score is outside the range of its kind, so only k applies",
     Flag.INVALID_SCORES: "some scores are not numbers; those candidates are dropped, or, where "
     "none is a number, only k applies",
+    Flag.SCORES_CONTRADICTED: "the retriever's order contradicts the scores, so it was kept, and "
+    "only k applies",
     Flag.RANK_ONLY: "the scores carry rank only, so only k applies",
     Flag.MISSING_SIGNALS: "the policy needs a signal that is missing",
     Flag.DEGRADED: "a stage was left out",
@@ -58,9 +60,11 @@ def describe_policy(policy: Policy) -> str:
         all_k = f"the {passages} most likely to be relevant"
     else:
         threshold = policy.min_ratio
-        each = f"with at least {threshold:g} of the top score"
+        each = f"with at least {threshold:.3g} of the top score"
         if policy.temperature != 1.0:
-            each = f"with a relative score of at least {threshold:g} (T = {policy.temperature:g})"
+            each = (
+                f"with a relative score of at least {threshold:.3g} (T = {policy.temperature:.3g})"
+            )
         all_k = f"the first {passages}"
     if policy.min_keep == policy.k or threshold == 0.0:
         return all_k

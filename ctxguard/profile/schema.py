@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, wi
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import read_regular
+from ctxguard._support.words import signed
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -133,14 +134,14 @@ class Certificate(Frozen):
         if self.recall_difference is not None:
             difference = self.recall_difference
             # In full: rounded to nearest, the words could claim more than the bound.
-            least = f"at most {abs(difference.lower):g} below"
+            least = f"at most {abs(difference.lower):.3g} below"
             if difference.lower > 0.0:
-                least = f"at least {difference.lower:g} above"
+                least = f"at least {difference.lower:.3g} above"
             return (
                 f"For this route by itself, with probability at least {1 - self.delta:g}: over "
                 f"queries that have a relevant passage, mean recall is {least} that of the "
                 f"retriever's first {self.baseline_k} ({self.test}; {difference.n} such test "
-                f"queries, observed {difference.value:+.3f})."
+                f"queries, observed {signed(difference.value)})."
             )
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
@@ -170,8 +171,7 @@ class RouteVerdict(Frozen):
         max_loss: ``enforce`` needs lower bounds on recall and UDCG of at most this below today's.
         shown_by: ``folds``: each fifth of the labelled queries was measured by what the others
             chose. ``held_out`` queries took no part in anything. ``grades``: so were judged
-            requests, of which people graded n in part. The ``traffic`` of a policy in shadow is
-            looked at again and again and has no bound of its own.
+            requests, of which people graded n in part.
         extends: Whether the policy serves the first ``serving_k`` in their order and goes on from
             there, so that recall cannot fall; it is enforced for its gain.
         n_needed: About how many queries with a relevant passage would decide, if they are like
@@ -186,7 +186,7 @@ class RouteVerdict(Frozen):
     serving_k: Annotated[int, Field(ge=1)]
     tolerance: float
     max_loss: float
-    shown_by: Literal["folds", "held_out", "grades", "traffic"] = "folds"
+    shown_by: Literal["folds", "held_out", "grades"] = "folds"
     extends: bool = False
     n_needed: Annotated[int, Field(ge=1)] | None = None
 
@@ -216,12 +216,6 @@ class RouteVerdict(Frozen):
 
     def _tested(self, recall: Interval, value: float) -> str:
         first = f"the first {self.serving_k}"
-        if self.shown_by == "traffic":
-            return (
-                f"{self.decision}: mean recall differs by {value:+.3f} from that of "
-                f"{first} on {self.n:,} judged requests in shadow, which exclude a loss above "
-                f"{self.max_loss:g} (90%, at every look)"
-            )
         seen = f"{self._difference}, on {self._measured_on}"
         if self.extends:
             return f"enforce: {first} stay and more follow, so that recall cannot fall: {seen}"
@@ -245,8 +239,8 @@ class RouteVerdict(Frozen):
             said.append(f"tokens differ by {self.tokens.value:+.0%}")
         for name, each in (("recall", self.recall), ("UDCG", self.udcg)):
             if each is not None and each.value is not None:
-                ends = "" if each.bounds is None else "[{:+.3f}, {:+.3f}]".format(*each.bounds)
-                said.append(f"{name} by {each.value:+.3f} {ends}".rstrip())
+                ends = "" if each.bounds is None else "[{}, {}]".format(*map(signed, each.bounds))
+                said.append(f"{name} by {signed(each.value)} {ends}".rstrip())
         return ", ".join(said)
 
     @property
@@ -360,12 +354,12 @@ class AssessorProfile(Frozen):
         gain, verdict = self.gain, self.verdict
         if gain is None or gain.value is None or gain.lower is None or verdict is None:
             return words
-        seen = verdict.recall and verdict.recall.value
-        recall = "" if seen is None else f", recall by {seen:+.3f} from today's"
+        seen = None if verdict.recall is None else verdict.recall.value
+        recall = "" if seen is None else f", recall by {signed(seen)} from today's"
         words += (
-            f"; asked about {self.share:.0%} of the first {self.first}, its answers change strict "
-            f"UDCG by {gain.value:+.3f} net of the price {self.price:g} ({gain.lower:+.3f} at "
-            f"least, 90%){recall}"
+            f"; asked about {self.share:.0%} of the first {self.first}, its answers change "
+            f"UDCG by {signed(gain.value)} net of the price {self.price:.3g} "
+            f"({signed(gain.lower)} at least, 90%){recall}"
         )
         if self.decision == "enforce":
             return words
@@ -532,38 +526,20 @@ class Profile(Frozen):
         return self.model_copy(update={"routes": routes, "provenance": provenance})
 
     def save(self, path: Path | str) -> None:
-        """Write atomically: a reader sees the old profile or the new one, never half of it."""
-        with atomic_write(Path(path), mode=SHARED) as stream:
-            stream.write(self.to_json().encode())
-
-    def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":
-        """Raise the verdict of one route from shadow to enforce, with the same policies.
-
-        Args:
-            route: One that is in shadow.
-            n: Judged requests that showed it.
-            value: Their mean recall less that of the first ``serving_k``.
-            why: The evidence in words.
+        """Write atomically: a reader sees the old profile or the new one, never half of it.
 
         Raises:
-            ProfileError: the route is not in shadow.
+            ProfileError: it cannot be written, as on a full disk.
         """
-        own = self.routes.get(route)
-        if own is None or own.verdict is None or own.verdict.decision != "shadow":
-            raise ProfileError(f"route {route.value} of profile {self.profile_id} is not in shadow")
-        verdict = RouteVerdict(
-            decision="enforce",
-            n=n,
-            value=float(f"{value:.6g}"),
-            serving_k=own.verdict.serving_k,
-            tolerance=own.verdict.tolerance,
-            max_loss=own.verdict.max_loss,
-            shown_by="traffic",
-        )
-        return self._with_routes(
-            {**self.routes, route: own.model_copy(update={"verdict": verdict})},
-            f"route {route.value} rose from shadow, profile {self.profile_id}: {why}",
-        )
+        content = self.to_json().encode()
+        try:
+            with atomic_write(Path(path), mode=SHARED) as stream:
+                stream.write(content)
+        except OSError as error:
+            raise ProfileError(
+                f"{path}: the profile cannot be written ({error.strerror or error}): make room, or "
+                "name a file in a folder that may be written; what was there is unchanged"
+            ) from error
 
     @classmethod
     def load(cls, path: Path | str) -> "Profile":

@@ -38,9 +38,10 @@ class RequestLimits:
 
     Attributes:
         deadline_seconds: The longest that the retriever may take; None for no limit. With one, a
-            plain retriever runs on one of 32 threads of the guard's own, which costs 20 to 40 µs,
-            and is not called for a while after it failed repeatedly. The embedded retriever has
-            deadlines for each stage instead (``Deadlines``), and answers without a late one.
+            plain retriever runs on a thread of the guard's own (32, or as many as its
+            ``concurrency`` says), which costs 20 to 40 µs, and is not called for a while after it
+            failed repeatedly. The embedded retriever has deadlines for each stage instead
+            (``Deadlines``), and answers without a late one.
         max_in_flight: The most requests that may wait for the retriever at once; others are
             refused with an ``OverloadedError``.
         max_query_chars: Longer queries are refused before they are searched or sampled. A retriever
@@ -71,15 +72,19 @@ class BoundedCaller:
 
     Args:
         limits: The longest call, and the most at once.
+        concurrency: The most calls that are worth a thread at once. None for a retriever that
+            waits for another machine; one that computes here holds up every thread beyond the
+            processors, the event loop's too.
     """
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, concurrency: int | None = None) -> None:
         self._seconds = limits.deadline_seconds
         self._limit = limits.max_in_flight
         # Without a deadline, a failing retriever is called again, as without this wrapper.
         self._stage = Stage(
             RETRIEVER,
-            workers=_WORKERS,
+            workers=_WORKERS if concurrency is None else min(max(concurrency, 1), _WORKERS),
+            spare=_WORKERS,
             waiting=self._limit,
             breaks=self._seconds is not None,
         )

@@ -4,6 +4,7 @@
 """
 
 import atexit
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -25,6 +26,13 @@ Calls past their deadline are not waited for.
 """
 
 
+def processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class PoolFullError(Exception):
     """No thread is free, and the queue is full or all threads hang."""
 
@@ -33,18 +41,20 @@ class DaemonPool:
     """Threads that start when work arrives and end when there is none.
 
     A thread cannot be killed. When a call is past its deadline, its thread is written off and
-    another may replace it, up to ``workers`` more in all: a stage that recovers is not lost to
+    another may replace it, up to ``spare`` more in all: a stage that recovers is not lost to
     the calls that hung before, and hung calls cost a bounded number of threads.
 
     Args:
         name: Names the threads.
         workers: Maximum number of concurrent calls, without those written off.
         waiting: Maximum number of calls that wait for a thread.
+        spare: Maximum number of threads that replace those of hung calls; None for ``workers``.
     """
 
-    def __init__(self, name: str, *, workers: int, waiting: int) -> None:
+    def __init__(self, name: str, *, workers: int, waiting: int, spare: int | None = None) -> None:
         self._name = name
         self._workers = workers
+        self._spare = workers if spare is None else spare
         self._waiting_limit = waiting
         self._reset_after_fork()
         _pools.add(self)
@@ -82,11 +92,11 @@ class DaemonPool:
         future: Future[_T] = Future()
         with self._lock:
             hung = len(self._written_off)
-            if self._waiting >= self._waiting_limit or hung >= 2 * self._workers:
+            if self._waiting >= self._waiting_limit or hung >= self._workers + self._spare:
                 raise PoolFullError
             self._waiting += 1
             if self._waiting > self._idle and self._threads < self._workers + min(
-                hung, self._workers
+                hung, self._spare
             ):
                 self._start_thread()
             self._queue.put((future, work))

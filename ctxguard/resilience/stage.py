@@ -108,6 +108,7 @@ class Stage:
         name: The stage's name in answers and metrics.
         workers: Maximum number of concurrent calls in the pool.
         waiting: Maximum number of calls that wait for a thread.
+        spare: Maximum number of threads that replace those of hung calls; None for ``workers``.
         breaks: Whether repeated failures open the circuit.
 
     Attributes:
@@ -115,11 +116,17 @@ class Stage:
     """
 
     def __init__(
-        self, name: str, *, workers: int = WORKERS, waiting: int = WAITING, breaks: bool = True
+        self,
+        name: str,
+        *,
+        workers: int = WORKERS,
+        waiting: int = WAITING,
+        spare: int | None = None,
+        breaks: bool = True,
     ) -> None:
         self.name = name
         self.breaker = Breaker(name, opens=breaks)
-        self._pool = DaemonPool(name, workers=workers, waiting=waiting)
+        self._pool = DaemonPool(name, workers=workers, waiting=waiting, spare=spare)
         self._last_cause = ""
         self._fails_quietly_until = 0.0
         self.breaker.watch(self._log_change)

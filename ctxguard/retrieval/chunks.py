@@ -32,16 +32,16 @@ def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Pass
         heading = f"{title}\n" if title else ""
         metadata = {**(passage.metadata or {}), CHUNK_OF: passage.passage_id}
         for number, chunk in enumerate(window.split(text, heading), start=1):
-            yield Passage(f"{passage.passage_id}#{number}", chunk, passage.title, metadata)
+            yield Passage(chunk_id(passage.passage_id, number), chunk, passage.title, metadata)
 
 
-def first_chunk_id(passage_id: str) -> str:
-    """Return the id of the first chunk of a passage, if it is there in chunks.
+def chunk_id(passage_id: str, number: int) -> str:
+    """Return the id of a passage's chunk, counted from 1, if it is there in chunks.
 
-    >>> first_chunk_id("kettle")
+    >>> chunk_id("kettle", 1)
     'kettle#1'
     """
-    return f"{passage_id}#1"
+    return f"{passage_id}#{number}"
 
 
 def is_chunk_id(passage_id: str) -> bool:

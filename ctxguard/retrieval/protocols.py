@@ -16,6 +16,8 @@ Float32Array = NDArray[np.float32]
 RowArray = NDArray[np.int64]
 Progress = Callable[[int], None]
 """Told how many passages are done so far."""
+BuildProgress = Callable[[int, int], None]
+"""Told how many passages are encoded so far, and how many there are to encode."""
 
 
 Retrieval = Ranking | Iterable[Hit]
@@ -28,7 +30,9 @@ class Retriever(Protocol):
 
     Where they exist, the guard also uses ``fingerprint() -> Mapping[str, str]``, which identifies
     the system for profiles, ``corpus_sketch() -> CorpusSketch``, by which a profile tells how much
-    of the corpus has changed, and ``with_fusion(fusion)``, the same retriever under another fusion.
+    of the corpus has changed, ``with_fusion(fusion)``, the same retriever under another fusion, and
+    ``concurrency``, the most calls at once that are worth a thread each, for a retriever that
+    computes in this process instead of waiting for another.
     """
 
     def retrieve(self, query: str, /, *, depth: int) -> Retrieval:

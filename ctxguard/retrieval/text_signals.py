@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard._support.fork_safety import OfProcess
+from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Hit, Leg, Passage, ScoreKind
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.index.dense import unit_rows
@@ -30,7 +31,7 @@ from ctxguard.retrieval.protocols import (
 from ctxguard.retrieval.signals import likeness
 from ctxguard.retrieval.signals.likeness import MOST_PIECES, CandidateFeatures, QueryPieces
 from ctxguard.retrieval.signals.ranker import Ranker
-from ctxguard.retrieval.signals.sparse import SparseRows
+from ctxguard.retrieval.signals.sparse import SparseRows, unit_weights
 
 MAX_WORDS = 2_000_000
 """Words and word pieces that are kept, at 4 to 8 bytes each."""
@@ -61,12 +62,14 @@ class Read(NamedTuple):
     """Some passages, read.
 
     Attributes:
-        candidates: Without legs.
+        candidates: Without legs, and not fused.
         numbers: The hash of each term, ascending, shape (n_terms,).
+        weights: BM25's weight of each entry of the candidates' terms.
     """
 
     candidates: CandidateFeatures
     numbers: NDArray[np.int32]
+    weights: FloatArray
 
     def bm25(self, terms: Sequence[str]) -> FloatArray:
         """Compute Lucene's BM25 of the passages for the terms of a query, shape (n,)."""
@@ -75,9 +78,8 @@ class Read(NamedTuple):
             at = int(np.searchsorted(self.numbers, number))
             if at < self.numbers.size and self.numbers[at] == number:
                 times[at] += 1.0
-        rows, weights = self.candidates.terms, self.candidates.term_weights
-        n = self.candidates.lengths.size
-        scores = np.bincount(rows.row_of_each, weights * times[rows.numbers], n)
+        rows, n = self.candidates.terms, self.candidates.lengths.size
+        scores = np.bincount(rows.row_of_each, self.weights * times[rows.numbers], n)
         return scores.astype(np.float64, copy=False)
 
 
@@ -120,20 +122,23 @@ class TextReader:
             np.cumsum([0, *[text.terms.size for text in texts]]),
         )
         lengths = np.array([text.counts.sum() for text in texts], np.float64)
-        weights = idf(np.bincount(inverse, minlength=numbers.size), len(texts))
+        rarity = idf(np.bincount(inverse, minlength=numbers.size), len(texts))
         parts = rows.counts / (rows.counts + length_norms(lengths)[rows.row_of_each])
+        weights = rarity[rows.numbers] * parts
         own = [text.vector for text in texts if text.vector is not None]
         pieces = SparseRows.of([text.pieces for text in texts])
         return Read(
             CandidateFeatures(
                 {},
+                np.zeros(len(texts)),
                 lengths,
                 rows,
-                (weights[rows.numbers] * parts).astype(np.float32),
+                unit_weights(rows, weights),
                 np.stack(own) if len(own) == len(texts) else vectors,
                 pieces if pieces.numbers.size else None,
             ),
             numbers,
+            weights,
         )
 
     def query_pieces(self, states: QueryStates | None, read: Read) -> QueryPieces | None:
@@ -246,7 +251,7 @@ class TextSignals:
             own["cosine"] = np.einsum("nd,d->n", vectors, vector).astype(np.float64)
             legs["dense"] = Leg(own["cosine"], ScoreKind.COSINE)
         return own | likeness.signals(
-            read.candidates._replace(legs=legs),
+            read.candidates._replace(legs=legs, fused=fuse(legs, Fusion())),
             self._reader.query_pieces(states, read),
             self._ranker,
         )

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 
 from ctxguard import __version__
 from ctxguard.guard import Tracing
-from ctxguard.request.telemetry import default_telemetry, made_once
+from ctxguard.guard.telemetry import default_telemetry, made_once
 from ctxguard.server import context, filtering, rerank
 from ctxguard.server.gate import Gate
 from ctxguard.server.limits import rules_of

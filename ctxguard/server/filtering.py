@@ -1,7 +1,7 @@
 """``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, cast
 
 import numpy as np
 from pydantic import Field, with_config
@@ -32,7 +32,7 @@ Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
 class ScoredCandidate(TypedDict):
     """One scored candidate."""
 
-    id: str
+    id: str | Annotated[int, Field(ge=-(2**63), lt=2**64, description="Counts as its text.")]
     score: NotRequired[
         Annotated[float | None, Field(description="Higher is better; null if it has none.")]
     ]
@@ -113,7 +113,13 @@ class FilterAnswer(TypedDict):
     request_id: str
     policy: Annotated[str | None, Field(description="Id of the profile; null without one.")]
     mode: str
-    kept: Annotated[list[str], Field(description="Ids of the kept candidates, best first.")]
+    kept: Annotated[
+        list[str],
+        Field(
+            description="Ids of the kept candidates, best first; where no policy is enforced, of "
+            "all of them in their order."
+        ),
+    ]
     dropped: Annotated[dict[str, int], Field(description="How many each reason dropped.")]
     flags: list[str]
     differences: list[str]
@@ -139,6 +145,7 @@ async def decide(service: Service, given: FilterRequest, scope: Scope) -> tuple[
         await off_the_loop(scope, ranking_of, given, service.kind),
         request_id=scope["state"]["request_id"],
         session_id=given.get("session_id"),
+        k=service.settings.k or max(n, 1),
     )
     return await off_the_loop(scope, decision_of, context), None
 
@@ -163,7 +170,7 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
     if missing:
         raise invalid(f"leg_kinds does not say what {missing[0]!r} means")
     return Ranking(
-        ids,
+        cast("Sequence[str]", ids),  # which a ranking writes as texts
         [one.get("score") for one in candidates],
         ScoreKind(given.get("score_kind") or kind),
         CheckedPassages((ids, texts, titles, metadata)),
@@ -197,12 +204,14 @@ def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
 
 def decision_of(context: Context) -> dict[str, object]:
     """Write a `FilterAnswer`."""
+    is_enforced = context.enforced
+    dropped = {_NAMES[reason]: n for reason, n in context.dropped_by_reason.items()}
     return {
         "request_id": context.request_id,
         "policy": context.profile_id,
         "mode": context.mode.value,
-        "kept": context.kept_ids,
-        "dropped": {_NAMES[reason]: n for reason, n in context.dropped_by_reason.items()},
+        "kept": context.kept_ids if is_enforced else [one.passage_id for one in context.passages],
+        "dropped": dropped if is_enforced else {},
         "flags": [flag.value for flag in context.flags],
         "differences": context.differences,
         "sufficient": context.sufficient,

@@ -1,7 +1,7 @@
 """Counters of HTTP requests, and of how they ended.
 
 Exact once no request is under way: for each endpoint ``received = ok + degraded + rejected + shed +
-failed + cancelled``. What the guard decides is counted by ``ctxguard.request.telemetry``.
+failed + cancelled``. What the guard decides is counted by ``ctxguard.guard.telemetry``.
 """
 
 import os

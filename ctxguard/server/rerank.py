@@ -8,22 +8,20 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from time import perf_counter, time
-from typing import Annotated, Any, NotRequired, cast
+from typing import Annotated, Any, NotRequired
 
+import numpy as np
 from pydantic import Field
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from ctxguard import __version__
 from ctxguard.core.context import Context
-from ctxguard.core.decision import candidate_order
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.scores import relative_scores
+from ctxguard.core.scores import INVALID_MAGNITUDE, all_valid, is_valid, relative_scores
 from ctxguard.core.types import (
     CheckedPassages,
-    Flag,
-    Mode,
     Ranking,
     ScoreKind,
     StageFailure,
@@ -43,18 +41,6 @@ OMIT, FULL = "ctxguard:omit", "ctxguard:full"
 
 LEAST_KEPT = 1e-6
 """The least score of a kept document: clients take 0.0 for one that was dropped."""
-
-_PLAIN = frozenset(
-    {
-        Flag.UNCALIBRATED,
-        Flag.PROFILE_MISMATCH,
-        Flag.ROUTE_UNCALIBRATED,
-        Flag.DOMAIN_VIOLATION,
-        Flag.MISSING_SIGNALS,
-        Flag.RANK_ONLY,
-    }
-)
-"""Where one of these is flagged nothing calibrated was decided, and the reranker's order holds."""
 
 
 class Document(TypedDict):
@@ -129,9 +115,9 @@ Pairs = list[tuple[int, float]]
 
 
 @lru_cache(maxsize=4)
-def _places(most: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Number so many documents: of equal scores the first in the request is better."""
-    return tuple(map(str, range(most))), tuple(range(1, most + 1))
+def _names(most: int) -> tuple[str, ...]:
+    """Name so many documents by their positions."""
+    return tuple(map(str, range(most)))
 
 
 async def rerank(
@@ -150,23 +136,28 @@ async def rerank(
             f"aliases are {OMIT} and {FULL}; any other model is the reranker's own",
         )
     copies = await off_the_loop(scope, copies_of, texts)
-    ranking = await _scored(service, scorer, query, texts, given, copies=copies)
+    ranking, order = await _scored(service, scorer, query, texts, given, copies=copies)
     request_id = scope["state"]["request_id"]
-    context = await service.guard.afilter(query, ranking, request_id=request_id)
+    most = None if form.most is None else given.get(form.most)
+    # Where no policy is enforced, so many documents are served.
+    k = max(min(most or len(texts), len(texts)), 1)
+    context = await service.guard.afilter(query, ranking, request_id=request_id, k=k)
     pairs, kept, dropped = ranked_of(context)
     failure = next(iter(context.decision.ranking.failures), None)
-    most = None if form.most is None else given.get(form.most)
     if most or asked == OMIT:
         pairs = _fewer(pairs, kept, ranking.copies, most, asked)
     if form.in_order:
-        pairs.sort()
+        pairs.sort(key=lambda pair: order[pair[0]])
     score_name = form.score
-    results: list[dict[str, object]] = [{"index": at, score_name: score} for at, score in pairs]
+    results: list[dict[str, object]] = [
+        {"index": order[at], score_name: score} for at, score in pairs
+    ]
     if form.each:
         results = [{**result, **form.each} for result in results]
     if form.echo is not None and given.get(form.echo):
         for result, (at, _) in zip(results, pairs, strict=True):
-            result[form.echoed] = {"text": texts[at]} if form.echoes_object else texts[at]
+            text = texts[order[at]]
+            result[form.echoed] = {"text": text} if form.echoes_object else text
     if form.results is None:
         return results, failure
     meta = {
@@ -228,8 +219,13 @@ async def _scored(
     given: Mapping[str, Any],
     *,
     copies: dict[int, int],
-) -> Ranking:
-    """Rank the documents by the reranker's scores, or say why there are none."""
+) -> tuple[Ranking, Sequence[int]]:
+    """Rank the documents by the reranker's scores, or say why there are none.
+
+    Returns:
+        The ranking in the reranker's order, or without one in that of the request; and the position
+        in the request of each candidate.
+    """
     settings, n, model = service.settings, len(texts), given.get("model")
     # A profile is of one model, whatever a request names.
     if model and (
@@ -237,6 +233,7 @@ async def _scored(
     ):
         model = None
     scores: list[float | None] = [None] * n
+    order: Sequence[int] = range(n)
     failures: tuple[StageFailure, ...] = ()
     timings: tuple[StageTiming, ...] = ()
     if texts:
@@ -246,25 +243,36 @@ async def _scored(
             found = await scorer.scores(
                 query, distinct, model or None, given.get("max_tokens_per_doc")
             )
-            scores = found.tolist()
             if copies:
                 firsts = (at for at in range(n) if at not in copies)
-                score_of = dict(zip(firsts, scores, strict=True))
-                scores = [score_of[copies.get(at, at)] for at in range(n)]
+                score_of = dict(zip(firsts, found, strict=True))
+                found = np.array([score_of[copies.get(at, at)] for at in range(n)])
+            # Of equal scores the first in the request is better; those without one are last.
+            keys = np.where(np.abs(found) < INVALID_MAGNITUDE, found, -np.inf)
+            best_first = (-keys).argsort(kind="stable")
+            order, scores = best_first.tolist(), found[best_first].tolist()
         except Exception as error:
             failures = (failure_of(STAGE, error),)
         timings = (StageTiming(STAGE, began_at, perf_counter() - began),)
-    ids, ranks = _places(settings.max_documents)
-    return Ranking(
-        ids[:n],
+    if not failures:
+        texts = [*map(texts.__getitem__, order)]
+        if copies:
+            place_of = {at: place for place, at in enumerate(order)}
+            copies = {place_of[at]: place_of[first] for at, first in copies.items()}
+    names = _names(settings.max_documents)
+    ids = [*map(names.__getitem__, order)]
+    ranking = Ranking(
+        ids,
         scores,
         service.kind,
         CheckedPassages((ids, texts)),
-        ranks=ranks[:n],
+        ranks=range(1, n + 1),
         failures=failures,
         timings=timings,
         copies=copies,
+        contradicted=False,
     )
+    return ranking, order
 
 
 def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
@@ -272,18 +280,16 @@ def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
 
     Copies of others are not counted as kept; drops are counted by their reason.
 
-    Degraded: the documents' own order, with scores that fall from below 1 to above 0. Where
-    nothing calibrated was decided: the reranker's order and scores, and nothing is dropped. A copy
+    Degraded: the documents' own order, with scores that fall from below 1 to above 0. Where no
+    policy is enforced: the reranker's order and scores, and nothing is dropped. A copy
     follows the document that it repeats, with the same score.
     """
     decision, ranking = context.decision, context.decision.ranking
     if ranking.failures:
         n = len(ranking)
         return [(at, (n - at) / (n + 1)) for at in range(n)], n, {}
-    if context.mode is not Mode.ENFORCE or ranking.kind is ScoreKind.RANK:
-        return _plain(context)
-    if not _PLAIN.isdisjoint(context.flags):
-        return _plain(context)
+    if not context.enforced or ranking.kind is ScoreKind.RANK:
+        return _plain(ranking)
     kept, beyond = list(decision.kept), decision.order[decision.n_kept :]
     scores = decision.probabilities
     if scores is None:
@@ -308,19 +314,13 @@ def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
     return pairs, len(kept), dropped
 
 
-def _plain(context: Context) -> tuple[Pairs, int, dict[str, int]]:
+def _plain(ranking: Ranking) -> tuple[Pairs, int, dict[str, int]]:
     """Keep the reranker's order and scores; documents without a valid one are last."""
-    decision, ranking = context.decision, context.decision.ranking
-    order, set_aside = decision.order, decision.set_aside
-    is_by_score = isinstance(decision.policy, RatioPolicy) and context.mode is not Mode.OFF
-    if ranking.copies or not is_by_score:
-        order, set_aside, _ = candidate_order(ranking)
-    given = cast(Sequence[float], ranking.scores)
-    scores = list(map(given.__getitem__, order))
-    if set_aside:
-        scores += [min(scores, default=0.0)] * len(set_aside)
-        order = [*order, *[at for at, _ in set_aside]]
-    return list(zip(order, scores, strict=True)), len(order), {}
+    scores: Any = ranking.scores
+    if not all_valid(scores):
+        valid = [score for score in scores if is_valid(score)]
+        scores = valid + [min(valid, default=0.0)] * (len(scores) - len(valid))
+    return [*enumerate(scores)], len(scores), {}
 
 
 def _fewer(

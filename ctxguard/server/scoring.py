@@ -8,7 +8,7 @@ import numpy as np
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import OverloadedError, StageError, StageRefusedError
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import Stage
 from ctxguard.retrieval.protocols import Reranker
 

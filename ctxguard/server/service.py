@@ -5,20 +5,20 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
+from ctxguard.core.assembly import DEFAULT_ASSEMBLY, UNBOUNDED_CHARS, Assembly
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import Deadlines, RequestLimits
 from ctxguard.server.problems import Problem, invalid
 from ctxguard.server.reranker_check import keep_comparing, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import ServiceSettings
 
-_NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=2**62)
+_NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=UNBOUNDED_CHARS)
 """A rerank answer holds what the decision says, and assembly adds no drops of its own."""
 
 

@@ -12,7 +12,7 @@ from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ctxguard.endpoints.rerank import RerankClient
-    from ctxguard.request.assess import AssessorStage
+    from ctxguard.guard.assess import AssessorStage
     from ctxguard.resilience import Deadlines
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
@@ -164,8 +164,8 @@ class AssessorSettings(UpstreamSystem):
             ConfigurationError: the assessor lacks a model or an endpoint.
             MissingExtraError: the extra of its client is not installed.
         """
+        from ctxguard.guard.assess import AssessorStage
         from ctxguard.monitor.redaction import redact
-        from ctxguard.request.assess import AssessorStage
 
         if self.assessor is None:
             return None

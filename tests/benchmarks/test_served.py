@@ -39,6 +39,7 @@ def recorded() -> Recorded:
         scores,
         {"dense": scores, "lexical": scores},
         {"dense": ScoreKind.COSINE, "lexical": ScoreKind.RATIO},
+        tokens=rng.integers(20, 400, scores.shape).astype(np.float64),
         signals={"telling": signal},
     )
     return Recorded("made up", dataset, pools)

@@ -48,7 +48,7 @@ ROUNDS = {
         "assessors/d′ 1/musique/",
     ),
     "certificate": Round("--repeats 1", "outcomes/", fails=True),
-    "encode": Round("--scifact DATA/scifact --rounds 1", "passages/openvino/p50"),
+    "encode": Round("--scifact DATA/scifact --rounds 1", "passages/default/p50"),
     "engines": Round(
         "--data DATA/noveleval --engines postgresql --rounds 1",
         "engines/postgresql/milliseconds/p50",
@@ -56,7 +56,8 @@ ROUNDS = {
     "judged_lists": Round("--data DATA/lists --draws 2", "means/graded_gpt4o/"),
     "labelling": Round("--months 1 --only good", "cases/good judge/", fails=True),
     "overhead": Round("--sizes 100 --rounds 1 --calls 10 --seconds 0.01", "bars/decide/measured"),
-    "question_to_context": Round("--sizes 200 --questions 3 --data TMP", "sizes/200/ctxguard"),
+    "question_to_context": Round("--sizes 200 --questions 3 --data TMP", "sizes/200/ctxguard/ms"),
+    "loop_lag": Round("--size 200 --requests 4 --in-flight 2 --turns 1", "here/text/p99"),
     "ranker": Round(
         "--data DATA/musique DATA/noveleval --cache DATA/cache", "/musique/|mean_gain", fails=True
     ),
@@ -129,7 +130,7 @@ def small(monkeypatch: pytest.MonkeyPatch, data: Path) -> Iterator[None]:
         (certificate, "POPULATION_SIZE", 500),
         (encode, "PASSAGES", 4),
         (encode, "QUERIES", 4),
-        (encode, "RUNTIMES", ("openvino",)),
+        (encode, "RUNTIMES", ("default",)),
         (rise, "DAYS", 30),
         (stale, "RELEASES", [releases(name, data / "cache" / "stale") for name in SHOPS]),
     ):

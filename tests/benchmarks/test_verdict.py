@@ -1,61 +1,139 @@
 """The benchmark of the verdict: what its means and bars say of known splits."""
 
+import numpy as np
 import pytest
 
-from benchmarks.verdict import Split, bars, by_labels, summarised
+from benchmarks._served import Recorded
+from benchmarks.verdict import (
+    AT,
+    BARS,
+    CONTEXTS,
+    DENSE,
+    FIGURES,
+    Key,
+    Split,
+    Summary,
+    bars,
+    mean_of,
+    measured,
+    summarised,
+)
+from calibration.data.dataset import Dataset, Query
+from calibration.replay import Pools
+from ctxguard.core.types import Route, ScoreKind
 
 
-def split(
-    decision: str, recall: float, *, udcg: float = 0.2, kept: float = 3.0, refuted: bool = False
-) -> Split:
-    return {"decision": decision, "recall": recall, "udcg": udcg, "kept": kept, "refuted": refuted}
+def split(**figures: float) -> Split:
+    """An enforced split that gains in everything, except as told."""
+    good = {"enforced": 1.0, "recall": 0.1, "tokens": -0.2, "equal": 0.1, "kept": 3.0}
+    return {**dict.fromkeys(FIGURES, 0.0), **good, **figures}
 
 
-GOOD = [split("enforce", 0.02), split("enforce", 0.0), split("shadow", -0.02)]
+def sets_of(own: Summary, today: int = 5) -> dict[Key, Summary]:
+    return {(name, context, today, AT): own for name in DENSE for context in CONTEXTS}
 
 
-def test_a_policy_counts_in_its_mode_only_where_it_is_enforced() -> None:
-    found = summarised(GOOD)
-    assert found["always_recall"] == pytest.approx(0.0)
-    assert found["recall"] == pytest.approx(0.02 / 3)
-    assert found["udcg"] == pytest.approx(0.4 / 3)
-    assert (found["enforce"], found["shadow"]) == pytest.approx((2 / 3, 1 / 3))
-    assert found["kept"] == pytest.approx((3.0 + 3.0 + 5.0) / 3)
+def test_what_is_not_enforced_counts_as_today() -> None:
+    found = summarised([split(), {**dict.fromkeys(FIGURES, 0.0), "kept": 5.0}])
+    assert (found["recall"], found["tokens"], found["kept"]) == pytest.approx((0.05, -0.1, 4.0))
+    assert (found["enforced"], found["n_enforced"], found["splits"]) == (0.5, 1.0, 2.0)
 
 
-def test_only_an_enforced_policy_can_be_refuted() -> None:
-    splits = [split("enforce", -0.1, refuted=True), split("shadow", -0.1, refuted=True)]
-    found = summarised(splits)
-    assert (found["n_refuted"], found["n_enforced"]) == (1, 1)
+def test_refuted_policies_are_counted() -> None:
+    found = summarised([split(refuted=1.0), split(refuted=1.0), split()])
+    assert (found["n_refuted"], found["n_enforced"]) == (2.0, 3.0)
 
 
 def test_every_bar_holds_where_each_policy_gains() -> None:
-    good = summarised([split("enforce", 0.02)] * 60)
-    found = bars({name: {50: good, 100: good} for name in ("demo", "anthropic_docs", "musique")})
-    assert len(found) == 6
+    found = bars(sets_of(summarised([split()] * 20)))
+    assert len(found) == sum(map(len, BARS.values())) + 1
     assert all(holds for _, holds in found.values())
 
 
-def test_each_bar_can_be_missed() -> None:
-    lost = summarised([split("enforce", -0.03, udcg=0.0, refuted=True), split("keep", 0.0)] * 60)
-    found = bars({name: {50: lost, 100: lost} for name in ("demo", "anthropic_docs", "musique")})
-    assert not any(holds for _, holds in found.values())
+@pytest.mark.parametrize(
+    ("worse", "context", "bar"),
+    [
+        ({"tokens": 0.02}, "balanced", "tokens ≤ +0.01"),
+        ({"tokens": -0.1}, "leaner", "tokens ≤ -0.12"),
+        ({"tokens": 1.1}, "richer", "tokens ≤ +1"),
+        ({"recall": 0.02}, "balanced", "recall ≥ +0.03"),
+        ({"recall": -0.01}, "leaner", "recall ≥ -0.005"),
+        ({"equal": 0.02}, "balanced", "equal ≥ +0.03"),
+        ({"enforced": 0.6}, "balanced", "enforce ≥ +0.7"),
+    ],
+)
+def test_each_bar_can_be_missed(worse: dict[str, float], context: str, bar: str) -> None:
+    found = bars(sets_of(summarised([split(**worse)] * 20)))
+    words = f"{context}, today first 5, 50 labels: {bar}"
+    assert not found[words][1]
 
 
-def test_bars_of_collections_that_were_not_measured_are_left_out() -> None:
-    found = bars({"musique": {20: summarised(GOOD)}})
-    assert [words.split(" ")[0] for words in found] == ["recall", "recall", "refuted"]
+def test_one_bad_set_is_not_hidden_by_the_mean() -> None:
+    sets = sets_of(summarised([split()] * 20))
+    sets[DENSE[0], "leaner", 5, AT] = summarised([split(recall=-0.02)] * 20)
+    found = bars(sets)
+    assert found["leaner, today first 5, 50 labels: recall ≥ -0.005"][1]
+    assert not found["leaner, today first 5, 50 labels: worst ≥ -0.015"][1]
 
 
-def test_means_are_over_the_collections_that_have_so_many_labels() -> None:
-    found = by_labels(
-        {
-            "musique": {20: summarised(GOOD)},
-            "demo": {20: summarised([split("enforce", -0.1)]), 50: summarised(GOOD)},
-        },
-        ["musique", "demo"],
+def test_too_many_refuted_or_too_few_enforced_miss_the_bar() -> None:
+    for splits in ([split(refuted=1.0)] + [split()] * 9, [split()] * 2):
+        *_, (value, holds) = bars(sets_of(summarised(splits))).values()
+        assert not holds
+        assert value == f"{12 * (len(splits) == 10)} of {12 * len(splits)}"
+
+
+def test_bars_need_all_sets_at_so_many_labels() -> None:
+    own = summarised([split()])
+    sets = sets_of(own)
+    assert mean_of(sets, "balanced", 5, AT) is not None
+    assert mean_of(sets, "balanced", 5, 20) is None
+    del sets[DENSE[1], "balanced", 5, AT]
+    assert not any(words.startswith("balanced") for words in bars(sets))
+    assert [*bars({(DENSE[0], "balanced", 5, AT): own})] == [*bars({})]
+
+
+def test_each_size_of_todays_context_has_its_bars() -> None:
+    own = summarised([split()] * 20)
+    found = bars({**sets_of(own, 5), **sets_of(own, 10)})
+    assert sum("today first 10" in words for words in found) == sum(map(len, BARS.values()))
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    """A perfect score over some relevant passages, the longer ones useless."""
+    rng = np.random.default_rng(3)
+    n, depth = 120, 20
+    relevant = np.arange(depth) < rng.integers(1, 9, (n, 1))
+    scores = np.where(relevant, 0.9, 0.1) + rng.normal(0.0, 0.02, (n, depth))
+    scores = -np.sort(-scores, axis=1)
+    ids = tuple(tuple(f"p{row}-{column}" for column in range(depth)) for row in range(n))
+    queries = tuple(Query(f"q{row}", f"question q{row}") for row in range(n))
+    qrels = {
+        query.query_id: dict(zip(own, map(int, known), strict=True))
+        for query, own, known in zip(queries, ids, relevant, strict=True)
+    }
+    pools = Pools(
+        Route.EXTERNAL,
+        ScoreKind.PROBABILITY,
+        tuple(query.query_id for query in queries),
+        ids,
+        scores,
+        {},
+        {},
+        tokens=np.where(relevant, 100.0, 200.0),
     )
-    assert [(n, own["sets"]) for n, own in found.items()] == [(20, 2), (50, 1)]
-    assert found[20]["recall"] == pytest.approx((0.02 / 3 - 0.1) / 2)
-    assert found[20]["worst_recall"] == pytest.approx(-0.1)
-    assert found[20]["n_enforced"] == 3
+    return Recorded("perfect", Dataset("perfect", queries, qrels), pools)
+
+
+def test_a_split_is_measured_on_the_other_queries(recorded: Recorded) -> None:
+    found = measured(recorded, "balanced", 5, 50, 0)
+    assert set(found) == set(FIGURES)
+    assert (found["enforced"], found["refuted"]) == (1.0, 0.0)
+    assert found["recall"] > 0.0
+    assert found["equal"] > 0.0
+    assert found["tokens"] < 0.05
+
+
+def test_a_split_with_too_few_labels_is_today(recorded: Recorded) -> None:
+    assert measured(recorded, "balanced", 5, 10, 0) == {**dict.fromkeys(FIGURES, 0.0), "kept": 5.0}

@@ -12,10 +12,10 @@ from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.request.telemetry import Telemetry
 
 SERIES = "labels 1"
 WHOLE = JudgingRates(

@@ -18,8 +18,8 @@ from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.schema import Profile
-from ctxguard.request.telemetry import Telemetry
 
 DEPTH = 20
 
@@ -51,11 +51,11 @@ def ranking_of(
     ranks: Sequence[int | None] | None = None,
     legs: Mapping[str, Leg] | None = None,
 ) -> Ranking:
-    """Passages p0, p1, … with these scores."""
+    """Passages p0, p1, … with these scores, in no engine's order."""
     ids = [f"p{i}" for i in range(len(scores))] if ids is None else ids
     hits = [Hit(passage_id, score) for passage_id, score in zip(ids, scores, strict=True)]
     ranking = Ranking.from_hits(hits, kind, route)
-    return replace(ranking, ranks=ranks, legs={} if legs is None else legs)
+    return replace(ranking, ranks=ranks, legs={} if legs is None else legs, contradicted=False)
 
 
 def labelled(

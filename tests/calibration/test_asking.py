@@ -18,8 +18,8 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import FloatArray, Passage, Ranking
 from ctxguard.errors import CalibrationError, OverloadedError
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.assess import AssessorStage
 from ctxguard.profile.schema import AssessorProfile, Profile, RouteProfile
-from ctxguard.request.assess import AssessorStage
 
 PRICE = 0.002
 

@@ -252,15 +252,15 @@ class TestVerdict:
     def test_where_nothing_can_be_gained_it_says_how_many_labels_show_that_nothing_is_lost(
         self,
     ) -> None:
-        """So many labels do decide, and fewer do not."""
+        """So many labels choose where some are left out, and fewer never say that none would."""
         verdict = outcome_of(calibrate(*simulate(21, noise=0.05, relevant=1))).profile.verdict
         needed = verdict.n_needed
         assert (verdict.decision, verdict.recall) == ("keep", None)
         assert f"about {needed} such queries would probably decide" in verdict.statement
-        more = calibrate(*simulate(needed, noise=0.05, relevant=1))
-        assert outcome_of(more).profile.verdict.decision == "enforce"
-        between = calibrate(*simulate(needed - 3, noise=0.05, relevant=1))
-        assert "more queries like these would not" not in between.profile.verdict.statement
+        route = outcome_of(calibrate(*simulate(needed, noise=0.05, relevant=1))).route
+        assert route.choosing.share_chosen(route.rules("balanced")[0]) == 1.0
+        between = outcome_of(calibrate(*simulate(needed - 3, noise=0.05, relevant=1))).profile
+        assert "more queries like these would not" not in between.verdict.statement
 
     @pytest.mark.parametrize(("relevant", "noise"), [(1, 0.05), (3, 0.1)])
     def test_forty_labels_switch_on_a_filter_that_loses_nothing(

@@ -83,7 +83,7 @@ def test_what_is_judged_follows(retriever: HybridRetriever) -> None:
 
 def test_parts_of_pools_are_labelled_alike(retriever: HybridRetriever) -> None:
     pools = replay(retriever, [QUERY], depth=10)
-    assert pools.documents is not None
+    assert pools.documents
     assert pools.subset(["q"]).documents == pools.documents
 
 
@@ -94,4 +94,4 @@ def test_documents_are_known_to_the_index(retriever: HybridRetriever) -> None:
 
 def test_pools_without_chunks_are_as_they_were() -> None:
     retriever = HybridRetriever.build([Passage("a", "red")], embedder=WordHashEmbedder())
-    assert replay(retriever, [QUERY], depth=3).documents is None
+    assert replay(retriever, [QUERY], depth=3).documents == ()

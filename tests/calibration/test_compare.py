@@ -106,9 +106,7 @@ def test_sizes_that_the_queries_cannot_tell_apart_are_said_to_be_within_noise() 
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from([1, 2, 3, 5, None]), min_size=2, max_size=6), st.integers(1, 6))
-def test_the_curve_at_a_candidates_own_k_is_its_udcg(
-    ranks: list[int | None], k: int
-) -> None:
+def test_the_curve_at_a_candidates_own_k_is_its_udcg(ranks: list[int | None], k: int) -> None:
     dataset, shelf = questions(ranks)
     found = compared([fixed("only", k)], shelf, dataset)
     own, expected = (

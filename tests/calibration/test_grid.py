@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulated_pools import Case, cases, labelled, ranking_of, served_today
 
-from calibration.evaluate import per_query
+from calibration.evaluate import contexts, per_query
 from calibration.fit import probabilities
 from calibration.grid import (
     Grid,
@@ -19,15 +19,26 @@ from calibration.grid import (
     thresholds_reached,
     utility_grid,
 )
+from ctxguard.core.metrics import READERS, STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
+from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray, ScoreKind
 
 
 def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, FloatArray]:
     """The figures of every query, one decision at a time."""
     return dict(per_query(*case, grid.policy(index)).values)
+
+
+def with_lengths(case: Case, seed: int) -> Case:
+    """The same with tokens of every candidate, many of them alike."""
+    scores = case.pools.scores
+    tokens = np.random.default_rng(seed).choice([0.0, 60.0, 100.0, 433.0], scores.shape)
+    return case._replace(
+        pools=replace(case.pools, tokens=np.where(np.isnan(scores), np.nan, tokens))
+    )
 
 
 def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
@@ -84,6 +95,44 @@ class TestGridEqualsNaiveLoop:
             min_keep=min_keep,
         )
         assert_equals_the_naive_loop(case, grid)
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        cases(legs=True, rules=(READERS, STRICT)),
+        st.integers(0, 1_000),
+        st.lists(st.floats(-2.0, 2.0), min_size=5, max_size=5),
+        st.integers(0, 3),
+    )
+    def test_policies_that_weigh_by_length(
+        self, case: Case, seed: int, coefficients: list[float], min_keep: int
+    ) -> None:
+        """Figures, and for every size the passages that are served, in their order."""
+        case = with_lengths(case, seed)
+        model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
+        thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
+        values = probabilities(model, case.pools)
+        weighed = values * weight_of(np.nan_to_num(case.pools.tokens))
+        assume(not (np.abs(weighed[..., None] - thresholds) < 1e-6).any())
+        ks = [*range(1, values.shape[1] + 1)]
+        asked: dict[str, Any] = {"ks": ks, "thresholds": thresholds, "min_keep": min_keep}
+        grid = utility_grid(*case, values, model, **asked)
+        assert_equals_the_naive_loop(case, grid)
+        for index in np.ndindex(len(ks), thresholds.size):
+            policy = grid.policy(index)
+            assert policy.per_token
+            order, n_kept = grid.contexts(index)
+            expected, kept = contexts(case.pools, policy)
+            assert n_kept.tolist() == kept.sum(axis=1).tolist()
+            assert (order[kept] == expected[kept]).all()
+        plain = utility_grid(*case, values, model, per_token=False, **asked)
+        assert not plain.policy((0, 0)).per_token
+        assert plain.places is None
+
+    def test_without_tokens_nothing_is_weighed(self) -> None:
+        case = Case(*labelled([ranking_of([0.9, 0.5])], [{"p0": 1}], depth=2))
+        assert case.pools.tokens is None
+        model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
+        assert not utility_grid(*case, np.array([[0.9, 0.5]]), model).policy((0, 0)).per_token
 
     @settings(max_examples=30, deadline=None)
     @given(cases(), st.data())

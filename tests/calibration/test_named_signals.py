@@ -17,11 +17,12 @@ from calibration.data.dataset import Dataset, Query
 from calibration.fit import pool_features
 from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Ranking, ScoreKind
 from ctxguard.core.decision import decide
+from ctxguard.core.metrics import STRICT
 from ctxguard.core.signals import feature_names
 from ctxguard.errors import ConfigurationError
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
-from ctxguard.request.telemetry import Telemetry
 
 N, DEPTH = 60, 12
 
@@ -66,7 +67,10 @@ def dataset(n: int = N) -> Dataset:
 @cache
 def calibrated(n: int = N) -> Calibration:
     return calibrate(
-        Shop(), dataset(n), Settings(depth=DEPTH, context="utility"), score_kind=ScoreKind.COSINE
+        Shop(),
+        dataset(n),
+        Settings(depth=DEPTH, context="utility", utilities=STRICT),
+        score_kind=ScoreKind.COSINE,
     )
 
 
@@ -106,14 +110,9 @@ class TestFromHitsToTheAnswer:
         assert flagged == 1.0
 
     def test_the_order_in_which_candidates_come_changes_nothing(self, profile: Path) -> None:
-        class Turned(Shop):
-            def retrieve(self, query: str, *, depth: int) -> list[Hit]:
-                return super().retrieve(query, depth=depth)[::-1]
-
-        one, other = (
-            guard_of(shop(), profile, CollectorRegistry()).retrieve("question 5")
-            for shop in (Shop, Turned)
-        )
+        guard = guard_of(Shop(), profile, CollectorRegistry())
+        hits = Shop().retrieve("question 5", depth=DEPTH)
+        one, other = (guard.filter("question 5", each) for each in (hits, hits[::-1]))
         assert (one.kept_ids, one.flags) == (other.kept_ids, other.flags)
 
     def test_a_sample_is_decided_again_as_it_was(self, profile: Path) -> None:

@@ -9,7 +9,7 @@ from simulated_pools import labelled, ranking_of
 from calibration.data.dataset import Dataset, Query
 from calibration.grid import ratio_grid
 from calibration.pool_labels import PoolLabels, discounts, label
-from ctxguard.core.metrics import Negative, Utilities, udcg
+from ctxguard.core.metrics import READERS, STRICT, Negative, Utilities, udcg
 from ctxguard.errors import CalibrationError
 
 
@@ -26,7 +26,7 @@ class TestPoolLabels:
         return label(pools, self.DATASET, **settings)  # type: ignore[arg-type]
 
     def test_each_candidate_has_its_grade_its_worth_and_whether_it_was_judged(self) -> None:
-        labels = self.of()
+        labels = self.of(utilities=STRICT)
         assert labels.grades.tolist() == [[2, 0, 1, 0, 0, 0]]
         assert labels.judged.tolist() == [[True, True, True, True, False, False]]
         assert labels.utilities.tolist() == [[1.0, -0.5, 0.5, -1.0, -0.2, 0.0]]
@@ -45,20 +45,20 @@ class TestPoolLabels:
     ) -> None:
         _, labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}], depth=2)
         assert labels.positives_only
-        assert labels.utilities.tolist() == [[1.0, -0.5]]
+        assert labels.utilities.tolist() == [[1.0, READERS.irrelevant]]
 
     def test_a_named_distractor_is_a_label_of_irrelevance(self) -> None:
         ranking = [ranking_of([3.0, 2.0, 1.0])]
         _, labels = labelled(ranking, [{"p0": 1}], depth=3, distractors=[{"p1": "distractor"}])
         assert not labels.positives_only
-        assert labels.utilities.tolist() == [[1.0, -1.0, -0.2]]
+        assert labels.utilities.tolist() == [[1.0, READERS.distractor, READERS.unjudged]]
         assert labels.judged.tolist() == [[True, True, False]]
 
     def test_an_empty_list_of_relevant_passages_judges_every_candidate_of_its_query(self) -> None:
         rankings = [ranking_of([2.0, 1.0]), ranking_of([2.0, 1.0])]
         pools, _ = labelled(rankings, [{"p0": 1}, {}], depth=2)
         queries = (Query("q0", "question 0"), Query("q1", "question 1"))
-        labels = label(pools, Dataset("d", queries, {"q0": {"p0": 1}, "q1": {}}))
+        labels = label(pools, Dataset("d", queries, {"q0": {"p0": 1}, "q1": {}}), STRICT)
         assert not labels.positives_only
         assert labels.judged.tolist() == [[True, False], [True, True]]
         assert labels.utilities.tolist() == [[1.0, -0.2], [-0.5, -0.5]]
@@ -76,7 +76,7 @@ class TestPoolLabels:
         assert np.isnan(ratio_grid(pools, labels).means.recall_loss).all()
 
     def test_as_many_relevant_passages_are_expected_as_are_labelled(self) -> None:
-        labels = self.of()
+        labels = self.of(utilities=STRICT)
         chances = np.array([[0.4, 0.3, 0.2, 0.1, 0.0, np.nan]])
         relevant, worth = labels.with_expected(chances, 1.0)
         assert relevant == pytest.approx(np.array([[0.8, 0.6, 0.4, 0.2, 0.0, 0.0]]))
@@ -96,7 +96,7 @@ class TestPoolLabels:
 
     def test_a_query_without_labels_is_all_irrelevant_and_unjudged(self) -> None:
         _, labels = labelled([ranking_of([1.0]), ranking_of([1.0])], [{"p0": 1}, {}], depth=1)
-        assert labels.utilities.tolist() == [[1.0], [-0.5]]
+        assert labels.utilities.tolist() == [[1.0], [READERS.irrelevant]]
         assert labels.judged.tolist() == [[True], [False]]
         assert labels.n_answerable == 1
 

@@ -199,7 +199,8 @@ QRELS, KINDS, QUESTIONS = "qrels/test.tsv", "distractors.tsv", "queries.jsonl"
         (QRELS, ["q1 a 0.5"], "line 1: grade '0.5' is not a whole number"),
         (QRELS, ["q1 a nan"], "line 1: grade 'nan' is not a whole number"),
         (QRELS, ["q1 a"], "line 1: .* has 2 columns"),
-        (QRELS, ["q1 a 1 2"], "line 1: .* has 4 columns"),
+        (QRELS, ["q1 a b 2"], "line 1: 'a' is no iteration of TREC"),
+        (QRELS, ["q1 0 a b 2"], "line 1: .* has 5 columns"),
         (QRELS, ["q1 a 1", "q1 b 0", "q1 a 2"], "line 3: .* is labelled 2 here and 1 on line 1"),
         (QRELS, ["query-id corpus-id score"], "holds no label"),
         (QRELS, ["q8 a 2"], "names no query"),
@@ -432,3 +433,70 @@ class TestWritingRuns:
         with pytest.raises(DataError, match="cannot stand in a TREC run"):
             write_trec_run(tmp_path / "out.run", {query: (Hit(passage, 1.0, rank=1),)})
         assert list(tmp_path.iterdir()) == []
+
+
+QRELS_AS_SAVED = {
+    "semicolons": b"query-id;corpus-id;score\nq1;a;2\nq1;b;0\nq2;a;0\n",
+    "commas": b"q1,a,2\nq1,b,0\nq2,a,0\n",
+    "quotes": b'"query-id"\t"corpus-id"\t"score"\n"q1"\t"a"\t"2"\n"q1"\t"b"\t"0"\n"q2"\t"a"\t0\n',
+    "a mark and CRLF": b"\xef\xbb\xbfquery\tcorpus-id\tscore\r\nq1\ta\t2\r\nq1\tb\t0\r\nq2\ta\t0",
+    "decimals": b"q1;a;2,0\nq1;b;0,0\nq2;a;0,0\n",
+    "floats": b"q1\ta\t2.0\nq1\tb\t0.0\nq2\ta\t0.0\n",
+    "TREC": b"q1 0 a 2\nq1 0 b 0\nq2 Q0 a 0\n",
+    "another header": b"topic\tdoc\tJudgment\nq1\ta\t2\nq1\tb\t0\nq2\ta\t0\n",
+    "UTF-16": "query-id\tcorpus-id\tscore\nq1\ta\t2\nq1\tb\t0\nq2\ta\t0\n".encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("form", QRELS_AS_SAVED)
+def test_tables_are_read_as_spreadsheets_save_them(folder: Path, form: str) -> None:
+    (folder / "distractors.tsv").unlink()
+    (folder / "qrels/test.tsv").write_bytes(QRELS_AS_SAVED[form])
+    assert read_beir(folder).qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 0}}
+
+
+def test_ids_of_windows_1252_are_read(folder: Path) -> None:
+    (folder / "distractors.tsv").unlink()
+    (folder / "qrels/test.tsv").write_bytes("q1;café;2\n".encode("cp1252"))
+    assert read_beir(folder).qrels == {"q1": {"café": 2}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"query_id": "q", "text": "?", "relevant": {"a": 1, "a": 0}}',
+        '{"query_id": "q", "text": "?", "relevant": ["a"], "relevant": ["b"]}',
+        '{"query_id": "q", "query_id": "r", "text": "?", "relevant": ["a"]}',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path, line: str) -> None:
+    """The last would count, in silence."""
+    file = tmp_path / "d.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(DataError, match=r"line 1: .*the key '\w+' is there twice"):
+        read_jsonl(file)
+
+
+class TestLeastRelevantGrade:
+    """For scales whose lower grades say that a passage is not relevant: TREC's, stars."""
+
+    def test_lower_ones_count_as_not_relevant(self, folder: Path) -> None:
+        write_rows(folder / "qrels/test.tsv", "q1 a 2", "q1 b 1", "q2 a 3", "q2 b 0")
+        data = read_beir(folder, relevant_from=2)
+        assert data.qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 3, "b": 0}}
+        assert data.notes == ("1 grades below relevant-from = 2 count as not relevant",)
+
+    def test_a_list_of_ids_is_relevant_on_any_scale(self, tmp_path: Path) -> None:
+        rows = [
+            {"query_id": "q", "text": "?", "relevant": {"a": 5, "b": 3}},
+            {"query_id": "r", "text": "!", "relevant": ["a"]},
+        ]
+        data = read_jsonl(write_jsonl(tmp_path / "d.jsonl", *rows), relevant_from=4)
+        assert data.answerable == ("q", "r")
+        assert data.relevant("q") == {"a": 5}
+
+    def test_one_that_no_label_has_is_refused(self, folder: Path) -> None:
+        with pytest.raises(DataError, match=r"relevant-from = 7 or higher: the highest is 2"):
+            read_beir(folder, relevant_from=7)
+        with pytest.raises(ConfigurationError, match="must be at least 1"):
+            read_beir(folder, relevant_from=0)

@@ -1,6 +1,7 @@
 """Replay: what is recorded of a retriever's answers, in which order, and how it is kept."""
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,15 @@ from hypothesis import strategies as st
 from simulated_pools import Recorded, ranking_of
 
 from calibration.data.dataset import Query
-from calibration.replay import replay
+from calibration.replay import Readings, replay
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import FloatArray, Leg, Ranking, Route, ScoreKind
+from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.types import FloatArray, Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.index.passages import PassageLines
+from tests.doubles import WordHashEmbedder
 
 QUERIES = (Query("q0", "first"), Query("q1", "second"))
 LEGS = {
@@ -138,3 +143,37 @@ def test_the_answers_of_queries_are_not_kept() -> None:
     queries = tuple(Query(str(number), f"query {number}") for number in range(20))
     assert len(replay(Retriever(), queries, depth=5)) == len(scores) == 20
     assert most <= 2
+
+
+def test_each_passage_of_an_index_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and routes that find a passage again take what was read of it."""
+    corpus = [Passage(f"p{n}", f"fox number {n} " * n) for n in range(1, 9)]
+    retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+    read: list[int] = []
+
+    def many(self: PassageLines, positions: Sequence[int]) -> list[Passage]:
+        read.extend(self._starts[position] for position in positions)
+        return own(self, positions)
+
+    own = PassageLines.many
+    monkeypatch.setattr(PassageLines, "many", many)
+    readings = Readings()
+    queries = [Query(f"q{n}", f"fox number {n}") for n in range(4)]
+    for route in (Route.HYBRID, Route.LEXICAL, Route.DENSE):
+        pools = replay(retriever.on_route(route), queries, depth=8, readings=readings)
+        tokens = {each.passage_id: estimate_tokens(each.text) for each in corpus}
+        assert pools.tokens is not None
+        for row, ids in enumerate(pools.passage_ids):
+            assert pools.tokens[row, : len(ids)].tolist() == [tokens[one] for one in ids]
+    assert len(read) == len(set(read)) == len(corpus)
+
+
+def test_texts_that_depend_on_the_query_are_counted_each() -> None:
+    """A retriever may return another part of a passage under the same id."""
+    answers = {
+        query: Ranking.from_hits([Hit("p", 1.0, text=text)], ScoreKind.COSINE)
+        for query, text in (("first", "short"), ("second", "a text that is quite a bit longer"))
+    }
+    pools = replay(Recorded(answers), QUERIES)
+    assert pools.tokens is not None
+    assert pools.tokens[0, 0] < pools.tokens[1, 0]

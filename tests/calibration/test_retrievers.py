@@ -15,6 +15,8 @@ from calibration.data.readers import read_trec_run
 from calibration.replay import replay
 from calibration.report import report
 from calibration.retrievers import RankingSource, RecordedRankings, wrapped
+from ctxguard.core.decision import decide
+from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import (
@@ -221,8 +223,8 @@ class TestRecordedRankings:
         qrels = {f"q{number}": {f"p{number}-1": 1} for number in range(40)}
         dataset = Dataset("trec", queries, qrels)
         recorded = RecordedRankings.of_run(read_trec_run(run), queries, ScoreKind.RATIO)
-        found = calibrate(recorded, dataset, Settings(depth=10, context="utility", held_out=0.5))
-        route = found.profile.routes[Route.EXTERNAL]
+        asked = Settings(depth=10, context="utility", utilities=STRICT, held_out=0.5)
+        route = calibrate(recorded, dataset, asked).profile.routes[Route.EXTERNAL]
         assert route.policy.k == 1
         assert route.evidence.metrics["udcg"].value == 1.0
 
@@ -243,3 +245,72 @@ class TestRecordedRankings:
         assert len(RecordedRankings.of_run(run, queries).retrieve("same")) == 1
         with pytest.raises(DataError, match="'a' and 'b' have one text"):
             RecordedRankings.of_run({**run, "b": (Hit("x", 1.0, rank=1),)}, queries)
+
+
+class TestDirection:
+    """Scores that the order of most lists contradicts are refused, with the kind that fits."""
+
+    @staticmethod
+    def opposed(share: float, *, ranked: bool = False) -> Callable[..., list[Hit]]:
+        """Distances on this share of the questions, and similarities on the others."""
+
+        def distances(query: str, *, depth: int) -> list[Hit]:
+            number = int(query.rsplit(maxsplit=1)[-1])
+            sign = 1.0 if number < share * N else -1.0
+            hits = [
+                Hit(
+                    f"{number}-{at}",
+                    1.0 + sign * at / 10,
+                    f"text {at}",
+                    rank=at if ranked else None,
+                )
+                for at in range(1, 6)
+            ]
+            return hits[:depth]
+
+        return distances
+
+    @pytest.mark.parametrize("ranked", [False, True])
+    @pytest.mark.parametrize("kind", ["cosine", "inner_product", "ratio", "logit", "probability"])
+    def test_distances_are_refused_by_name(self, kind: str, *, ranked: bool) -> None:
+        with pytest.raises(ConfigurationError, match=r"40 of 40 lists .*score_kind='distance'"):
+            calibrate(self.opposed(1.0, ranked=ranked), DATASET, score_kind=kind)
+
+    def test_most_lists_decide(self) -> None:
+        with pytest.raises(ConfigurationError, match="24 of 40 lists"):
+            replay(wrapped(self.opposed(0.6), score_kind="ratio"), DATASET.queries)
+        pools = replay(wrapped(self.opposed(0.4), score_kind="ratio"), DATASET.queries)
+        # The order of the engine stands where it contradicts the scores.
+        assert all(ids[0] == f"{at}-1" for at, ids in enumerate(pools.passage_ids))
+        decided = [decide(ranking, RatioPolicy(k=2)).kept_ids for ranking in pools.rankings()]
+        assert decided == [ids[:2] for ids in pools.passage_ids]
+
+    def test_negated_distances_are_taken(self) -> None:
+        def negated(query: str, *, depth: int) -> list[Hit]:
+            hits = self.opposed(1.0)(query, depth=depth)
+            return [Hit(hit.passage_id, -hit.score, hit.text) for hit in hits]
+
+        pools = replay(wrapped(negated, score_kind="distance"), DATASET.queries)
+        assert pools.passage_ids[0][0] == "0-1"
+
+    @pytest.mark.parametrize("first_rank", [0, 1])
+    def test_a_run_whose_ranks_oppose_its_scores_is_refused(
+        self, tmp_path: Path, first_rank: int
+    ) -> None:
+        lines = [
+            f"q{n} Q0 {n}-{at} {at + first_rank} {0.1 + at / 10} tag"
+            for n in range(N)
+            for at in range(5)
+        ]
+        (tmp_path / "run.txt").write_text("\n".join(lines))
+        run = read_trec_run(tmp_path / "run.txt")
+        assert [hit.rank for hit in run["q0"]] == [1, 2, 3, 4, 5]
+        recorded = RecordedRankings.of_run(run, DATASET.queries, "cosine")
+        with pytest.raises(ConfigurationError, match="score_kind='distance'"):
+            replay(recorded, DATASET.queries)
+
+    def test_pipelines_are_compared_by_the_same_rule(self) -> None:
+        candidates = [Candidate(f"first {k}", RatioPolicy(k=k)) for k in (1, 2)]
+        source = wrapped(self.opposed(1.0), score_kind="cosine")
+        with pytest.raises(ConfigurationError, match="score_kind='distance'"):
+            compare(candidates, lambda _: source, DATASET, depth=5)

@@ -10,6 +10,7 @@ from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from ctxguard import ExpectedUtilityPolicy, Flag, Hit, Profile
+from ctxguard.core.metrics import STRICT
 from ctxguard.errors import ConfigurationError
 
 N, DEPTH = 60, 10
@@ -42,7 +43,9 @@ class Handbook:
             }
             metadata.pop(self.without, None)
             cosine = luck.normal(0.8 if row < len(YEARS) else 0.3, 0.05)
-            hits.append(Hit(f"{query}-{row}", float(cosine), "A page.", metadata=metadata))
+            hits.append(
+                Hit(f"{query}-{row}", float(cosine), f"A page, edition {row}.", metadata=metadata)
+            )
         return hits
 
     def dataset(self) -> Dataset:
@@ -55,7 +58,9 @@ def query(number: int) -> str:
 
 
 def settings(*columns: str) -> Settings:
-    return Settings(depth=DEPTH, held_out=0.0, context="utility", signal_columns=columns)
+    return Settings(
+        depth=DEPTH, held_out=0.0, context="utility", utilities=STRICT, signal_columns=columns
+    )
 
 
 def served(book: Handbook, profile: Profile) -> float:

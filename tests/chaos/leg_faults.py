@@ -11,7 +11,7 @@ from serving import Result, ServingProcess, Size, answered, in_words
 from ctxguard.core.types import FailureKind, Flag, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard.reload import IndexWatcher
-from ctxguard.request.telemetry import ReloadOutcome
+from ctxguard.guard.telemetry import ReloadOutcome
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever
 from tests.doubles import Fault

@@ -25,7 +25,7 @@ from serving import (
 from ctxguard.core.context import Context
 from ctxguard.core.types import Flag
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
-from ctxguard.request.telemetry import ReloadOutcome
+from ctxguard.guard.telemetry import ReloadOutcome
 from ctxguard.retrieval import HybridRetriever
 
 _SWAP_SECONDS = 0.01

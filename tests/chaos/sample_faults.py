@@ -15,7 +15,7 @@ from serving import PATIENCE_SECONDS, Result, ServingProcess, Size, in_words, un
 
 from ctxguard.core.types import Passage
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.service import JudgedAs, Monitor
+from ctxguard.monitor.service import Monitor, Outcome
 from ctxguard.monitor.store import Accounts, LostReason, State
 from ctxguard.monitor.store import database as database_module
 
@@ -195,10 +195,10 @@ def judge_down(folder: Path, size: Size) -> Result:
     monitor.start(interval_seconds=0.02, refresh_seconds=0.1)
     n = serving.by_size(20, 200)
     serving.serve(n)
-    up = until(lambda: monitor.report().outcomes[JudgedAs.JUDGED] == 2 * n)
+    up = until(lambda: monitor.report().outcomes[Outcome.JUDGED] == 2 * n)
     judge.is_down = True
     serving.serve(n)
-    noticed = until(lambda: monitor.report().outcomes[JudgedAs.JUDGE_FAILED] > 0)
+    noticed = until(lambda: monitor.report().outcomes[Outcome.JUDGE_FAILED] > 0)
     while_down = monitor.report()
     judge.is_down = False
     serving.writer.flush()
@@ -206,14 +206,14 @@ def judge_down(folder: Path, size: Size) -> Result:
     after = monitor.report()
     monitor.stop()
     states = serving.store.states()
-    gone = states.get(State.FAILED, 0)
+    gone = states[State.INCOMPLETE]
     return serving.finish(
-        f"{while_down.outcomes[JudgedAs.JUDGE_FAILED]} attempts failed, {while_down.waiting} "
-        f"waited, then {states[State.JUDGED]} judged and {gone} given up after five attempts",
+        f"{while_down.outcomes[Outcome.JUDGE_FAILED]} attempts failed, {while_down.waiting} "
+        f"waited, then {states[State.JUDGED]} judged and {gone} to be asked about again",
         {
             "samples are judged before": up,
             "wait while it is down": noticed and while_down.waiting > 0,
-            "and are judged once it is up, or given up and counted": caught_up
+            "and are judged once it is up, or asked about again later": caught_up
             and states[State.JUDGED] + gone == 4 * n
             and states[State.JUDGED] >= 3 * n,
             "the monitor's accounts are the writer's": after.accounts.sampled == 4 * n,

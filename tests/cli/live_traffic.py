@@ -16,11 +16,11 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Hit, Mode, Route, ScoreKind
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates
 from ctxguard.monitor.sampling.writer import DEFAULT_PRIVACY, Privacy, sample_to
 from ctxguard.monitor.store import SampleStore, State
 from ctxguard.profile.schema import Certificate, Profile, RouteProfile
-from ctxguard.request.telemetry import Telemetry
 from tests.profiles import CERTIFICATE, profile_with
 
 DEPTH = 12

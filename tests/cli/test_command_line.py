@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -160,7 +161,7 @@ cli.named = lambda name: Working()
 
 
 def test_an_unexpected_error_is_one_line_with_a_hint_and_a_traceback_for_who_asks(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CTXGUARD_DEBUG", raising=False)
 
@@ -174,6 +175,14 @@ def test_an_unexpected_error_is_one_line_with_a_hint_and_a_traceback_for_who_ask
     result = refused(failing(ZeroDivisionError("by\x1b zero")))
     assert result.stderr.startswith("error: unexpected ZeroDivisionError: by zero (set CTXGUARD_")
     assert result.stderr.count("\n") == 1
+    result = refused(failing(MemoryError()))
+    assert "memory of this machine does not suffice" in result.stderr
+    (tmp_path / "of_a_user.py").write_text("def search(*_):\n    raise KeyError('score')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = mock.Mock(side_effect=import_module("of_a_user").search)
+    monkeypatch.setattr("ctxguard.cli.metrics.MetricsCommand.__call__", broken)
+    result = refused(invoke(["metrics", "rules"]))
+    assert f"KeyError in {tmp_path}/of_a_user.py, line 2: 'score' (code of yours" in result.stderr
     monkeypatch.setenv("CTXGUARD_DEBUG", "1")
     assert isinstance(failing(ZeroDivisionError("by zero")).exception, ZeroDivisionError)
 
@@ -214,9 +223,20 @@ def test_long_work_writes_a_line_now_and_then_where_it_is_no_terminal(
         encoding(1_000)
         encoding(1_500)
         assert capsys.readouterr().err.splitlines() == [
-            "encoding: 1,000 so far",
-            "encoding: 2,500 so far",
+            "encoding: 1,000 of 3,000, about 1 min left",
+            "encoding: 2,500 of 3,000, about 1 min left",
         ]
+        begin("reading", None)(7)
+        assert capsys.readouterr().err == "reading: 7 so far\n"
+
+
+def test_what_is_told_by_total_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with Output().passes() as begin:
+        tell = console.by_total(begin, "encoding")
+        tell(0, 3_000)
+        assert capsys.readouterr().err == "encoding: 0 of 3,000\n"
+        tell(3_000, 3_000)
+    assert "3000/3000" in capsys.readouterr().err
 
 
 def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:

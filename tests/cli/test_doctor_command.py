@@ -9,9 +9,9 @@ from running import Run, as_toml
 
 from ctxguard._support import foreign_distribution
 from ctxguard.cli import doctor
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
 from ctxguard.profile.schema import Profile
-from ctxguard.request.telemetry import Telemetry
 
 
 def findings(run: Run, *places: object) -> tuple[dict[str, list[tuple[str, str]]], int]:

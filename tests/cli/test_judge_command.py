@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,27 @@ def chat() -> Iterator[ChatEndpoint]:
     endpoint = StrictEndpoint()
     yield endpoint
     endpoint.close()
+
+
+FAILURES = (
+    Answer(body='{"error": {"message": "Provider returned error", "code": 502}}'),
+    Answer(content=None, refusal="I cannot grade this."),
+    Answer('{"grade": 7}'),
+    Answer('{"gra', finish_reason="length"),
+    Answer("Certainly! It is very relevant."),
+)
+
+
+class FailingEndpoint(StrictEndpoint):
+    """Fails on three passages of ten, by five causes, while it is not healthy."""
+
+    is_healthy = False
+
+    def answer(self, path: str, request: dict[str, Any]) -> Answer:
+        luck = random.Random(request["messages"][-1]["content"])
+        if self.is_healthy or luck.random() >= 0.3:
+            return super().answer(path, request)
+        return luck.choice(FAILURES)
 
 
 @pytest.fixture
@@ -131,6 +153,38 @@ def test_from_a_log_without_labels_to_a_guard_that_filters(
     assert not guard.comparison.mismatches
     if found["verdict"] != "keep":
         assert isinstance(context.decision.policy, ExpectedUtilityPolicy)
+
+
+def test_failed_calls_are_asked_again(run: Run, index: Path, few: Path, tmp_path: Path) -> None:
+    """No figure counts them, their number is said, and the next run asks about these alone."""
+    pytest.importorskip("openai")
+    endpoint = FailingEndpoint()
+    try:
+        system = {"judge": {"base-url": endpoint.url}}
+        asked = ("judge", "--index", index, "--queries", few)
+        asked = (*asked, "--judge", "llm", "--model", "stand-in", "--json")
+        url = f"sqlite:///{tmp_path / 'failing.db'}"
+        first = run(*asked, "--store", url, system=system)
+        n_calls = len(endpoint.requests)
+        rows = json.loads(first.stdout)["by_k"]["rows"]
+        names = ("precision", "mrr", "udcg", "recall")
+        assert {row[name]["value"] for row in rows for name in names} == {None}
+        said = re.search(
+            r"([\d,]+) passages of 8 requests got no grade", " ".join(first.stderr.split())
+        )
+        assert said is not None
+        n_failed = int(said[1])
+        assert 0.15 * n_calls < n_failed < 0.45 * n_calls
+        profile = run("calibrate", "--store", url, "--index", index, "--out", tmp_path / "p.json")
+        assert "got no grade" in " ".join((profile.stdout + profile.stderr).split())
+        endpoint.is_healthy = True
+        second = run.ok(*asked, "--store", url, system=system)
+        assert len(endpoint.requests) == n_calls + n_failed
+        assert f"{n_failed} passages of 8 questions got no grade" in " ".join(second.stderr.split())
+        never = run.ok(*asked, "--store", f"sqlite:///{tmp_path / 'never.db'}", system=system)
+        assert json.loads(second.stdout)["by_k"] == json.loads(never.stdout)["by_k"]
+    finally:
+        endpoint.close()
 
 
 def test_without_a_judge_it_says_what_judging_takes_and_writes_nothing(
@@ -237,7 +291,7 @@ def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait_for_another(
         bad.close()
     assert result.exit_code == 1
     words = " ".join(result.stderr.split())
-    assert "gave no valid verdict" in words
+    assert "gave no valid grade" in words
     assert "The samples wait" in words
     assert len(bad.requests) < 60
     again = run.ok(*asked, "--model", "good", "--json", system={"judge": {"base-url": chat.url}})

@@ -220,16 +220,26 @@ BAD_LABELS = {
     "a list": ({"grade": [1]}, "grade [1]"),
     "no request": ({"request_id": ""}, "request_id is ''"),
     "no request nor grade": ({"request_id": "", "grade": None}, "request_id is ''"),
-    "a number for a passage": ({"passage_id": 7}, "passage_id is 7"),
+    "a fraction for a passage": ({"passage_id": 7.5}, "passage_id is 7"),
     "misleads and helps": ({"grade": 2, "negative": "distractor"}, "negative 'distractor'"),
     "another kind": ({"grade": 0, "negative": "liar"}, "negative 'liar'"),
 }
 
 BAD_FILES = {
     "not UTF-8": ("back.jsonl", b'{"request_id": "\xff"}\n', "not UTF-8"),
-    "not UTF-8 either": ("back.csv", b"request_id,passage_id,grade\n\xff,a,1\n", "not UTF-8"),
+    "not UTF-8 either": (
+        "back.csv",
+        b"request_id,passage_id,grade\n\xc3\xa9,a,1\n\xff,a,1",
+        "not UTF-8",
+    ),
     "other columns": ("back.csv", b"id,score\na,1\n", "the columns are id, score"),
-    "semicolons": ("back.csv", b"request_id;passage_id;grade\n", "with commas between them"),
+    "a key twice": (
+        "back.jsonl",
+        b'{"request_id": "r", "passage_id": "p", "grade": 1, "grade": 0}\n',
+        "line 1: not JSON (the key 'grade' is there twice",
+    ),
+    "a torn quote": ("back.csv", b'request_id,passage_id,grade\n"a"b,a,1\n', "line 2: is not CSV"),
+    "too many cells": ("back.csv", b"request_id,passage_id,grade\na,b,1,2\n", "has 4 cells"),
     "an empty table": ("back.csv", b"", "the columns are none"),
     "broken JSON": ("back.jsonl", b'{"request_id": "r"\n', "line 1: not JSON"),
     "a list": ("back.jsonl", b"[1]\n", "line 1: this line is no JSON object"),
@@ -263,7 +273,7 @@ class TestImport:
         again = import_(traffic, rows)
         assert (again["added"], again["duplicates"], again["blank"]) == (0, 22, 1)
         assert again["unknown"] == ["from elsewhere"]
-        assert "first unknown request: from elsewhere" in again["notes"]
+        assert "unknown: from elsewhere" in again["notes"]
         others = [
             {**row, "grade": 1 - row["grade"]} for row in rows[1:] if row["grade"] is not None
         ]
@@ -287,6 +297,24 @@ class TestImport:
         rows[2]["grade"] = "many"
         with pytest.raises(DataError, match=r"back.csv, line 6: grade 'many'"):
             read_label_file(write_table(tmp_path / "back.csv", rows), "ann", 0.0, 3)
+
+    @pytest.mark.parametrize("name", ["passage", "request"])
+    def test_changed_ids_are_named_and_nothing_counts(
+        self, run: Run, export: Export, traffic: Traffic, tmp_path: Path, name: str
+    ) -> None:
+        """As spreadsheets and people change them."""
+        rows = graded(export(traffic, "--n", "36", "--whole"), traffic)
+        column = f"{name}_id"
+        right = rows[3][column]
+        rows[3][column] = changed = right.upper()
+        if name == "passage":
+            rows[5][column] = "12-May"
+        file = write_jsonl(tmp_path / "back.jsonl", rows)
+        says = [f"{changed!r} (did you mean {right!r}?)", "none of its labels was imported"]
+        if name == "passage":
+            says += ["no passage '12-May'", "2 ids"]
+        run.refused(*importing(traffic, file), says=says)
+        assert labels_of(traffic) == []
 
     @pytest.mark.parametrize("name", BAD_LABELS)
     def test_a_row_that_is_no_label_is_named_with_its_line(self, tmp_path: Path, name: str) -> None:

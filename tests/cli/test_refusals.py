@@ -112,7 +112,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"{MONITOR} llm", "--model", {}),
     (f"{MONITOR} cross-encoder", "--model", {}),
     (f"{MONITOR} oracle", "oracle", {}),
-    (f"{MONITOR} labels --switch", "give --profile", {}),
     (f"{MONITOR} labels --labels gone.jsonl", "gone.jsonl", {}),
     (f"{MONITOR} labels --profile gone.json", "gone.json", {}),
     (LLM, "give prices", {"monitor": {"cost-per-day": 1}}),

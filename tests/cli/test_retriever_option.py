@@ -1,12 +1,14 @@
 """Commands on a retriever of the user's own, and on TREC runs: from the name to the table."""
 
 import json
+import re
+import shutil
 import sys
 from itertools import count
 from pathlib import Path
 
 import pytest
-from household import write_collection
+from household import write_collection, write_jsonl
 from running import Run, figures
 
 from ctxguard.guard import ContextGuard
@@ -125,7 +127,7 @@ def test_asynchronous_and_nested_objects_give_the_same_figures(
     }
     assert all(figures(each) == figures(found["search"]) for each in found.values())
     assert (found["newer"]["fusion"], found["newer"]["fingerprint"]) == (None, {"engine": "2"})
-    assert "unknown_passages" not in found["newer"]
+    assert found["newer"]["unknown_passages"] == 0
 
 
 def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collection: Path) -> None:
@@ -217,8 +219,7 @@ class TestRuns:
         data = ("--data", collection, "--json")
         live = figures(run.read("evaluate", "--retriever", f"{engine}:newer", *data))
         read = figures(run.read("evaluate", "--run", trec, *data, system=RATIO))
-        assert live.pop("tokens")["mean"]["value"] > 0
-        assert read.pop("tokens")["mean"]["value"] is None  # a run has no texts
+        assert live["tokens"]["mean"]["value"] > 0  # a run's texts are in the labels' corpus
         assert read == live
         lines = trec.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if not line.startswith("q-clean-piano")]
@@ -228,6 +229,71 @@ class TestRuns:
         trec.write_text("".join([*kept, "q Q0 p one 0.5 tag\n"]), encoding="utf-8")
         says = f"both.run, line {len(kept) + 1}: rank 'one'"
         run.refused("evaluate", "--run", trec, "--data", collection, says=says)
+
+    @pytest.mark.parametrize("labelled", "ab")
+    @pytest.mark.parametrize("several", [False, True])
+    def test_texts_beside_the_labels_tell_copies(
+        self, run: Run, tmp_path: Path, labelled: str, several: bool
+    ) -> None:
+        """A label of either copy counts, whichever the run has."""
+        texts = {"a": "Boil it.", "b": "boil  it.", "c": "Play it.", "d": "Ride it."}
+        write_jsonl(tmp_path / "corpus.jsonl", [{"_id": n, "text": t} for n, t in texts.items()])
+        write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "kettle?"}])
+        (tmp_path / "qrels").mkdir()
+        (tmp_path / "qrels/test.tsv").write_text(f"q\t{labelled}\t1\n")
+        trec = tmp_path / "some.run"
+        trec.write_text("q Q0 a 1 3.0 t\nq Q0 c 2 2.0 t\n")
+        source: tuple[object, ...] = ("--run", trec)
+        if several:
+            files = [tmp_path / "some.toml", tmp_path / "same.toml"]
+            for file in files:
+                file.write_text('run = "some.run"\n')
+            source = ("--system", files[0], "--system", files[1])
+        document = run.read("evaluate", *source, "--data", tmp_path, "-k", 1, "--json")
+        rows = document["results"]["rows"]
+        assert {row["mean"]["value"] for row in rows if row["metric"] == "recall"} == {1.0}
+
+    def test_every_command_takes_the_least_relevant_grade(
+        self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
+    ) -> None:
+        data = tmp_path / "graded"
+        shutil.copytree(collection, data)
+        for file in (data / "qrels").iterdir():
+            rows = file.read_text(encoding="utf-8").splitlines()
+            file.write_text("".join(f"{row[:-1]}{3 * int(row[-1])}\n" for row in rows[1:]))
+        commands: dict[str, tuple[object, ...]] = {
+            "evaluate": ("--run", trec, "--data", data),
+            "calibrate": ("--run", trec, "--data", data, "--out", tmp_path / "p.json"),
+            "golden freeze": (data, "--out", tmp_path / "g"),
+        }
+        for name, options in commands.items():
+            arguments = (*name.split(), *options)
+            run.ok(*arguments, system={"relevant-from": 3})
+            shutil.rmtree(tmp_path / "g", ignore_errors=True)
+            says = "no grade is relevant-from = 9 or higher: the highest is"
+            run.refused(*arguments, system={"relevant-from": 9}, says=says)
+
+    def test_labels_are_checked_against_the_corpus_beside_them(
+        self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
+    ) -> None:
+        """Ids that are typing errors are told, and labels of another corpus refused."""
+        for share, other in ((0.3, "a part"), (1.0, "all")):
+            data = tmp_path / other
+            shutil.copytree(collection, data)
+            file = data / "qrels/test.tsv"
+            rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()]
+            wrong = {row[1] for row in rows[1 : 1 + round(share * len(rows))]}
+            lines = [f"{q}\t{'x' * (name in wrong)}{name}\t{grade}\n" for q, name, grade in rows]
+            file.write_text("".join(lines), encoding="utf-8")
+            for source in (("--run", trec), ("--retriever", f"{engine}:newer")):
+                arguments = ("evaluate", *source, "--data", data)
+                if share == 1.0:
+                    run.refused(*arguments, says="these labels belong to another corpus")
+                else:
+                    notes = " ".join(run.read(*arguments, "--json")["notes"])
+                    assert re.search(
+                        r"labelled passages are not in .+corpus.jsonl, first 'x", notes
+                    )
 
     def test_a_run_is_calibrated_with_rank_unless_its_scores_are_said(
         self, run: Run, collection: Path, trec: Path

@@ -55,7 +55,7 @@ def test_the_newer_edition_is_served_once_its_column_is_named(
     file = tmp_path / "profile.json"
     calibrated = ("calibrate", "--index", index, "--data", editions)
     keys = {"signal-columns": ["updated_at"], "tolerance": 0.3, "max-loss": 0.5}
-    run.ok(*calibrated, "--out", file, system={"calibrate": keys})
+    run.ok(*calibrated, "--context", "leaner", "--out", file, system={"calibrate": keys})
     (column,) = Profile.load(file).signal_columns
     assert (column.name, column.kind) == ("updated_at", "time")
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.tokens import TOKENS
 from ctxguard.core.types import DropReason, Flag, Hit, Leg, Ranking, ScoreKind, Threshold
 from ctxguard.errors import ConfigurationError
 
@@ -166,6 +167,136 @@ class TestMissingSignals:
         decision = decide(ranking_of([]), policy_of())
         assert decision.kept_ids == ()
         assert decision.flags == ()
+
+
+def with_lengths(ranking: Ranking, tokens: Sequence[float]) -> Ranking:
+    return replace(ranking, signals={TOKENS: np.array(tokens, dtype=float)})
+
+
+@st.composite
+def lengthy(draw: st.DrawFn) -> tuple[list[float], list[float]]:
+    """Probabilities, and tokens of as many passages."""
+    probabilities = draw(shares)
+    n = len(probabilities)
+    return probabilities, draw(st.lists(st.integers(0, 2_000), min_size=n, max_size=n))
+
+
+class TestPerToken:
+    """A long passage takes more of the budget, so more must speak for it."""
+
+    @staticmethod
+    def policy(**settings: float) -> ExpectedUtilityPolicy:
+        return replace(policy_of(**settings), per_token=True)  # type: ignore[arg-type]
+
+    def test_a_long_passage_needs_more_probability(self) -> None:
+        """The threshold is .5; 300 tokens halve P, 100 leave it, none double it."""
+        ranking = ranking_of([0.9, 0.9, 0.6, 0.3])
+        kept = decide(with_lengths(ranking, [300, 100, 100, 0]), self.policy()).kept_ids
+        assert kept == ("b", "c", "d")
+        assert decide(with_lengths(ranking, [299, 100, 100, 70]), self.policy()).kept_ids == (
+            "b",
+            "c",
+        )
+        assert decide(ranking, policy_of()).kept_ids == ("a", "b", "c")
+
+    def test_what_is_kept_stands_in_the_order_of_probability(self) -> None:
+        ranking = with_lengths(ranking_of([0.6, 0.95, 0.8]), [0, 250, 100])
+        decision = decide(ranking, self.policy())
+        assert decision.kept_ids == ("b", "c", "a")
+        assert decision.probabilities == pytest.approx([0.95, 0.8, 0.6])
+        assert decision.weighed == pytest.approx([0.95 / 1.75, 0.8, 1.2])
+
+    def test_the_size_takes_the_most_likely_for_each_token(self) -> None:
+        ranking = with_lengths(ranking_of([0.9, 0.8, 0.7]), [900, 100, 100])
+        assert decide(ranking, self.policy(k=2, cost=0.0)).kept_ids == ("b", "c")
+        assert decide(ranking, policy_of(k=2, cost=0.0)).kept_ids == ("a", "b")
+
+    def test_no_fewer_than_min_keep_are_kept(self) -> None:
+        ranking = with_lengths(ranking_of([0.3, 0.2, 0.1]), [900, 100, 100])
+        assert decide(ranking, self.policy(min_keep=0)).kept_ids == ()
+        assert decide(ranking, self.policy(min_keep=2)).kept_ids == ("b", "c")
+
+    def test_a_dropped_passage_says_which_threshold_would_keep_it(self) -> None:
+        ranking = with_lengths(ranking_of([0.9, 0.8, 0.4]), [100, 500, 100])
+        decision = decide(ranking, self.policy())
+        assert decision.kept_ids == ("a",)
+        for verdict in decision.verdicts[1:]:
+            assert verdict.reason is DropReason.BELOW_PROBABILITY
+            (threshold,) = verdict.kept_if
+            assert threshold.setting == "min_probability"
+            below, above = (
+                self.policy(cost=least / (1.0 - least))
+                for least in (threshold.value - 1e-9, threshold.value + 1e-9)
+            )
+            assert verdict.passage_id in decide(ranking, below).kept_ids
+            assert verdict.passage_id not in decide(ranking, above).kept_ids
+        assert decision.verdicts[2].probability == pytest.approx(0.8)
+
+    @pytest.mark.parametrize(
+        "tokens", [None, [100.0, math.nan, 100.0], [math.inf, 100.0, 100.0]], ids=str
+    )
+    def test_without_lengths_the_top_k_by_score_is_kept_and_flagged(
+        self, tokens: list[float] | None
+    ) -> None:
+        ranking = ranking_of([0.1, 0.9, 0.5])
+        if tokens is not None:
+            ranking = with_lengths(ranking, tokens)
+        decision = decide(ranking, self.policy(k=2))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.flags == (Flag.MISSING_SIGNALS,)
+        assert decision.probabilities is None
+
+    def test_an_empty_ranking_misses_no_lengths(self) -> None:
+        assert decide(ranking_of([]), self.policy()).flags == ()
+
+    @given(lengthy(), policies())
+    def test_what_is_kept_is_the_best_by_weighed_probability(
+        self, given: tuple[list[float], list[float]], policy: ExpectedUtilityPolicy
+    ) -> None:
+        probabilities, tokens = given
+        policy, n = replace(policy, per_token=True), len(probabilities)
+        decision = decide(with_lengths(ranking_of(probabilities), tokens), policy)
+        order = list(decision.order)
+        assert sorted(order) == list(range(n))
+        found = np.array(decision.probabilities or ())
+        assert found == pytest.approx([probabilities[at] for at in order])
+        weighed = found * 200.0 / (np.array([tokens[at] for at in order], dtype=float) + 100.0)
+        assert (decision.weighed or []) == pytest.approx(weighed)
+        worthwhile = int((weighed >= policy.min_probability).sum())
+        n_kept = decision.n_kept
+        assert n_kept == max(min(worthwhile, policy.k), min(policy.min_keep, n))
+        assert (np.diff(found[:n_kept]) <= 0.0).all()
+        assert weighed[:n_kept].min(initial=np.inf) >= weighed[n_kept:].max(initial=-np.inf)
+        assert (np.diff(weighed[n_kept:]) <= 0.0).all()
+
+    @given(lengthy(), policies(), st.randoms())
+    def test_the_order_of_input_does_not_matter(
+        self,
+        given: tuple[list[float], list[float]],
+        policy: ExpectedUtilityPolicy,
+        random: object,
+    ) -> None:
+        probabilities, tokens = given
+        ranking = with_lengths(ranking_of(probabilities), tokens)
+        order = list(range(len(probabilities)))
+        random.shuffle(order)  # type: ignore[attr-defined]
+        shuffled = replace(
+            ranking,
+            passage_ids=[ranking.passage_ids[i] for i in order],
+            scores=[ranking.scores[i] for i in order],
+            legs={"rerank": Leg(ranking.legs["rerank"].scores[order], ScoreKind.LOGIT)},
+            signals={TOKENS: ranking.signals[TOKENS][order]},
+        )
+        policy = replace(policy, per_token=True)
+        assert decide(shuffled, policy).kept_ids == decide(ranking, policy).kept_ids
+
+    def test_a_repeated_or_garbage_candidate_takes_no_others_length(self) -> None:
+        ranking = ranking_of(
+            [0.9, 0.8, 0.7, 0.6], scores=[4.0, math.nan, 2.0, 1.0], ids=["a", "b", "a", "c"]
+        )
+        decision = decide(with_lengths(ranking, [100, 0, 0, 900]), self.policy())
+        assert decision.kept_ids == ("a",)
+        assert decision.weighed == pytest.approx([0.9, 0.12])
 
 
 class TestSetAside:

@@ -300,29 +300,6 @@ def test_what_is_kept_of_plain_and_of_unusual_scores(
     assert len(decision.verdicts) == len(scores)
 
 
-class TestPassageIds:
-    @pytest.mark.parametrize(
-        ("ids", "says"),
-        [
-            (["a", None], "candidate 2 of 2 has a passage_id of type NoneType"),
-            ([None], "candidate 1 of 1 has a passage_id of type NoneType"),
-            ([["a"], "b"], "candidate 1 of 2 has a passage_id of type list"),
-            (["a", 7, "b"], "candidate 2 of 3 has a passage_id of type int"),
-        ],
-    )
-    def test_one_that_is_no_text_is_named_with_its_place(
-        self, ids: list[object], says: str
-    ) -> None:
-        hits = [Hit(passage_id, 1.0) for passage_id in ids]  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match=says):
-            decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
-
-    def test_numbers_throughout_are_ids_too(self) -> None:
-        hits = [Hit(passage_id, 1.0) for passage_id in (7, 3)]  # type: ignore[arg-type]
-        decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
-        assert decision.kept_ids == (3, 7)
-
-
 class TestDomain:
     @pytest.mark.parametrize(
         ("kind", "scores"),

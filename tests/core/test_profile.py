@@ -1,5 +1,6 @@
 """The profile on disk: what is written, what is read back, and what is refused by name."""
 
+import errno
 import json
 import math
 import os
@@ -251,13 +252,20 @@ class TestSaving:
         before = file.read_bytes()
 
         def full_disk(_descriptor: int) -> None:
-            raise OSError("no space left on device")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "fsync", full_disk)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(ProfileError, match=r"cannot be written \(No space .*\): make room"):
             PROFILE.model_copy(update={"fingerprint": {}}).save(file)
         assert file.read_bytes() == before
         assert list(file.parent.glob("*.json")) == [file]
+
+    def test_places_that_cannot_be_written_are_typed(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        (tmp_path / "folder.json").mkdir()
+        for place in (tmp_path / "file" / "p.json", tmp_path / "folder.json"):
+            with pytest.raises(ProfileError, match="cannot be written"):
+                PROFILE.save(place)
 
     def test_a_reader_never_meets_half_a_profile(self, file: Path) -> None:
         other = PROFILE.model_copy(update={"fingerprint": {}})

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from ctxguard.core.scores import (
     INVALID_MAGNITUDE,
+    concordance,
+    direction_advice,
+    is_opposed,
     is_relative,
     is_valid,
     relative_scores,
@@ -143,3 +146,77 @@ def test_a_higher_temperature_is_more_forgiving(
     low, high = sorted(data.draw(st.tuples(*[st.floats(*RANGES[kind])] * 2)))
     cool, warm = (relative_scores(kind, [high, low], t)[1] for t in (temperature, 2 * temperature))
     assert cool <= warm + 1e-12
+
+
+class TestDirection:
+    @pytest.mark.parametrize(
+        "scores",
+        [
+            [0.05, 0.31, 0.36, 0.62, 0.8],  # distances
+            [-31.0, -12.0, -3.5],  # BM25 of Milvus Lite
+            [0.0, 0.0, 0.0, 0.5, 0.9],  # copies of the query
+            [-0.4, 0.1, 0.9],
+            [0.2, 0.7],
+            [0.1, None, 0.4, math.nan, 0.9],
+        ],
+    )
+    def test_scores_that_rise_oppose_the_order(self, scores: list[float | None]) -> None:
+        assert concordance(scores) == 0.0
+        assert is_opposed(scores)
+        turned = [None if score is None else -score for score in scores]
+        assert concordance(turned) == 1.0
+        assert not is_opposed(turned)
+
+    @pytest.mark.parametrize(
+        "scores",
+        [[], [0.4], [0.5, 0.5, 0.5], [None, None], [0.3, math.nan], [0.9, 0.9 + 1e-6, 0.9 + 2e-6]],
+    )
+    def test_a_list_without_different_scores_tells_nothing(
+        self, scores: list[float | None]
+    ) -> None:
+        assert concordance(scores) is None
+        assert not is_opposed(scores)
+
+    @pytest.mark.parametrize(
+        "order",
+        [
+            [3, 1, 2, 5, 4],  # reranked, beside the first stage's scores
+            [1, 5, 2, 4, 3],  # fused with another leg
+            [1, 3, 5, 4, 2],  # the best at both ends
+            [4, 3, 5, 1, 2],
+        ],
+    )
+    def test_another_scores_order_is_not_opposed(self, order: list[int]) -> None:
+        assert not is_opposed([1.0 / rank for rank in order])
+
+    def test_ranks_come_before_the_order_of_the_list(self) -> None:
+        assert is_opposed([0.9, 0.5, 0.1], [3, 2, 1])
+        assert not is_opposed([0.1, 0.5, 0.9], [3, 2, 1])
+        assert concordance([0.9, 0.5, 0.1], [0, 0, 0]) is None
+        assert concordance([0.9, 0.5, 0.1], [None, 1, 2]) == 1.0
+
+    @given(st.permutations(range(30)))
+    def test_turning_the_scores_turns_the_share(self, order: list[int]) -> None:
+        share = concordance([float(rank) for rank in order])
+        assert share is not None
+        assert concordance([-float(rank) for rank in order]) == pytest.approx(1.0 - share)
+
+    def test_a_long_list_takes_bounded_memory(self) -> None:
+        assert is_opposed([float(rank) for rank in range(100_000)])
+
+    @pytest.mark.parametrize(
+        ("kind", "lowest", "highest", "expected"),
+        [
+            (ScoreKind.COSINE, 0.05, 0.8, "score_kind='distance'"),
+            (ScoreKind.RATIO, 3.0, 40.0, "score_kind='distance'"),
+            (ScoreKind.DISTANCE, 0.05, 0.8, "distances: hand over -distance"),
+            (ScoreKind.DISTANCE, -0.9, -0.1, "score_kind='cosine'"),
+            (ScoreKind.DISTANCE, -31.0, -4.0, "score_kind='ratio'"),
+            (ScoreKind.RATIO, -31.0, -4.0, "opposite sign"),
+            (ScoreKind.LOGIT, -3.0, 4.0, "no score_kind fits"),
+        ],
+    )
+    def test_the_kind_that_fits_is_named(
+        self, kind: ScoreKind, lowest: float, highest: float, expected: str
+    ) -> None:
+        assert expected in direction_advice(kind, lowest, highest)

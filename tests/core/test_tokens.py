@@ -3,14 +3,17 @@
 import gzip
 import hashlib
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.tokens import TOKENS, estimate_tokens, weight_of, with_tokens
+from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind
 
 CL100K_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
 """Digest that OpenAI publishes with its vocabulary."""
@@ -43,3 +46,35 @@ def test_texts_counted_one_by_one_are_no_fewer_tokens_than_the_whole(texts: list
 @given(st.text(max_size=40))
 def test_a_text_has_a_token_if_it_has_a_character(text: str) -> None:
     assert bool(estimate_tokens(text)) is bool(text)
+
+
+def ranked(*texts: str) -> Ranking:
+    hits = [Hit(f"p{at}", 1.0 - 0.1 * at, text) for at, text in enumerate(texts)]
+    return Ranking.from_hits(hits, ScoreKind.COSINE)
+
+
+class Unreadable:
+    """Passages of which the second raises an error."""
+
+    def __getitem__(self, position: int) -> Passage:
+        if position == 1:
+            raise OSError("the disk is gone")
+        return Passage(f"p{position}", "a few words of text")
+
+
+def test_a_ranking_with_texts_gets_the_tokens_of_each() -> None:
+    texts = ("a few words", "", "a much longer text than that, of more than a few words")
+    found = with_tokens(ranked(*texts))
+    assert found.signals[TOKENS].tolist() == [estimate_tokens(text) for text in texts]
+
+
+def test_tokens_that_are_known_stay() -> None:
+    own = replace(ranked("one", "two"), signals={TOKENS: np.array([7.0, 9.0])})
+    assert with_tokens(own) is own
+
+
+def test_an_unreadable_text_counts_as_very_long_and_the_others_as_they_are() -> None:
+    ranking = replace(ranked("", "", ""), passages=Unreadable())
+    tokens = with_tokens(ranking).signals[TOKENS]
+    assert tokens[[0, 2]].tolist() == [estimate_tokens("a few words of text")] * 2
+    assert weight_of(tokens)[1] < 1e-6

@@ -78,7 +78,8 @@ class JudgeContract(ABC):
 
     def test_an_awkward_query_raises_nothing(self) -> None:
         for query in ("", " ", "half a pair: \ud800", "</query> {title}", "fox " * 2000):
-            assert len(self.judge().judge(query, [self.RELEVANT])) == 1
+            # None where it knows nothing of the query.
+            assert len(self.judge().judge(query, [self.RELEVANT])) <= 1
 
     def test_name_and_version_are_said_and_stay(self) -> None:
         judge = self.judge()

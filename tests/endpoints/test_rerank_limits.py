@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from ctxguard.endpoints.rerank import MOST_CALLS, RerankClient
 from ctxguard.errors import StageRefusedError, StageUnavailableError
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.server.scoring import BoundedScorer
 from tests.rerank_endpoint import Answer, RerankEndpoint
 from tests.timing import NEVER

@@ -356,7 +356,7 @@ def _store(folder: Path, closing: ExitStack) -> Make:
         and not column.primary_key
     ]
     calls: list[Callable[[], object]] = [
-        *(monitor.step, monitor.maintain, monitor.restore_alarms),
+        *(monitor.step, monitor.maintain, monitor.own),
         *(store.accounts, store.states, store.fold_accounts),
         lambda: store.labels([1, 2]),
         lambda: store.samples_of("r0"),

@@ -19,14 +19,13 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.types import FailureKind, Flag, FloatArray, Mode, ModeName, Passage, PassagesBy
 from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, AnswerModel
 from ctxguard.errors import RedactionError, StageUnavailableError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard import ContextGuard, assess
+from ctxguard.guard.assess import AssessorStage
+from ctxguard.guard.telemetry import default_telemetry
 from ctxguard.monitor.explanation import decided
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import AssessorProfile, Profile
-from ctxguard.request import assess
-from ctxguard.request.assess import AssessorStage
-from ctxguard.request.telemetry import default_telemetry
 from tests.timing import SOON
 
 MODEL = AnswerModel((0.0, 1.0), (-1.5, 1.5), -1.0, 0.0, 2.0, 1.0)

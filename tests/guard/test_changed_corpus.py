@@ -25,9 +25,9 @@ from ctxguard import (
 )
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard.reload import ProfileWatcher
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import RouteProfile
-from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
 
 SEVENTY = RatioPolicy(k=4, min_ratio=0.7)

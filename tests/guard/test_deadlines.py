@@ -22,10 +22,11 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import FAILED_CAUSES
+from ctxguard.guard.telemetry import FAILED_CAUSES
 from ctxguard.resilience import RequestLimits
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid import live_index, retriever
 from tests.counted import Counted
 from tests.doubles import WordHashEmbedder
 from tests.timing import NEVER, PATIENCE_SECONDS, SOON, Clock
@@ -381,7 +382,7 @@ def test_a_forked_child_counts_its_own_open_circuits() -> None:
 import os, warnings
 warnings.simplefilter("ignore")
 from prometheus_client import CollectorRegistry
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import Stage
 registry, stage = CollectorRegistry(), Stage("dense")
 telemetry = Telemetry(registry)
@@ -406,3 +407,78 @@ assert counted() == 1
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+
+class Counting:
+    """Notes how many of its calls run at once."""
+
+    def __init__(self, concurrency: int | None = None) -> None:
+        if concurrency is not None:
+            self.concurrency = concurrency
+        self.lock, self.running, self.most = threading.Lock(), 0, 0
+        self.gathered = threading.Event()
+
+    def retrieve(self, query: str, *, depth: int) -> Ranking:
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            if self.running >= 8:
+                self.gathered.set()
+        self.gathered.wait(0.02)
+        with self.lock:
+            self.running -= 1
+        return RANKING
+
+
+class TestConcurrency:
+    """One that computes here declares how many threads its calls are worth."""
+
+    @pytest.mark.parametrize("seconds", [None, NEVER])
+    @pytest.mark.parametrize("concurrency", [1, 2, 3])
+    def test_no_more_calls_run_at_once_than_it_says(
+        self, counts: Counted, concurrency: int, seconds: float | None
+    ) -> None:
+        search = Counting(concurrency)
+        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=seconds))
+
+        async def all_at_once() -> list[Context]:
+            return await asyncio.gather(*[guard.aretrieve(f"q{n}") for n in range(12)])
+
+        assert all(len(context) == 2 for context in asyncio.run(all_at_once()))
+        assert search.most <= concurrency
+
+    def test_one_that_waits_for_another_machine_has_threads_enough(self, counts: Counted) -> None:
+        search = Counting()
+        search.gathered.wait = lambda _: threading.Event.wait(search.gathered, NEVER)  # type: ignore[method-assign]
+        guard = guard_of(search, counts)
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*[guard.aretrieve(f"q{n}") for n in range(8)])
+
+        asyncio.run(all_at_once())
+        assert search.most == 8
+
+    def test_calls_that_hang_do_not_take_its_threads(
+        self, counts: Counted, over: threading.Event
+    ) -> None:
+        class Hanging(Counting):
+            def retrieve(self, query: str, *, depth: int) -> Ranking:
+                if query == "hangs":
+                    over.wait(NEVER)
+                return RANKING
+
+        guard = guard_of(Hanging(1), counts, limits=RequestLimits(deadline_seconds=SOON))
+        for _ in range(FAILURES - 1):
+            with pytest.raises(StageUnavailableError):
+                asked(guard, awaited=True, query="hangs")
+        assert len(asked(guard, awaited=True)) == 2
+
+    @pytest.mark.parametrize("n", [1, 2, 4, 16, 64])
+    def test_an_index_takes_the_processors_and_two_threads(
+        self, monkeypatch: pytest.MonkeyPatch, n: int
+    ) -> None:
+        monkeypatch.setattr(retriever, "processors", lambda: n)
+        monkeypatch.setattr(live_index, "processors", lambda: n)
+        index = HybridRetriever.build([Passage("a", "text")], embedder=WordHashEmbedder())
+        assert index.concurrency >= 1
+        assert index.concurrency + 2 * live_index.leg_threads() == n + 2

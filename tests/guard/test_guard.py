@@ -40,9 +40,11 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry, default_telemetry
+from ctxguard.monitor.sampling.record import SampleRecord, record_of
+from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import RequestLimits
 from tests.counted import Counted
 from tests.doubles import Fault, FaultyRetriever
@@ -253,7 +255,15 @@ class TestWhatItWraps:
 
         retrieved = outcome(lambda: guard.retrieve("q?", request_id="r"))
         assert retrieved == outcome(lambda: asyncio.run(guard.aretrieve("q?", request_id="r")))
+        # The order of results at hand is no evidence against their scores.
+        assume("scores_contradicted" not in str(retrieved))
         assert retrieved == outcome(lambda: guard.filter("q?", ranking, request_id="r"))
+
+    @pytest.mark.parametrize("hits", ["text", b"text", {"a": 1.0}, None, 7, [("a", 1.0)], ["a"]])
+    def test_wrong_results_at_hand_do_not_blame_the_retriever(self, hits: Any) -> None:
+        with pytest.raises(ConfigurationError, match="the results are a") as raised:
+            ContextGuard(score_kind="cosine").filter("q?", hits)
+        assert "retriever" not in str(raised.value)
 
     def test_results_at_hand_are_filtered_without_a_retriever(self) -> None:
         guard = ContextGuard(policy=SEVENTY)
@@ -433,9 +443,11 @@ class TestErrors:
     def test_a_hit_without_an_id_is_the_adapters_error_not_an_outage(
         self, passage_id: Any, counted: Counted
     ) -> None:
-        answer = Answering([HITS[0], Hit(passage_id, 10.0)])
-        guard = guard_of(answer, score_kind="ratio", telemetry=counted.telemetry)
-        with pytest.raises(ConfigurationError, match=r"candidate 2 of 2 has a passage_id of type"):
+        def search(query: str, *, depth: int) -> list[Hit]:
+            return [HITS[0], Hit(passage_id, 10.0)]
+
+        guard = guard_of(search, score_kind="ratio", telemetry=counted.telemetry)
+        with pytest.raises(ConfigurationError, match=r"an id of type .* give it as the text"):
             guard.retrieve("q?")
         assert counted.by_label("failed_requests") == {("enforce", "invalid_request"): 1}
 
@@ -913,3 +925,89 @@ class TestAssemblyThroughTheGuard:
         assert served(context) == ["a", "b"]
         assert context.verdicts[2].reason is DropReason.DUPLICATE_TEXT
         assert served(self.ask(Assembly(drop_duplicates=False), hits)) == ["a", "b", "c"]
+
+
+DISTANCES = [0.05, 0.31, 0.36, 0.62, 0.8]
+
+
+class TestDirection:
+    """A retriever's order is evidence of what its scores mean."""
+
+    @pytest.mark.parametrize(
+        ("kind", "scores"),
+        [
+            *[
+                (kind, DISTANCES)
+                for kind in ("cosine", "inner_product", "ratio", "logit", "probability", "rank")
+            ],
+            ("ratio", [4.0, 11.5, 37.0]),  # L2
+            ("inner_product", [0.1, 0.2, 0.9]),  # 1 - cosine
+            ("ratio", [-31.0, -12.0, -3.0]),  # BM25 of Milvus Lite
+            ("distance", [-0.9, -0.6, -0.1]),  # similarities turned round
+            ("cosine", [0.1, 0.8]),
+        ],
+    )
+    @pytest.mark.parametrize("policy", [None, SEVENTY])
+    @pytest.mark.parametrize("has_ranks", [False, True])
+    def test_opposed_scores_keep_the_engines_order(
+        self, kind: str, scores: list[float], policy: Policy | None, *, has_ranks: bool
+    ) -> None:
+        hits = [
+            Hit(f"p{at}", score, f"text {at}", rank=at + 1 if has_ranks else None)
+            for at, score in enumerate(scores)
+        ]
+        if kind == "rank" and policy is not None:
+            policy = RatioPolicy(k=5)
+        registry = CollectorRegistry()
+        guard = ContextGuard(
+            Answering(hits), score_kind=kind, policy=policy, telemetry=Telemetry(registry)
+        )
+        context = guard.retrieve("q?")
+        assert served(context) == [hit.passage_id for hit in hits]
+        assert Flag.SCORES_CONTRADICTED in context.flags
+        counted = registry.get_sample_value("ctxguard_flags_total", {"flag": "scores_contradicted"})
+        assert counted == 1.0
+        assert [verdict.score for verdict in context.verdicts] == scores
+        assert served(asyncio.run(guard.aretrieve("q?"))) == served(context)
+
+    def test_a_model_does_not_order_them_either(self) -> None:
+        legs = feature_names(["ranking"])
+        model = RelevanceModel(
+            ("ranking",), (1.0,) * len(legs), (0.0,) * len(legs), (1.0,) * len(legs), 0.0
+        )
+        hits = [Hit(f"p{at}", score, f"text {at}") for at, score in enumerate(DISTANCES)]
+        context = guard_of(
+            Answering(Ranking.from_hits(hits, "cosine")), policy=ExpectedUtilityPolicy(model, k=3)
+        ).retrieve("q?")
+        assert served(context) == ["p0", "p1", "p2"]
+        assert context.decision.probabilities is None
+        assert Flag.MISSING_SIGNALS not in context.flags
+
+    def test_the_order_of_results_at_hand_is_no_evidence(self) -> None:
+        hits = [Hit(f"p{at}", score, f"text {at}") for at, score in enumerate(DISTANCES)]
+        context = ContextGuard(score_kind="cosine").filter("q?", hits)
+        assert served(context) == ["p4", "p3", "p2", "p1", "p0"]
+        assert context.flags == (Flag.UNCALIBRATED,)
+
+    def test_ranks_of_results_at_hand_are_evidence(self) -> None:
+        hits = [
+            Hit(f"p{at}", score, f"text {at}", rank=at + 1) for at, score in enumerate(DISTANCES)
+        ]
+        context = ContextGuard(score_kind="cosine").filter("q?", hits[::-1])
+        assert served(context) == ["p0", "p1", "p2", "p3", "p4"]
+        assert Flag.SCORES_CONTRADICTED in context.flags
+
+    @pytest.mark.parametrize("scores", [[0.7], [0.5, 0.5, 0.5], [0.6, 0.9, 0.7, 0.8, 0.1]])
+    def test_weak_or_no_evidence_leaves_the_scores_in_force(self, scores: list[float]) -> None:
+        hits = [Hit(f"p{at}", score, f"text {at}") for at, score in enumerate(scores)]
+        context = ContextGuard(Answering(hits), score_kind="cosine").retrieve("q?")
+        assert context.flags == (Flag.UNCALIBRATED,)
+        best = max(range(len(scores)), key=scores.__getitem__)
+        assert context.kept_ids[0] == f"p{best}"
+
+    def test_a_sample_is_decided_again_as_it_was(self) -> None:
+        hits = [Hit(f"p{at}", score, f"text {at}") for at, score in enumerate(DISTANCES)]
+        guard = ContextGuard(Answering(hits), score_kind="cosine", policy=SEVENTY)
+        context = guard.retrieve("q?")
+        record = SampleRecord.from_bytes(record_of(Sample(context, 1.0, 0.0)).to_bytes())
+        assert decide(record.ranking(), SEVENTY).kept_ids == context.kept_ids

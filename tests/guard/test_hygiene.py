@@ -36,7 +36,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import RequestLimits
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index.storage import manifest_file

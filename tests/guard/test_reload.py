@@ -22,8 +22,8 @@ from ctxguard.core.types import Flag, Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, ProfileFormatError, ProfileMismatchError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.reload import ProfileWatcher
+from ctxguard.guard.telemetry import ReloadOutcome, Telemetry
 from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from tests.profiles import profile_with
 from tests.timing import PATIENCE_SECONDS, until
 

@@ -14,8 +14,8 @@ from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DropReason, Flag, Mode, Route
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.schema import Profile
-from ctxguard.request.telemetry import Telemetry
 
 NOTICE = "Nothing that answers the question was found."
 

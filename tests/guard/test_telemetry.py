@@ -17,7 +17,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 
 N = 20
 KEPT = 5

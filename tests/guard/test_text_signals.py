@@ -10,8 +10,8 @@ import pytest
 from ctxguard import ContextGuard, Hit, Passage, Ranking, Route, ScoreKind, TextSignals, Where
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.errors import ConfigurationError
-from ctxguard.request.with_text_signals import WithTextSignals
-from ctxguard.request.wrapped_retriever import calls_of
+from ctxguard.guard.with_text_signals import WithTextSignals
+from ctxguard.guard.wrapped_retriever import calls_of
 from ctxguard.retrieval.signals.likeness import NAMES as ALL
 from tests.doubles import WordTokenEmbedder
 

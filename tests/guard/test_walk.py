@@ -40,7 +40,7 @@ from tests.doubles import WordHashEmbedder
 
 ROOTS = [Path(str(package.__file__)).parent for package in (ctxguard, calibration)]
 QUERY = "parsing number 107"
-OF_THE_GUARD = ("guard/", "request/", "core/", "resilience/bounded_caller.py")
+OF_THE_GUARD = ("guard/", "core/", "resilience/bounded_caller.py")
 CORPUS = [Passage(f"p{i}", f"text number {i} on parsing of {i * 7}") for i in range(100, 300)]
 
 Call = tuple[str, str]
@@ -120,25 +120,25 @@ def test_filtering_hits_calls_few_functions() -> None:
     hits = [Hit(f"p{i}", 1.0 - i / 100, f"text {i}") for i in range(20)]
     guard = guard_of(score_kind="cosine")
     calls = walk(lambda: guard.filter(QUERY, hits))
-    assert len(calls) <= 26, shown(calls)
-    assert len(set(calls)) <= 23
+    assert len(calls) <= 27, shown(calls)
+    assert len(set(calls)) <= 24
 
 
 def test_a_hybrid_search_calls_few_functions(hybrid: list[Call]) -> None:
-    assert len(hybrid) <= 65, shown(hybrid)
-    assert len(set(hybrid)) <= 56
+    assert len(hybrid) <= 66, shown(hybrid)
+    assert len(set(hybrid)) <= 57
 
 
 def test_a_hybrid_search_with_signals_calls_few_functions(retriever: HybridRetriever) -> None:
     guard = guard_of(retriever)
     calls = walk(lambda: guard.retrieve(QUERY))
-    assert len(calls) <= 126, shown(calls)
-    assert len(set(calls)) <= 82
+    assert len(calls) <= 127, shown(calls)
+    assert len(set(calls)) <= 83
 
 
 def test_the_guards_part_of_it_is_short(hybrid: list[Call]) -> None:
     own = [call for call in hybrid if call[0].startswith(OF_THE_GUARD)]
-    assert len(own) <= 23, shown(own)
+    assert len(own) <= 24, shown(own)
 
 
 def test_nothing_of_the_guards_part_is_called_for_every_passage(hybrid: list[Call]) -> None:
@@ -182,8 +182,8 @@ def test_a_rerank_request_calls_few_functions() -> None:
         for _ in range(4):
             assert client.post("/rerank", json=body).status_code == 200
     print(shown(calls))  # noqa: T201  with -s
-    assert len(calls) <= 48, shown(calls)
-    assert len(set(calls)) <= 44
+    assert len(calls) <= 51, shown(calls)
+    assert len(set(calls)) <= 46
 
 
 def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
@@ -223,9 +223,9 @@ def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
     assert "ctxguard_judge_estimate" in exported
     assert len({*exported}) >= 25
     # It differs by a few with the time that each step takes.
-    assert len(calls) <= 1_000, shown(calls)
-    assert len({*calls}) <= 290
-    assert len({file for file, _ in calls}) <= 36
+    assert len(calls) <= 700, shown(calls)
+    assert len({*calls}) <= 285
+    assert len({file for file, _ in calls}) <= 34
 
 
 def test_the_way_from_labels_to_a_profile_calls_few_functions(retriever: HybridRetriever) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import pytest
@@ -25,6 +25,7 @@ from ctxguard import (
     StageUnavailableError,
     Where,
 )
+from ctxguard.core.types import Route, ScoreKind
 from ctxguard.integrations.langchain import (
     GuardedCompressor,
     GuardedRetriever,
@@ -36,6 +37,7 @@ from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.resilience import RequestLimits
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
+from tests.profiles import profile_with, unenforced
 
 
 class WordHashes(Embeddings):
@@ -385,3 +387,20 @@ class TestStandard(standard.RetrieversIntegrationTests):  # type: ignore[name-de
     @property
     def retriever_query_example(self) -> str:
         return "a red fox, a queue"
+
+
+@pytest.mark.parametrize("decision", ["keep", "shadow", None])
+def test_all_pass_where_nothing_is_enforced(decision: Literal["keep", "shadow"] | None) -> None:
+    """In their order, copies of one text too."""
+    routes = {} if decision is None else {Route.EXTERNAL: unenforced(decision, ScoreKind.COSINE)}
+    profile = profile_with(routes) if routes else None
+    guard = ContextGuard(profile=profile, score_kind="cosine")
+    rows = [*enumerate([0.9, 0.2, 0.8, 0.7, 0.4, 0.6, 0.1, 0.5])]
+    documents = [
+        Document("Text.", id=f"d{at}", metadata={"relevance_score": score}) for at, score in rows
+    ]
+    compressor = GuardedCompressor(guard=guard, score_key="relevance_score")
+    passed = compressor.compress_documents(documents, "q")
+    assert [(each.id, each.metadata["relevance_score"]) for each in passed] == [
+        (f"d{at}", score) for at, score in rows
+    ]

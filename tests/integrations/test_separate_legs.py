@@ -177,3 +177,20 @@ def test_legs_that_cannot_work_are_refused() -> None:
         SeparateLegs({"a": fine, "b": fine}, score_kinds={"c": "cosine"})
     with pytest.raises(ConfigurationError, match="leg_seconds"):
         SeparateLegs({"a": fine, "b": fine}, leg_seconds=0.0)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "inner_product", "ratio"])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_leg_of_distances_keeps_its_order(kind: str, *, awaited: bool) -> None:
+    rows = enumerate([0.05, 0.31, 0.62, 0.8])
+    distances = [Hit(f"p{at}", score, f"text {at}") for at, score in rows]
+    others = [Hit(hit.passage_id, 9.0 - at, hit.text) for at, hit in enumerate(distances)]
+    legs = SeparateLegs(
+        {"dense": found(*distances), "lexical": found(*others)},
+        score_kinds={"dense": kind, "lexical": "ratio"},
+    )
+    guard = ContextGuard(legs)
+    context = asyncio.run(guard.aretrieve("q")) if awaited else guard.retrieve("q")
+    assert context.kept_ids == ("p0", "p1", "p2", "p3")
+    assert Flag.SCORES_CONTRADICTED in context.flags
+    assert [*context.decision.ranking.legs] == ["lexical"]

@@ -64,7 +64,7 @@ class Judged:
             "in_baseline": np.arange(n) < k + (self.n_first or 0),
             "verdict": verdicts,
             "score": list(self.scores) or 0.0,
-            "worth": np.choose(verdicts, [-HARM, GAIN, 0.0]),
+            "worth": np.choose(verdicts, [-HARM, GAIN, 0.0, 0.0]),
             "size": np.where(rank > 0, 1.0, 1.0 / (self.dropped_chance or 1.0)),
             "grade": grades,
             "people_worth": np.where(is_graded, np.where(np.array(grades) > 0, GAIN, -HARM), 0.0),

@@ -60,14 +60,14 @@ def judged(sample_id: int, *, block: bytes = b"block") -> Finished:
         State.JUDGED,
         '{"p": 1}',
         block,
-        (("p", "why", "raw"),),
+        rejected=(("p", "why", "raw"),),
     )
 
 
 def judge_all(store: SampleStore, series: str = "judge") -> list[int]:
-    claimed = store.claim("m", 1_000, lease_seconds=60.0)
-    store.finish(series, [judged(one.sample_id) for one in claimed])
-    return [one.sample_id for one in claimed]
+    waiting = list(store.waiting(1_000))
+    store.finish(series, [judged(one) for one in waiting])
+    return waiting
 
 
 def label(

@@ -178,7 +178,7 @@ def resumed(traffic: Traffic) -> Watching:
     """Another monitor that goes on from what the first one saved."""
     judge = ErringJudge(is_named, (0.85, 0.8))
     found = Watching(judge, rates=RATES, store=traffic.live.store, watched=WatchedProfile(PROFILE))
-    found.monitor.restore_alarms()
+    assert found.monitor.own()
     return found
 
 

@@ -26,6 +26,7 @@ from ctxguard.core.types import FailureKind, Flag, Passage, StageFailure
 from ctxguard.core.value_of_information import Assessment
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
+from ctxguard.guard.telemetry import ReloadOutcome, ReloadTarget, Telemetry
 from ctxguard.monitor import export
 from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
@@ -35,7 +36,6 @@ from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.monitor.store import LostReason
 from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict
-from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from tests.profiles import CERTIFICATE, profile_with
 

@@ -121,7 +121,6 @@ def test_counts_survive_a_restart_so_that_no_scrape_misses_what_was_judged() -> 
     for _ in range(2):
         again = Watching(LabelJudge(QRELS), store=live.store)
         again.watch(make_context(POOL, 3, query="three"))
-        again.monitor.step_down()
     again.monitor.report()
     samples = scrape(again.registry)
     assert one(samples, judged, **HERE, outcome="judged") == 4
@@ -174,7 +173,8 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
     class Refusing(LabelJudge):
         def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
             return [
-                None if one.passage_id == "p1" else Judgment(one.passage_id, 1) for one in passages
+                None if (query, one.passage_id) == ("one", "p1") else Judgment(one.passage_id, 1)
+                for one in passages
             ]
 
     live = Watching(Refusing(QRELS), rates=JudgingRates(dropped_rate=1.0))
@@ -193,6 +193,7 @@ def test_the_cost_of_a_judge_is_exported() -> None:
     judge.ledger.add(calls=1, input_tokens=1_000_000, output_tokens=10)
     judge.ledger.add_invalid("p", InvalidReason.REFUSED, "no")
     live = Watching(judge)
+    live.watch()
     live.monitor.report()
     samples = scrape(live.registry)
     assert one(samples, "ctxguard_judge_calls_total") == 1

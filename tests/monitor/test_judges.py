@@ -1,6 +1,7 @@
 """Judging by labels."""
 
 import logging
+from typing import ClassVar
 
 import pytest
 from contexts import make_context
@@ -10,7 +11,7 @@ from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.service import JudgedAs
+from ctxguard.monitor.service import Outcome
 from tests.doubles import JudgeContract
 
 QRELS = {"how?": {"a": 2, "b": 1, "c": 0, "z": -1}}
@@ -52,7 +53,7 @@ def test_a_known_distractor_is_irrelevant_and_marked() -> None:
 
 
 def test_an_unknown_query_has_no_verdicts() -> None:
-    assert LabelJudge(QRELS).judge("why?", PASSAGES) == [None] * 5
+    assert LabelJudge(QRELS).judge("why?", PASSAGES) == []
 
 
 def test_a_query_without_relevant_passages_is_judged_if_it_is_known() -> None:
@@ -63,6 +64,59 @@ def test_a_query_without_relevant_passages_is_judged_if_it_is_known() -> None:
 def test_the_highest_grade_is_that_of_the_labels_and_at_least_one() -> None:
     assert LabelJudge(QRELS).max_grade == 2
     assert LabelJudge({}).max_grade == 1
+
+
+class TestEqualQuestions:
+    """Equal but for case, white space and Unicode form."""
+
+    FORMS = ("How?", "how?", " HOW?\n", "ｈow?")
+
+    @pytest.mark.parametrize("other", FORMS)
+    def test_share_the_union_of_their_labels(self, other: str) -> None:
+        judge = LabelJudge([("How?", {"a": 2}), (other, {"b": 1, "a": 2})], [(other, ["c"])])
+        for asked in self.FORMS:
+            verdicts = judge.judge(asked, PASSAGES[:3])
+            assert [each.grade for each in verdicts if each] == [2, 1, 0]
+        assert judge.ambiguous == 0
+
+    @pytest.mark.parametrize("own", [{"a": 0}, {"a": 1}, {"a": 2, "b": 1, "c": 3}, {}])
+    @pytest.mark.parametrize("last", [0, 1])
+    def test_that_contradict_have_no_verdict(
+        self, own: dict[str, int], last: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whichever stands last in the file, and whatever comes after it."""
+        pair = [("How?", own), ("how?", {"a": 2, "c": 0})]
+        with caplog.at_level(logging.WARNING):
+            judge = LabelJudge([*(pair if last else pair[::-1]), ("how?", {"d": 1})])
+        assert judge.judge("How?", PASSAGES) == []
+        assert judge.ambiguous == 1
+        assert "1 texts stand for several" in caplog.text
+
+    def test_without_an_answer_agree_with_irrelevant_ones(self) -> None:
+        judge = LabelJudge([("How?", {}), ("how?", {"a": 0})])
+        assert [each and each.judged for each in judge.judge("how?", PASSAGES)] == [True] * 5
+
+
+class TestCopies:
+    """A passage whose text is that of a labelled one has its labels."""
+
+    TEXTS: ClassVar = {"twin": "Boil the  kettle. joe@example.org", "other": "Drain it."}
+
+    @pytest.mark.parametrize(
+        "text", ["Boil the kettle. joe@example.org", "BOIL THE KETTLE. [e-mail]"]
+    )
+    def test_count_under_any_id(self, text: str) -> None:
+        """Samples hold the redacted text."""
+        judge = LabelJudge({"how?": {"twin": 2}}, texts=self.TEXTS)
+        found = judge.judge(
+            "how?", [Passage("a", text), Passage("b", "Rinse it."), Passage("c", "")]
+        )
+        assert [each.grade for each in found if each] == [2, 0, 0]
+
+    def test_mislead_alike(self) -> None:
+        judge = LabelJudge({"how?": {"other": 0, "a": 1}}, {"how?": ["twin"]}, texts=self.TEXTS)
+        [found] = judge.judge("how?", [Passage("x", self.TEXTS["twin"])])
+        assert found == Judgment("x", 0, Negative.DISTRACTOR)
 
 
 class TestRedactedQuestions:
@@ -85,7 +139,7 @@ class TestRedactedQuestions:
             {"what does Ann owe?": {"a": 1}}, redactor=lambda q: q.replace("Ann", "X")
         )
         assert judge.judge("what does X owe?", PASSAGES[:1]) == [Judgment("a", 1)]
-        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == []
 
     def test_questions_that_redaction_makes_one_share_labels_that_agree(self) -> None:
         other = self.ASKED.replace("joe", "ann")
@@ -99,15 +153,15 @@ class TestRedactedQuestions:
     ) -> None:
         with caplog.at_level(logging.WARNING):
             judge = LabelJudge({self.ASKED: {"a": 1}, other: {"c": 1}})
-        assert judge.judge(self.WRITTEN, PASSAGES) == [None] * 5
+        assert judge.judge(self.WRITTEN, PASSAGES) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
         assert judge.ambiguous == 1
-        assert "1 redacted texts" in caplog.text
+        assert "1 texts stand for several" in caplog.text
         assert "order" not in caplog.text
 
     def test_where_queries_are_kept_as_asked_nothing_is_redacted(self) -> None:
         judge = LabelJudge({self.ASKED: {"a": 1}}, redactor=None)
-        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
 
     def test_a_redactor_that_fails_on_a_question_is_an_error(self) -> None:
@@ -117,4 +171,4 @@ class TestRedactedQuestions:
     def test_a_sampled_question_with_an_address_in_it_is_judged(self) -> None:
         live = Watching(LabelJudge({self.ASKED: {"p0": 1}}))
         live.watch(make_context(["p0", "p1"], 1, query=self.ASKED))
-        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 1
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 1

@@ -19,8 +19,8 @@ from ctxguard.monitor.estimation.judged_request import (
     recall_loss,
 )
 from ctxguard.monitor.estimation.metrics import (
+    FAILED,
     KEPT,
-    MISSING,
     NO,
     UNGRADED,
     YES,
@@ -255,22 +255,35 @@ class TestMissingVerdicts:
         record = record_of(JudgingRates(dropped_rate=1.0))
         return Rows.read([judged_request(record, verdicts, SCALE)])
 
-    def test_those_with_a_verdict_stand_for_those_without(self) -> None:
-        rows = self.rows(frozenset({"p3", "p5", "p8"}))
-        assert dropped_relevant(rows) == pytest.approx([2 * 7 / 4])
-        assert rows.requests["dropped_chance"] == pytest.approx([4 / 7])
+    def test_failed_dropped_passages_are_rows(self) -> None:
+        """Each with the chance of being judged that the sample holds, as if it had a grade."""
+        rows, whole = self.rows(frozenset({"p3", "p5"})), self.rows(frozenset())
+        assert rows.passages["verdict"][[3, 5]].tolist() == [FAILED, FAILED]
+        for name in ("position", "rank", "group", "size"):
+            assert rows.passages[name].tolist() == whole.passages[name].tolist()
 
-    def test_a_pool_with_a_gap_has_no_recall_of_its_own(self) -> None:
-        found = sums_of(self.rows(frozenset({"p3"})))
-        assert (found.ratio(Metric.RECALL).n, found.ratio(Metric.POOLED_RECALL).n) == (0, 1)
+    def test_figures_leave_failed_requests_out(self) -> None:
+        """Each figure those that lack a grade which it needs."""
+        dropped, served = (sums_of(self.rows(frozenset({one}))) for one in ("p3", "p1"))
+        assert dropped.ratio(Metric.PRECISION).n == 1
+        for metric in (Metric.RECALL, Metric.POOLED_RECALL, Metric.RECALL_LOSS):
+            assert dropped.ratio(metric).n == 0
+        assert {served.ratio(metric).n for metric in Metric} == {0}
 
-    def test_where_no_dropped_passage_has_one_nothing_is_known_of_them(self) -> None:
-        assert sums_of(self.rows(frozenset(POOL[3:]))).ratio(Metric.POOLED_RECALL).n == 0
-
-    def test_a_served_passage_without_one_is_told_from_one_that_is_not_relevant(self) -> None:
+    def test_failed_is_not_irrelevant(self) -> None:
         """People's grades say what such passages are; the request is not dropped for it."""
         rows = self.rows(frozenset({"p1"}))
-        assert rows.passages["verdict"][:3].tolist() == [YES, MISSING, NO]
+        assert rows.passages["verdict"][:3].tolist() == [YES, FAILED, NO]
+
+    def test_whole_pool_waits_for_the_served(self) -> None:
+        """Pools that are judged where nothing served is relevant: not before that is certain."""
+        record = record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))
+        known = {name: Judgment(name, 0) for name in POOL[:3]}
+        assert not record.has_hit(known)
+        del known["p2"]
+        assert record.has_hit(known)
+        rows = Rows.read([judged_request(record, known, SCALE)])
+        assert rows.requests["n_passages"].tolist() == [3]
 
 
 @pytest.mark.parametrize(("k", "n"), [(10, 1), (3, 0)], ids=["nothing dropped", "nothing judged"])

@@ -56,7 +56,10 @@ def test_what_is_written_is_read_back_and_no_cell_begins_a_formula(
     ]
 
 
-@pytest.mark.parametrize("name", ["4983", "007", "1e5", "12-3", "2026-11-22", "3f2a90"])
+@pytest.mark.parametrize(
+    "name",
+    ["4983", "007", "1e5", "12-3", "2026-11-22", "3f2a90", "may-12", "Jan 5", "MARCH1", "True"],
+)
 def test_ids_that_a_spreadsheet_takes_for_numbers_or_dates_are_texts(
     tmp_path: Path, name: str
 ) -> None:
@@ -111,3 +114,36 @@ def test_a_row_of_another_type_is_refused(
 def test_a_path_that_no_file_can_have_is_refused() -> None:
     with pytest.raises(DataError, match="null byte"):
         read_label_file(Path("a\0b.jsonl"), "ann", 1.0, 3)
+
+
+SAVED = {
+    "semicolons": (";", "utf-8"),
+    "semicolons of Windows": (";", "cp1252"),
+    "tabs": ("\t", "utf-8"),
+    "tabs in UTF-16": ("\t", "utf-16"),
+    "commas with a mark": (",", "utf-8-sig"),
+    "bars": ("|", "utf-8"),
+}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+@pytest.mark.parametrize("form", SAVED)
+def test_a_table_is_read_as_a_spreadsheet_saves_it(tmp_path: Path, form: str, name: str) -> None:
+    """With cells that hold separators, quotes and line breaks, and one of 200,000 characters."""
+    separator, encoding = SAVED[form]
+    with (tmp_path / name).open("w", encoding=encoding, newline="") as file:
+        writer = csv.writer(file, delimiter=separator)
+        writer.writerow(["Query", "text", "Grade", "Request ID", "passage-id ", ""])
+        writer.writerow(['a; "b",\tc|\n\né', "x" * 200_000, "2,0", "r", "'may-12", ""])
+        writer.writerow([""] * 6)
+        writer.writerow(["q", "t", "", "s", "é", ""])
+    labels, blank = read_label_file(tmp_path / name, "ann", 1.0, 3)
+    assert [(one.request_id, one.passage_id, one.grade) for one in labels] == [("r", "may-12", 2)]
+    assert blank == ["s"]
+
+
+def test_a_first_line_may_say_what_separates(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("sep=;\nrequest_id;passage_id;grade\nr;a,b;1\nr;c;x\n")
+    with pytest.raises(DataError, match=r"line 4: grade 'x'"):
+        read_label_file(file, "ann", 1.0, 3)

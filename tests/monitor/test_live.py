@@ -25,12 +25,13 @@ from benchmarks._live_scenarios import (
     Scenario,
     crossed,
 )
-from benchmarks._live_service import Pick, Service, Setting, label_some
+from benchmarks._live_service import Pick, Service, Setting, check_counts, label_some
 from benchmarks._live_traffic import (
     DAY_SECONDS,
     DEPTH,
     JudgeErrors,
     Shape,
+    SimulatedJudge,
     Traffic,
     draw_traffic,
     passage_id,
@@ -168,11 +169,20 @@ def test_an_outage_of_store_and_judge_costs_no_sample_and_biases_nothing() -> No
     assert_covered([cells[10, 200, Window.ALL_RETAINED, metric] for metric in MAIN])
 
 
-def test_monitors_of_one_store_publish_the_same_and_their_counters_add_up() -> None:
-    scenario = Scenario("two monitors", GOOD, SMALL, Setting(monitors=2), (Pick(10, 200),))
+def test_counters_add_up_over_restarts() -> None:
+    """A monitor that begins anew after each step counts what the store holds."""
+    traffic = draw_traffic(replace(SMALL, n=1_000), np.random.default_rng(3))
+    judge = SimulatedJudge(traffic, GOOD, np.random.default_rng(4))
     with SQLITE.stores() as urls:
-        looks = list(Run(scenario, urls, seed=0).looks(labellings=1))
-    assert (Window.ALL_RETAINED, Metric.PRECISION) in looks[0].figures
+        service = Service(next(urls), traffic, judge, Setting(rate=0.3), "seed")
+        for day in range(1, 4):
+            service.serve(day * DAY_SECONDS)
+            service.write()
+            service.monitor_with(judge)
+            service.judge_waiting()
+        service.maintain()
+        check_counts(service)
+        service.close()
 
 
 def test_every_database_publishes_the_same_figures(postgresql_url: str) -> None:

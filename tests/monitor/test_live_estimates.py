@@ -64,17 +64,17 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
             Entry(f"r{n}", NOW + n, 1.0, ORDER[n], payload(record, n, requests[n])) for n in batch
         ]
         store.append("w", entries, WorkerCounts(len(batch)))
-        claimed = store.claim("m", len(batch), lease_seconds=600.0)
+        waiting = store.waiting(len(batch))
         store.finish(
             SERIES,
             [
                 Finished(
-                    one.sample_id,
+                    one,
                     State.JUDGED,
                     verdicts_of(requests[n]),
                     requests[n].block(),
                 )
-                for n, one in zip(batch, claimed, strict=True)
+                for n, one in zip(batch, waiting, strict=True)
             ],
         )
 
@@ -288,9 +288,9 @@ def test_a_wrong_clock_makes_no_request_one_that_could_have_been_picked(
         [Entry("strange", NOW + moved, 1.0, 0.999, record.to_bytes())],
         WorkerCounts(1),
     )
-    [strange] = store.claim("m", 1, lease_seconds=600.0)
+    [strange] = store.waiting(1)
     block = judged(truth[0]).block()
-    store.finish(SERIES, [Finished(strange.sample_id, State.JUDGED, block=block)])
+    store.finish(SERIES, [Finished(strange, State.JUDGED, block=block)])
     label(store, truth)
     fill(store, record, {n: judged(truth[n]) for n in range(20_000, REQUESTS, 10)})
     found = estimated(store, now=NOW + 4 * 86_400.0)

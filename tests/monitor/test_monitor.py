@@ -18,7 +18,7 @@ from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.sampling.writer import Privacy
-from ctxguard.monitor.service import JudgedAs, Monitor
+from ctxguard.monitor.service import Monitor, Outcome
 from ctxguard.monitor.store import State
 from tests.stored import all_judged
 from tests.timing import PATIENCE_SECONDS, until
@@ -151,23 +151,25 @@ BROKEN_ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
-def test_an_invalid_verdict_is_counted_and_never_imputed(
+def test_invalid_grade_is_never_imputed(
     answer: Callable[[Sequence[Passage]], Sequence[Judgment | None]],
 ) -> None:
     live = Watching(ScriptedJudge(answer), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 2)] * 3)
     report = live.monitor.report()
-    assert report.outcomes[JudgedAs.INCOMPLETE] == 3
-    assert counted(report, "verdicts") == counted(report, "invalid_verdicts") == 6
+    assert report.outcomes[Outcome.INCOMPLETE] == 3
+    # The whole pool is judged with certainty.
+    assert counted(report, "verdicts") == counted(report, "invalid_verdicts") == 30
+    assert report.failed_passages == 30
     assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n == 0
 
 
-def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict() -> None:
+def test_unreadable_dropped_passage_has_no_grade() -> None:
     class Torn:
         def __getitem__(self, position: int) -> Passage:
             if position == 4:
                 raise OSError("gone")
-            return Passage(POOL[position], "text")
+            return Passage(POOL[position], f"text {position}")
 
     context = make_context(POOL, 2)
     ranking = replace(context.decision.ranking, passages=Torn())
@@ -175,7 +177,7 @@ def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict() -> None:
     live = Watching(ScriptedJudge(), rates=EVERYTHING)
     live.watch(torn)
     report = live.monitor.report()
-    assert report.outcomes[JudgedAs.JUDGED] == 1
+    assert report.outcomes[Outcome.INCOMPLETE] == 1
     assert (counted(report, "verdicts"), counted(report, "invalid_verdicts")) == (10, 1)
 
 
@@ -190,13 +192,16 @@ def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
     with caplog.at_level(logging.WARNING):
         live.serve(*[make_context(POOL, 2)] * 3)
         assert [live.monitor.step() for _ in range(2)] == [0, 0]
-    assert live.monitor.report().outcomes[JudgedAs.JUDGE_FAILED] == 4
+    # One is asked about in the second step: the judge is known to be down.
+    assert live.monitor.report().outcomes[Outcome.JUDGE_FAILED] == 5
     assert live.monitor.report().waiting == 3
     assert len(caplog.records) == 1
     assert "the judge is down" not in caplog.text
 
 
-def test_a_sample_on_which_the_judge_alone_fails_again_and_again_is_given_up() -> None:
+def test_sample_on_which_the_judge_fails() -> None:
+    """The others are judged, and it is asked about again in each round."""
+
     def fail_on_one(passages: Sequence[Passage]) -> list[Judgment | None]:
         if passages[0].passage_id == "poison":
             raise ValueError("cannot parse this")
@@ -208,7 +213,8 @@ def test_a_sample_on_which_the_judge_alone_fails_again_and_again_is_given_up() -
         live.serve(make_context(POOL, 2, request_id=f"r{i}"))
         live.monitor.step()
     states = live.store.states()
-    assert (states[State.FAILED], states[State.JUDGED]) == (1, 50)
+    assert (states[State.INCOMPLETE], states[State.JUDGED]) == (1, 50)
+    assert live.monitor.report().failed_passages == 1
 
 
 def test_an_outage_of_the_judge_costs_no_sample() -> None:
@@ -219,7 +225,7 @@ def test_an_outage_of_the_judge_costs_no_sample() -> None:
         assert live.monitor.step() == 0
     judge.answer = None
     live.watch()
-    assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 20
+    assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
 
 
 def test_another_version_of_the_judge_is_another_series() -> None:
@@ -230,21 +236,6 @@ def test_another_version_of_the_judge_is_another_series() -> None:
     assert live.store.series() == ["labels 1"]
 
 
-def test_two_monitors_of_one_store_judge_every_sample_once() -> None:
-    live = Watching(ScriptedJudge())
-    other = Monitor(live.store, ScriptedJudge(), min_n=live.monitor.min_n, clock=lambda: live.now)
-    live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(40)])
-    while live.monitor.step(3) + other.step(3):
-        pass
-    judged = [one.report().outcomes[JudgedAs.JUDGED] for one in (live.monitor, other)]
-    assert sum(judged) == 40
-    assert min(judged) > 0
-    assert (
-        live.monitor.report().live.estimates[Window.ALL_RETAINED]
-        == (other.report().live.estimates[Window.ALL_RETAINED])
-    )
-
-
 def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> None:
     live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=160), rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(400)])
@@ -252,8 +243,8 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> Non
         pass
     report = live.monitor.report()
     judged, skipped = (
-        report.outcomes[JudgedAs.JUDGED],
-        report.outcomes[JudgedAs.SKIPPED],
+        report.outcomes[Outcome.JUDGED],
+        report.outcomes[Outcome.SKIPPED],
     )
     assert counted(report, "verdicts") <= 160
     assert judged == pytest.approx(80, abs=20)
@@ -309,7 +300,7 @@ def test_a_judge_that_reads_is_asked_about_no_text_that_it_may_not_have(
     live = Watching(judge, privacy=Privacy(passages="omitted"), **settings)
     live.watch(make_context(POOL, 2))
     assert judge.asked == []
-    assert live.monitor.report().outcomes[JudgedAs.INCOMPLETE] == 1
+    assert live.monitor.report().outcomes[Outcome.INCOMPLETE] == 1
 
 
 def test_the_background_thread_judges_and_ends_when_told() -> None:
@@ -320,12 +311,12 @@ def test_the_background_thread_judges_and_ends_when_told() -> None:
 
     def all_are_judged() -> bool:
         latest = live.monitor.latest
-        return latest is not None and latest.outcomes[JudgedAs.JUDGED] == 20
+        return latest is not None and latest.outcomes[Outcome.JUDGED] == 20
 
     until(all_are_judged)
     assert live.monitor.stop()
     assert live.monitor.stop()
-    assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 20
+    assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
 
 
 def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end() -> None:
@@ -353,7 +344,7 @@ def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice() -> No
         live.now += step_seconds
         live.watch(*[make_context(POOL, 2)] * 5)
         live.monitor.maintain()
-    assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 15
+    assert live.monitor.report().outcomes[Outcome.JUDGED] == 15
     assert len(judge.asked) == 30
 
 

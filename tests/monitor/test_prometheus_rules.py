@@ -17,13 +17,13 @@ from watching import Watching
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor import export as prometheus
 from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.server.metrics import HttpMetrics
 from tests.command import invoke
 from tests.profiles import CERTIFICATE, profile_with

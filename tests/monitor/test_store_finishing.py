@@ -26,13 +26,13 @@ def transactions(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return begun
 
 
-def claimed(store: SampleStore, n: int) -> list[int]:
+def waiting(store: SampleStore, n: int) -> list[int]:
     fill(store, n)
-    return [one.sample_id for one in store.claim("m", n, lease_seconds=60.0)]
+    return list(store.waiting(n))
 
 
 def test_many_samples_take_one_transaction(store: SampleStore, transactions: list[None]) -> None:
-    ids = claimed(store, 20)
+    ids = waiting(store, 20)
     transactions.clear()
     assert store.finish("judge", [judged(one) for one in ids]).accepted == set(ids)
     assert len(transactions) == 1
@@ -49,18 +49,18 @@ POISON = {
 def test_what_cannot_be_written_of_one_sample_keeps_no_other_back(
     store: SampleStore, poison: Callable[[Finished], Finished]
 ) -> None:
-    ids = claimed(store, 5)
+    ids = waiting(store, 5)
     ends = [judged(one) for one in ids]
     ends[3] = poison(ends[3])
     accepted, refused = store.finish("judge", ends)
     assert accepted == {*ids} - {ids[3]}
     assert list(refused) == [ids[3]]
     assert all_judged(store, "judge").sample_ids.tolist() == [*ids[:3], ids[4]]
-    assert store.states()[State.CLAIMED] == 1
+    assert store.states()[State.PENDING] == 1
 
 
 def test_a_sample_by_itself_that_cannot_be_written_is_refused(store: SampleStore) -> None:
-    ids = claimed(store, 2)
+    ids = waiting(store, 2)
     store.finish("judge", [judged(ids[0])])
     accepted, refused = store.finish("judge", [replace(judged(ids[1]), verdicts=object())])
     assert (accepted, list(refused)) == (set(), [ids[1]])
@@ -69,7 +69,7 @@ def test_a_sample_by_itself_that_cannot_be_written_is_refused(store: SampleStore
 def test_samples_that_were_finished_before_are_neither_accepted_nor_refused(
     store: SampleStore,
 ) -> None:
-    ids = claimed(store, 3)
+    ids = waiting(store, 3)
     store.finish("judge", [judged(ids[0])])
     accepted, refused = store.finish("judge", [judged(one, block=b"late") for one in ids])
     assert (accepted, refused) == ({*ids[1:]}, {})
@@ -87,9 +87,9 @@ def test_a_store_that_cannot_write_at_present_says_so_and_has_written_nothing(
     def locked(*_: object, **__: object) -> object:
         raise StoreLockedError("others hold it")
 
-    ids = claimed(store, 3)
+    ids = waiting(store, 3)
     with monkeypatch.context() as patch:
         patch.setattr(SampleStore, "transaction", locked)
         with pytest.raises(StoreError):
             store.finish("judge", [judged(one) for one in ids])
-    assert store.states()[State.CLAIMED] == 3
+    assert store.states()[State.PENDING] == 3

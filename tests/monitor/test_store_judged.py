@@ -48,8 +48,7 @@ class TestJudged:
         for start in range(0, n, 400):
             batch = [entry(i, request_id=f"r{i}") for i in range(start, start + 400)]
             store.append("w", batch, WorkerCounts(400))
-        claimed = store.claim("m", n, lease_seconds=60.0)
-        ids = [one.sample_id for one in claimed]
+        ids = list(store.waiting(n))
         done = [judged(one, block=b"%d" % one) for one in ids]
         assert store.finish("judge", done).accepted == set(ids)
         assert [len(page) for page in store.judged_pages("judge")] == [500, 500, 200]
@@ -86,7 +85,7 @@ class TestJudged:
     ) -> None:
         [sample_id] = fill(store, 1)
         judge_all(store, "first")
-        store.save_again("second", {sample_id: "{}"})
+        store.save_again("second", sample_id, "{}", 0)
         store.add_labels([label(0)])
         [(_, newest)] = store.to_grade("second").items()
         for number in (1, 2):

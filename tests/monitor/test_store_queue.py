@@ -1,127 +1,78 @@
-"""The queue between those who sample and those who judge: claims, leases, and how a sample ends."""
+"""The queue between those who sample and the one who judges, and how a sample ends."""
 
+import os
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
-from storing import DAY, NOW, Clock, OpenStore, entry, fill, judged
+from storing import DAY, NOW, OpenStore, entry, fill, judged
 
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import ConfigurationError, StoreLockedError
+from ctxguard.monitor.judges import PeopleAlone
+from ctxguard.monitor.service import Monitor, let_people_grade
 from ctxguard.monitor.store import Entry, Finished, SampleStore, State, WorkerCounts
-from ctxguard.monitor.store.transactions import Transaction
+from ctxguard.monitor.store import ownership as ownership_module
 from tests.stored import all_judged
+from tests.timing import until
 
 
 class TestQueue:
-    def test_the_samples_that_came_first_are_claimed_first_whatever_the_clock_said(
-        self, store: SampleStore
-    ) -> None:
+    def test_the_oldest_wait_first(self, store: SampleStore) -> None:
+        """By their ids: whatever the clock said."""
         for step in (0.0, DAY, -DAY):
             store.append("w", [entry(0, time_seconds=NOW + step)], WorkerCounts(1))
-        claimed = [one.sample_id for one in store.claim("m", 3, lease_seconds=60.0)]
-        assert claimed == sorted(claimed)
+        waiting = list(store.waiting(3))
+        assert waiting == sorted(waiting)
         newest = store.newest_samples(3)
         assert [one.time_seconds for one in newest] == [NOW - DAY, NOW + DAY, NOW]
-        assert [one.sample_id for one in newest] == claimed[::-1]
+        assert [one.sample_id for one in newest] == waiting[::-1]
+        assert list(store.waiting(1)) == waiting[:1]
+        with pytest.raises(ConfigurationError, match="limit 0"):
+            store.waiting(0)
 
-    def test_a_claimed_sample_is_as_it_was_written(self, store: SampleStore) -> None:
+    def test_a_sample_is_as_it_was_written(self, store: SampleStore) -> None:
         payload = random.Random(0).randbytes(300_000)
         store.append("w", [Entry("r", 1.25, 0.0625, 0.1, payload)], WorkerCounts(1))
-        [one] = store.claim("m", 5, lease_seconds=60.0)
-        assert (one.attempts, one.payload) == (0, payload)
+        assert list(store.waiting(5).values()) == [payload]
         [stored] = store.samples_of("r")
         assert (stored.time_seconds, stored.probability) == (1.25, 0.0625)
 
-    def test_a_sample_put_in_by_hand_is_stored_and_never_claimed(self, store: SampleStore) -> None:
+    def test_forced_samples_never_wait(self, store: SampleStore) -> None:
         [sample_id] = fill(store, 1, probability=0.0)
-        assert store.claim("m", 5, lease_seconds=60.0) == []
+        assert store.waiting(5) == {}
         assert store.states()[State.FORCED] == 1
         assert store.payloads([sample_id]) == {sample_id: b"payload"}
         assert store.finish("judge", [judged(sample_id)]).accepted == set()
 
-    def test_nobody_else_gets_a_sample_until_its_lease_ends_and_then_as_another_attempt(
-        self, store: SampleStore
-    ) -> None:
-        ids = fill(store, 3)
-        assert [one.sample_id for one in store.claim("a", 2, lease_seconds=60.0)] == ids[:2]
-        assert [one.sample_id for one in store.claim("b", 3, lease_seconds=0.0)] == ids[2:]
-        [again] = store.claim("c", 3, lease_seconds=60.0)
-        assert (again.sample_id, again.attempts) == (ids[2], 1)
-
-    @pytest.mark.parametrize("step", [DAY, -DAY])
-    def test_a_clock_step_neither_ends_a_lease_nor_prolongs_it(
-        self, store: SampleStore, clock: Clock, step: float
-    ) -> None:
-        ids = fill(store, 2)
-        store.claim("a", 1, lease_seconds=60.0)
-        store.claim("a", 1, lease_seconds=0.0)
-        clock.now += step
-        assert [one.sample_id for one in store.claim("b", 2, lease_seconds=60.0)] == ids[1:]
-
-    def test_a_lease_from_before_its_clock_began_anew_binds_nobody(
-        self, store: SampleStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As a host's monotonic clock does when the host restarts."""
-        fill(store, 1)
-        now = [1e6]
-        monkeypatch.setattr(Transaction, "lease_now", lambda _: now[0])
-        for now[0], who in ((1e6, "before"), (10.0, "after")):
-            assert len(store.claim(who, 1, lease_seconds=60.0)) == 1
-            assert store.lead(who, lease_seconds=60.0)
-        assert not store.claim("another", 1, lease_seconds=60.0)
-        assert not store.lead("another", lease_seconds=60.0)
-
-    def test_claimants_at_work_at_once_share_the_samples_out(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
-        stores = [open_store(any_store_url) for _ in range(4)]
-        ids = fill(stores[0], 200)
-
-        def claim_all(store: SampleStore) -> list[int]:
-            taken: list[int] = []
-            while some := store.claim("m", 7, lease_seconds=60.0):
-                taken += [one.sample_id for one in some]
-            return taken
-
-        with ThreadPoolExecutor(4) as pool:
-            taken = list(pool.map(claim_all, stores))
-        assert sorted(one for some in taken for one in some) == ids
-
     def test_a_sample_is_finished_once(self, store: SampleStore) -> None:
-        """Also by a monitor whose lease ran out meanwhile, and within one call."""
+        """Also within one call."""
         [sample_id] = fill(store, 1)
-        store.claim("slow", 1, lease_seconds=0.0)
-        store.claim("quick", 1, lease_seconds=60.0)
         first = judged(sample_id)
         second = judged(sample_id, block=b"another")
         assert store.finish("judge", [first, second]).accepted == {sample_id}
         assert store.finish("judge", [second]).accepted == set()
         assert store.finish("another judge", [second]).accepted == set()
-        assert store.give_back([sample_id], max_attempts=1) == 0
         assert all_judged(store, "judge").blocks == (b"block",)
         assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
         assert store.states()[State.JUDGED] == 1
 
-    def test_of_two_monitors_that_finish_at_once_one_is_accepted(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
-        stores = [open_store(any_store_url) for _ in range(2)]
-        ids = fill(stores[0], 60)
-        ready = threading.Barrier(2)
-
-        def finish(store: SampleStore) -> int:
-            ready.wait()
-            order = random.Random(id(store)).sample(ids, len(ids))
-            return sum(
-                len(store.finish("judge", [judged(some) for some in order[i : i + 6]]).accepted)
-                for i in range(0, 60, 6)
-            )
-
-        with ThreadPoolExecutor(2) as pool:
-            accepted = list(pool.map(finish, stores))
-        assert sum(accepted) == 60
-        assert len(all_judged(stores[0], "judge")) == 60
+    def test_what_failed_is_finished_again(self, store: SampleStore) -> None:
+        ids = fill(store, 3)
+        half = replace(judged(ids[0], block=b"half"), state=State.INCOMPLETE, n_failed=2)
+        other = replace(half, sample_id=ids[1])
+        nothing = Finished(ids[2], State.INCOMPLETE)
+        assert len(store.finish("judge", [half, other, nothing]).accepted) == 3
+        assert store.failed("judge") == ids[:2]
+        assert store.n_failed("judge") == (2, 4)
+        assert (store.failed("another"), store.n_failed("another")) == ([], (0, 0))
+        assert store.finish("judge", [judged(ids[0])]).accepted == {ids[0]}
+        assert all_judged(store, "judge").blocks == (b"block", b"half")
+        assert store.failed("judge") == [ids[1]]
+        assert store.states()[State.JUDGED] == 1
 
     def test_a_sample_may_end_without_a_judgment(self, store: SampleStore) -> None:
         ids = fill(store, 2)
@@ -141,51 +92,154 @@ class TestQueue:
         with pytest.raises(ConfigurationError, match="block of 0 bytes"):
             Finished(1, State.JUDGED)
 
-    def test_a_sample_that_is_given_back_waits_again_until_it_was_tried_too_often(
-        self, store: SampleStore
-    ) -> None:
-        [sample_id] = fill(store, 1)
-        for attempts in range(2):
-            [one] = store.claim("m", 1, lease_seconds=60.0)
-            assert one.attempts == attempts
-            assert store.give_back([sample_id], max_attempts=3) == 0
-        store.claim("m", 1, lease_seconds=60.0)
-        assert store.give_back([sample_id], max_attempts=3) == 1
-        assert store.give_back([sample_id], max_attempts=1) == 0
-        assert store.states()[State.FAILED] == 1
-        assert store.claim("m", 1, lease_seconds=60.0) == []
-
     def test_the_queue_tells_its_length_and_its_oldest_request(self, store: SampleStore) -> None:
         assert store.oldest_waiting() is None
         fill(store, 2, time_seconds=NOW + 40.0)
         fill(store, 1)
         assert store.oldest_waiting() == NOW
-        store.claim("m", 1, lease_seconds=60.0)
-        assert store.oldest_waiting() == NOW
-        assert store.states() == dict.fromkeys(State, 0) | {
-            State.PENDING: 2,
-            State.CLAIMED: 1,
-        }
+        assert store.states() == dict.fromkeys(State, 0) | {State.PENDING: 3}
 
-    def test_one_monitor_leads_until_its_lease_ends_or_it_steps_down(
-        self, store: SampleStore
-    ) -> None:
-        assert store.lead("a", lease_seconds=60.0)
-        assert not store.lead("b", lease_seconds=60.0)
-        assert store.lead("a", lease_seconds=0.0)
-        assert store.lead("b", lease_seconds=60.0)
-        assert not store.lead("a", lease_seconds=60.0)
+    def test_counts_are_stored_with_results(self, store: SampleStore) -> None:
+        """All of them or none, and they never fall."""
+        ids = fill(store, 3)
+        key = ("judged_samples", "external", "judged")
+        ends = [replace(judged(one), counts={key: 1}) for one in ids]
+        ends[1] = replace(ends[1], verdicts=object())  # type: ignore[arg-type]
+        store.finish("judge", ends, {("judge_calls",): 2.0}, {"budget": "kept"})
+        assert store.counts("judge") == {key: 2.0, ("judge_calls",): 2.0}
+        assert store.get_state("budget") == "kept"
+        store.finish("judge", ends[:1], {("judge_calls",): 0.5})
+        assert store.counts("judge") == {key: 2.0, ("judge_calls",): 2.5}
+        assert store.counts("another") == {}
 
-    def test_of_monitors_that_begin_at_once_one_leads(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
-        stores = [open_store(any_store_url) for _ in range(4)]
-        with ThreadPoolExecutor(4) as pool:
-            leads = list(pool.map(lambda n: stores[n].lead(f"m{n}", lease_seconds=60.0), range(4)))
-        assert sum(leads) == 1
-
-    def test_values_are_kept_for_other_monitors(self, store: SampleStore) -> None:
+    def test_values_are_kept_for_later_monitors(self, store: SampleStore) -> None:
         assert store.get_state("key") is None
         store.set_state("key", "one")
         store.set_state("key", "two")
         assert store.get_state("key") == "two"
+
+    def test_a_snapshot_is_of_one_moment(self, any_store_url: str, open_store: OpenStore) -> None:
+        one, other = (open_store(any_store_url) for _ in range(2))
+        fill(one, 2)
+        with one.snapshot():
+            assert one.states()[State.PENDING] == 2
+            fill(other, 3)
+            assert one.states()[State.PENDING] == 2
+            assert len(one.waiting(9)) == 2
+        assert one.states()[State.PENDING] == 5
+
+
+_OWNER = """
+import sys, time
+from ctxguard.monitor.store import SampleStore
+store = SampleStore.open(sys.argv[1])
+print(store.own(), flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def owning_process(url: str) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class TestOwnership:
+    def test_one_owns_a_store(self, any_store_url: str, open_store: OpenStore) -> None:
+        one, other = (open_store(any_store_url) for _ in range(2))
+        assert one.own()
+        assert one.own()
+        assert not other.own()
+        assert (one.is_owned, other.is_owned) == (True, False)
+        fill(other, 2)
+        assert other.accounts().stored == 2, "writers need no ownership"
+        one.close()
+        assert other.own()
+        assert not one.own()
+
+    def test_a_killed_owner_is_followed_at_once(
+        self, any_store_url: str, open_store: OpenStore
+    ) -> None:
+        store = open_store(any_store_url)
+        with owning_process(any_store_url) as process:
+            assert not store.own()
+            process.kill()
+            process.wait()
+            until(store.own)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    def test_a_fork_leaves_it_to_the_parent(
+        self, any_store_url: str, open_store: OpenStore
+    ) -> None:
+        store, other = (open_store(any_store_url) for _ in range(2))
+        assert store.own()
+        child = os.fork()
+        if child == 0:
+            os._exit(int(store.own()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not other.own()
+        assert store.own()
+
+    def test_a_lost_connection_is_noticed(
+        self, postgresql_url: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And the lock lies in a transaction, so that a pooler of transactions cannot part them."""
+        import sqlalchemy as sa
+
+        monkeypatch.setattr(ownership_module, "_CHECK_SECONDS", 0.0)
+        one, other = (open_store(postgresql_url) for _ in range(2))
+        assert one.own()
+        query = sa.text(
+            "SELECT pid, state FROM pg_stat_activity JOIN pg_locks USING (pid) "
+            "WHERE locktype = 'advisory'"
+        )
+        with other.transaction(writes=False) as connection:
+            [(pid, state)] = connection.execute(query).all()
+        assert state == "idle in transaction"
+        with other.transaction(writes=True) as connection:
+            connection.execute(sa.text(f"SELECT pg_terminate_backend({pid})"))
+        until(other.own)
+        assert not one.own()
+        other.disown()
+        assert one.own()
+
+    def test_a_second_monitor_waits_and_says_so(
+        self, any_store_url: str, open_store: OpenStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        one, other = (open_store(any_store_url) for _ in range(2))
+        first, second = Monitor(one, PeopleAlone()), Monitor(other, PeopleAlone())
+        first.maintain()
+        for work in (second.step, second.report, second.maintain):
+            with pytest.raises(StoreLockedError, match="another monitor owns"):
+                work()
+        second.start(interval_seconds=0.005, refresh_seconds=0.005)
+        until(lambda: "another monitor owns" in caplog.text)
+        assert second.latest is None
+        assert second.errors == 0
+        one.close()
+        until(lambda: second.latest is not None)
+        assert second.stop()
+
+    def test_people_grade_nothing_that_a_monitor_judges(
+        self, any_store_url: str, open_store: OpenStore
+    ) -> None:
+        one, other = (open_store(any_store_url) for _ in range(2))
+        fill(one, 2)
+        assert one.own()
+        let_people_grade(other)
+        assert other.states()[State.PENDING] == 2
+        one.disown()
+        let_people_grade(other)
+        assert other.states()[State.PENDING] == 0
+        assert not other.is_owned

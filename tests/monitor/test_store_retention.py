@@ -76,8 +76,7 @@ class TestRetention:
         store.limits = Limits(max_bytes=5_000)
         ids = fill(store, 8, payload=bytes(1_000))
         assert store.clean() == (0, 3)
-        claimed = store.claim("m", 99, lease_seconds=60.0)
-        assert [one.sample_id for one in claimed] == ids[3:]
+        assert list(store.waiting(99)) == ids[3:]
 
     def test_without_limits_nothing_goes(self, store: SampleStore, clock: Clock) -> None:
         store.limits = Limits(max_age_seconds=None, max_bytes=None)
@@ -92,7 +91,6 @@ class TestRetention:
         """A monitor that finishes late must not judge another sample by it."""
         store.limits = Limits(max_age_seconds=DAY)
         [old] = fill(store, 1)
-        store.claim("slow", 1, lease_seconds=60.0)
         clock.now += 2.0 * DAY
         store.clean()
         [new] = fill(store, 1, time_seconds=clock.now)

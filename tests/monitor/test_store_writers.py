@@ -51,13 +51,13 @@ class TestWriters:
             for n in range(10):
                 entries = [entry(n, request_id=f"{thread}-{n}-{i}") for i in range(5)]
                 store.append(f"w{thread}", entries, WorkerCounts(5))
-                store.claim(f"m{thread}", 3, lease_seconds=60.0)
+                store.waiting(3)
                 store.states()
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(work, range(4)))
         assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [50] * 4
-        assert store.states()[State.CLAIMED] == 120
+        assert store.states()[State.PENDING] == 200
 
 
 class TestBatches:

@@ -25,14 +25,14 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates, Sample, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
-from ctxguard.monitor.service import JudgedAs
+from ctxguard.monitor.service import Outcome
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
 from ctxguard.monitor.store.types import HOUR_SECONDS
-from ctxguard.request.telemetry import Telemetry
 from tests.timing import PATIENCE_SECONDS, until
 
 POOL = [f"p{rank}" for rank in range(10)]
@@ -115,7 +115,7 @@ def test_a_judge_reads_texts_of_the_index_where_none_are_stored(
     live = Watching(judge, privacy=privacy, lookup=lookup if is_found else None)
     live.watch(make_context(POOL, 2, query="how?"))
     outcomes = live.monitor.report().outcomes
-    assert (outcomes[JudgedAs.JUDGED], outcomes[JudgedAs.INCOMPLETE]) == (
+    assert (outcomes[Outcome.JUDGED], outcomes[Outcome.INCOMPLETE]) == (
         is_judged,
         not is_judged,
     )
@@ -450,6 +450,28 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert again.session_id == "s"
     assert again.scores.tolist() == record.scores.tolist() == [100.0 - i for i in range(10)]
     assert json.loads(zlib.decompress(record.to_bytes()))["format"] == FORMAT
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_copies_of_the_served_are_not_dropped_ones(mode: Mode) -> None:
+    """A relevant passage whose text was served is not lost, and of other copies one is judged."""
+    texts = ["one", "two", "ONE", "three", "four", "Three", "four", "one "]
+    hits = [Hit(f"p{rank}", 1.0 - rank / 20, text) for rank, text in enumerate(texts)]
+    guard = ContextGuard(
+        policy=RatioPolicy(k=2),
+        score_kind=ScoreKind.COSINE,
+        mode=mode,
+        telemetry=Telemetry(CollectorRegistry()),
+        k=2,
+    )
+    record = record_of(Sample(guard.filter("q", hits), 1.0, 0.0))
+    assert record.served == (0, 1)
+    assert record.dropped == (3, 4)
+    assert record.copies == {2: 0, 5: 3, 6: 4, 7: 0}
+    again = SampleRecord.from_bytes(record.to_bytes())
+    assert again.copies == again.ranking().copies == record.copies
+    with pytest.raises(DataError):
+        SampleRecord.from_bytes(replace(record, copies={2: 8}).to_bytes())
 
 
 @pytest.mark.parametrize("mode", Mode)

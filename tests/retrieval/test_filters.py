@@ -33,7 +33,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import ConfigurationError, FilterViolationError
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index.filters import AllowedRows, MetadataRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex

@@ -18,9 +18,9 @@ from ctxguard.core.types import Flag, Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, IndexFolderError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.reload import IndexWatcher
+from ctxguard.guard.telemetry import ReloadOutcome, Telemetry
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
-from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import hybrid_index, storage
 from ctxguard.retrieval.index.hybrid_index import HybridIndex

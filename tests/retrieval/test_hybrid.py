@@ -69,6 +69,33 @@ class TestRanking:
         assert set(by_ranker.passage_ids) == set(ranking.passage_ids)
 
     @pytest.mark.parametrize(
+        ("depth", "kept"), [(10, 10), (60, 60), (61, 60), (100, 60), (150, 90), (300, 120)]
+    )
+    def test_a_deep_list_ends_with_its_signals(
+        self, embedder: WordHashEmbedder, depth: int, kept: int
+    ) -> None:
+        """The best by reciprocal ranks have signals and are ranked; what follows is left out."""
+        many = [Passage(f"p{n:03}", f"JSON number {n} " + "x " * n) for n in range(120)]
+        retriever = HybridRetriever.build(many, embedder=embedder)
+        ranking = retriever.retrieve("JSON number 7", depth=depth)
+        by_ranks = retriever.with_fusion(Fusion()).retrieve("JSON number 7", depth=depth)
+        assert len(by_ranks) == min(depth, 120)
+        n = min(kept, len(by_ranks))
+        assert set(ranking.passage_ids) == set(by_ranks.passage_ids[:n])
+        for values in ranking.signals.values():
+            assert values.shape == (n,)
+            assert np.isfinite(values).all()
+        lexical = retriever.on_route(Route.LEXICAL).retrieve("JSON number 7", depth=depth)
+        assert len(lexical) == len(lexical.signals["ranker"]) == n
+
+    def test_a_deep_reranker_has_all_its_candidates(self, embedder: WordHashEmbedder) -> None:
+        many = [Passage(f"p{n:03}", f"JSON number {n} " + "x " * n) for n in range(120)]
+        retriever = HybridRetriever.build(
+            many, embedder=embedder, reranker=FaultyReranker(), rerank_depth=110
+        )
+        assert len(retriever.retrieve("JSON number 7", depth=110)) == 110
+
+    @pytest.mark.parametrize(
         ("route", "kind"), [(Route.DENSE, ScoreKind.COSINE), (Route.LEXICAL, ScoreKind.RATIO)]
     )
     def test_one_leg_keeps_its_order_and_has_signals(

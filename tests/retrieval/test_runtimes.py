@@ -1,7 +1,9 @@
 """Which runtime computes a model, and the cache of what was exported for it."""
 
 import logging
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +11,23 @@ import pytest
 
 from ctxguard._support.extras import install_line
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.retrieval.models import embedder, files
+from ctxguard.retrieval.models import embedder, export, files
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 from ctxguard.retrieval.models.files import ModelFiles
 
 pytestmark = pytest.mark.model
-in_openvino = pytest.mark.usefixtures("small")
+in_onnxruntime = pytest.mark.usefixtures("small")
 
 
 def kept(cache: Path, value: int, key: str = "pieces-1") -> set[int]:
     """The values kept under a key; if none are, this one, which is kept."""
     return set(files.kept(cache, key, lambda: {"table": np.full(9000, value)})["table"].tolist())
+
+
+def ways(encoder: Encoder) -> dict[str, tuple[str, str]]:
+    """The runtime and form in which an encoder computes."""
+    models = {each: encoder._model(each) for each in ("queries", "passages")}
+    return {each: (model.runtime, model.form) for each, model in models.items()}
 
 
 def _flip(content: bytes, at: int) -> bytes:
@@ -80,7 +88,7 @@ def test_another_pooling_is_another_model(tmp_path: Path) -> None:
     keys = set()
     for mode in ("mean", "max"):
         (tmp_path / "pooling.json").write_text(mode)
-        keys.add(ModelFiles("mine", tmp_path, "the same weights").key("openvino"))
+        keys.add(ModelFiles("mine", tmp_path, "the same weights").key("int8"))
     assert len(keys) == 2
 
 
@@ -93,65 +101,157 @@ def test_a_cache_that_cannot_be_written_gives_only_a_warning(
     assert "every start will make it again" in caplog.text
 
 
-@in_openvino
+@in_onnxruntime
 def test_an_export_whose_results_are_not_torchs_is_not_used(
     tiny: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The archive is undamaged, but this processor does not compute what torch did."""
-    key = ModelFiles.find(tiny).key(f"openvino-{embedder._openvino().__version__}")
-    honest = files.kept(cache, key, dict)
-    files.kept(tmp_path, key, lambda: {**honest, "expected": -honest["expected"]})
-    with caplog.at_level(logging.WARNING):
-        assert Encoder(tiny, cache=tmp_path)._model.runtime == "torch"
-    assert "does not run on openvino (its vectors differ from sentence-transformers'" in caplog.text
+    """The archive is undamaged, but this processor does not compute what torch did.
+
+    Queries that are wrong in eight bits are computed in 32, and in torch if those are wrong too.
+    """
+    library = pytest.importorskip("onnxruntime")
+    forms = ["int8", "float32"]
+    for n_wrong, way in enumerate([("onnxruntime", "float32"), ("torch", "float32")], start=1):
+        own = tmp_path / str(n_wrong)
+        for number, form in enumerate(forms):
+            key = ModelFiles.find(tiny).key(f"{form}-{library.__version__}")
+            right = files.kept(cache, key, partial(export.exported, tiny, form))
+            sign = -1 if number < n_wrong else 1
+            files.kept(own, key, lambda: {**right, "expected": sign * right["expected"]})  # noqa: B023
+        with caplog.at_level(logging.WARNING):
+            assert ways(Encoder(tiny, cache=own))["queries"] == way
+        assert (
+            "does not compute queries in int8 (its vectors differ from sentence-transformers'"
+            in caplog.text
+        )
 
 
-@pytest.fixture
-def without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> object:
-        raise MissingExtraError("openvino", "fast", install_line("fast"))
+@pytest.fixture(params=["onnxruntime", "onnx"])
+def absent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module of the extra that is not installed."""
+    monkeypatch.setitem(sys.modules, request.param, None)
+    return str(request.param)
 
-    monkeypatch.setattr(embedder, "_openvino", absent)
 
-
-@pytest.mark.usefixtures("without_openvino")
-def test_without_openvino_torch_is_used_and_the_log_says_what_to_install(
-    tiny: Path, cache: Path, caplog: pytest.LogCaptureFixture
+def test_without_the_extra_torch_is_used(
+    absent: str, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log says once what to install."""
     with caplog.at_level(logging.INFO):
-        assert Encoder(tiny, cache=cache)._model.runtime == "torch"
-    assert "runs on torch" in caplog.text
+        assert ways(Encoder(tiny, cache=tmp_path))["queries"] == ("torch", "float32")
+    assert caplog.text.count("does not compute") == 1
     assert f"the extra fast: {install_line('fast')}" in caplog.text
 
 
-@pytest.mark.usefixtures("without_openvino")
-def test_a_requested_runtime_that_is_not_installed_is_an_error(tiny: Path, cache: Path) -> None:
-    with pytest.raises(MissingExtraError, match="fast"):
-        Encoder(tiny, runtime="openvino", cache=cache).query("a question")
-
-
-@in_openvino
-def test_openvino_is_the_default_and_named_in_the_log(
-    tiny: Path, cache: Path, caplog: pytest.LogCaptureFixture
+def test_a_requested_runtime_that_is_not_installed_is_an_error(
+    absent: str, tiny: Path, tmp_path: Path
 ) -> None:
+    encoder = Encoder(tiny, runtime="onnxruntime", cache=tmp_path)
+    for purpose in ("queries", "passages"):
+        with pytest.raises(MissingExtraError, match="fast"):
+            encoder._model(purpose)
+
+
+@in_onnxruntime
+@pytest.mark.parametrize(
+    ("bfloat16", "passages"), [(True, ("torch", "bfloat16")), (False, ("onnxruntime", "float32"))]
+)
+def test_the_fastest_way_is_the_default(
+    *,
+    bfloat16: bool,
+    passages: tuple[str, str],
+    tiny: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log names it: it depends on the processor, which a requested runtime does not."""
+    monkeypatch.setattr(embedder, "has_bfloat16", lambda: bfloat16)
     with caplog.at_level(logging.INFO):
-        assert Encoder(tiny, cache=cache)._model.runtime == "openvino"
-    assert f"{tiny} runs on openvino" in caplog.text
+        found = ways(Encoder(tiny, cache=cache))
+    assert found == {"queries": ("onnxruntime", "int8"), "passages": passages}
+    assert f"{tiny}: passages in {', '.join(passages)}" in caplog.text
+    requested = Encoder(tiny, runtime="onnxruntime", cache=cache)
+    assert ways(requested)["passages"] == ("onnxruntime", "float32")
 
 
-@in_openvino
+@in_onnxruntime
 def test_a_model_that_cannot_be_exported_stays_on_torch(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(model: object) -> object:
+    def refuse(*_: object) -> object:
         raise RuntimeError("an operation is not known")
 
-    monkeypatch.setattr(Encoder, "_export", refuse)
+    monkeypatch.setattr(export, "exported", refuse)
     with caplog.at_level(logging.WARNING):
         encoder = Encoder(tiny, cache=tmp_path)
-        assert encoder._model.runtime == "torch"
+        assert ways(encoder)["queries"] == ("torch", "float32")
     assert "an operation is not known" in caplog.text
     assert encoder.query("a question").vector.shape == (32,)
+
+
+def test_rounded_weights_leave_others_as_they_are() -> None:
+    """A weight that something else reads too stays; a column of zeros stays zeros."""
+    onnx = pytest.importorskip("onnx")
+    library = pytest.importorskip("onnxruntime")
+    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(size=(4, 3)).astype(np.float32) * [[1.0, 1000.0, 0.0]],
+        "tied": random.normal(size=(4, 4)),
+        "single": random.normal(size=4),
+        "batched": random.normal(size=(1, 4, 2)),
+    }
+    nodes = [node("MatMul", ["x", name], [f"by {name}"]) for name in weights]
+    weights |= {"wide": random.normal(size=(4, 64)), "narrow": random.normal(size=(64, 4))}
+    others = [
+        node("MatMul", ["x", "w"], ["again"]),
+        node("Add", ["x", "tied"], ["sum"]),
+        node("MatMul", ["x", "wide"], ["inside"]),
+        node("MatMul", ["inside", "narrow"], ["both"]),
+    ]
+    rounded = {"by w", "again", "by tied", "both"}
+    outputs = [
+        *(f"by {name}" for name in ("w", "tied", "single", "batched")),
+        "again",
+        "sum",
+        "both",
+    ]
+    graph = onnx.helper.make_graph(
+        [*nodes, *others],
+        "products",
+        [info("x", 1, [4, 4])],
+        [info(name, 1, None) for name in outputs],
+        [
+            onnx.numpy_helper.from_array(np.asarray(each, np.float32), name)
+            for name, each in weights.items()
+        ],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
+    content = model.SerializeToString()
+    x = random.normal(size=(4, 4)).astype(np.float32)
+
+    def computed(graph: bytes) -> list[np.ndarray]:
+        session = library.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        found: list[np.ndarray] = session.run(None, {"x": x})
+        return found
+
+    found = computed(export._rounded(content, [{"x": x}]))
+    for name, own, right in zip(outputs, found, computed(content), strict=True):
+        largest = np.abs(right).max(axis=0) + 1e-9
+        bound = 0.05 if name in rounded else 1e-6
+        assert (np.abs(own - right) / largest).max() < bound, name
+    graph = onnx.load_model_from_string(export._rounded(content, [{"x": x}])).graph
+    kinds = [each.op_type for each in graph.node]
+    assert kinds.count("DynamicQuantizeMatMul") == 4  # of three weights, one of them used twice
+    assert kinds.count("MatMulNBits") == 1  # where fewer channels come out
+
+
+def test_torch_holds_one_model_for_both(tiny: Path) -> None:
+    encoder = Encoder(tiny, runtime="torch")
+    assert encoder._model("queries") is encoder._model("passages")
 
 
 def test_a_model_of_something_else_than_texts_is_refused(
@@ -166,5 +266,5 @@ def test_a_model_of_something_else_than_texts_is_refused(
 
 
 def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="'cuda' is unknown; use openvino or torch"):
+    with pytest.raises(ConfigurationError, match="'cuda' is unknown; use onnxruntime or torch"):
         Encoder(runtime="cuda")

@@ -241,3 +241,50 @@ def flip_a_byte(file: Path) -> None:
     at = content.index(b'"text": "') + 10 if file.suffix == ".jsonl" else len(content) - 2
     content[at] ^= 1
     file.write_bytes(content)
+
+
+def _changed(array: np.ndarray, how: str) -> np.ndarray:
+    if how == "shorter":
+        return array[:-1]
+    if how == "longer":
+        return np.concatenate([array, array[-1:]])
+    changed = array.copy()
+    if how == "below":
+        changed.flat[-2] = -1
+    elif how == "beyond":
+        changed.flat[-2] = 10**6
+    else:
+        changed[1:-1] = changed[1:-1][::-1]
+    return changed
+
+
+OFFSETS = ("passages.offsets", "lexical.starts", "postings.starts")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *[(name, how) for name in OFFSETS for how in ("shorter", "longer", "beyond", "not rising")],
+        *[("postings.rows", how) for how in ("shorter", "below", "beyond")],
+        *[("lexical.numbers", how) for how in ("shorter", "below", "beyond")],
+        *[(name, "shorter") for name in ("lexical.counts", "postings.scores", "vectors")],
+        *[("lexical.lengths", how) for how in ("longer", "below")],
+        ("passages.digests", "longer"),
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_refused(saved: Path, name: str, how: str) -> None:
+    """Each under its own digest, as another program may have written it."""
+    file = data_file(saved, f"{name}.npy")
+    np.save(file, _changed(np.load(file), how))
+    list_as_it_is(saved, file)
+    with pytest.raises(IndexFolderError, match="is not a usable index"):
+        load(saved)
+
+
+@pytest.mark.parametrize("change", [lambda ids: ids[::-1], lambda ids: [*ids[:-1], 7]])
+def test_ids_out_of_order_are_refused(saved: Path, change: Callable[[list[str]], object]) -> None:
+    file = data_file(saved, "passages.ids.json")
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    list_as_it_is(saved, file)
+    with pytest.raises(IndexFolderError, match="ids that are not texts in order"):
+        load(saved)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from http_service import Serve
 
-from ctxguard.core.types import ScoreKind
+from ctxguard.core.types import Route, ScoreKind
 from ctxguard.server.limits import MOST_NAMES
 from ctxguard.server.problems import answer
+from tests.profiles import profile_with, unenforced
 
 CANDIDATES = [
     {"id": "a", "score": 0.9, "text": "one", "metadata": {"tenant": "x"}},
@@ -118,3 +119,38 @@ def test_copies_share_the_verdict_of_the_better_one_and_take_no_place(
 def test_an_answer_is_json_whatever_its_metadata_holds(value: object, written: object) -> None:
     body = bytes(answer({"field": value}).body)
     assert json.loads(body) == {"field": written}
+
+
+@pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
+def test_all_are_kept_where_nothing_is_enforced(
+    serve: Serve, tmp_path: Path, settings: str
+) -> None:
+    """In their order; the verdicts say what the policy would do."""
+    options: dict[str, object] = {"mode": "off"} if settings == "off" else {}
+    if settings in ("keep", "shadow"):
+        route = unenforced(settings, ScoreKind.PROBABILITY)
+        fingerprint = {"reranker": "named scores", "score_kind": "probability"}
+        options["profile"] = tmp_path / "profile.json"
+        profile_with({Route.EXTERNAL: route}, fingerprint=fingerprint).save(options["profile"])
+    scores = [0.9, 0.2, 0.8, 0.7, None, 0.6, 0.1, 0.5]
+    candidates = [{"id": f"c{at}", "score": score} for at, score in enumerate(scores)]
+    answer = serve(**options).post("/v1/filter", json={"query": "q", "candidates": candidates})
+    assert answer.json()["kept"] == [one["id"] for one in candidates]
+    assert answer.json()["dropped"] == {}
+    if settings == "shadow":
+        assert sum(one["kept"] for one in answer.json()["verdicts"]) < 8
+
+
+@pytest.mark.parametrize("numbers", [[7, 8], [7, "8"]])
+def test_ids_may_be_numbers(serve: Serve, numbers: list[object]) -> None:
+    """A number counts as its text."""
+    body = {
+        "query": "q",
+        "candidates": [{"id": one, "score": 2.0 - at} for at, one in enumerate(numbers)],
+        "score_kind": "ratio",
+    }
+    client = serve()
+    assert client.post("/v1/filter", json=body).json()["kept"] == ["7", "8"]
+    for wrong in (True, 7.5, None, 2**64):
+        body["candidates"] = [{"id": wrong, "score": 1.0}]
+        assert client.post("/v1/filter", json=body).status_code == 422

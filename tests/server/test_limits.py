@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
 from ctxguard.errors import ConfigurationError
+from ctxguard.guard.telemetry import made_once
 from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import SampleStore
-from ctxguard.request.telemetry import made_once
 from ctxguard.server import limits, rerank, wire
 from ctxguard.server.metrics import HttpMetrics
 from ctxguard.server.settings import Secrets, ServiceSettings

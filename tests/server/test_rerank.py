@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,11 +16,17 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
+from ctxguard.core.context import Context
+from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import StageError
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.sampling.record import record_of
+from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import Profile
 from ctxguard.server import service
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
+from tests.profiles import profile_with, unenforced
 from tests.timing import until
 
 DOCUMENTS = ["0.1 none", "0.9 best", "0.85 good", "0.2 poor", "0.88 fine", "0.84 fourth"]
@@ -378,3 +386,84 @@ def test_fewer_results_than_documents_are_of_different_texts(
 def test_each_text_is_scored_once(serve: Serve, scorer: NamedScores) -> None:
     assert len(post(serve(), COPIES).json()["results"]) == 6
     assert scorer.asked[0]["documents"] == 3
+
+
+def unenforced_profile(folder: Path, decision: Literal["keep", "shadow"]) -> Path:
+    profile = profile_with(
+        {Route.EXTERNAL: unenforced(decision, ScoreKind.PROBABILITY)},
+        fingerprint={"reranker": "named scores", "score_kind": "probability"},
+    )
+    profile.save(folder / "profile.json")
+    return folder / "profile.json"
+
+
+FOURTEEN = [f"{at / 100:.2f} text {at}" for at in (4, 1, 19, 7, 2, 3, 11, 5, 13, 17, 8, 6, 12, 9)]
+
+
+@pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
+@pytest.mark.parametrize("top_n", [None, 1, 3, 10, 14, 50])
+@pytest.mark.parametrize("model", [None, "ctxguard:omit", "ctxguard:full"])
+def test_the_rerankers_answer_passes_where_nothing_is_enforced(
+    serve: Serve, tmp_path: Path, settings: str, top_n: int | None, model: str | None
+) -> None:
+    """All documents or ``top_n``, by the reranker's order, with its own scores."""
+    options = {
+        "keep": {"profile": unenforced_profile(tmp_path, "keep")},
+        "shadow": {"profile": unenforced_profile(tmp_path, "shadow")},
+        "off": {"profile": unenforced_profile(tmp_path, "keep"), "mode": "off"},
+        "no profile": {},
+    }[settings]
+    answer = post(serve(**options), FOURTEEN, top_n=top_n, model=model).json()
+    own = [float(text.partition(" ")[0]) for text in FOURTEEN]
+    expected = sorted(enumerate(own), key=lambda pair: -pair[1])[: top_n or len(FOURTEEN)]
+    assert list(scores_of(answer).items()) == expected
+    assert answer["meta"]["ctxguard"]["dropped"] == {}
+
+
+@pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
+@pytest.mark.parametrize(("top_n", "served"), [(None, 14), (10, 10), (3, 3)])
+@pytest.mark.parametrize("is_degraded", [False, True])
+def test_a_sample_says_what_was_served(
+    serve: Serve,
+    scorer: NamedScores,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    settings: str,
+    top_n: int | None,
+    served: int,
+    is_degraded: bool,
+) -> None:
+    options = {
+        "keep": {"profile": unenforced_profile(tmp_path, "keep")},
+        "shadow": {"profile": unenforced_profile(tmp_path, "shadow")},
+        "off": {"mode": "off"},
+        "no profile": {},
+    }[settings]
+    contexts: list[Context] = []
+    afilter = ContextGuard.afilter
+
+    async def noted(*arguments: Any, **given: Any) -> Context:
+        contexts.append(await afilter(*arguments, **given))
+        return contexts[-1]
+
+    monkeypatch.setattr(ContextGuard, "afilter", noted)
+    client = serve(**options)
+    with scorer.fault.injected(down) if is_degraded else nullcontext():
+        answer = post(client, FOURTEEN, top_n=top_n).json()
+    record = record_of(Sample(contexts[-1], 1.0, 0.0))
+    names = [record.passage_ids[place] for place in record.served]
+    assert names == [str(each["index"]) for each in answer["results"]]
+    assert len(names) == served
+
+
+def test_a_degraded_request_under_a_policy_serves_all(
+    serve: Serve, scorer: NamedScores, profile: Path
+) -> None:
+    """The reranker is down, so that the policy of three documents cannot be applied."""
+    client = serve(profile=profile)
+    with scorer.fault.injected(down):
+        answer = post(client, DOCUMENTS).json()
+    assert len(answer["results"]) == answer["meta"]["ctxguard"]["kept"] == 6
+    metrics = client.get("/metrics").text
+    assert "ctxguard_kept_candidates_total 6.0" in metrics

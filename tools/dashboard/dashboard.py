@@ -22,7 +22,6 @@ _FIRST = {
         "UDCG, strict",
         "Recall, all pools together",
         "MRR of the served",
-        "From shadow to enforce",
         "Requests and grades still needed",
         "Active alarms",
     ),
@@ -38,7 +37,7 @@ _FIRST = {
         "Sampled, stored, lost",
         "Oldest that waits",
         "Stores and metrics files that fail",
-        "Samples claimed for judging, by outcome",
+        "Samples taken up for judging, by outcome",
         "Cost per hour",
     ),
 }
@@ -124,7 +123,7 @@ def _variables() -> list[dict[str, Any]]:
             "label": "Prometheus",
             "query": "prometheus",
         },
-        _job("monitor", "Job of the monitor", "ctxguard_monitor_is_leader"),
+        _job("monitor", "Job of the monitor", "ctxguard_monitor_errors_total"),
         _job("guard", "Job of the serving processes", "ctxguard_received_requests_total"),
     ]
 

@@ -171,14 +171,6 @@ QUALITY = Row(
         },
     ),
     Panel(
-        "From shadow to enforce",
-        "What judged requests lack to raise a route's verdict; may rise: 1 once they suffice.",
-        {
-            f"{{{{route}}}}: {what.replace('_', ' ')}": fleet(f"ctxguard_shadow_{what}", "route")
-            for what in ("requests_needed", "labels_needed", "days_needed", "may_rise")
-        },
-    ),
-    Panel(
         "Age of the estimates",
         "Since the newest judged request was answered.",
         {"age": fleet("ctxguard_estimate_age_seconds", how="min")},
@@ -270,6 +262,7 @@ SAMPLES = Row(
             "for the store": fleet("ctxguard_pending_samples"),
             "for a judge": fleet("ctxguard_waiting_samples"),
             "labelled, to be judged again": fleet("ctxguard_labelled_waiting_samples"),
+            "passages to be asked about again": fleet("ctxguard_failed_passages"),
             "unaccounted for": fleet("ctxguard_unaccounted_samples"),
         },
     ),
@@ -289,10 +282,10 @@ SAMPLES = Row(
     ),
     Panel(
         "Monitors",
-        "Of which one leads: it cleans the store.",
+        "One owns the store and reports; others wait for it to end.",
         {
-            "monitors": f"count (ctxguard_monitor_is_leader{{{MONITOR}}})",
-            "leading": f"sum (ctxguard_monitor_is_leader{{{MONITOR}}})",
+            "monitors": f"count (ctxguard_monitor_errors_total{{{MONITOR}}})",
+            "reporting": f"count (ctxguard_report_time_seconds{{{MONITOR}}})",
             "errors per second": rate("ctxguard_monitor_errors_total", MONITOR),
         },
     ),
@@ -300,8 +293,8 @@ SAMPLES = Row(
 JUDGE = Row(
     "Judge",
     Panel(
-        "Samples claimed for judging, by outcome",
-        "incomplete: a served passage got no valid verdict. skipped: to keep to the budget.",
+        "Samples taken up for judging, by outcome",
+        "incomplete: a passage got no grade. skipped: to keep to the budget.",
         {
             "{{outcome}}": fleet_sum(
                 "ctxguard_judged_samples_total", "judge, route, outcome", "outcome"

@@ -24,16 +24,15 @@ from ctxguard.core.metrics import Negative, udcg, worths
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.export.prometheus import MonitorCollector
-from ctxguard.monitor.judging.sample_judge import Counts
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import SampleStore
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.monitor.store import Counts, SampleStore
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
@@ -69,8 +68,8 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
     except (IndexFolderError, KeyError):
         pass
     embedder = SentenceTransformerEmbedder()
-    advance = passes("encoding passages", len(corpus))
-    retriever = HybridRetriever.build(corpus, embedder=embedder, progress=by_total(advance))
+    progress = by_total(passes, "encoding passages")
+    retriever = HybridRetriever.build(corpus, embedder=embedder, progress=progress)
     retriever.save(folder)
     return retriever, True
 

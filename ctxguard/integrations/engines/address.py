@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from ctxguard._support.postgresql_url import SCHEMES, own_options
 from ctxguard.errors import ConfigurationError
 
 DEFAULT_NAME = "ctxguard"
@@ -12,6 +13,7 @@ KEY_VARIABLE = "CTXGUARD_ENGINE_KEY"
 
 ENGINES = {
     "postgresql": "ctxguard.integrations.engines.postgresql:PostgresEngine",
+    "postgres": "ctxguard.integrations.engines.postgresql:PostgresEngine",
     "qdrant": "ctxguard.integrations.engines.qdrant:QdrantEngine",
     "qdrant+https": "ctxguard.integrations.engines.qdrant:QdrantEngine",
     "milvus": "ctxguard.integrations.engines.milvus:MilvusEngine",
@@ -77,6 +79,7 @@ class EngineAddress:
             )
         options = parse_qsl(parts.query, keep_blank_values=True)
         others = [each for each in options if each[0] != "timeout"]
+        others = own_options(others) if parts.scheme in SCHEMES else others
         return cls(
             # An empty host must stay: urlunsplit would drop its slashes.
             f"{url.partition('#')[0].partition('?')[0]}{'?' if others else ''}"

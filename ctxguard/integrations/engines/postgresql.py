@@ -9,7 +9,7 @@ PostgreSQL's full-text ranking lacks is how rare a term is.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,7 @@ class PostgresEngine(Engine):
     def __init__(self, address: EngineAddress) -> None:
         super().__init__(address)
         self._client = LazyClient(self._pool)
+        self._is_pooled = False
 
     @property
     def _vector(self) -> str:
@@ -295,7 +296,8 @@ class PostgresEngine(Engine):
                 "CREATE INDEX IF NOT EXISTS passages_vector ON passages "
                 f"USING hnsw (vector {self._vector}_cosine_ops)"
             )
-        self._maintain("VACUUM (ANALYZE) passages, postings, totals")
+        tables = (f'"{self.address.name}".{each}' for each in ("passages", "postings", "totals"))
+        self._maintain(f"VACUUM (ANALYZE) {', '.join(tables)}", in_transaction=False)
 
     def _query(
         self, statement: str, values: Mapping[str, Any], seconds: float | None = None
@@ -332,17 +334,24 @@ class PostgresEngine(Engine):
 
             yield run
 
-    def _maintain(self, statement: str) -> None:
-        """Run a statement that may take any time and be in no transaction."""
-        with self._connection(0.0) as connection:
+    def _maintain(self, statement: str, *, in_transaction: bool = True) -> None:
+        """Run a statement that may take any time, and perhaps be in no transaction."""
+        with self._connection(0.0, in_transaction=in_transaction) as connection:
             connection.execute(statement)
 
     @contextmanager
-    def _connection(self, seconds: float | None) -> Iterator[Any]:
+    def _connection(self, seconds: float | None, *, in_transaction: bool = True) -> Iterator[Any]:
         own = self.address.timeout_seconds
         seconds = own if seconds is None else seconds
         try:
             with self._client.get().connection(timeout=own) as connection:
+                if self._is_pooled:
+                    # What is set lasts as long as the server's connection is ours.
+                    with connection.transaction() if in_transaction else nullcontext():
+                        if in_transaction:
+                            self._set(connection, seconds, local=True)
+                        yield connection
+                    return
                 if seconds == own:
                     yield connection
                     return
@@ -362,7 +371,10 @@ class PostgresEngine(Engine):
     def _pool(self) -> Any:
         """Open the pool. The first connection is made here, for the server's own error."""
         # The pool's own attempts hide why they fail.
-        self._connected().close()
+        with self._connected() as first:
+            # A pooler, such as PgBouncer, names processes of its own.
+            [own] = first.execute("SELECT pg_backend_pid()").fetchone()
+            self._is_pooled = own != first.info.backend_pid
         return psycopg_pool.ConnectionPool(
             self.address.url,
             kwargs=self._options(),
@@ -393,6 +405,8 @@ class PostgresEngine(Engine):
     def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {
             "autocommit": True,
+            # A pooler lends connections of the server to others, with what is prepared on them.
+            "prepare_threshold": None,
             "connect_timeout": max(2, round(self.address.timeout_seconds)),
             # A host that vanishes is noticed while a query is sent, and while its rows are awaited.
             "tcp_user_timeout": round(1e3 * self.address.timeout_seconds),
@@ -406,18 +420,28 @@ class PostgresEngine(Engine):
         return options
 
     def _configure(self, connection: Any) -> None:
+        if not self._is_pooled:
+            self._set(connection, self.address.timeout_seconds, local=False)
+
+    def _set(self, connection: Any, seconds: float, *, local: bool) -> None:
+        """Set what searches need, for a transaction or as long as the connection lasts."""
         # How many passages a filter lets through differs by its values, so each search is planned
         # with its own; and compiling a statement takes longer than a search may.
         connection.execute(
-            "SELECT set_config('plan_cache_mode', 'force_custom_plan', false), "
-            "set_config('jit', 'off', false), "
-            "set_config('search_path', concat_ws(', ', %s::text, (SELECT "
-            "extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')), false), "
-            "set_config('hnsw.ef_search', %s, false), "
-            "set_config('hnsw.iterative_scan', 'strict_order', false)",
-            [f'"{self.address.name}", public', str(_EF_SEARCH)],
+            "SELECT set_config('plan_cache_mode', 'force_custom_plan', %(local)s), "
+            "set_config('jit', 'off', %(local)s), "
+            "set_config('search_path', concat_ws(', ', %(path)s::text, (SELECT "
+            "extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')), %(local)s), "
+            "set_config('hnsw.ef_search', %(ef_search)s, %(local)s), "
+            "set_config('hnsw.iterative_scan', 'strict_order', %(local)s), "
+            "set_config('statement_timeout', %(milliseconds)s, %(local)s)",
+            {
+                "local": local,
+                "path": f'"{self.address.name}", public',
+                "ef_search": str(_EF_SEARCH),
+                "milliseconds": _milliseconds(seconds),
+            },
         )
-        _limit(connection, self.address.timeout_seconds)
 
     def _typed(self, error: Exception) -> CtxguardError:
         """Return the typed error of a statement, without what it quotes."""
@@ -445,9 +469,13 @@ def _is_broken(error: StageUnavailableError) -> bool:
     return isinstance(cause, psycopg.OperationalError) and (state is None or state in _ENDED)
 
 
+def _milliseconds(seconds: float) -> str:
+    return str(round(1e3 * seconds))
+
+
 def _limit(connection: Any, seconds: float) -> None:
     connection.execute(
-        "SELECT set_config('statement_timeout', %s, false)", [str(round(1e3 * seconds))]
+        "SELECT set_config('statement_timeout', %s, false)", [_milliseconds(seconds)]
     )
 
 

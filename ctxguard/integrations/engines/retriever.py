@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import islice
 from statistics import fmean
 from typing import Any, Self
 
@@ -12,7 +11,7 @@ import numpy as np
 from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch, passage_digest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Passage, id_text
 from ctxguard.errors import ConfigurationError
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import Engine, engine_class
@@ -28,7 +27,7 @@ from ctxguard.integrations.engines.stored import (
     where_tokens,
 )
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
-from ctxguard.retrieval.chunks import first_chunk_id
+from ctxguard.retrieval.chunks import chunk_id
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes, SignalLevel, check_embedder, encode
 from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
@@ -36,9 +35,9 @@ from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
     Analyser,
+    BuildProgress,
     Embedder,
     Float32Array,
-    Progress,
     QueryStates,
     token_encoder_of,
 )
@@ -112,7 +111,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         key: str | None = None,
         embedder: Embedder | None = None,
         analyser: Analyser | str = "en",
-        progress: Progress | None = None,
+        progress: BuildProgress | None = None,
         signals: SignalLevel = "full",
         **options: Any,
     ) -> Self:
@@ -127,7 +126,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             key: A key for the engine's API; None for that of CTXGUARD_ENGINE_KEY, if it is set.
             embedder: None for all-MiniLM-L6-v2.
             analyser: A language code, or an analyser.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
             signals: As for `HybridRetriever.build`.
             options: Further arguments of the class.
 
@@ -236,10 +235,16 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Raises:
             KeyError: no passage has it.
         """
-        for row in self._engine.rows(PASSAGE, [passage_id]):
+        for row in self._engine.rows(PASSAGE, [id_text(passage_id)]):
             if (found := passage_of(row)) is not None:
                 return found
         raise KeyError(passage_id)
+
+    def stored_passages(self) -> Iterator[Passage]:
+        """Read all passages from the engine, in no order."""
+        for row in self._engine.rows(PASSAGE):
+            if (found := passage_of(row)) is not None:
+                yield found
 
     def known_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
         """Return the ids among these that passages have."""
@@ -249,10 +254,10 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         """Return the ids that labels may name: of passages, and of documents in chunks."""
         asked = frozenset(passage_ids)
         known = self.known_ids(asked)
-        chunks = {first_chunk_id(each): each for each in asked - known}
+        chunks = {chunk_id(each, 1): each for each in asked - known}
         return known.union(chunks[each] for each in self.known_ids(chunks))
 
-    def upsert(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
+    def upsert(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
         """Add passages, and replace those that are there with another text, title or metadata.
 
         Unchanged passages are neither encoded nor written. Every 512 passages are written together;
@@ -260,7 +265,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
 
         Args:
             passages: Each with an id of its own; those without title and text are left out.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
 
         Raises:
             DataError: no passages, a repeated id, or metadata that is no JSON.
@@ -269,13 +274,13 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         given, _ = read_passages(passages)
         return self._bring_up(given, progress)
 
-    def update(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
+    def update(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
         """Make the index hold these passages and no others; see ``upsert``."""
         given, _ = read_passages(passages)
         return self._bring_up(given, progress, delete_others=True)
 
     def _bring_up(
-        self, given: PassageTable, progress: Progress | None, *, delete_others: bool = False
+        self, given: PassageTable, progress: BuildProgress | None, *, delete_others: bool = False
     ) -> Changes:
         """Write the passages of a table that are not there as they are."""
         before, gone = np.zeros(len(given), np.int64), list[str]()
@@ -292,17 +297,20 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
                 before[row], is_there[row] = revision, True
         changed, encoded = 0, 0
         revisions = map(revision_of, given)
-        to_write = (
+        to_write = [
             (row, revision)
             for row, revision in enumerate(revisions)
             if not is_there[row] or before[row] != revision
-        )
-        while batch := list(islice(to_write, BATCH)):
+        ]
+        for start in range(0, len(to_write), BATCH):
+            if progress is not None:
+                progress(start, len(to_write))
+            batch = to_write[start : start + BATCH]
             self._engine.write(self._indexed([(given[row], revision) for row, revision in batch]))
             changed += sum(bool(is_there[row]) for row, _ in batch)
             encoded += len(batch)
-            if progress is not None:
-                progress(encoded)
+        if progress is not None:
+            progress(encoded, encoded)
         self._delete(gone)
         # Also without a change: an interrupted call may have written everything but this.
         self._engine.finish()
@@ -320,7 +328,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Returns:
             How many were deleted.
         """
-        there = sorted(self.known_ids(passage_ids))
+        there = sorted(self.known_ids(map(id_text, passage_ids)))
         self._delete(there)
         if there:
             self._engine.finish()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ctxguard.core.fusion import fuse
 from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind, StageFailure
 from ctxguard.errors import StageUnavailableError
 from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
@@ -139,7 +140,9 @@ class EngineSearch:
             states = encoder.query(self.query)
         return candidates.signalled(
             likeness.signals(
-                read.candidates._replace(legs=candidates.legs),
+                read.candidates._replace(
+                    legs=candidates.legs, fused=fuse(candidates.legs, self.settings.leg_fusion)
+                ),
                 self.reader.query_pieces(states, read),
                 self.settings.ranker,
             )

@@ -1,6 +1,6 @@
 """Feeds the alarms with what was judged, a day at a time, and acts on those that are raised.
 
-An alarm is logged and may switch to the safe policy; evidence may raise a verdict from shadow.
+An alarm is logged and may switch to the safe policy.
 Notifying people is left to Prometheus and Alertmanager, which see the alarm as a metric.
 """
 
@@ -21,7 +21,6 @@ from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.estimation.judged_request import is_whole, recall_loss
 from ctxguard.monitor.estimation.metrics import Metric, Rows, losses, session_number
-from ctxguard.monitor.estimation.promotion import Rise
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LossRow, SampleStore
@@ -88,46 +87,16 @@ def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
         OSError: the file or its folder cannot be written.
     """
     path = Path(path)
-    safe = alarmed.safe()
-    if Profile.load(path).profile_id == safe.profile_id:
+    safe, current = alarmed.safe(), Profile.load(path)
+    if current.profile_id == safe.profile_id:
         return False
-    _check_unchanged(path, alarmed, "the alarm is about")
+    if current.profile_id != alarmed.profile_id:
+        raise ProfileError(
+            f"{path} now holds profile {current.profile_id}, and the alarm is about "
+            f"{alarmed.profile_id}: the file was not changed"
+        )
     safe.save(path)
     return True
-
-
-def raise_verdict(path: Path | str, shadowed: Profile, rises: Mapping[Route, Rise]) -> Profile:
-    """Replace a profile file by its profile with the verdicts raised that judged requests allow.
-
-    Args:
-        path: The profile file that guards watch.
-        shadowed: The profile that the requests were decided by.
-        rises: What they say of its routes; at least one has risen.
-
-    Returns:
-        The profile that the file now holds.
-
-    Raises:
-        ProfileFormatError: the file is absent or is not a profile.
-        ProfileError: the file now holds another profile.
-        OSError: the file or its folder cannot be written.
-    """
-    _check_unchanged(Path(path), shadowed, "the requests were decided by")
-    raised = shadowed
-    for route, rise in rises.items():
-        if rise.risen and rise.difference is not None:
-            raised = raised.risen(route, n=rise.n, value=rise.difference, why=rise.statement)
-    raised.save(path)
-    return raised
-
-
-def _check_unchanged(path: Path, expected: Profile, what: str) -> None:
-    current = Profile.load(path)
-    if current.profile_id != expected.profile_id:
-        raise ProfileError(
-            f"{path} now holds profile {current.profile_id}, and {what} "
-            f"{expected.profile_id}: the file was not changed"
-        )
 
 
 def _short(value: float | None) -> str:
@@ -186,7 +155,7 @@ class AlarmMonitor:
         """Return the losses of a judged sample for the store; None if the profile did not serve it.
 
         Args:
-            verdicts: Those on it; every served passage has one.
+            verdicts: The grades of it; every served passage has one.
             probability: Probability with which it was sampled and then taken up for judging.
         """
         if not self._is_of_profile(record):

@@ -13,6 +13,7 @@ import numpy as np
 from ctxguard.core.metrics import Utilities, worths
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.metrics import (
+    FAILED,
     FAR,
     MISSING,
     NEAR,
@@ -37,7 +38,7 @@ from ctxguard.monitor.store import OPENED, GradedBlock, PickedPassage, PickKind,
 
 _NOTHING_DROPPED = JudgingRates(dropped_rate=1.0)
 """If nothing was dropped, all of it is judged with certainty."""
-_NO_VERDICT = Judgment("", 0, judged=False)
+_NO_GRADE = Judgment("", 0, judged=False)
 
 
 class Scale(NamedTuple):
@@ -77,7 +78,8 @@ def judged_request(
     """Reduce a sample to its block of rows (``metrics``).
 
     Args:
-        verdicts: The judge's by passage id; those of some passages may be missing.
+        verdicts: The judge's grades by passage id. A passage that was to be judged and has none
+            failed: it is a row without a grade.
         probability: Probability with which it was sampled and then taken up for judging; None for
             the probability of sampling alone.
         first: Verdicts of the judge whose hits decided which passages were judged; None where it is
@@ -87,13 +89,11 @@ def judged_request(
     first = verdicts if first is None else first
     rates = record.rates if record.dropped else _NOTHING_DROPPED
     has_hit = record.has_hit(first)
-    to_judge = record.to_judge(has_hit=has_hit)
-    dropped = [place for place in to_judge if record.passage_ids[place] in verdicts]
-    # Missing verdicts are treated as missing at random.
-    share = len(dropped) / len(to_judge) if to_judge else 1.0
+    dropped = record.to_judge(has_hit=has_hit)
+    places = [*record.served, *dropped]
+    has_failed = not {record.passage_ids[place] for place in places} <= verdicts.keys()
     chances = {
-        each: share * rates.dropped_probability(has_hit=has_hit, in_baseline=each)
-        for each in (False, True)
+        each: rates.dropped_probability(has_hit=has_hit, in_baseline=each) for each in (False, True)
     }
     whole = rates.dropped_rate == 1.0 or record.has_full_pool(has_hit=has_hit)
     pool_chance = rates.full_pool_probability(has_hit=has_hit) if whole else math.nan
@@ -108,7 +108,7 @@ def judged_request(
                 session_number(record.session_id),
                 chances[False],
                 pool_chance,
-                whole and share == 1.0 and is_fair,
+                whole and is_fair and not has_failed,
                 _has_first(record, verdicts, record.rates.baseline_k),
                 *(0, False, 1.0),
             )
@@ -116,14 +116,14 @@ def judged_request(
         REQUEST,
     )
     passages = np.zeros(len(record.served) + len(dropped), PASSAGE)
-    places = [*record.served, *dropped]
-    found = [verdicts.get(record.passage_ids[place], _NO_VERDICT) for place in places]
+    graded = [verdicts.get(record.passage_ids[place]) for place in places]
+    found = [_NO_GRADE if one is None else one for one in graded]
     rank = np.array([*range(1, len(record.served) + 1), *[0] * len(dropped)], np.int64)
     is_near, baseline = np.isin(places, record.dropped[:NEAR_DROPPED]), set(record.in_baseline)
     passages["position"], passages["rank"] = places, rank
     passages["group"] = np.where(rank > 0, rank_group(rank), np.where(is_near, NEAR, FAR))
     passages["in_baseline"] = [place in baseline for place in places]
-    passages["verdict"] = [_verdict(one) for one in found]
+    passages["verdict"] = [_grade(one) for one in graded]
     passages["score"] = [_log_odds(one.score) for one in found]
     passages["worth"] = scale.worths(found)
     passages["size"] = [
@@ -160,10 +160,12 @@ def _add_grades(
         request["goes_on"] = opened.kind is PickKind.RUN
 
 
-def _verdict(verdict: Judgment) -> int:
-    if not verdict.judged:
+def _grade(given: Judgment | None) -> int:
+    if given is None:
+        return FAILED
+    if not given.judged:
         return MISSING
-    return YES if verdict.grade > 0 else NO
+    return YES if given.grade > 0 else NO
 
 
 def _log_odds(score: float | None) -> float:

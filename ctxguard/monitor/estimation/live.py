@@ -17,6 +17,8 @@ from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import prediction_powered as corrected
 from ctxguard.monitor.estimation.metrics import (
     METRICS,
+    MOST_FAILED,
+    OF_DROPPED,
     BoolArray,
     IntArray,
     Metric,
@@ -24,7 +26,13 @@ from ctxguard.monitor.estimation.metrics import (
     weighted_terms,
 )
 from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model
-from ctxguard.monitor.estimation.ratio import Estimate, Sums, estimate, lacks_grades
+from ctxguard.monitor.estimation.ratio import (
+    Estimate,
+    Sums,
+    estimate,
+    lacks_grades,
+    no_estimate,
+)
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
@@ -50,6 +58,9 @@ class WindowPopulation:
 
     Attributes:
         judged: Number of judged samples in the window.
+        failed: Number of these with a passage that has no grade yet, because a call of the judge
+            failed. They are in no figure that needs that grade, unless people's grades correct the
+            judge; if they are more than ``MOST_FAILED``, there is no such figure.
         labelled: Number of these that people have graded, picked with a known probability.
         since_seconds: Time of the first answer, in seconds since the epoch; None without
             requests.
@@ -57,6 +68,7 @@ class WindowPopulation:
     """
 
     judged: int
+    failed: int
     labelled: int
     since_seconds: float | None
     until_seconds: float | None
@@ -144,14 +156,14 @@ def live_estimates(
             columns = corrected.predicted(rows, labels.model)
             predicted = columns / rows.requests["probability"][:, None]
         is_labelled = np.isin(page.sample_ids, labels.sample_ids)
+        without_failed = rows.without_failed
         for judged in windows.values():
-            judged.add(page, rows.requests, own, predicted, is_labelled)
+            judged.add(page, rows, without_failed, own, predicted, is_labelled=is_labelled)
         newest = float(page.time_seconds[-1])
     found: dict[Window, Estimates] = {}
     judge: dict[Window, Estimates] = {}
     for window, judged in windows.items():
-        sums = judged.own.ended()
-        by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
+        by_judge = judged.estimates(min_n)
         found[window] = by_judge if exact else _corrected(judged, labels, min_n)
         if not exact:
             judge[window] = by_judge
@@ -235,21 +247,42 @@ class _Judged:
         self.labelled_ids = [np.empty(0, np.int64)]
         self.requests_by_pick: Counter[int] = Counter()
         self.weight_by_pick: Counter[int] = Counter()
-        self.population = WindowPopulation(0, 0, None, None)
+        self.population = WindowPopulation(0, 0, 0, None, None)
+        self._weight = np.zeros(3)
+        """Of all requests; of those with a served passage that has failed, and with any."""
+
+    def estimates(self, min_n: int) -> Estimates:
+        """Estimate every metric by the judge's grades.
+
+        None of those whose grades too many requests lack for the others to stand for them.
+        """
+        if not self.population.judged:
+            return dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
+        sums, (of_all, *failed) = self.own.ended(), self._weight.tolist()
+        ratios = {metric: sums.ratio(metric) for metric in Metric}
+        return {
+            metric: estimate(metric, ratio, min_n)
+            if failed[metric in OF_DROPPED] <= MOST_FAILED * of_all
+            else Estimate.undefined(ratio.n)
+            for metric, ratio in ratios.items()
+        }
 
     def add(
         self,
         page: JudgedRows,
-        requests: NDArray[np.void],
+        rows: Rows,
+        without_failed: tuple[BoolArray, BoolArray],
         own: tuple[FloatArray, FloatArray],
         predicted: FloatArray | None,
+        *,
         is_labelled: BoolArray,
     ) -> None:
         """Add a page of n requests.
 
         Args:
             page: The page, ordered by time.
-            requests: Shape (n,), its rows of requests.
+            rows: Its rows, of n requests.
+            without_failed: Of these.
             own: As of ``weighted_terms``, by the judge's verdicts.
             predicted: The weighted columns of ``predicted``; None for an exact judge.
             is_labelled: Shape (n,), whether people have graded each.
@@ -259,7 +292,10 @@ class _Judged:
             inside &= np.isin(page.first_pick, self._covered)
         if not inside.any():
             return
-        requests, session = requests[inside], requests["session"][inside]
+        requests, session = rows.requests[inside], rows.requests["session"][inside]
+        served_judged, all_judged = without_failed[0][inside], without_failed[1][inside]
+        parts = [np.ones(len(requests)), ~served_judged, ~all_judged]
+        self._weight += [float((part / requests["probability"]).sum()) for part in parts]
         values, inclusion = own
         self.own.add(values[inside], session, inclusion[inside])
         if predicted is not None:
@@ -273,6 +309,7 @@ class _Judged:
         before, times = self.population, page.time_seconds[inside].tolist()
         self.population = WindowPopulation(
             before.judged + len(times),
+            before.failed + int(np.count_nonzero(~all_judged)),
             before.labelled + len(self.labelled_ids[-1]),
             times[0] if before.since_seconds is None else before.since_seconds,
             times[-1],

@@ -14,14 +14,32 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard._support.words import count
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
 
 IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
 
-NO, YES, MISSING = 0, 1, 2
-"""A verdict on a passage; ``MISSING`` where the judge gave none that was valid."""
+NO, YES, MISSING, FAILED = 0, 1, 2, 3
+"""A judge's grade of a passage: not relevant, relevant, without a label in what it knows, or none
+yet because its call failed. A failed passage is unjudged in every figure until it is asked about
+again."""
+
+MOST_FAILED = 0.02
+"""Figures stand for requests if at most this share of them has passages whose call failed: which
+calls fail may depend on the passage."""
+
+
+def failed_in_words(requests: int, passages: int) -> str:
+    """Say that passages have no grade, what that does to figures, and how they get one."""
+    return (
+        f"{count(passages, 'passage')} of {count(requests, 'request')} got no grade, because calls "
+        "of the judge failed: they are in no figure of the judge, and more than "
+        f"{MOST_FAILED:.0%} of requests without a grade leave a figure out; the next run of "
+        "`ctxguard judge` or `ctxguard monitor` asks about them again"
+    )
+
 
 N_GROUPS = 5
 NEAR, FAR = 3, 4
@@ -51,11 +69,11 @@ REQUEST = np.dtype(
 ``probability`` is that of being sampled and then judged; ``session`` a hash, 0 for a request by
 itself; ``dropped_chance`` the lowest probability with which a dropped passage was judged, 0 where
 none can stand for the others; ``pool_chance`` the probability with which the whole pool was to be
-judged, NaN where it was not. ``has_recall`` tells that all of it has verdicts and is no pool that
+judged, NaN where it was not. ``has_recall`` tells that all of it has grades and is no pool that
 was judged for its lack of hits alone; ``has_baseline`` that the retriever's first few were all
-judged by design. ``draw`` is the draw that opened the request for people, once all that it asked is
-graded, else 0; ``goes_on`` whether it is graded on below an irrelevant first passage, and
-``run_chance`` the probability of that."""
+judged by design, and have grades. ``draw`` is the draw that opened the request for people, once all
+that it asked is graded, else 0; ``goes_on`` whether it is graded on below an irrelevant first
+passage, and ``run_chance`` the probability of that."""
 
 PASSAGE = np.dtype(
     [
@@ -65,7 +83,7 @@ PASSAGE = np.dtype(
         ("in_baseline", "?"),
         ("verdict", "u1"),
         ("grade", "<i2"),
-        *[(name, "<f4") for name in ("score", "worth", "size", "people_worth", "chance")],
+        *[(name, "<f8") for name in ("score", "worth", "size", "people_worth", "chance")],
     ]
 )
 """One judged passage, the served ones first, by rank.
@@ -90,6 +108,13 @@ class Rows(NamedTuple):
     requests: NDArray[np.void]
     passages: NDArray[np.void]
     request: IntArray
+
+    @property
+    def without_failed(self) -> tuple[BoolArray, BoolArray]:
+        """Whether no served passage of each request, and none at all, has failed; shape (n,)."""
+        failed = self.passages["verdict"] == FAILED
+        served = failed & (self.passages["rank"] > 0)
+        return self.total(served * 1.0) == 0.0, self.total(failed * 1.0) == 0.0
 
     @classmethod
     def of(cls, requests: NDArray[np.void], passages: NDArray[np.void]) -> "Rows":
@@ -202,6 +227,8 @@ class Metric(StrEnum):
 
 
 METRICS = tuple(Metric)
+OF_DROPPED = frozenset({Metric.RECALL, Metric.POOLED_RECALL, Metric.RECALL_LOSS})
+"""Metrics that grades of dropped passages decide too."""
 
 PRECISION, RANK, GAIN, HARM, KEPT, POOL = range(6)
 """Quantities of a request: precision, reciprocal rank, gain, harm, relevant served, relevant in the
@@ -268,7 +295,9 @@ def by_judge(rows: Rows) -> FloatArray:
 
 
 def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArray]]:
-    """Compute what n requests add to every metric by the judge's verdicts, before weighting by 1/π.
+    """Compute what n requests add to every metric by the judge's grades, before weighting by 1/π.
+
+    A request adds nothing to a metric that depends on a passage without a grade.
 
     Returns:
         Numerators and denominators, shape (n,) each, 0 where the metric is not defined or was not
@@ -276,9 +305,10 @@ def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArra
         observed: below 1 if a part of each request is judged with a probability only.
     """
     found, requests, n = by_judge(rows), rows.requests, len(rows.requests)
-    ones = np.ones(n)
-    served = (requests["n_served"] > 0) * 1.0
-    chance = requests["dropped_chance"] * (found[:, POOL] > 0.0)
+    served_judged, all_judged = rows.without_failed
+    ones = served_judged * 1.0
+    served = (requests["n_served"] > 0) * ones
+    chance = requests["dropped_chance"] * (found[:, POOL] > 0.0) * all_judged
     is_yes = rows.passages["verdict"] == YES
     in_pool = rows.total(is_yes * 1.0)
     is_whole = requests["has_recall"] & (in_pool > 0.0)
@@ -294,11 +324,11 @@ def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArra
     return {
         Metric.RECALL: (weight * share, weight, pool_chance),
         Metric.POOLED_RECALL: (found[:, KEPT] * is_observed, found[:, POOL] * is_observed, chance),
-        Metric.SERVED_MRR: (found[:, RANK], served, served),
-        Metric.UDCG: (found[:, GAIN] - found[:, HARM], ones, ones),
-        Metric.GAIN: (found[:, GAIN], ones, ones),
-        Metric.HARM: (found[:, HARM], ones, ones),
-        Metric.PRECISION: (found[:, PRECISION], served, served),
+        Metric.SERVED_MRR: (found[:, RANK] * ones, served, served),
+        Metric.UDCG: ((found[:, GAIN] - found[:, HARM]) * ones, ones, ones),
+        Metric.GAIN: (found[:, GAIN] * ones, ones, ones),
+        Metric.HARM: (found[:, HARM] * ones, ones, ones),
+        Metric.PRECISION: (found[:, PRECISION] * ones, served, served),
         Metric.RECALL_LOSS: (loss, (first > 0.0) * 1.0, (first > 0.0) * 1.0),
     }
 
@@ -319,8 +349,7 @@ def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
 def losses(rows: Rows) -> dict[Metric, FloatArray]:
     """Compute recall loss and harm of each request, shape (n,); an undefined loss is NaN."""
     found = terms(rows)
-    loss, is_defined, _ = found[Metric.RECALL_LOSS]
     return {
-        Metric.RECALL_LOSS: np.where(is_defined > 0.0, loss, np.nan),
-        Metric.HARM: found[Metric.HARM][0],
+        metric: np.where(found[metric][1] > 0.0, found[metric][0], np.nan)
+        for metric in (Metric.RECALL_LOSS, Metric.HARM)
     }

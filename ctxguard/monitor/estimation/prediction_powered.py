@@ -114,7 +114,7 @@ def _columns(rows: Rows) -> FloatArray:
     share = (n_yes - is_yes * is_served + 0.5) / np.maximum(n_others + 1.0, 1.0)
     share = np.clip(share, 0.0, 1.0) - 0.5
     columns = np.empty((len(_PRIOR), len(passages)))
-    columns[:3] = np.ones(len(passages)), is_yes, passages["verdict"] == MISSING
+    columns[:3] = np.ones(len(passages)), is_yes, passages["verdict"] >= MISSING
     columns[3 : 2 + N_GROUPS] = passages["group"] == np.arange(1, N_GROUPS)[:, None]
     columns[2 + N_GROUPS :] = share, share * is_yes, passages["score"]
     return columns.T

@@ -165,11 +165,6 @@ class Estimate(Interval):
     less if a few clusters stand for much of the traffic. None without clusters."""
 
     @property
-    def requests_needed(self) -> int | None:
-        """Return about how many judged requests it needs; None where it lacks something else."""
-        return self.n_needed if self.grades is None else None
-
-    @property
     def grades_needed(self) -> int | None:
         """Return about how many grades of people it needs; None where it lacks something else."""
         return None if self.grades is None else self.n_needed

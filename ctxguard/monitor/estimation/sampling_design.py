@@ -147,9 +147,8 @@ def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, fl
     record, judge = sample.record, sample.judge
     coins = dict.fromkeys(record.served, SERVED_COIN if coin is None else coin)
     for place in record.to_judge(has_hit=record.has_hit(judge)):
-        grade = record.grade(judge, place)
-        if grade is not None:
-            coins[place] = DROPPED_COINS[grade > 0] if coin is None else coin
+        says_yes = bool(record.grade(judge, place))
+        coins[place] = DROPPED_COINS[says_yes] if coin is None else coin
     if coins:
         coins[next(iter(coins))] = 1.0
     return coins

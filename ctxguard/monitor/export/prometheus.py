@@ -1,13 +1,14 @@
 """A monitor's results as Prometheus metrics: counts, and estimates with intervals.
 
-Counters are of the whole store since the series of the judge began, alike from each monitor, and
-never fall. The gauges ``ctxguard_estimate`` describe the whole store, corrected by human labels;
+Counters are of the whole store since the series of the judge began, and never fall. The gauges
+``ctxguard_estimate`` describe the whole store, corrected by human labels;
 ``ctxguard_judge_estimate`` is the judge's own figure, without that correction. Where there is no
 data there is no series, never a zero or NaN, so that ``absent()`` finds it and no dashboard draws
 it. A panel or rule reads each metric, and a test checks that.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -19,21 +20,21 @@ from ctxguard.monitor.alarms import AlarmReport
 from ctxguard.monitor.judging.sample_judge import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
-_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
+_Kind = TypeVar("_Kind", CounterMetricFamily, GaugeMetricFamily)
 _Families = list[CounterMetricFamily | GaugeMetricFamily]
 _Values = float | None | Mapping[Any, float | None]
 
 _COUNTS = {
-    "judged_samples": "Samples claimed for judging, by outcome.",
+    "judged_samples": "Samples judged, by outcome; one that is asked about again counts again.",
     "verdicts": "Passages submitted to the judge.",
-    "invalid_verdicts": "Passages for which the judge gave no valid verdict.",
+    "invalid_verdicts": "Passages for which the judge gave no valid grade.",
     "candidate_tokens": "Tokens of the candidates retrieved, by mode and fate: kept, or dropped in "
     "assembly or by the policy; outside enforce, as enforcing would have it.",
     "today_tokens": "Tokens that the bare retriever would serve in their place, by mode.",
     "canary_verdicts": "Verdicts on labelled passages that were judged again, by whether the same.",
     "judge_calls": "Calls of the judge's endpoint.",
     "judge_retries": "Judge calls that were retries.",
-    "judge_invalid": "Passages for which the judge gave no valid verdict, by reason.",
+    "judge_invalid": "Passages for which the judge gave no valid grade, by reason.",
     "judge_tokens": "Tokens that the judge's endpoint reported, by direction.",
     "judge_cost": "Cost of judging, in the currency of its prices; absent without prices.",
 }
@@ -103,7 +104,11 @@ _REPORTED = (
         "judging_sampling_probability",
         "Probability with which a sample is judged, as the judging budget allows.",
     ),
-    ("monitor_is_leader", "is_leader", "1 for the one monitor of a store that cleans it, else 0."),
+    (
+        "failed_passages",
+        "failed_passages",
+        "Passages without a grade, because a call of the judge failed: asked about again.",
+    ),
     (
         "estimate_age_seconds",
         "live.age_seconds",
@@ -124,19 +129,6 @@ _REPORTED = (
         "live.disagreements",
         "Passages whose relevance annotators disagree on.",
     ),
-)
-_RISES = (
-    ("may_rise", "risen", "1 where judged requests let a route in shadow be enforced, else 0."),
-    (
-        "requests_needed",
-        "missing",
-        (
-            "About how many more judged requests that takes; absent where no number does, and "
-            "while there are too few to tell."
-        ),
-    ),
-    ("labels_needed", "labels_missing", "How many more of these people must grade."),
-    ("days_needed", "days_missing", "About how many days until as many are judged, if known."),
 )
 _LOSSES = (
     (
@@ -208,20 +200,20 @@ class MonitorCollector(Collector):
         return families
 
 
-def _counter(name: str, text: str, values: _Values, *labels: str) -> CounterMetricFamily:
-    return _with_values(CounterMetricFamily(f"ctxguard_{name}", text, labels=labels), values)
+def _family(kind: type[_Kind], name: str, text: str, values: _Values, *labels: str) -> _Kind:
+    """Make a family of values: one, or one for each label value or tuple of label values.
 
-
-def _gauge(name: str, text: str, values: _Values, *labels: str) -> GaugeMetricFamily:
-    return _with_values(GaugeMetricFamily(f"ctxguard_{name}", text, labels=labels), values)
-
-
-def _with_values(family: _Family, values: _Values) -> _Family:
-    """Add values: one, or one for each label value or tuple of label values; None is left out."""
+    None is left out.
+    """
+    family = kind(f"ctxguard_{name}", text, labels=labels)
     for key, value in values.items() if isinstance(values, Mapping) else [((), values)]:
         if value is not None:
             family.add_metric(list(map(str, key if isinstance(key, tuple) else (key,))), value)
     return family
+
+
+_counter = partial(_family, CounterMetricFamily)
+_gauge = partial(_family, GaugeMetricFamily)
 
 
 def _report(report: Report) -> _Families:
@@ -244,10 +236,14 @@ def _report(report: Report) -> _Families:
         (live.estimates, live.judge_estimates), _ESTIMATES, strict=True
     ):
         found: dict[str, dict[Any, float | None]] = {part: {} for part in parts}
+        known = [part for part in parts if not part.endswith("_needed")]
         for window, estimates in source.items():
             for metric, estimate in estimates.items():
-                for part in parts:
+                for part in known:
                     found[part][judge, metric, window] = getattr(estimate, part)
+                if needed := estimate.n_needed:
+                    unit = "requests_needed" if estimate.grades is None else "grades_needed"
+                    found.get(unit, {})[judge, metric, window] = needed
         for part, values in found.items():
             suffix, text = _PARTS[part]
             families.append(_gauge(name + suffix, text.format(what), values, *of_window))
@@ -255,9 +251,6 @@ def _report(report: Report) -> _Families:
     families.append(_gauge("judge_changed", _CHANGED, changed, "judge"))
     shown = {(judge, metric, window): 1.0 for metric, window in live.shown.items()}
     families.append(_gauge("estimate_shown", _SHOWN, shown, *of_window))
-    for name, attribute, text in _RISES:
-        rises = {route: getattr(rise, attribute) for route, rise in report.rises.items()}
-        families.append(_gauge(f"shadow_{name}", text, rises, "route"))
     return families
 
 

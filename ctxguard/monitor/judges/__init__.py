@@ -13,7 +13,6 @@ from ctxguard.monitor.judges.known_labels import (
     PeopleAlone,
 )
 from ctxguard.monitor.judges.llm import LLMJudge
-from ctxguard.monitor.judges.pool import PoolJudge
 from ctxguard.monitor.judges.protocol import Judge, Judgment
 from ctxguard.monitor.judges.scores import CrossEncoderJudge, RerankJudge
 
@@ -28,7 +27,6 @@ __all__ = [
     "LabelJudge",
     "Ledger",
     "PeopleAlone",
-    "PoolJudge",
     "RejectedReply",
     "RerankJudge",
     "TokenPrices",

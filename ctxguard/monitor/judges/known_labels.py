@@ -1,38 +1,47 @@
 """Judges without a model: one takes its verdicts from known labels, one leaves all to people."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
+from ctxguard.core.duplicates import text_key
 from ctxguard.core.metrics import Negative
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Passage, id_text
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import Redactor, redact, redacted
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+ByQuestion = Mapping[str, _T] | Iterable[tuple[str, _T]]
+
 
 class LabelJudge:
     """Judges by known labels: qrels, or human labels.
 
-    Labels name a query by its original text, and samples hold its redacted text, so a query is
-    looked up by both. If several labelled queries have the same redacted text and different
-    labels, a sample of that text has no verdict, and ``ambiguous`` counts the text.
+    A question is known by its text, without regard to case, white space and Unicode form. Labels of
+    equal questions are put together. Labels name a question by its original text, and samples hold
+    its redacted text, so it is looked up by both. Where equal questions contradict each other, or
+    several have the same redacted text and different labels, a sample has no verdict, and
+    ``ambiguous`` counts the text.
 
     A passage without a label counts as not relevant. If the labels give some passages the grade 0,
-    it is worth ``Utilities.unjudged``, as in calibration. A query without any label has no
-    verdicts.
+    it is worth ``Utilities.unjudged``, as in calibration. A query without any label gets no
+    grades.
 
     Args:
-        qrels: Query text to passage id to grade. A negative grade is read as 0. An empty entry
-            says that no passage answers the query.
-        distractors: Query text to the ids of its known distractors.
+        qrels: Query text to passage id to grade, or pairs of these, as of equal questions. A
+            negative grade is read as 0. An empty entry says that no passage answers the query. Ids
+            may be whole numbers and UUIDs.
+        distractors: Query text to the ids of its known distractors, or pairs of these.
         version: Identifies the labels; change it when they change.
         redactor: The samples' own redactor (``Privacy.redactor``); None if samples hold queries
             unchanged.
+        texts: The texts of labelled passages by id, as far as they are known: a passage with one of
+            them has its labels, whatever its id.
 
     Attributes:
-        ambiguous: Redacted texts without verdicts, because they stand for queries whose labels
-            disagree.
+        ambiguous: Texts of questions without verdicts, because their labels disagree.
 
     Raises:
         RedactionError: the redactor failed on a query.
@@ -44,30 +53,46 @@ class LabelJudge:
 
     def __init__(
         self,
-        qrels: Mapping[str, Mapping[str, int]],
-        distractors: Mapping[str, Collection[str]] | None = None,
+        qrels: "ByQuestion[Mapping[str, int]]",
+        distractors: "ByQuestion[Collection[str]] | None" = None,
         *,
         version: str = "1",
         redactor: Redactor | None = redact,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         self.version = version
-        self.max_grade = max([max(grades.values(), default=1) for grades in qrels.values()] + [1])
-        self._qrels = qrels
-        self._distractors = {} if distractors is None else distractors
-        self._positives_only = not any(self._distractors.values()) and all(
-            grades and min(grades.values()) > 0 for grades in qrels.values()
+        grades = [(text, _by_id(own)) for text, own in _pairs(qrels)]
+        self.max_grade = max([1, *[grade for _, own in grades for grade in own.values()]])
+        misleading = [(text, {*map(id_text, ids)}) for text, ids in _pairs(distractors or {})]
+        self._positives_only = not any(ids for _, ids in misleading) and all(
+            own and min(own.values()) > 0 for _, own in grades
         )
-        self._originals = {} if redactor is None else self._by_redacted(redactor)
-        self.ambiguous = sum(original is None for original in self._originals.values())
+        known: dict[bytes | None, _Labels | None] = {}
+        for text, own in grades:
+            key, labels = text_key(text), _Labels(own, set())
+            known[key] = _together(known[key], labels) if key in known else labels
+        for text, ids in misleading:
+            found = known.get(text_key(text))
+            if found is not None:
+                found.distractors.update(ids)
+        self._known = known
+        self._copies: dict[bytes, list[str]] = {}
+        for name, text in (texts or {}).items():
+            for form in {text, text if redactor is None else redacted(text, redactor)}:
+                if (key := text_key(form)) is not None:
+                    self._copies.setdefault(key, []).append(id_text(name))
+        if redactor is not None:
+            self._add_redacted([text for text, _ in grades], redactor)
+        self.ambiguous = sum(labels is None for labels in self._known.values())
         if self.ambiguous:
             _log.warning(
-                "%d redacted texts stand for several labelled queries whose labels disagree: "
-                "samples of these texts get no verdict",
+                "%d texts stand for several labelled queries whose labels disagree: samples of "
+                "these texts get no verdict",
                 self.ambiguous,
             )
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """Return one verdict per passage, in their order.
+        """Return one grade per passage, in their order; an empty list for a query without labels.
 
         >>> judge = LabelJudge({"how?": {"a": 2}}, {"how?": {"b"}})
         >>> a, b, c = judge.judge("how?", [Passage(passage_id, "") for passage_id in "abc"])
@@ -76,41 +101,65 @@ class LabelJudge:
         >>> b.judged, c.judged  # c has no label, and a distractor is labelled
         (True, False)
         """
-        original = self._originals.get(query, query)
-        grades = None if original is None else self._qrels.get(original)
-        if original is None or grades is None:
-            return [None] * len(passages)
-        distractors = self._distractors.get(original, ())
-        complete = self._positives_only or not grades
+        labels = self._known.get(text_key(query))
+        if labels is None:
+            return []
+        complete = self._positives_only or not labels.grades
         verdicts: list[Judgment | None] = []
         for passage in passages:
-            passage_id = passage.passage_id
-            grade = max(grades.get(passage_id, 0), 0)
-            misleads = grade == 0 and passage_id in distractors
-            has_label = misleads or passage_id in grades
+            key = text_key(passage.text) if self._copies else None
+            names = [passage.passage_id, *self._copies.get(key or b"", ())]
+            grade = max([0, *[labels.grades.get(name, 0) for name in names]])
+            misleads = grade == 0 and not labels.distractors.isdisjoint(names)
+            has_label = misleads or not labels.grades.keys().isdisjoint(names)
             negative = Negative.DISTRACTOR if misleads else None
-            verdicts.append(Judgment(passage_id, grade, negative, has_label or complete))
+            verdicts.append(Judgment(passage.passage_id, grade, negative, has_label or complete))
         return verdicts
 
-    def _by_redacted(self, redactor: Redactor) -> dict[str, str | None]:
-        """Map each redacted text to the query that it stands for; None if several disagree."""
-        queries: dict[str, list[str]] = {}
-        for query in self._qrels:
-            text = redacted(query, redactor)
-            if text != query:
-                queries.setdefault(text, [text] if text in self._qrels else []).append(query)
-        return {
-            text: several[0] if all(map(self._agree, several, several[1:])) else None
-            for text, several in queries.items()
-        }
+    def _add_redacted(self, texts: Sequence[str], redactor: Redactor) -> None:
+        """Know questions by their redacted texts too, unless several disagree."""
+        several: dict[bytes | None, list[_Labels | None]] = {}
+        for text in texts:
+            own, written = text_key(text), text_key(redacted(text, redactor))
+            if written != own:
+                first = [self._known[written]] if written in self._known else []
+                several.setdefault(written, first).append(self._known[own])
+        for key, known in several.items():
+            agree = all(one and known[0] and one.says() == known[0].says() for one in known)
+            self._known[key] = known[0] if agree else None
 
-    def _agree(self, query: str, other: str) -> bool:
-        return self._labels_of(query) == self._labels_of(other)
 
-    def _labels_of(self, query: str) -> tuple[dict[str, int], set[str]]:
-        """Return the labels of a query that say more than that a passage is not relevant."""
-        grades = {name: grade for name, grade in self._qrels[query].items() if grade > 0}
-        return grades, {*self._distractors.get(query, ())} - grades.keys()
+class _Labels(NamedTuple):
+    """What is known of one question: grades by passage id, and passages that mislead."""
+
+    grades: dict[str, int]
+    distractors: set[str]
+
+    def says(self) -> tuple[dict[str, int], set[str]]:
+        """Return the labels that say more than that a passage is not relevant."""
+        grades = {name: grade for name, grade in self.grades.items() if grade > 0}
+        return grades, self.distractors - grades.keys()
+
+
+def _together(one: _Labels | None, other: _Labels) -> _Labels | None:
+    """Put labels of equal questions together; None if they contradict each other."""
+    if one is None:
+        return None
+    if not (one.grades and other.grades):
+        # Nothing answers the question, by one of them.
+        are_relevant = any([*one.grades.values(), *other.grades.values()])
+        return None if are_relevant else _Labels({}, one.distractors | other.distractors)
+    if any(one.grades.get(name, grade) != grade for name, grade in other.grades.items()):
+        return None
+    return _Labels({**one.grades, **other.grades}, one.distractors | other.distractors)
+
+
+def _by_id(grades: Mapping[str, int]) -> dict[str, int]:
+    return {id_text(name): max(grade, 0) for name, grade in grades.items()}
+
+
+def _pairs(labels: "ByQuestion[_T]") -> Iterable[tuple[str, _T]]:
+    return labels.items() if isinstance(labels, Mapping) else labels
 
 
 class PeopleAlone:

@@ -37,11 +37,10 @@ class Judge(Protocol):
     """Grades passages for a query.
 
     ``name`` and ``version`` identify the judge: another version begins another series of
-    estimates. A judge may have four more attributes: ``exact``, whether its verdicts are those of
+    estimates. A judge may have three more attributes: ``exact``, whether its verdicts are those of
     people, such as known labels (False without the attribute), ``reads_text``, whether it needs the
-    passages' texts (True without the attribute; it then gets no passage without text),
-    ``judges_pools``, whether it is best given all passages of a sample at once (False without the
-    attribute), and ``ledger``, the ``Ledger`` of its calls and their cost.
+    passages' texts (True without the attribute; it then gets no passage without text), and
+    ``ledger``, the ``Ledger`` of its calls and their cost.
     """
 
     @property
@@ -59,8 +58,9 @@ class Judge(Protocol):
         """Grade passages.
 
         Returns:
-            One verdict per passage, in their order; None if there is no valid verdict. One
-            passage never costs another its verdict.
+            One grade per passage, in their order; None where the call failed or its reply was
+            not a valid grade: it is asked about again later. One passage never costs another its
+            grade. An exact judge that knows nothing of the query returns an empty list.
 
         Raises:
             Exception: the judge could not be called at all, for example in an outage. The sample

@@ -19,16 +19,14 @@ from ctxguard.core.betting import Evidence
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
-from ctxguard.monitor.judging.sample_judge import Counts, SampleJudge
+from ctxguard.monitor.judging.sample_judge import SampleJudge
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store import Counts, SampleStore
 
 _DAY_SECONDS = 86_400.0
 _LOOK_SECONDS = 60.0
 """How often the store is asked for labelled samples while none is due."""
-_LEASE_SECONDS = 60.0
-"""How long one monitor judges again alone, without a word of it."""
 _RETRY_SECONDS = 3600.0
 """After which a sample is tried again on which the judge failed."""
 
@@ -144,7 +142,7 @@ def _key(series: str) -> str:
 
 
 class JudgingAgain:
-    """Judges labelled samples again; one monitor of a series at a time does.
+    """Judges labelled samples again.
 
     Args:
         series: That of the judge.
@@ -159,13 +157,11 @@ class JudgingAgain:
         series: str,
         judge: SampleJudge,
         *,
-        claimant: str,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._series = series
         self._judge = judge
-        self._claimant = claimant
         self._clock = clock
         self._is_off = judge.is_exact or self._series == PEOPLE_ALONE
         self._looked_at = -math.inf
@@ -192,11 +188,8 @@ class JudgingAgain:
         found = list(
             islice((one for one in wanted if now >= self._retry_at.get(one[0], now)), limit)
         )
-        if not found or not self._store.lead(
-            self._claimant, lease_seconds=_LEASE_SECONDS, task=f"judging again {self._series}"
-        ):
+        if not found:
             self._looked_at = now
-            return []
         return found
 
     def record(self, sample_id: int) -> SampleRecord | None:
@@ -209,9 +202,8 @@ class JudgingAgain:
 
     def positions(self, sample_id: int, record: SampleRecord) -> list[int]:
         """Return the candidates to judge: those that were judged before, and any that is served."""
-        before = self._before(sample_id) or verdicts_from_json(
-            self._store.verdicts(None, [sample_id]).get(sample_id, "")
-        )
+        first = self._store.verdicts(None, [sample_id]).get(sample_id, "")
+        before = {*verdicts_from_json(first), *self._before(sample_id)}
         wanted = {*record.served, *record.to_judge(has_hit=True)}
         order = (*record.served, *record.dropped)
         return [one for one in order if one in wanted or record.passage_ids[one] in before]
@@ -222,14 +214,18 @@ class JudgingAgain:
         Returns:
             Of a canary, counts of the verdicts that are the same as at first, and of the others.
         """
-        positions = self.positions(sample_id, record)
-        verdicts = self._judge.verdicts_again(record, positions)
-        self._retry_at.pop(sample_id, None)
+        positions, before = self.positions(sample_id, record), self._before(sample_id)
         if not is_canary:
+            # What it has graded by now is kept; what failed is asked about again.
+            verdicts = self._judge.grade_again(record, positions, before)
+            n_failed = sum(record.passage_ids[place] not in verdicts for place in positions)
             text = verdicts_to_json(verdicts.values())
-            self._store.save_again(self._series, {sample_id: text})
+            self._store.save_again(self._series, sample_id, text, n_failed)
+            if not n_failed:
+                self._retry_at.pop(sample_id, None)
             return {}
-        before = self._before(sample_id)
+        verdicts = self._judge.grade_again(record, positions)
+        self._retry_at.pop(sample_id, None)
         first = [one.grade > 0 for one in before.values()]
         # A passage without a verdict now counts as unchanged.
         now = [verdicts.get(name, one).grade > 0 for name, one in before.items()]

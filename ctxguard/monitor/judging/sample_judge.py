@@ -1,11 +1,10 @@
 """Judging one sample, and what is counted of it.
 
 All served passages are judged, and dropped ones with the probabilities that the record holds. A
-verdict that is missing, misplaced or out of range is counted and never imputed.
+grade that is missing, misplaced or out of range is counted and never imputed: the passage is
+unjudged until it is asked about again.
 """
 
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,29 +17,32 @@ from ctxguard.monitor.estimation.judged_request import Scale, judged_request
 from ctxguard.monitor.judges import Judge, Judgment, Ledger
 from ctxguard.monitor.redaction import Redactor, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount, as_written
+from ctxguard.monitor.store.types import Counts
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""
 
 CALLS_IN_VAIN = 20
-"""Calls without any valid verdict after which a judge is asked no more."""
+"""Calls without any valid grade after which a judge is asked no more."""
+_NOTHING: Mapping[str, Judgment] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class SampleVerdicts:
-    """The verdicts on one sample.
+class JudgedSample:
+    """What a judge found of one sample.
 
     Attributes:
-        block: What estimates need of it; None if a served passage got no valid verdict.
-        verdicts: The valid ones by passage id, in the order in which they were wanted.
-        n_missing: Passages that got none though one was wanted, unreadable ones included.
-        is_complete: Whether all served passages got one.
+        block: What estimates need of it; None where the judge knows nothing of the question.
+        grades: The valid ones by passage id, in the order in which they were wanted.
+        n_failed: Passages that have none though one was wanted, because a call failed or they
+            cannot be read: they are asked about again.
+        n_asked: Passages that it was asked about now.
     """
 
     block: bytes | None
-    verdicts: Mapping[str, Judgment]
-    n_missing: int
-    is_complete: bool
+    grades: Mapping[str, Judgment]
+    n_failed: int
+    n_asked: int = 0
 
 
 class SampleJudge:
@@ -52,9 +54,9 @@ class SampleJudge:
 
     Attributes:
         ledger: The accounts of the judge; None for one that keeps none.
-        n_judged: Passages that the judge has given a verdict of, or was asked for one in vain,
-            also those of samples on which it failed later.
-        is_proven: Whether it has given a valid verdict; always of a judge that asks no endpoint.
+        n_judged: Passages that the judge has graded, or was asked to grade in vain, also those of
+            samples on which it failed later.
+        is_proven: Whether it has given a valid grade; always of a judge that asks no endpoint.
     """
 
     def __init__(
@@ -71,47 +73,84 @@ class SampleJudge:
         self._redactor = redactor
         self.is_exact = bool(getattr(judge, "exact", False))
         self._reads_text = getattr(judge, "reads_text", True)
-        self._judges_pools = bool(getattr(judge, "judges_pools", False))
         self.n_judged = 0
         self.is_proven = self.ledger is None
 
-    def most_passages(self, record: SampleRecord) -> int:
-        """Return the most passages of a sample that are given to the judge."""
-        dropped = max(len(record.to_judge(has_hit=False)), len(record.to_judge(has_hit=True)))
-        return len(record.served) + dropped
+    def most_passages(self, record: SampleRecord, known: int = 0) -> int:
+        """Return the most passages of a sample that are given to the judge.
 
-    def verdicts_on(self, record: SampleRecord, probability: float | None = None) -> SampleVerdicts:
-        """Judge one sample; raises whatever the judge raises.
+        Args:
+            known: How many have a grade already.
+        """
+        dropped = max(len(record.to_judge(has_hit=False)), len(record.to_judge(has_hit=True)))
+        return max(len(record.served) + dropped - known, 0)
+
+    def grade(
+        self,
+        record: SampleRecord,
+        probability: float | None = None,
+        known: Mapping[str, Judgment] = _NOTHING,
+    ) -> JudgedSample:
+        """Have the passages of a sample graded that have no grade; raises what the judge raises.
 
         Args:
             probability: With which it was sampled and then taken up for judging; None for the
                 sampling alone.
+            known: The grades that it has already, by passage id.
         """
-        at_first = record.to_judge(has_hit=True) if self._judges_pools else ()
-        first = [self._passage(record, each) for each in (*record.served, *at_first)]
-        found = self._graded(record, first)
-        names = record.passage_ids
-        verdicts = {names[one]: found[names[one]] for one in record.served if names[one] in found}
-        is_complete = len(verdicts) == len(record.served)
-        # Without people's grades a missing verdict would be a guess: an exact judge has none.
-        counts = is_complete or (bool(verdicts) and not self.is_exact)
-        has_hit = record.has_hit(verdicts)
-        # A judge that has no verdict on anything served has none on the rest.
-        is_answered = bool(verdicts) or not record.served
-        dropped = record.to_judge(has_hit=has_hit) if is_answered else ()
-        left = [self._passage(record, each) for each in dropped if each not in at_first]
-        found |= self._graded(record, left)
-        wanted = [names[position] for position in (*record.served, *dropped)]
-        verdicts = {name: found[name] for name in wanted if name in found}
-        block = None
-        if counts:
-            scale = Scale(self._utilities, self.judge.max_grade)
-            block = judged_request(record, verdicts, scale, probability=probability)
-        return SampleVerdicts(block, verdicts, len(wanted) - len(verdicts), is_complete)
+        if record.query is None:
+            return JudgedSample(None, known, 0)
+        served = self._graded(record, record.served, known)
+        if served is None:
+            return JudgedSample(None, known, 0)
+        grades = {**known, **served}
+        dropped = record.to_judge(has_hit=record.has_hit(grades))
+        try:
+            found = self._graded(record, dropped, grades)
+        except JudgeError:
+            raise
+        except Exception:
+            # What was graded by then is paid for; the rest has failed.
+            if not served:
+                raise
+            found = {}
+        if found is None:
+            return JudgedSample(None, known, 0)
+        return self._judged(record, {**grades, **found}, probability, known)
 
-    def verdicts_again(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
-        """Judge some candidates of a sample; the valid verdicts by passage id."""
-        return self._graded(record, [self._passage(record, each) for each in positions])
+    def failed(
+        self,
+        record: SampleRecord,
+        probability: float | None = None,
+        known: Mapping[str, Judgment] = _NOTHING,
+    ) -> JudgedSample:
+        """Return what is known of a sample on which the judge failed; for arguments see `grade`."""
+        return self._judged(record, known, probability, known)
+
+    def _judged(
+        self,
+        record: SampleRecord,
+        grades: Mapping[str, Judgment],
+        probability: float | None,
+        known: Mapping[str, Judgment],
+    ) -> JudgedSample:
+        places = (*record.served, *record.to_judge(has_hit=record.has_hit(grades)))
+        wanted = dict.fromkeys([record.passage_ids[place] for place in places])
+        n_failed = len(wanted.keys() - grades.keys())
+        scale = Scale(self._utilities, self.judge.max_grade)
+        block = judged_request(record, grades, scale, probability=probability)
+        in_order = {name: grades[name] for name in (*wanted, *grades) if name in grades}
+        n_asked = len(wanted.keys() - known.keys())
+        return JudgedSample(block, in_order, n_failed, n_asked)
+
+    def grade_again(
+        self,
+        record: SampleRecord,
+        positions: Sequence[int],
+        known: Mapping[str, Judgment] = _NOTHING,
+    ) -> dict[str, Judgment]:
+        """Grade some candidates of a sample; the valid grades by passage id, known ones too."""
+        return {**known, **(self._graded(record, positions, known) or {})}
 
     def _passage(self, record: SampleRecord, position: int) -> Passage | None:
         passage = record.passage(position)
@@ -144,24 +183,33 @@ class SampleJudge:
         return replace(passage, title=title, text=text)
 
     def _graded(
-        self, record: SampleRecord, wanted: Sequence[Passage | None]
-    ) -> dict[str, Judgment]:
-        """Ask for verdicts; return the valid ones by passage id: none missing or out of range."""
-        passages = [passage for passage in wanted if passage is not None]
+        self, record: SampleRecord, positions: Sequence[int], known: Mapping[str, Judgment]
+    ) -> dict[str, Judgment] | None:
+        """Ask for the grades that are not known; None where the judge knows nothing of the query.
+
+        Returns:
+            The valid ones by passage id: none missing, misplaced or out of range.
+        """
+        if not positions:
+            return {}
+        lacking = [one for one in positions if record.passage_ids[one] not in known]
+        read = [self._passage(record, one) for one in lacking]
+        passages = [passage for passage in read if passage is not None]
         if not passages or record.query is None:
             return {}
-        verdicts = self.judge.judge(record.query, passages)
+        given = self.judge.judge(record.query, passages)
+        if not given and self.is_exact:
+            return None
         self.n_judged += len(passages)
-        if len(verdicts) != len(passages):
-            return {}
         highest = self.judge.max_grade
         found = {
-            passage.passage_id: verdict
-            for verdict, passage in zip(verdicts, passages, strict=True)
-            if verdict is not None
-            and verdict.passage_id == passage.passage_id
-            and isinstance(verdict.grade, int)
-            and 0 <= verdict.grade <= highest
+            passage.passage_id: judgment
+            for judgment, passage in zip(given, passages, strict=False)
+            if judgment is not None
+            and len(given) == len(passages)
+            and judgment.passage_id == passage.passage_id
+            and isinstance(judgment.grade, int)
+            and 0 <= judgment.grade <= highest
         }
         self.is_proven = self.is_proven or bool(found)
         if not self.is_proven and self.ledger is not None:
@@ -170,7 +218,7 @@ class SampleJudge:
 
 
 def _check_replies(judge: Judge, ledger: Ledger) -> None:
-    """Refuse a judge that has given no valid verdict.
+    """Refuse a judge that has given no valid grade.
 
     Raises:
         JudgeError: ``CALLS_IN_VAIN`` calls or more were made.
@@ -182,28 +230,24 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
     last = ledger.rejected()[-1:]
     said = "".join([f"; it said, {one.reason.value}: {one.reply[:200]!r}" for one in last])
     raise JudgeError(
-        f"the judge {judge.name} {judge.version} gave no valid verdict in {calls:,} calls{said}. "
+        f"the judge {judge.name} {judge.version} gave no valid grade in {calls:,} calls{said}. "
         "The samples wait. Name another model, one that keeps to a JSON schema (--model), or "
         "allow longer replies"
     )
 
 
-Counts = Mapping[tuple[str, ...], float]
-"""Counts by name and label values, in the order of ``LABELS``."""
-
-
-class JudgedAs(StrEnum):
-    """How the judging of a claimed sample ended. A closed set: it labels a metric."""
+class Outcome(StrEnum):
+    """How the judging of a sample ended. A closed set: it labels a metric."""
 
     JUDGED = "judged"
     INCOMPLETE = "incomplete"
-    """A served passage got no valid verdict: left out of the estimates, and counted."""
+    """A passage got no grade, or the judge knows nothing of the question: no figure rests on it."""
     SKIPPED = "skipped"
     """Not judged, at random, to keep within the budget."""
     UNREADABLE = "unreadable"
-    """It was written by another release, is damaged, or ended each process that judged it."""
+    """It was written by another release, or is damaged."""
     JUDGE_FAILED = "judge_failed"
-    """The judge could not be called; the sample waits for another try, up to five that count."""
+    """The judge could not be called; the sample waits for another try."""
 
 
 LABELS = {
@@ -242,7 +286,7 @@ def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
 
 _VALUES: dict[str, Iterable[str]] = {
     "route": Route,
-    "outcome": JudgedAs,
+    "outcome": Outcome,
     "mode": Mode,
     "fate": TokenAccount._fields[:-1],
     "same": ("yes", "no"),
@@ -254,40 +298,6 @@ NOTHING_COUNTED: Counts = {
     for values in product(*[_VALUES[label] for label in labels])
 }
 """What a series begins with: a count that is first seen above 0 has no rate before."""
-
-
-class MonitorCounters:
-    """Counts since the process began. Safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts = Counter[tuple[str, ...]]()
-        self.errors = 0
-        """Steps that failed as a whole, and results that the store refused."""
-
-    def add(self, more: Counts) -> None:
-        """Add counts; names and label values may be enums."""
-        with self._lock:
-            for key, n in more.items():
-                self._counts[tuple(map(str, key))] += n  # type: ignore[assignment]
-
-    def add_error(self) -> None:
-        """Count a step that failed as a whole, or a result that the store refused."""
-        with self._lock:
-            self.errors += 1
-
-    def counts(self) -> Counts:
-        """Return all counts now."""
-        with self._lock:
-            return dict(self._counts)
-
-    def outcomes(self) -> dict[JudgedAs, int]:
-        """Count the samples that this process claimed, by outcome."""
-        found = dict.fromkeys(JudgedAs, 0)
-        for (name, *labels), n in self.counts().items():
-            if name == "judged_samples":
-                found[JudgedAs(labels[1])] += int(n)
-        return found
 
 
 def judge_counts(judge: Judge) -> Counts:

@@ -1,17 +1,18 @@
-"""From the queue to the store: claims waiting samples, has each judged, and writes the result.
+"""From the queue to the store: has waiting samples judged, and writes the results.
 
-Each sample is judged once, whichever monitor of the store claims it. A sample on which the judge
-fails does not keep the others from being judged.
+A sample on which the judge fails does not keep the others from being judged: it is stored with the
+grades that it has, and asked about again in the next round. The first round begins with the
+process.
 """
 
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeVar
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.core.types import Route
@@ -19,36 +20,31 @@ from ctxguard.errors import DataError, JudgeError, StoreError
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.metrics import Metric, Rows, losses
-from ctxguard.monitor.judges.protocol import verdicts_to_json
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.judging_again import JudgingAgain
 from ctxguard.monitor.judging.sample_judge import (
-    JudgedAs,
-    MonitorCounters,
+    JudgedSample,
+    Outcome,
     SampleJudge,
-    SampleVerdicts,
+    judge_counts,
     token_counts,
 )
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
-from ctxguard.monitor.store import Claimed, Finished, LossRow, SampleStore, State
+from ctxguard.monitor.store import Counts, Finished, LossRow, SampleStore, State
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _IN_HAND_SECONDS = 120.0
-"""Claimed samples that a slow judge has not reached by then go back to the queue."""
+"""After which a step ends, so that a slow judge does not keep the monitor from its other work."""
 _AGAIN_SECONDS = 30.0
 """How long a step judges again before it turns to fresh samples."""
-_MAX_ATTEMPTS = 5
-_FAILURES_OF_AN_OUTAGE = 2
-_ALONE_SECONDS = 3600.0
-"""How often a failure counts where no other sample tells whether the judge works: an outage of some
-hours costs no sample, and one on which the judge always fails is not tried for ever."""
-
-LEASE_SECONDS = 600.0
-"""A monitor that was killed, or whose judge hangs for so long, loses what it claimed."""
+_FAILURES_OF_AN_OUTAGE = 5
+"""Samples in a row on which the judge fails: fewer may be the samples' own fault."""
+_ROUND_SECONDS = (60.0, 3_600.0)
+"""Between two rounds of asking about what failed: at first, and in the end, if nothing helps."""
 
 MAX_HELD = 100
 """Results that wait for one transaction."""
@@ -57,38 +53,47 @@ HELD_SECONDS = 0.25
 _SLOW_SECONDS = 0.05
 """A judge that takes this long gains nothing by waiting: a transaction takes a few milliseconds."""
 
+_NOTHING: Counts = {}
+
 _STATES = {
-    JudgedAs.JUDGED: State.JUDGED,
-    JudgedAs.INCOMPLETE: State.INCOMPLETE,
-    JudgedAs.SKIPPED: State.SKIPPED,
-    JudgedAs.UNREADABLE: State.FAILED,
+    Outcome.JUDGED: State.JUDGED,
+    Outcome.INCOMPLETE: State.INCOMPLETE,
+    Outcome.SKIPPED: State.SKIPPED,
+    Outcome.UNREADABLE: State.FAILED,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
-    """How the judging of one claimed sample ended; ``record`` is None if it could not be read."""
+class _Waiting:
+    """A sample to judge.
 
-    outcome: JudgedAs
-    finished: Finished
-    record: SampleRecord | None = None
+    Attributes:
+        probability: With which it was sampled and taken up for judging.
+        known: The grades that it has already; None for one that was never judged.
+    """
+
+    sample_id: int
+    record: SampleRecord
+    probability: float
+    known: Mapping[str, Judgment] | None = None
 
 
 class JudgingWorker:
-    """Judges waiting samples, a claimed batch at a time; for one thread.
+    """Judges waiting samples, some at a time; for one thread, of the store's one owner.
 
     A quick judge's results are written many at once, a slow judge's one by one. While the store
-    cannot be written they are held: verdicts were paid for. What a process has not written when it
-    dies is judged again, once the leases of its samples end.
+    cannot be written they are held: they were paid for. What a process has not written when it
+    dies is judged again.
 
     Args:
         series: That of the judge.
-        counters: Told the outcome of each sample.
         alarms: Told what each sample shows; None without alarms.
         clock: Seconds since the epoch.
 
     Attributes:
         failing: Whether the judge could not be called at its last call.
+        outcomes: Samples of this process by how judging them ended.
+        errors: Results that could not be stored, and alarms that failed.
         why: Why the judge failed last; empty where it never did.
     """
 
@@ -98,69 +103,83 @@ class JudgingWorker:
         judge: SampleJudge,
         series: str,
         *,
-        claimant: str,
         budget: JudgingBudget,
-        counters: MonitorCounters,
         alarms: AlarmMonitor | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
-        self._claimant = claimant
         self._judge = judge
         self._ledger = judge.ledger
-        self._again = JudgingAgain(store, series, judge, claimant=claimant, clock=clock)
+        self._again = JudgingAgain(store, series, judge, clock=clock)
         self._budget = budget
-        self._counters = counters
         self._alarms = alarms
         self._series = series
-        self._held: list[_Result] = []
+        self._held: list[Finished] = []
         self._held_since = 0.0
         self._sampler = HashSampler("budget")
-        self._order = random.Random(claimant)  # noqa: S311 - an order, not a secret
+        self._order = random.Random()  # noqa: S311 - an order, not a secret
         self._cost = 0.0
-        self._in_hand: set[int] = set()
-        """Claimed, and neither finished nor given back."""
-        self._alone: dict[int, float] = {}
-        """When a failure of a sample that waits alone last counted, by the monotonic clock."""
+        self._counted: Counts = {}
+        """What the store was told of the judge's ledger."""
+        self._uncounted = Counter[tuple[str, ...]]()
+        """What no sample brings to the store."""
+        self._to_ask = deque[int]()
+        """Of the present round: samples on which the judge had failed when it began."""
+        self._round_at = time.monotonic()
+        self._round_seconds = _ROUND_SECONDS[0]
+        self._suspects: dict[int, _Waiting] = {}
+        """The judge failed on these of a step, and has not answered since: it may be down."""
+        self._n_failures = self._n_answers = 0
+        """Since the judge answered last, and answers in this step."""
         self.why = ""
         self._n_judged = {"fresh": 0, "again": 0}
         """Passages judged of fresh samples and of those judged again."""
         self._is_idle = True
         self.failing = False
+        self.outcomes = Counter[Outcome]()
+        self.errors = 0
 
     def step(self, limit: int) -> int:
-        """Judge up to ``limit`` waiting samples, and before them as many labelled ones again.
+        """Judge up to ``limit`` waiting samples, and before them as many again.
 
         Returns:
             How many were finished, skipped ones included; 0 when none waited, the budget is used
             up, or the judge could not be called.
 
         Raises:
-            JudgeError: the judge has given no valid verdict so far; the samples wait again.
+            JudgeError: the judge has given no valid grade so far; the samples wait.
         """
-        # What an outage of the store, or another error, left in hand in the last step: its samples
-        # would otherwise wait until their leases end, and be judged and paid for again.
+        # What an outage of the store left.
         self._write()
-        self._give_back()
         if self._budget.refresh() <= 0.0:
             return 0
-        n_again = self._judge_again(limit)
-        claimed = self._store.claim(self._claimant, limit, lease_seconds=LEASE_SECONDS)
-        # In any order, or a few samples on which the judge fails would look like an outage for
-        # as long as they are the oldest.
-        self._order.shuffle(claimed)
-        self._in_hand = {sample.sample_id for sample in claimed}
-        self._is_idle = not claimed
+        before, self._n_answers = self.outcomes.copy(), 0
+        self._suspects = {}
         try:
-            n_finished, failed = self._process_all(claimed)
-        except KeyboardInterrupt:
-            # Whoever stops it and starts it again shall not wait for leases to end.
-            self._give_back()
+            n_again = self._judge_again(limit)
+            self._ask_failed(limit)
+            waiting = list(self._store.waiting(limit).items())
+            # In any order, or a few samples on which the judge fails would look like an outage
+            # for as long as they are the oldest.
+            self._order.shuffle(waiting)
+            self._is_idle = not waiting
+            began = time.monotonic()
+            for sample_id, payload in waiting:
+                if not self._take_up(sample_id, payload):
+                    break
+                if time.monotonic() - began >= _IN_HAND_SECONDS:
+                    break
+            if self._n_answers:
+                self._blame(self._suspects)
+        except JudgeError:
+            # Nothing that such a judge left without a grade counts as judged.
+            self._held = []
             raise
-        if 0 < len(failed) == len(claimed) < limit:
-            self._count_alone(failed)
-        self._give_back()
-        return n_finished + n_again
+        finally:
+            # Whatever stopped it, what was judged is written.
+            self._write()
+        found = self.outcomes - before
+        return found.total() - found[Outcome.JUDGE_FAILED] + n_again
 
     def _judge_again(self, limit: int) -> int:
         """Judge what people graded again, where it is due; how many samples.
@@ -175,7 +194,7 @@ class JudgingWorker:
             record = self._again.record(sample_id)
             if record is None:
                 continue
-            if not self._budget.reserve(len(self._again.positions(sample_id, record))):
+            if not self._budget.allows(len(self._again.positions(sample_id, record))):
                 break
             try:
                 with self._paid("again"):
@@ -188,112 +207,143 @@ class JudgingWorker:
             finally:
                 self._rejected(record)
             n += 1
-            self._counters.add(found)
+            self._count(found)
             if time.monotonic() - began >= _AGAIN_SECONDS:
                 break
-        self._budget.settle()
         return n
 
-    def _process_all(self, claimed: Sequence[Claimed]) -> tuple[int, list[int]]:
-        """Judge claimed samples; count the finished, and list those on which the judge failed."""
-        n_finished, failed = 0, list[int]()
-        began = time.monotonic()
-        try:
-            for sample in claimed:
-                outcome = self._process(sample)
-                if outcome is None:
-                    break
-                if outcome is JudgedAs.JUDGE_FAILED:
-                    failed.append(sample.sample_id)
-                    if len(failed) == _FAILURES_OF_AN_OUTAGE:
-                        break
-                    continue
-                n_finished += 1
-                self._in_hand.discard(sample.sample_id)
-                self._budget.sample_finished()
-                # The judge answers: what it failed on before was the fault of the sample.
-                self._count_attempts(failed)
-                failed = []
-                if time.monotonic() - began >= _IN_HAND_SECONDS:
-                    break
-        except JudgeError:
-            # Nothing that such a judge left without a verdict counts as judged.
-            self._in_hand.update([result.finished.sample_id for result in self._held])
-            self._held = []
-            self._give_back()
-            raise
-        finally:
-            # Whatever stopped it, what was judged is written.
-            self._write()
-            self._budget.settle()
-        return n_finished, failed
-
-    def _count_alone(self, sample_ids: Sequence[int]) -> None:
-        """Count failures on the only samples that wait, now and then."""
+    def _ask_failed(self, limit: int) -> None:
+        """Ask about passages that have no grade because a call failed, a round now and then."""
         now = time.monotonic()
-        last = {one: self._alone.get(one, now - _ALONE_SECONDS) for one in sample_ids}
-        due = [one for one, counted in last.items() if now - counted >= _ALONE_SECONDS]
-        self._alone = {**last, **dict.fromkeys(due, now)}
-        self._count_attempts(due)
+        if not self._to_ask and now >= self._round_at:
+            self._to_ask.extend(self._store.failed(self._series))
+            self._round_at = now + self._round_seconds
+            self._round_seconds = min(2.0 * self._round_seconds, _ROUND_SECONDS[1])
+        some = [self._to_ask.popleft() for _ in range(min(limit, len(self._to_ask)))]
+        if not some:
+            return
+        payloads, blocks = self._store.payloads(some), self._store.blocks(some)
+        grades = self._store.verdicts(self._series, some)
+        for place, sample_id in enumerate(some):
+            if not {sample_id} <= payloads.keys() & blocks.keys() & grades.keys():
+                continue
+            try:
+                record = SampleRecord.from_bytes(payloads[sample_id])
+                known = verdicts_from_json(grades[sample_id])
+                probability = float(Rows.read([blocks[sample_id]]).requests["probability"][0])
+            except DataError as error:
+                _log.warning("sample %d is left out: %s", sample_id, error)
+                continue
+            if not self._process(_Waiting(sample_id, record, probability, known)):
+                self._to_ask.extendleft(reversed(some[place:]))
+                return
+            if now + _AGAIN_SECONDS <= time.monotonic():
+                self._to_ask.extendleft(reversed(some[place + 1 :]))
+                return
 
-    def _give_back(self) -> None:
-        """Let claimed samples that were not judged wait again, with the attempts that they had.
-
-        A judge that is down is down for all of them.
-        """
-        if self._in_hand:
-            self._store.give_back(sorted(self._in_hand), max_attempts=None, claimant=self._claimant)
-            self._in_hand = set()
-
-    def _process(self, sample: Claimed) -> JudgedAs | None:
-        """Judge or skip one sample; None where the budget has no room for it at present."""
+    def _take_up(self, sample_id: int, payload: bytes) -> bool:
+        """Judge or skip one fresh sample; False where no other should be taken up now."""
         probability = self._budget.refresh()
         if probability <= 0.0:
-            return None
-        began = time.monotonic()
+            return False
         try:
-            if sample.attempts >= _MAX_ATTEMPTS:
-                raise DataError(f"judging it was begun {sample.attempts} times and never ended")
-            record = SampleRecord.from_bytes(sample.payload)
+            record = SampleRecord.from_bytes(payload)
         except DataError as error:
-            _log.warning("sample %d is left out: %s", sample.sample_id, error)
-            why = (("", JudgedAs.UNREADABLE.value, str(error)),)
-            finished = _finished(sample, JudgedAs.UNREADABLE, rejected=why)
-            result = _Result(JudgedAs.UNREADABLE, finished)
-        else:
-            if not self._sampler.selects(record.request_id, probability):
-                result = _Result(JudgedAs.SKIPPED, _finished(sample, JudgedAs.SKIPPED), record)
-            else:
-                judged = self._judged_within_budget(sample, record, probability)
-                if not isinstance(judged, _Result):
-                    return judged
-                result = judged
-        now = time.monotonic()
-        if not self._held:
-            self._held_since = now
-        self._held.append(result)
-        is_late = max(now - began - _SLOW_SECONDS, now - self._held_since - HELD_SECONDS) >= 0.0
-        if self._judge.is_proven and (is_late or len(self._held) >= MAX_HELD):
-            self._write()
-        return result.outcome
+            _log.warning("sample %d is left out: %s", sample_id, error)
+            why = (("", Outcome.UNREADABLE.value, str(error)),)
+            self._finish(
+                Outcome.UNREADABLE, Finished(sample_id, State.FAILED, rejected=why), route=""
+            )
+            return True
+        if not self._sampler.selects(record.request_id, probability):
+            skipped = Finished(sample_id, State.SKIPPED)
+            self._finish(Outcome.SKIPPED, skipped, record.route, _tokens(record))
+            self._budget.sample_finished()
+            return True
+        return self._process(_Waiting(sample_id, record, record.probability * probability))
 
-    def _judged_within_budget(
-        self, sample: Claimed, record: SampleRecord, probability: float
-    ) -> _Result | JudgedAs | None:
-        """Judge within the budget; None where it has no room, ``JUDGE_FAILED`` on a failure.
-
-        Raises:
-            StoreError: calls could not be reserved.
-        """
-        if not self._budget.reserve(self._judge.most_passages(record)):
-            return None
+    def _process(self, sample: _Waiting) -> bool:
+        """Judge one sample; False where the budget has no room for it, or the judge is down."""
+        record, known, began = sample.record, sample.known or {}, time.monotonic()
+        if self._budget.is_limited:
+            most = self._judge.most_passages(record, len(known))
+            if not self._budget.allows(most):
+                return False
         try:
             with self._paid("fresh"):
-                return self._judged(sample, record, probability)
+                found = self._judge.grade(record, sample.probability, known)
         except JudgeError:
             raise
         except Exception as error:
-            return self._judge_failed(error, record.route)
+            self._judge_failed(error, record.route)
+            self._rejected(record)
+            self._n_failures += 1
+            if sample.known is None:
+                self._suspects[sample.sample_id] = sample
+            if self._n_failures < _FAILURES_OF_AN_OUTAGE:
+                return True
+            self._suspects = {}
+            return False
+        self._n_failures = 0
+        self._n_answers += 1
+        self.failing = False
+        if self._alarms is not None:
+            # Also where it was another process, before a restart, that saw the judge fail.
+            self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
+        self._add(sample, found, time.monotonic() - began)
+        self._blame(self._suspects)
+        return True
+
+    def _blame(self, samples: dict[int, _Waiting]) -> None:
+        """Take up samples on which the judge failed, though it answers: the fault is theirs."""
+        self._suspects = {}
+        for one in samples.values():
+            self._add(one, self._judge.failed(one.record, one.probability))
+
+    def _add(self, sample: _Waiting, found: JudgedSample, seconds: float = 0.0) -> None:
+        """Take what was found of a sample up among what is written next."""
+        record, is_fresh = sample.record, sample.known is None
+        is_judged = found.block is not None and not found.n_failed
+        outcome = Outcome.JUDGED if is_judged else Outcome.INCOMPLETE
+        self._finish(
+            outcome,
+            Finished(
+                sample.sample_id,
+                _STATES[outcome],
+                verdicts="" if found.block is None else verdicts_to_json(found.grades.values()),
+                block=found.block or b"",
+                n_failed=found.n_failed,
+                rejected=self._rejected(record),
+                loss=self._loss(sample, found),
+            ),
+            record.route,
+            {
+                ("verdicts", record.route): found.n_asked,
+                ("invalid_verdicts", record.route): found.n_failed,
+                **(_tokens(record) if is_fresh else {}),
+            },
+            seconds,
+        )
+        if is_fresh:
+            self._budget.sample_finished()
+
+    def _finish(
+        self,
+        outcome: Outcome,
+        finished: Finished,
+        route: str,
+        counts: Counts = _NOTHING,
+        seconds: float = 0.0,
+    ) -> None:
+        """Hold a result until it is written with others, or write it."""
+        counts = {("judged_samples", route, outcome): 1, **counts}
+        now = time.monotonic()
+        if not self._held:
+            self._held_since = now
+        self._held.append(replace(finished, counts=counts))
+        is_late = max(seconds - _SLOW_SECONDS, now - self._held_since - HELD_SECONDS) >= 0.0
+        if self._judge.is_proven and (is_late or len(self._held) >= MAX_HELD):
+            self._write()
 
     @contextmanager
     def _paid(self, kind: str) -> Iterator[None]:
@@ -308,46 +358,28 @@ class JudgingWorker:
                 self._budget.spend(n_judged, self._cost - known)
                 self._n_judged[kind] += n_judged
 
-    def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> _Result:
-        verdicts = self._judge.verdicts_on(record, record.probability * probability)
-        estimated = JudgedAs.INCOMPLETE if verdicts.block is None else JudgedAs.JUDGED
-        finished = _finished(sample, estimated, verdicts, self._rejected(record))
-        # A judge that people correct keeps its incomplete samples, and they count as such too.
-        outcome = estimated if verdicts.is_complete else JudgedAs.INCOMPLETE
-        if self._alarms is not None:
-            loss = self._safely("the alarms", sample, partial(self._loss, record, verdicts))
-            finished = replace(finished, loss=loss)
-            # Also where it was another process, before a restart, that saw the judge fail.
-            self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
-        self.failing = False
-        n_invalid, route = verdicts.n_missing, record.route
-        n_wanted = len(verdicts.verdicts) + n_invalid
-        self._counters.add({("verdicts", route): n_wanted, ("invalid_verdicts", route): n_invalid})
-        return _Result(outcome, finished, record)
-
-    def _loss(self, record: SampleRecord, verdicts: SampleVerdicts) -> LossRow | None:
-        """Return the losses that alarms compare; None for a request without all its verdicts."""
-        if self._alarms is None or verdicts.block is None:
+    def _loss(self, sample: _Waiting, found: JudgedSample) -> LossRow | None:
+        """Return the losses that alarms compare; None where a served passage has no grade."""
+        if self._alarms is None or found.block is None:
             return None
-        rows = Rows.read([verdicts.block])
-        return self._alarms.loss_row(
-            record,
-            verdicts.verdicts,
-            harm=float(losses(rows)[Metric.HARM][0]),
-            probability=float(rows.requests["probability"][0]),
-        )
-
-    def _safely(self, who: str, sample: Claimed | Finished, work: Callable[[], T]) -> T | None:
-        """Do work that a sample must not depend on; None where it failed."""
+        rows = Rows.read([found.block])
+        harm = float(losses(rows)[Metric.HARM][0])
+        if math.isnan(harm):
+            return None
         try:
-            return work()
+            return self._alarms.loss_row(
+                sample.record, found.grades, harm=harm, probability=sample.probability
+            )
         except Exception as error:
-            self._counters.add_error()
-            _log.warning("%s failed on sample %d: %s", who, sample.sample_id, describe_error(error))
+            self.errors += 1
+            _log.warning(
+                "the alarms failed on sample %d: %s", sample.sample_id, describe_error(error)
+            )
             return None
 
-    def _judge_failed(self, error: Exception, route: Route) -> JudgedAs:
-        self._counters.add({("judged_samples", route, JudgedAs.JUDGE_FAILED): 1})
+    def _judge_failed(self, error: Exception, route: Route) -> None:
+        self.outcomes[Outcome.JUDGE_FAILED] += 1
+        self._count({("judged_samples", route, Outcome.JUDGE_FAILED): 1})
         self.why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
@@ -360,21 +392,9 @@ class JudgingWorker:
                     "and the estimates grow old",
                 )
         self.failing = True
-        return JudgedAs.JUDGE_FAILED
-
-    def _count_attempts(self, sample_ids: Sequence[int]) -> None:
-        """Give samples back that failed by themselves; those that failed too often are left out."""
-        if not sample_ids:
-            return
-        given_up = self._store.give_back(sample_ids, max_attempts=_MAX_ATTEMPTS, why=self.why)
-        self._in_hand.difference_update(sample_ids)
-        if given_up:
-            _log.warning(
-                "%d samples are left out: judging them failed %d times", given_up, _MAX_ATTEMPTS
-            )
 
     def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
-        """List replies that were no verdict; they may quote a passage whose text is not stored."""
+        """List replies that were not a grade; they may quote a passage whose text is not stored."""
         if self._ledger is None:
             return ()
         stored = {passage.passage_id for passage in record.passages.values() if passage.text}
@@ -385,44 +405,45 @@ class JudgingWorker:
             ]
         )
 
+    def _count(self, counts: Counts) -> None:
+        for key, n in counts.items():
+            self._uncounted[tuple(map(str, key))] += n  # type: ignore[assignment]
+
     def _write(self) -> None:
-        """Store what is held, and count it.
+        """Store what is held, with all that was counted since and what the budget spent.
 
         Raises:
             StoreError: nothing can be stored now; it is held until the next call.
         """
-        if not self._held:
+        told = judge_counts(self._judge.judge)
+        more = Counter(self._uncounted)
+        more.update({key: n - self._counted.get(key, 0.0) for key, n in told.items()})
+        if not self._held and not any(more.values()):
             return
-        finished = [result.finished for result in self._held]
-        accepted, refused = self._store.finish(self._series, finished)
+        found = self._store.finish(self._series, self._held, more, self._budget.kept)
         written, self._held = self._held, []
-        for result in written:
-            sample_id, record = result.finished.sample_id, result.record
-            if (refusal := refused.get(sample_id)) is not None:
-                self._counters.add_error()
-                self.why = describe_error(refusal)
-                _log.warning("the result of sample %d could not be stored: %s", sample_id, self.why)
-                continue
-            route = "" if record is None else record.route
-            self._counters.add({("judged_samples", route, result.outcome): 1})
-            if sample_id not in accepted or record is None:
-                continue
-            # Each stands for all traffic.
-            weight = 1.0 / record.probability if record.probability else 0.0
-            self._counters.add(token_counts(record.mode, record.tokens, weight))
-        self._count_attempts(list(refused))
+        self._uncounted.clear()
+        self._counted = told
+        for one in written:
+            if (refusal := found.refused.get(one.sample_id)) is not None:
+                self._give_up(one.sample_id, refusal)
+            elif one.sample_id in found.accepted:
+                self.outcomes[_outcome_of(one)] += 1
+
+    def _give_up(self, sample_id: int, refusal: Exception) -> None:
+        """Leave a sample out whose result cannot be stored."""
+        self.errors += 1
+        why = describe_error(refusal)
+        _log.warning("the result of sample %d could not be stored: %s", sample_id, why)
+        reason = (("", Outcome.UNREADABLE.value, why),)
+        self._store.finish(self._series, [Finished(sample_id, State.FAILED, rejected=reason)])
 
 
-def _finished(
-    sample: Claimed,
-    outcome: JudgedAs,
-    verdicts: SampleVerdicts | None = None,
-    rejected: tuple[tuple[str, str, str], ...] = (),
-) -> Finished:
-    return Finished(
-        sample_id=sample.sample_id,
-        state=_STATES[outcome],
-        verdicts="" if verdicts is None else verdicts_to_json(verdicts.verdicts.values()),
-        block=b"" if verdicts is None or verdicts.block is None else verdicts.block,
-        rejected=rejected,
-    )
+def _outcome_of(finished: Finished) -> Outcome:
+    return next(outcome for outcome, state in _STATES.items() if state is finished.state)
+
+
+def _tokens(record: SampleRecord) -> Counts:
+    """Count the tokens of a request; each stands for all traffic."""
+    weight = 1.0 / record.probability if record.probability else 0.0
+    return token_counts(record.mode, record.tokens, weight)

@@ -19,6 +19,7 @@ from typing import TextIO
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.regular_file import open_regular
+from ctxguard._support.rows import parsed_json, read_table
 from ctxguard.core.metrics import Negative
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
@@ -36,6 +37,19 @@ _CELL_START = r"(?:\A|(?<=[;\t\r\n]))"
 _BEFORE_SIGN = r"(?=[\s'\"]*[=+\-@＝＋－＠])"
 _FORMULA = re.compile(_CELL_START + _BEFORE_SIGN)
 _ESCAPED = re.compile(_CELL_START + "'" + _BEFORE_SIGN)
+
+_REWRITTEN = re.compile(
+    r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[^a-z]*\d|(true|false)\s*\Z",
+    re.IGNORECASE,
+)
+"""Text that begins with a letter and that a spreadsheet takes for a date or a truth."""
+
+_DECIMALS = re.compile(r",0+\s*\Z")
+"""Of 2.0 as spreadsheets of many countries write it."""
+
+_NEEDED = ("request_id", "passage_id", "grade")
+_TABLES = {".csv", ".tsv", ".txt"}
+"""Names of tables that spreadsheets save end in these."""
 
 _MAX_BYTES = 2**30
 
@@ -119,8 +133,8 @@ def _cell(column: str, value: str | None) -> str:
     text = value or ""
     if column in ("request_id", "passage_id"):
         text = _FORMULA.sub("'", text)
-        # Nor for a number or a date, which it would write in another form.
-        return text if text[:1].isalpha() else f"'{text}"
+        # Nor for a number, a date or a truth, which it would write in another form.
+        return text if text[:1].isalpha() and not _REWRITTEN.match(text) else f"'{text}"
     if len(text) > _MOST_CELL_CHARS:
         text = f"{text[:_MOST_CELL_CHARS]} […]"
     return _FORMULA.sub("'", text)
@@ -128,7 +142,7 @@ def _cell(column: str, value: str | None) -> str:
 
 def _content(cell: str) -> str:
     """Read the id that ``_cell`` wrote."""
-    if cell[:1] == "'" and not cell[1:2].isalpha():
+    if cell[:1] == "'" and (not cell[1:2].isalpha() or _REWRITTEN.match(cell[1:])):
         cell = cell[1:]
     return _ESCAPED.sub("", cell)
 
@@ -139,7 +153,7 @@ def read_label_file(
     """Read a graded file: its labels, and the request id of each row without a grade.
 
     Args:
-        path: CSV if it is named .csv, else JSONL.
+        path: A table with a header if it is named .csv, .tsv or .txt, else JSONL.
         annotator: Name of the person who graded it.
         time_seconds: When, in seconds since the epoch; the latest label of an annotator counts.
         max_grade: The highest grade of the scale.
@@ -149,12 +163,13 @@ def read_label_file(
     """
     rows: list[LabelRow] = []
     blank: list[str] = []
-    documents = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path)
+    is_table = path.suffix.lower() in _TABLES
+    documents = read_table(path, _MAX_BYTES, _NEEDED) if is_table else _json_lines(path)
     for line, document in documents:
         refuse = partial(DataError, path=path, line=line)
         request_id = _identifier(document, "request_id", refuse)
         passage_id = _identifier(document, "passage_id", refuse)
-        if path.suffix.lower() == ".csv":
+        if is_table:
             request_id, passage_id = _content(request_id), _content(passage_id)
         grade = _grade(document.get("grade"), max_grade, refuse)
         if grade is None:
@@ -174,6 +189,8 @@ def read_label_file(
 
 def _identifier(document: Mapping[str, object], name: str, refuse: _Refuse) -> str:
     value = document.get(name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     if not isinstance(value, str) or not value:
         raise refuse(f"{name} is {value!r}; keep the column as exported")
     return value
@@ -184,34 +201,13 @@ def _grade(value: object, max_grade: int, refuse: _Refuse) -> int | None:
         return None
     try:
         # Spreadsheets and data frames write 2 as 2.0 in a column with empty cells.
-        grade = float(value) if isinstance(value, (str, int, float)) else math.nan
+        written = _DECIMALS.sub("", value) if isinstance(value, str) else value
+        grade = float(written) if isinstance(written, (str, int, float)) else math.nan
     except (ValueError, OverflowError):
         grade = math.nan
     if isinstance(value, bool) or not grade.is_integer() or not 0 <= grade <= max_grade:
         raise refuse(f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}")
     return int(grade)
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield rows with the line on which each begins: a cell may contain line breaks."""
-    with _opened(path) as file:
-        try:
-            reader = csv.DictReader(file)
-            if not {"request_id", "passage_id", "grade"} <= set(reader.fieldnames or ()):
-                raise DataError(
-                    f"the columns are {', '.join(reader.fieldnames or ()) or 'none'}; "
-                    "request_id, passage_id and grade are needed, with commas between them",
-                    path=path,
-                    line=1,
-                )
-            line = reader.line_num + 1
-            for row in reader:
-                # Spreadsheets write rows of empty cells below a table.
-                if any(row.values()):
-                    yield line, row
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise DataError(f"not CSV ({error})", path=path) from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
@@ -220,7 +216,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
             if not text.strip():
                 continue
             try:
-                document = json.loads(text)
+                document = parsed_json(text)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"not JSON ({error})", path=path, line=line) from error
             if not isinstance(document, dict):

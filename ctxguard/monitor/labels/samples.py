@@ -155,7 +155,7 @@ def _in_file_order(sample: GradedSample) -> tuple[float, float]:
     return in_file_order(question, sample.record.request_id)
 
 
-def rows_once(samples: Iterable[GradedSample]) -> list[RowToLabel]:
+def distinct_rows(samples: Iterable[GradedSample]) -> list[RowToLabel]:
     """List the rows of a file, those that repeat a question and passage once.
 
     A row that stands for others is graded always, if they disagree on when it is.

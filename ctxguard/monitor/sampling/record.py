@@ -17,10 +17,12 @@ import numpy as np
 
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.context import Context
+from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.signals import transforms_of
 from ctxguard.core.tokens import TOKENS, estimate_tokens
 from ctxguard.core.types import (
+    Flag,
     FloatArray,
     Leg,
     Mode,
@@ -33,7 +35,7 @@ from ctxguard.core.types import (
 from ctxguard.errors import DataError
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, HashSampler, JudgingRates, Sample
 
-FORMAT = 5
+FORMAT = 6
 
 MOST_TEXT_CHARS = 50_000
 """Longest stored text of a passage; judges and people read no more."""
@@ -112,6 +114,9 @@ class SampleRecord:
         where: The filter of the request; None without one, and where it is withheld.
         where_withheld: Whether there was a filter that could not be stored.
         tokens: Its tokens, kept and dropped.
+        copies: Positions of candidates whose text repeats another's, with that one's position. Only
+            the best of those that were not served is in ``dropped``, and none whose text was
+            served.
     """
 
     request_id: str
@@ -140,6 +145,7 @@ class SampleRecord:
     where: Where | None = None
     where_withheld: bool = False
     tokens: TokenAccount = _NO_TOKENS
+    copies: Mapping[int, int] = field(default_factory=dict)
 
     def passage(self, position: int) -> Passage:
         """Return the passage at a position; without title and text where they were not stored."""
@@ -152,8 +158,11 @@ class SampleRecord:
         return None if verdict is None else verdict.grade
 
     def has_hit(self, verdicts: Mapping[str, HasGrade]) -> bool:
-        """Tell whether a passage was served that is relevant by some verdicts."""
-        return any(self.grade(verdicts, position) for position in self.served)
+        """Tell whether a passage was served that is relevant by some grades, or may be.
+
+        It may be while it has no grade: whole pools are judged once it is certain that none is.
+        """
+        return not {self.grade(verdicts, position) for position in self.served} <= {0}
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
         """Tell if all of ``dropped`` is judged, given whether a relevant passage was served."""
@@ -187,6 +196,11 @@ class SampleRecord:
             route=self.route,
             legs=self.legs,
             signals=self.signals,
+            copies=self.copies,
+            # Mode off compares nothing.
+            contradicted=None
+            if self.mode is Mode.OFF
+            else Flag.SCORES_CONTRADICTED.value in self.flags,
         )
 
     def to_bytes(self) -> bytes:
@@ -205,6 +219,7 @@ class SampleRecord:
             "signals": {name: _packed(values) for name, values in self.signals.items()},
             "rates": asdict(self.rates),
             "where": None if self.where is None else self.where.allowed,
+            "copies": [*self.copies.items()],
             "passages": [
                 [position, passage.title, passage.text]
                 for position, passage in self.passages.items()
@@ -258,6 +273,7 @@ class SampleRecord:
                 "rates": JudgingRates(**data["rates"]),
                 "tokens": TokenAccount(*data["tokens"]),
                 "where": None if where is None else Where(where),
+                "copies": dict(data["copies"]),
                 "passages": {
                     position: Passage(ids[position], text, title)
                     for position, title, text in data["passages"]
@@ -279,6 +295,7 @@ def _checked(record: SampleRecord) -> SampleRecord:
     """
     n = len(record.passage_ids)
     positions = (*record.served, *record.dropped, *record.sampled, *record.passages)
+    positions += (*record.copies, *record.copies.values())
     texts = [*record.passage_ids, record.request_id]
     texts += [text for one in record.passages.values() for text in (one.title, one.text)]
     optional = (record.query, record.session_id, record.profile_id)
@@ -288,13 +305,14 @@ def _checked(record: SampleRecord) -> SampleRecord:
     lengths += [len(leg.scores) for leg in record.legs.values()]
     if any(length != n for length in lengths):
         raise DataError("a sample has not as many scores as candidates")
-    if not all(isinstance(text, str) for text in texts):
+    if not set(map(type, texts)) <= {str}:
         raise DataError("a sample has an id or a text that is no text")
-    if not all(text is None or isinstance(text, str) for text in optional):
+    if not set(map(type, optional)) <= {str, type(None)}:
         raise DataError("a sample has a query or a name that is no text")
     if not (0.0 <= record.probability <= 1.0 and math.isfinite(record.time_seconds)):
         raise DataError("a sample has a probability or a time that is none")
-    if not all(type(count) is int and 0 <= count < 2**53 for count in record.tokens):
+    tokens = record.tokens
+    if set(map(type, tokens)) != {int} or not 0 <= min(tokens) <= max(tokens) < 2**53:
         raise DataError("a sample has a number of tokens that is none")
     return record
 
@@ -319,12 +337,12 @@ def record_of(
     """
     context = sample.context
     ranking = context.decision.ranking
-    served, dropped = _pool(sample)
     request_id, (alone, pool, first) = context.request_id, _samplers(seed)
-    # Sources outside our types number their passages, or have no title.
-    passage_ids = tuple(map(str, ranking.passage_ids))
+    passage_ids = tuple(ranking.passage_ids)
     read = read_passages(ranking.passages, range(len(passage_ids)))
     readable = dict(zip(read.positions, read.passages, strict=True))
+    copies = {read.positions[at]: read.positions[of] for at, of in copies_of(read.texts).items()}
+    served, dropped = _pool(sample, copies)
     record = SampleRecord(
         request_id=request_id,
         time_seconds=sample.time_seconds,
@@ -364,6 +382,7 @@ def record_of(
         profile_id=context.profile_id,
         where=context.where,
         tokens=_token_account(context, readable),
+        copies=copies,
     )
     passages = {position: as_written(passage) for position, passage in served.items()}
     for position in {*record.to_judge(has_hit=False), *record.to_judge(has_hit=True)}:
@@ -393,12 +412,13 @@ def _tokens(passage: Passage) -> int:
     return estimate_tokens(f"{passage.title or ''}{passage.text}")
 
 
-def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
+def _pool(sample: Sample, copies: Mapping[int, int]) -> tuple[dict[int, Passage], tuple[int, ...]]:
     """Return the served passages best first by position, and the positions of the pool's others.
 
     Best first is the decision's order, also where assembly puts the best at both ends; where the
     bare retriever's passages were served (shadow, off) it is the retriever's. Candidates that
-    were neither served nor usable (garbage scores) are no part of the pool.
+    were neither served nor usable (garbage scores) are no part of the pool, nor are those whose
+    text was served, or comes earlier among the others.
     """
     context = sample.context
     decision = context.decision
@@ -423,6 +443,14 @@ def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
             served[int(position)] = by_id[passage_id]
         else:
             dropped.append(int(position))
+    if copies:
+        texts = {copies.get(position, position) for position in served}
+        first = {copies.get(position, position): position for position in reversed(dropped)}
+        dropped = [
+            each
+            for each in dropped
+            if (text := copies.get(each, each)) not in texts and first[text] == each
+        ]
     return served, tuple(dropped)
 
 

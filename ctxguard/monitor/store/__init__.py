@@ -3,10 +3,10 @@
     types         the values that go in and come out
     schema        the tables                    transactions  what runs in one
     database      connections, creation         errors        database errors as the store's
-    samples       written with counts, claimed, finished
+    samples       written with counts, waiting, finished
+    ownership     the one monitor that owns a store
     judgments     judged requests, by time, single, and graded
     labelling     what people are asked, their labels
-    shared        what monitors share: leases, counts, state
     retention     deletion
     sample_store  SampleStore, the table of all that it does
 
@@ -19,7 +19,7 @@ from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     OPENED,
     Accounts,
-    Claimed,
+    Counts,
     Entry,
     Finished,
     GradedBlock,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPENED",
     "Accounts",
-    "Claimed",
+    "Counts",
     "Entry",
     "Finished",
     "GradedBlock",

@@ -19,10 +19,11 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import ClosedAtForks, reset_in_children
+from ctxguard._support.postgresql_url import SCHEMES, own_options
 from ctxguard.errors import ConfigurationError, StoreSchemaError
 from ctxguard.monitor.store import errors as faults
+from ctxguard.monitor.store.ownership import Ownership
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, schema_version
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 
@@ -32,9 +33,6 @@ _Identity = tuple[int, int]
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for others."""
-AHEAD_SECONDS = 60.0
-"""A time of the clock of leases may lie this much ahead: another may have read the clock later and
-acted sooner. One further ahead is from before a restart or a change of the clock."""
 _WRITES = "ctxguard_writes"
 """The execution option of a transaction that will write."""
 _JOURNAL_BYTES = 16 * 2**20
@@ -113,9 +111,15 @@ class Store:
         """Connect anew when next used; in a forked child, leave the parent's connections alone."""
         if (engine := getattr(self, "_engine", None)) is not None:
             _inherited.append(engine)
+        if (former := getattr(self, "_ownership", None)) is not None:
+            former.leave_to_parent()
+            _inherited.append(former)
+        self._ownership = Ownership(self.file, self.name, self.connect)
         self._engine: sa.Engine | None = None
         self._identity: _Identity | None = None
         self._opening = threading.RLock()
+        self.of_thread = threading.local()
+        """Its ``reading`` is the transaction of this thread's ``snapshot``, within one."""
         self._turn: AbstractContextManager[Any] = nullcontext()
         if self._in_memory:
             # One connection holds a database in memory, so its transactions take turns.
@@ -131,8 +135,13 @@ class Store:
         repeated. The database's errors are raised as the store's.
         """
         try:
-            with self._turn, self._current().connect() as connection:
+            # That in memory is never replaced.
+            engine = self._engine if self._in_memory else None
+            with self._turn, (engine or self._current()).connect() as connection:
                 connection.execution_options(**{_WRITES: writes})
+                if not writes and not self.is_sqlite:
+                    # All that it reads is of one moment, as on SQLite.
+                    connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
                     yield connection
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
@@ -141,8 +150,34 @@ class Store:
                 raise
             raise ours from error
 
+    def own(self) -> bool:
+        """Become or stay the one owner of the store, until it is closed or the process ends.
+
+        Returns:
+            Whether this store owns it; False while another process, or another store of this one,
+            does.
+
+        Raises:
+            StoreError: the database cannot be used at present.
+        """
+        return self._in_memory or self._ownership.take()
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether this store owned its database when it last looked."""
+        return self._ownership.is_held
+
+    def disown(self) -> None:
+        """Let another own the store."""
+        self._ownership.release()
+
+    def connect(self) -> sa.Connection:
+        """Open a connection for as long as its caller wants it."""
+        return self._current().connect()
+
     def close(self) -> None:
-        """Close the connections; the next use opens new ones."""
+        """Close the connections, and own it no longer; the next use opens new ones."""
+        self._ownership.release()
         with self._opening:
             self._dispose()
             self._engine = None
@@ -164,7 +199,7 @@ class Store:
                 former = self._identity
                 # Asked now: once it is closed, a new file may get the number of the former.
                 is_another = former is not None and not self._is_in_place()
-                self.close()
+                self._dispose()
                 if self.file is not None:
                     _make_private(self.file)
                     self._identity = _identity(self.file)
@@ -199,16 +234,21 @@ class Store:
         options: dict[str, Any] = {"pool_size": 0, "connect_args": {"timeout": BUSY_SECONDS}}
         if not self.is_sqlite:
             options["pool_pre_ping"] = True
-            options["connect_args"] = {"connect_timeout": max(2, round(BUSY_SECONDS))}
+            options["connect_args"] = {
+                "connect_timeout": max(2, round(BUSY_SECONDS)),
+                # A pooler lends a connection of the server to others between transactions, and
+                # statements that it has prepared with it.
+                "prepare_threshold": None,
+            }
         elif self._in_memory:
             options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
         # Parameters hold payloads: no message may show them.
         engine = sa.create_engine(self.url, hide_parameters=True, **options)
         if not self.is_sqlite:
-            sa.event.listen(engine, "connect", _bound_waiting)
+            sa.event.listen(engine, "begin", _bound_waiting)
             return engine
         sa.event.listen(engine, "connect", _prepare)
-        sa.event.listen(engine, "begin", _begin)
+        sa.event.listen(engine, "begin", _begin_alone if self._in_memory else _begin)
         return engine
 
     def _create_tables(self, engine: sa.Engine) -> None:
@@ -281,18 +321,18 @@ def _read(url: str) -> sa.URL:
     except sa.exc.ArgumentError as error:
         raise ConfigurationError(f"the store's URL cannot be read; {_URLS}") from error
     backend = parsed.get_backend_name()
-    if backend in ("postgresql", "postgres"):
-        require("psycopg", "postgres")
-        return parsed.set(drivername="postgresql+psycopg")
+    if backend in SCHEMES:
+        options = [(name, each) for name, own in parsed.normalized_query.items() for each in own]
+        return parsed.set(drivername="postgresql+psycopg", query=dict(own_options(options)))
     if backend != "sqlite" or parsed.query or (parsed.database or "").startswith("file:"):
         raise ConfigurationError(f"a sample store cannot be kept in such a {backend!r}; {_URLS}")
     return parsed.set(drivername="sqlite+pysqlite")
 
 
-def _bound_waiting(connection: Any, _: object) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = {round(1e3 * BUSY_SECONDS)}")
-    connection.commit()
+def _bound_waiting(connection: sa.Connection) -> None:
+    """Bound how long a transaction waits for locks; for it alone, as a pooler may lend it."""
+    driver: Any = connection.connection.driver_connection
+    driver.execute(f"SET LOCAL lock_timeout = {round(1e3 * BUSY_SECONDS)}")
 
 
 def _prepare(connection: sqlite3.Connection, _: object) -> None:
@@ -333,6 +373,12 @@ def _once_free(work: Callable[[], object]) -> None:
             if not faults.is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
+
+
+def _begin_alone(connection: sa.Connection) -> None:
+    """Begin a transaction in memory, where no other process waits."""
+    driver: Any = connection.connection.driver_connection
+    driver.execute("BEGIN")
 
 
 def _begin(connection: sa.Connection) -> None:

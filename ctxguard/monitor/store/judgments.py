@@ -245,10 +245,21 @@ def labelled(db: Transaction, series: str) -> dict[int, bool]:
     """Return the samples that draws asked about, people labelled, and whose text is kept.
 
     Returns:
-        By sample, whether the series has judged it, first or again.
+        By sample, whether the series has judged it, first or again, without a call that failed.
     """
     own = db.series_id(series)
-    again = sa.and_(_verdicts.sample_id == _picked.sample_id, _verdicts.series_id == own)
+    again = sa.and_(
+        _verdicts.sample_id == _picked.sample_id,
+        _verdicts.series_id == own,
+        sa.or_(
+            _verdicts.n_failed == 0,
+            sa.exists().where(
+                _judged.sample_id == _verdicts.sample_id,
+                _judged.series_id == own,
+                _judged.is_counted,
+            ),
+        ),
+    )
     labels = schema.labels.c
     rows = db.execute(
         sa.select(_picked.sample_id, _verdicts.sample_id.is_not(None).label("is_judged"))

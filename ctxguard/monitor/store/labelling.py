@@ -62,7 +62,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
             f"{top_grade or highest}, and a grade is worth something else on each scale; "
             f"grade from 0 to {scale} (--max-grade {scale})"
         )
-    known = _known_requests(db, [row.request_id for row in rows])
+    known = known_requests(db, [row.request_id for row in rows])
     query = sa.select(schema.labels).order_by(_labels.label_id)
     former = map(_label, db.rows_with(query, _labels.request_id, sorted(known)))
     of_known = [row for row in rows if row.request_id in known]
@@ -135,7 +135,8 @@ def _of_samples(
     return sorted(rows, key=lambda row: (getattr(row, number), row.sample_id))
 
 
-def _known_requests(db: Transaction, request_ids: Iterable[str]) -> set[str]:
+def known_requests(db: Transaction, request_ids: Iterable[str]) -> set[str]:
+    """Return the requests among these that have a sample."""
     column = _samples.request_id
     wanted = sorted(set(request_ids))
     return {row.request_id for row in db.rows_with(sa.select(column), column, wanted)}

@@ -71,7 +71,8 @@ def clean(store: Store) -> tuple[int, int]:
             break
         by_size += n
         excess -= freed
-    while store.is_sqlite and _delete(store, _vacuum_some):
+    # What a monitor that was killed had deleted goes with what is deleted next.
+    while (expired or by_size) and store.is_sqlite and _delete(store, _vacuum_some):
         pass
     return expired, by_size
 

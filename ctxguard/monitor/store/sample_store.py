@@ -1,13 +1,13 @@
-"""The sample store: what writers, monitors, people and exports do with it.
+"""The sample store: what writers, the monitor, people and exports do with it.
 
 Each entry is described where it is defined, grouped by who uses it. Each is one transaction, unless
 its docstring says otherwise, and may be called from any thread of any process. Errors and logs
 never hold a payload.
 """
 
-from ctxguard.monitor.store import judgments, labelling, retention, samples, shared
+from ctxguard.monitor.store import judgments, labelling, retention, samples
 from ctxguard.monitor.store.database import Store
-from ctxguard.monitor.store.transactions import Transaction, reads, writes
+from ctxguard.monitor.store.transactions import Transaction, reads, snapshot, writes
 
 
 class SampleStore(Store):
@@ -22,10 +22,12 @@ class SampleStore(Store):
     fold_accounts = samples.fold_accounts
     accounts = samples.accounts
 
-    claim = samples.claim
+    waiting = samples.waiting
+    failed = samples.failed
+    n_failed = samples.n_failed
     finish = samples.finish
+    counts = samples.counts
     save_again = samples.save_again
-    give_back = samples.give_back
     states = samples.states
     oldest_waiting = samples.oldest_waiting
     payloads = samples.payloads
@@ -40,6 +42,7 @@ class SampleStore(Store):
     samples_of = judgments.samples_of
     newest_samples = judgments.newest_samples
 
+    known_requests = reads(labelling.known_requests)
     add_labels = labelling.add_labels
     top_grade = labelling.top_grade
     labels = labelling.labels
@@ -56,11 +59,9 @@ class SampleStore(Store):
     save_graded = judgments.save_graded
     graded = judgments.graded
 
-    lead = shared.lead
-    add_counts = shared.add_counts
     get_state = reads(Transaction.state)
     set_state = writes(Transaction.set_state)
-    update_state = shared.update_state
 
+    snapshot = snapshot
     size_bytes = retention.size_bytes
     clean = retention.clean

@@ -1,4 +1,4 @@
-"""Samples on their way: written with their writers' counts, claimed for judging, finished.
+"""Samples on their way: written with their writers' counts, waiting for the judge, finished.
 
 A writer's report is added in the transaction that stores its samples. What a process held when it
 last reported is pending in that hour and the next, and unaccounted for then: one that lives has
@@ -9,7 +9,7 @@ ids, so that no change of a clock puts one before another.
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -18,12 +18,12 @@ import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import AHEAD_SECONDS, Store
-from ctxguard.monitor.store.transactions import Transaction, chunks, insertion, reads, writes
+from ctxguard.monitor.store.database import Store
+from ctxguard.monitor.store.transactions import Transaction, insertion, reads, writes
 from ctxguard.monitor.store.types import (
     HOUR_SECONDS,
     Accounts,
-    Claimed,
+    Counts,
     Entry,
     Finished,
     FinishResult,
@@ -45,7 +45,9 @@ _own = _accounts.c
 _samples = schema.samples.c
 _LOST = {reason: _own[f"lost_{reason.value}"] for reason in LostReason}
 _COUNTED = (_own.sampled, _own.stored, *_LOST.values())
-_UNCLAIMED = {"claimant": None, "leased_at": None, "leased_until": None}
+_verdicts = schema.verdicts.c
+_UNFINISHED = (State.PENDING.value, State.INCOMPLETE.value)
+_NOTHING: Mapping[Any, Any] = {}
 _FRESH = {
     "is_counted": True,
     "route": "",
@@ -177,7 +179,6 @@ def _insert(db: Transaction, entries: Sequence[Entry]) -> None:
                 "label_order": entry.label_order,
                 "payload_bytes": len(entry.payload),
                 "state": state.value,
-                "attempts": 0,
             }
         )
         payloads.append({"sample_id": sample_id, "payload": entry.payload})
@@ -201,70 +202,91 @@ def _report(*, is_sqlite: bool) -> Any:
     )
 
 
-@writes
-def claim(db: Transaction, claimant: str, limit: int, *, lease_seconds: float) -> list[Claimed]:
-    """Take the samples that have waited longest, until the lease ends.
-
-    No other claimant gets them before the lease ends; then they wait again. Leases use a
-    clock that no change of the wall clock moves.
+@reads
+def waiting(db: Transaction, limit: int) -> dict[int, bytes]:
+    """Return the samples that have waited longest for a judge, with their payloads.
 
     Args:
         limit: How many at most, ≥ 1.
-        lease_seconds: Longer than judging them takes.
     """
     if limit < 1:
         raise ConfigurationError(f"limit {limit!r} must be at least 1")
-    now = db.lease_now()
-    # A lease counts only between its two ends: one from before a restart or a change of the
-    # server's clock seems to begin far ahead, and must not bind until then.
-    has_ended = sa.or_(_samples.leased_until <= now, _samples.leased_at > now + AHEAD_SECONDS)
-    # One state at a time, which an index holds in order: a long queue costs no more than a
-    # short one.
-    rows = _oldest(db, _samples.state == State.CLAIMED.value, has_ended, limit=limit)
-    if len(rows) < limit:
-        waits = _samples.state == State.PENDING.value
-        rows = [*rows, *_oldest(db, waits, limit=limit - len(rows))]
-    if not rows:
-        return []
-    attempts = {row.sample_id: row.attempts + (row.state == State.CLAIMED.value) for row in rows}
-    db.execute(
-        sa.update(schema.samples)
-        .where(_samples.sample_id == sa.bindparam("claimed_id"))
-        .values(
-            state=State.CLAIMED.value,
-            claimant=claimant,
-            leased_at=now,
-            leased_until=now + lease_seconds,
-            attempts=sa.bindparam("tried"),
-        ),
-        [{"claimed_id": sample_id, "tried": tried} for sample_id, tried in attempts.items()],
+    oldest = sa.select(_samples.sample_id).where(_samples.state == State.PENDING.value)
+    ids = db.scalars(oldest.order_by(_samples.sample_id).limit(limit))
+    payload_of = _payloads(db, ids)
+    return {each: payload_of[each] for each in ids}
+
+
+@reads
+def failed(db: Transaction, series: str) -> list[int]:
+    """Return the samples that a series judged first, and on which calls of the judge failed.
+
+    Only those whose text is kept, oldest first: the judge can be asked about them again.
+    """
+    payload = schema.payloads.c.sample_id
+    query = (
+        sa.select(_verdicts.sample_id)
+        .join(schema.samples, _samples.sample_id == _verdicts.sample_id)
+        .join(schema.payloads, payload == _verdicts.sample_id)
+        .where(_samples.state == State.INCOMPLETE.value, *_has_failed(db, series))
     )
-    payload_of = _payloads(db, list(attempts))
-    return [Claimed(each, payload_of[each], tried) for each, tried in attempts.items()]
+    return db.scalars(query.order_by(_verdicts.sample_id))
 
 
-def finish(store: Store, series: str, finished: Sequence[Finished]) -> FinishResult:
-    """Store the results of claimed samples, each whatever the others hold.
+@reads
+def n_failed(db: Transaction, series: str) -> tuple[int, int]:
+    """Count the passages on which calls of the judge failed, and their requests.
+
+    Returns:
+        Requests and passages.
+    """
+    counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_verdicts.n_failed), 0))
+    requests, passages = db.execute(counted.where(*_has_failed(db, series))).one()
+    return requests, int(passages)
+
+
+def _has_failed(db: Transaction, series: str) -> tuple[sa.ColumnElement[bool], ...]:
+    # As the index says it, or it is not used.
+    return _verdicts.series_id == db.series_id(series), sa.literal_column(
+        "n_failed > 0", sa.Boolean
+    )
+
+
+def finish(
+    store: Store,
+    series: str,
+    finished: Sequence[Finished],
+    counts: Counts = _NOTHING,
+    values: Mapping[str, str] = _NOTHING,
+) -> FinishResult:
+    """Store the results of samples, each whatever the others hold, and what they count with them.
 
     One transaction for all of them, or one for each where something in them cannot be stored.
 
     Args:
         series: The judge's pinned name and version.
-        finished: The results; samples that are finished already stay as they are.
+        finished: The results; samples that are finished already stay as they are, unless a call
+            of the judge had failed.
+        counts: What else the monitor has counted, to be added to the counts of the series.
+        values: Values to be kept, by key.
 
     Raises:
         StoreError: nothing can be stored at present, and nothing was.
     """
-    if not finished:
+    if not (finished or counts or values):
         return FinishResult(frozenset(), {})
     try:
-        return FinishResult(frozenset(_finish(store, series, finished)), {})
+        return FinishResult(frozenset(_finish(store, series, finished, counts, values)), {})
     except StoreError:
         raise
     except Exception as error:
+        if not finished:
+            raise
+        found = finish(store, series, [], counts, values)
         if len(finished) == 1:
             return FinishResult(frozenset(), {finished[0].sample_id: error})
-    accepted, refused = frozenset[int](), dict[int, Exception]()
+    accepted, refused = found
+    refused = dict(refused)
     for one in finished:
         own = finish(store, series, [one])
         accepted |= own.accepted
@@ -273,25 +295,30 @@ def finish(store: Store, series: str, finished: Sequence[Finished]) -> FinishRes
 
 
 @writes
-def _finish(db: Transaction, series: str, finished: Sequence[Finished]) -> list[int]:
+def _finish(
+    db: Transaction,
+    series: str,
+    finished: Sequence[Finished],
+    counts: Counts,
+    values: Mapping[str, str],
+) -> list[int]:
     """Store results; return the samples that were not finished before."""
     last = {one.sample_id: one for one in reversed(finished)}
-    # Locked until the transaction ends.
-    unfinished = (
-        sa.select(_samples.sample_id, _samples.time_seconds)
-        .where(_samples.state.in_(schema.UNFINISHED))
-        .order_by(_samples.sample_id)
-        .with_for_update()
+    unfinished = sa.select(_samples.sample_id, _samples.time_seconds).where(
+        _samples.state.in_(_UNFINISHED)
     )
     time_of: dict[int, float] = db.by_sample(unfinished, sorted(last))
     accepted = [last[sample_id] for sample_id in time_of]
+    _add_counts(db, series, [counts, *[one.counts for one in accepted]])
+    for key, value in values.items():
+        db.set_state(key, value)
     if not accepted:
         return []
     series_id = _begun(db, series)
     db.execute(
         sa.update(schema.samples)
         .where(_samples.sample_id == sa.bindparam("finished_id"))
-        .values(state=sa.bindparam("outcome"), rejected=sa.bindparam("replies"), **_UNCLAIMED),
+        .values(state=sa.bindparam("outcome"), rejected=sa.bindparam("replies")),
         [
             {
                 "finished_id": one.sample_id,
@@ -304,65 +331,53 @@ def _finish(db: Transaction, series: str, finished: Sequence[Finished]) -> list[
     judged, verdicts = [], []
     for one in accepted:
         own = {"sample_id": one.sample_id, "series_id": series_id}
-        if one.state is State.JUDGED:
+        if one.block:
             loss = {} if one.loss is None else asdict(one.loss)
             row = {"time_seconds": time_of[one.sample_id], "block": one.block}
             judged.append({**_FRESH, **loss, **row, **own})
         if one.verdicts:
-            verdicts.append({**own, "verdicts": one.verdicts})
-    db.insert(schema.judged, judged)
-    db.insert(schema.verdicts, verdicts)
+            verdicts.append({**own, "verdicts": one.verdicts, "n_failed": one.n_failed})
+    # People's grades are added to a new block anew.
+    db.replace(schema.judged, judged)
+    db.replace(schema.verdicts, verdicts)
     return [one.sample_id for one in accepted]
 
 
-@writes
-def save_again(db: Transaction, series: str, verdicts: Mapping[int, str]) -> None:
-    """Store verdicts, by sample, of a series on samples that another series judged first.
+def _add_counts(db: Transaction, series: str, more: Iterable[Counts]) -> None:
+    """Add to the counts of a series, which never fall."""
+    added = Counter[tuple[str, ...]]()
+    for counts in more:
+        for name, n in counts.items():
+            added[tuple(map(str, name))] += n  # type: ignore[assignment]
+    if any(added.values()):
+        totals = Counter(_counts(db, series))
+        totals.update(added)
+        db.set_state(_key_of_counts(series), json.dumps([[*name, n] for name, n in totals.items()]))
 
-    Those that are there already, or whose text was deleted, stay as they are.
+
+def _counts(db: Transaction, series: str) -> dict[tuple[str, ...], float]:
+    """Return what was counted since a series began, by name and label values."""
+    kept = json.loads(db.state(_key_of_counts(series)) or "[]")
+    return {tuple(name): n for *name, n in kept}
+
+
+counts = reads(_counts)
+
+
+def _key_of_counts(series: str) -> str:
+    return f"counts {series}"
+
+
+@writes
+def save_again(db: Transaction, series: str, sample_id: int, verdicts: str, n_failed: int) -> None:
+    """Store the grades of a series on a sample that another series judged first.
+
+    Nothing is stored where its text was deleted.
     """
     key = {"series_id": _begun(db, series)}
-    for sample_id in _payloads(db, list(verdicts)):
-        row = {**key, "sample_id": sample_id, "verdicts": verdicts[sample_id]}
-        db.upsert(schema.verdicts, row, changes=None)
-
-
-@writes
-def give_back(
-    db: Transaction,
-    sample_ids: Sequence[int],
-    *,
-    max_attempts: int | None,
-    claimant: str | None = None,
-    why: str = "",
-) -> int:
-    """Let claimed samples wait again, because they could not be judged now.
-
-    Args:
-        sample_ids: Those that are no longer claimed stay as they are.
-        max_attempts: Samples that were tried this often fail instead, ≥ 1; None for samples
-            that were not tried at all.
-        claimant: Leave those alone that another has claimed meanwhile; None for whoever has
-            them.
-        why: Kept as the reason of those that fail.
-
-    Returns:
-        How many failed.
-    """
-    failed = 0
-    is_own = sa.true() if claimant is None else _samples.claimant == claimant
-    again = sa.update(schema.samples).where(_samples.state == State.CLAIMED.value, is_own)
-    for some in chunks(sorted(set(sample_ids))):
-        these = again.where(_samples.sample_id.in_(some))
-        attempts: sa.ColumnElement[int] = _samples.attempts
-        if max_attempts is not None:
-            attempts = attempts + 1
-            reason = json.dumps([("", "judge_failed", why)])
-            lost = {"state": State.FAILED.value, "rejected": reason, "attempts": attempts}
-            last = these.where(attempts >= max_attempts).values(**lost, **_UNCLAIMED)
-            failed += db.execute(last).rowcount
-        db.execute(these.values(state=State.PENDING.value, attempts=attempts, **_UNCLAIMED))
-    return failed
+    if _payloads(db, [sample_id]):
+        row = {**key, "sample_id": sample_id, "verdicts": verdicts, "n_failed": n_failed}
+        db.replace(schema.verdicts, [row])
 
 
 @reads
@@ -381,17 +396,15 @@ def oldest_waiting(db: Transaction) -> float | None:
 
     Samples wait in about the order of their times, so only the first of them are looked at.
     """
-    times = []
-    for state in schema.UNFINISHED:
-        first = (
-            sa.select(_samples.time_seconds)
-            .where(_samples.state == state)
-            .order_by(_samples.sample_id)
-            .limit(_LOOKED_AT)
-            .subquery()
-        )
-        times.append(db.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar())
-    return min([time for time in times if time is not None], default=None)
+    first = (
+        sa.select(_samples.time_seconds)
+        .where(_samples.state == State.PENDING.value)
+        .order_by(_samples.sample_id)
+        .limit(_LOOKED_AT)
+        .subquery()
+    )
+    oldest: float | None = db.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar()
+    return oldest
 
 
 def _payloads(db: Transaction, sample_ids: Sequence[int]) -> dict[int, bytes]:
@@ -407,18 +420,3 @@ def _begun(db: Transaction, series: str) -> int:
     """Return the id of a series, which begins with its first verdicts."""
     db.upsert(schema.series, {"name": series}, changes=None)
     return db.series_id(series)
-
-
-def _oldest(db: Transaction, *conditions: sa.ColumnElement[bool], limit: int) -> Sequence[Any]:
-    """Lock the samples of lowest id; skip those that another transaction holds."""
-    return db.execute(
-        sa.select(
-            _samples.sample_id,
-            _samples.state,
-            _samples.attempts,
-        )
-        .where(*conditions)
-        .order_by(_samples.sample_id)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    ).all()

@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ctxguard.monitor.store.types import LostReason, State
+from ctxguard.monitor.store.types import LostReason
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 metadata = sa.MetaData()
 
@@ -66,18 +66,13 @@ samples = sa.Table(
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("payload_bytes", sa.Integer, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("claimant", sa.Text),
-    # Both ends of a lease, by a clock that no change of the wall clock moves (``lease_now``).
-    sa.Column("leased_at", sa.Double),
-    sa.Column("leased_until", sa.Double),
-    # JSON of replies that were no verdict; it goes with the text.
+    # JSON of replies that were not a grade; it goes with the text.
     sa.Column("rejected", sa.Text),
     # The state comes first: it counts samples by state, and finds the oldest that waits.
     sa.Index("ctxguard_samples_queue", "state", "sample_id"),
     sa.Index("ctxguard_samples_request", "request_id"),
     sa.Index("ctxguard_samples_time", "time_seconds"),
-    # A deleted sample's id never comes back, so that a late finish cannot hit another sample.
+    # A deleted sample's id never comes back, so that its labels cannot become another's.
     sqlite_autoincrement=True,
 )
 
@@ -135,6 +130,14 @@ verdicts = sa.Table(
     metadata,
     *_key("sample_id", "series_id"),
     sa.Column("verdicts", StorableText, nullable=False),
+    # Passages without a grade, because a call of the judge failed: they are asked about again.
+    sa.Column("n_failed", sa.Integer, nullable=False),
+    sa.Index(
+        "ctxguard_verdicts_failed",
+        *("series_id", "sample_id"),
+        sqlite_where=sa.text("n_failed > 0"),
+        postgresql_where=sa.text("n_failed > 0"),
+    ),
 )
 
 # What a process sampled, stored and lost in one hour.
@@ -177,12 +180,10 @@ picked = sa.Table(
     sa.Column("question", sa.Double, nullable=False),
 )
 
-# What monitors share: leases, counts, budgets, the state of alarms.
+# What the monitor keeps over a restart: counts, what its budget spent, the state of alarms.
 state = sa.Table(
     "ctxguard_state",
     metadata,
     sa.Column("key", StorableText, primary_key=True),
     sa.Column("value", StorableText, nullable=False),
 )
-
-UNFINISHED = (State.PENDING.value, State.CLAIMED.value)

@@ -1,8 +1,7 @@
 """Transactions of a store: its functions run in one each, and what they share is done here."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -36,23 +35,13 @@ class Transaction:
         self.is_sqlite = store.is_sqlite
         self.execute = connection.execute
         self._connection = connection
+        self._series: dict[str, int] = {}
 
     def lock_writers(self, table: sa.Table) -> None:
         """Exclude other writers, for a transaction that reads before it inserts."""
         # On SQLite every transaction that writes excludes the others.
         if not self.is_sqlite:
             self.execute(sa.text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
-
-    def lease_now(self) -> float:
-        """Return the time for leases, in seconds; no change of a host's wall clock moves it.
-
-        PostgreSQL's own clock, which all monitors share; on SQLite the host's monotonic clock,
-        which all of its processes share, and which begins anew when the host does.
-        """
-        if self.is_sqlite:
-            return time.monotonic()
-        now = sa.func.extract("epoch", sa.func.clock_timestamp())
-        return float(self.execute(sa.select(sa.cast(now, sa.Double))).scalar_one())
 
     def new_sample_ids(self, n: int) -> list[int]:
         """Return the ids of the next n samples, ascending; never used before."""
@@ -86,6 +75,14 @@ class Transaction:
         if rows:
             self.execute(sa.insert(table), rows)
 
+    def replace(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows, or change the given columns of those that are there by their key."""
+        if rows:
+            insert, key = insertion(table, is_sqlite=self.is_sqlite), list(table.primary_key)
+            given = [name for name in rows[0] if name not in table.primary_key.columns]
+            new = {name: insert.excluded[name] for name in given}
+            self.execute(insert.on_conflict_do_update(index_elements=key, set_=new), rows)
+
     def scalars(self, query: sa.Select[T]) -> list[T]:
         """Return the first column of all rows."""
         return list(self.execute(query).scalars())
@@ -117,23 +114,33 @@ class Transaction:
 
     def series_id(self, series: str) -> int:
         """Return the id of a series; -1, which no row has, for one that has not begun."""
-        table = schema.series.c
-        found = self.execute(sa.select(table.series_id).where(table.name == series)).scalar()
-        return -1 if found is None else found
+        if series not in self._series:
+            table = schema.series.c
+            found = self.execute(sa.select(table.series_id).where(table.name == series)).scalar()
+            if found is None:
+                return -1
+            self._series[series] = found
+        return self._series[series]
 
     def state(self, key: str) -> str | None:
-        """Read a value that monitors keep; None where none was set."""
+        """Read a value that a monitor keeps; None where none was set."""
         table = schema.state.c
         return self.execute(sa.select(table.value).where(table.key == key)).scalar() or None
 
-    def locked_state(self, key: str) -> str | None:
-        """Read a value that no other transaction changes until this one ends."""
-        self.upsert(schema.state, {"key": key, "value": ""}, changes={"key": key})
-        return self.state(key)
-
     def set_state(self, key: str, value: str) -> None:
-        """Keep a value for this and other monitors."""
+        """Keep a value for this monitor and those after it."""
         self.upsert(schema.state, {"key": key, "value": value}, changes={"value": value})
+
+
+@contextmanager
+def snapshot(store: Store) -> Iterator[None]:
+    """Let all that this thread reads of a store in the block be of one moment: one transaction."""
+    with store.transaction(writes=False) as connection:
+        store.of_thread.reading = Transaction(store, connection)
+        try:
+            yield
+        finally:
+            del store.of_thread.reading
 
 
 def reads(
@@ -156,6 +163,8 @@ def _of_store(
     @wraps(function)
     def in_transaction(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
+            if not writes and hasattr(store.of_thread, "reading"):
+                return function(store.of_thread.reading, *args, **kwargs)
             with store.transaction(writes=writes) as connection:
                 return function(Transaction(store, connection), *args, **kwargs)
         except CtxguardError:

@@ -19,6 +19,9 @@ DEFAULT_MAX_AGE_SECONDS = 30 * 86_400.0
 DEFAULT_MAX_BYTES = 2 * 2**30
 HOUR_SECONDS = 3600.0
 
+Counts = Mapping[tuple[str, ...], float]
+"""Counts by name and label values."""
+
 MOST_UNCOVERED = 0.02
 """Labels stand for requests if at most this share of them had no chance of being graded."""
 
@@ -30,17 +33,16 @@ class State(StrEnum):
     """The state of a sample. A closed set: it labels a metric."""
 
     PENDING = "pending"
-    CLAIMED = "claimed"
-    """A monitor has it, until its lease ends."""
     JUDGED = "judged"
     INCOMPLETE = "incomplete"
-    """A served passage got no valid verdict."""
+    """A passage has no grade: its call failed, and the next run asks about it again; or the judge
+    knows nothing of the question."""
     FAILED = "failed"
-    """The judge failed on every attempt, or the sample cannot be read."""
+    """The sample cannot be read, or what was found of it cannot be stored."""
     SKIPPED = "skipped"
     """Left out at random to keep within the judging budget: others stand for it."""
     FORCED = "forced"
-    """Added by hand: stored, never claimed for judging, in no estimate."""
+    """Added by hand: stored, never judged, in no estimate."""
 
 
 FINAL_STATES = frozenset({State.JUDGED, State.INCOMPLETE, State.FAILED, State.SKIPPED})
@@ -153,26 +155,11 @@ class StoredShares:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """A sample that one monitor has until its lease ends.
-
-    Attributes:
-        payload: The record of its request.
-        attempts: How often it was claimed before without being finished.
-    """
-
-    sample_id: int
-    payload: bytes
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
 class StoredSample:
     """A sample and how far it came; for the other fields see ``Entry``.
 
     Attributes:
         state: Where it is in the judges' queue.
-        attempts: How often judging it has failed.
         has_text: Whether its payload is kept; the oldest are deleted to bound the store's size.
         series: The series that judged it; None where it was not judged.
     """
@@ -182,7 +169,6 @@ class StoredSample:
     time_seconds: float
     probability: float
     state: State
-    attempts: int
     has_text: bool
     series: str | None
 
@@ -216,33 +202,37 @@ class LossRow:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The result of a claimed sample.
+    """The result of a sample.
 
     Attributes:
         state: ``JUDGED``, ``INCOMPLETE``, ``FAILED`` or ``SKIPPED``.
         verdicts: JSON for people to read; it may quote passages, and is deleted with the payload.
-        block: What estimates need of a judged request; empty unless ``JUDGED``.
-        rejected: (passage id, reason, raw reply) of the verdicts that were not valid.
+        block: What estimates need of a judged request; empty where nothing is known of it.
+        n_failed: Passages without a grade, because a call of the judge failed.
+        rejected: (passage id, reason, raw reply) of the grades that were not valid.
         loss: What alarms compare; None for a request of another profile, and without alarms.
+        counts: What it adds to the counts of its series, by name and label values.
     """
 
     sample_id: int
     state: State
     verdicts: str = ""
     block: bytes = b""
+    n_failed: int = 0
     rejected: tuple[tuple[str, str, str], ...] = ()
     loss: LossRow | None = None
+    counts: Mapping[tuple[str, ...], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.state not in FINAL_STATES:
             raise ConfigurationError(
-                f"a sample cannot be finished as {self.state!r}; give it back, or use one of "
+                f"a sample cannot be finished as {self.state!r}; use one of "
                 f"{', '.join(sorted(FINAL_STATES))}"
             )
-        if bool(self.block) is not (self.state is State.JUDGED):
+        if self.state is State.JUDGED and not self.block:
             raise ConfigurationError(
                 f"sample {self.sample_id} is finished as {self.state.value!r} with a block of "
-                f"{len(self.block)} bytes; judged samples have one, others none"
+                "0 bytes; judged samples have one"
             )
 
 

@@ -11,6 +11,8 @@ from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.resilience import Stage
+from ctxguard.resilience.pool import processors
+from ctxguard.resilience.stage import WORKERS
 from ctxguard.retrieval.analysers import own_analyser
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.index import storage
@@ -18,6 +20,15 @@ from ctxguard.retrieval.index.hybrid_index import HybridIndex, check_embedder
 from ctxguard.retrieval.protocols import Analyser, Embedder
 
 _MAX_OPENINGS = 20
+
+
+def leg_threads() -> int:
+    """Return how many threads each leg has, where its time is limited.
+
+    With `HybridRetriever.concurrency` there are as many as processors, and two more: threads of
+    numpy beyond that hold up one another, and the event loop.
+    """
+    return max(1, (processors() + 2) // 4)
 
 
 class LiveIndex:
@@ -37,7 +48,9 @@ class LiveIndex:
         self.index = index
         self.folder: Path | None = None
         self.version: FileVersion | None = None
-        self.legs = {leg: Stage(leg) for leg in (LEXICAL, DENSE)}
+        self.legs = {
+            leg: Stage(leg, workers=leg_threads(), spare=WORKERS) for leg in (LEXICAL, DENSE)
+        }
 
     def reload(self, folder: Path | None, *, embedder: Embedder) -> bool:
         """Replace the index by what a folder holds now; see ``HybridRetriever.reload``."""

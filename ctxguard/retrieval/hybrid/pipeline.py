@@ -43,6 +43,9 @@ from ctxguard.retrieval.signals.ranker import Ranker
 DEFAULT_RERANK_DEPTH = 50
 DEFAULT_MAX_QUERY_CHARS = 10_000
 
+SIGNAL_DEPTH = 60
+"""Candidates that have signals at the default depth; of a deeper search, six tenths."""
+
 _RERANK_WORKERS = 4
 """Few calls run at once: models are slow and hold a lock."""
 
@@ -145,9 +148,10 @@ class Hybrid(ABC):
         """Find the best candidates for a query, each with the scores of every stage that answered.
 
         Each leg gives its ``depth`` best; their union is scored, fused and cut to ``depth``. If the
-        fusion is ``ranker``, the candidates' signals order those of both legs. Ties go by passage
-        id. A passage without a word of the query is not a lexical hit; the dense leg answers a
-        query of unknown words. Lone surrogates in the query are replaced, as in passages.
+        fusion is ``ranker``, the best 60 by reciprocal ranks are kept, six tenths of a depth over
+        100, and their signals order those of both legs. Ties go by passage id. A passage without a
+        word of the query is not a lexical hit; the dense leg answers a query of unknown words. Lone
+        surrogates in the query are replaced, as in passages.
 
         Args:
             query: At most ``max_query_chars`` characters.
@@ -188,7 +192,8 @@ class Hybrid(ABC):
         timings = [StageTiming(SEARCH, began_at, perf_counter() - began)]
         if search.with_signals and candidates.rows.size:
             began_at, began = time(), perf_counter()
-            signalled = attempt(SIGNALS, search.signalled, candidates)
+            most = max(SIGNAL_DEPTH, round(0.6 * depth), settings.rerank_depth * is_reranked)
+            signalled = attempt(SIGNALS, search.signalled, candidates.best(most))
             timings.append(StageTiming(SIGNALS, began_at, perf_counter() - began))
             if isinstance(signalled, StageFailure):
                 failures.append(signalled)

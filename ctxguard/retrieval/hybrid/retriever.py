@@ -4,7 +4,7 @@ Views of a retriever share the index's changes, the thread pools and the circuit
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -13,13 +13,14 @@ import numpy as np
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
+from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route, id_text
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import Deadlines, Watcher
+from ctxguard.resilience.pool import processors
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.candidates import STAGES
-from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
+from ctxguard.retrieval.hybrid.live_index import LiveIndex, leg_threads, open_index
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.search import Search, vector_of
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
@@ -30,9 +31,9 @@ from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
     Analyser,
+    BuildProgress,
     Embedder,
     Float32Array,
-    Progress,
     QueryStates,
     Reranker,
 )
@@ -95,7 +96,7 @@ class HybridRetriever(Hybrid):
         lexical: LexicalEngine = "bm25s",
         analyser: Analyser | str = "en",
         exact_limit: int = EXACT_LIMIT,
-        progress: Progress | None = None,
+        progress: BuildProgress | None = None,
         signals: SignalLevel = "full",
         **options: Unpack[HybridOptions],
     ) -> Self:
@@ -113,7 +114,7 @@ class HybridRetriever(Hybrid):
                 scripts without spaces between words; or an analyser of your own.
             exact_limit: Up to this many passages the dense leg compares every vector; above, it
                 compares codes first.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
             signals: ``full`` for signals of the candidates, which the ranker orders by; ``none``
                 for the legs' scores alone.
             options: See `HybridOptions`.
@@ -222,6 +223,11 @@ class HybridRetriever(Hybrid):
             stage.watch(watcher)
 
     @property
+    def concurrency(self) -> int:
+        """The most calls at once that are worth a thread, beside those of the legs."""
+        return processors() + 2 - 2 * leg_threads()
+
+    @property
     def has_signals(self) -> bool:
         """Whether candidates have signals; see ``Ranking.signals``."""
         return self.generation.signals != "none"
@@ -259,12 +265,16 @@ class HybridRetriever(Hybrid):
             KeyError: no passage has it.
         """
         passages = self.generation.passages
-        row = passages.row_of(passage_id)
+        row = passages.row_of(id_text(passage_id))
         if row is None:
             raise KeyError(passage_id)
         return passages[row]
 
-    def update(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
+    def stored_passages(self) -> Iterator[Passage]:
+        """Return all passages, in the order of their ids."""
+        return iter(self.generation.passages)
+
+    def update(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
         """Make the next generation, which holds these passages and no others, and answer from it.
 
         Only texts that are new are encoded. Searches are answered meanwhile, and find what they
@@ -273,7 +283,7 @@ class HybridRetriever(Hybrid):
 
         Args:
             passages: The whole corpus, in any order; each with an id of its own.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
 
         Raises:
             DataError: passages that cannot be indexed; nothing is changed then.

@@ -174,7 +174,12 @@ class Search:
     def _fused(self, lexical: LexicalHits, dense: DenseHits) -> Candidates:
         """Unite the rows of both legs, score each in both, and keep the best of their fusion."""
         rows = np.union1d(lexical.rows, dense.rows)
-        cosines = self.index.dense.cosines(dense.vector, rows)
+        known = rows.searchsorted(dense.rows)
+        is_new = np.ones(rows.size, np.bool_)
+        is_new[known] = False
+        cosines = np.empty(rows.size)
+        cosines[known] = dense.scores
+        cosines[is_new] = self.index.dense.cosines(dense.vector, rows[is_new])
         check_finite(DENSE, cosines)
         legs = {
             LEXICAL: Leg(lexical.all_scores[rows].astype(np.float64), ScoreKind.RATIO),
@@ -231,15 +236,19 @@ class Search:
         if index.signals == "none":
             raise StageError(SIGNALS, "the index was built without signals; build it again")
         terms, weights = index.lexical.term_vectors(rows)
+        by_ranks = candidates.kind is ScoreKind.RANK
         return candidates.signalled(
             likeness.signals(
                 likeness.CandidateFeatures(
                     candidates.legs,
+                    candidates.scores
+                    if by_ranks
+                    else fuse(candidates.legs, self.settings.leg_fusion),
                     index.lexical.terms.lengths[rows].astype(np.float64),
                     terms,
                     weights,
                     index.dense.vectors[rows],
-                    None if index.pieces is None else index.pieces.taken(rows),
+                    None if index.pieces is None else index.pieces.rows.taken(rows),
                 ),
                 # Without the dense leg the query is not encoded.
                 self._query_pieces() if DENSE in candidates.legs else None,
@@ -248,10 +257,10 @@ class Search:
         )
 
     def _query_pieces(self) -> QueryPieces | None:
-        if self._encoder is None or self.query_states is None:
+        encoder, pieces, states = self._encoder, self.index.pieces, self.query_states
+        if encoder is None or pieces is None or states is None:
             return None
-        table = self._encoder.piece_table
-        return QueryPieces.of(self.query_states, self.index.piece_weights, table)
+        return QueryPieces.of(states, pieces.weights, encoder.piece_table)
 
 
 def _alone(

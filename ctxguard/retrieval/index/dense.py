@@ -26,7 +26,7 @@ EXACT_LIMIT = 20_000
 """Up to this many passages every vector is compared; above, codes first."""
 
 _DIMENSIONS_A_CODE = 2
-RESCORE_FACTOR = 8
+RESCORE_FACTOR = 4
 """Vectors that are compared after the codes, for each of the best that are asked for."""
 
 _MIN_RESCORED = 400

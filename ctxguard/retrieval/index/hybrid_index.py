@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from operator import lt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,8 @@ from ctxguard.retrieval.index.lexical import (
     LexicalEngine,
     Postings,
     Terms,
+    Weights,
     best_first,
-    idf,
     lexical_index,
 )
 from ctxguard.retrieval.index.passages import (
@@ -32,16 +32,18 @@ from ctxguard.retrieval.index.passages import (
     read_passages,
     searchable_text,
 )
+from ctxguard.retrieval.index.pieces import Pieces
 from ctxguard.retrieval.index.scripts import unhandled_letters
 from ctxguard.retrieval.protocols import (
     Analyser,
+    BuildProgress,
     Embedder,
     Float32Array,
     LexicalHits,
     Progress,
+    RowArray,
     token_encoder_of,
 )
-from ctxguard.retrieval.signals.likeness import MOST_PIECES
 from ctxguard.retrieval.signals.sparse import SparseRows
 
 SignalLevel = Literal["none", "full"]
@@ -50,6 +52,9 @@ _LINES = "passages.jsonl"
 _IDS = "passages.ids.json"
 _VOCABULARY = "lexical.vocabulary.json"
 _CODES = "vectors.codes"
+
+_BLOCK = 512
+"""Passages that are encoded at once."""
 
 _MAPPED_FROM_BYTES = 2**20
 _MOST_WORD_PIECES = 2**24
@@ -84,7 +89,6 @@ class HybridIndex:
         lexical: Their BM25 index.
         dense: Their vectors.
         pieces: Their word pieces; None if they are not kept.
-        n_pieces: The number of word pieces that the model has; 0 if they are not kept.
         engine: The lexical engine.
         signals: Whether the candidates of a search have signals.
         embedder: The name of the model that made the vectors.
@@ -95,8 +99,7 @@ class HybridIndex:
     passages: PassageTable
     lexical: Bm25sIndex
     dense: DenseIndex
-    pieces: SparseRows | None
-    n_pieces: int
+    pieces: Pieces | None
     engine: LexicalEngine
     signals: SignalLevel
     embedder: str
@@ -112,7 +115,7 @@ class HybridIndex:
         engine: LexicalEngine = "bm25s",
         analyser: Analyser = ENGLISH,
         exact_limit: int = EXACT_LIMIT,
-        progress: Progress | None = None,
+        progress: BuildProgress | None = None,
         signals: SignalLevel = "full",
     ) -> "HybridIndex":
         """Index passages for both legs; arguments as for ``HybridRetriever.build``.
@@ -125,24 +128,24 @@ class HybridIndex:
             raise ConfigurationError(f"signals {signals!r} must be 'full' or 'none'")
         make_lexical = lexical_index(engine)
         valid, report = read_passages(passages)
-        texts = [searchable_text(passage) for passage in valid]
+        # The texts are read again for each part: all at once, they would take most of the memory.
+        vectors = np.empty((len(valid), embedder.dimension), np.float32)
+        encode_rows(vectors, np.arange(len(valid)), valid, embedder, progress)
         encoder = None if signals == "none" else token_encoder_of(embedder)
-        vectors = encode(embedder, texts, valid.ids, progress)
         return cls(
             passages=valid,
-            lexical=make_lexical(analyser, Terms.read(texts, analyser)),
+            lexical=make_lexical(analyser, Terms.read(valid.texts(), analyser)),
             dense=DenseIndex(vectors, exact_limit=exact_limit),
-            pieces=None if encoder is None else _pieces(encoder.pieces(texts)),
-            n_pieces=0 if encoder is None else len(encoder.piece_table),
+            pieces=None if encoder is None else Pieces.read(valid.texts(), encoder),
             engine=engine,
             signals=signals,
             embedder=embedder.name,
             embedder_weights=embedder.fingerprint(),
-            report=_fitted(report, texts, analyser),
+            report=_fitted(report, valid.texts(), analyser),
         )
 
     def updated(
-        self, passages: Iterable[Passage], embedder: Embedder, progress: Progress | None = None
+        self, passages: Iterable[Passage], embedder: Embedder, progress: BuildProgress | None = None
     ) -> "tuple[HybridIndex, Changes]":
         """Make the next generation, which holds these passages and no others.
 
@@ -152,7 +155,7 @@ class HybridIndex:
         Args:
             passages: The whole corpus, in any order; each with an id of its own.
             embedder: The one that made the vectors.
-            progress: Called with the number of passages encoded so far.
+            progress: Called with the number of passages encoded so far, and of all to encode.
 
         Returns:
             The generation, this one if nothing changed, and the changes.
@@ -182,28 +185,24 @@ class HybridIndex:
         )
         if same.all() and not changes.deleted:
             return self, changes
-        texts = [searchable_text(given[at]) for at in new.tolist()]
         # A row of the former generation, or behind its rows one of the new texts.
         rows = former.copy()
         rows[new] = len(self.passages) + np.arange(new.size)
         vectors = np.empty((len(given), self.dense.dimension), np.float32)
         vectors[known] = self.dense.vectors[former[known]]
-        if new.size:
-            ids = [given.ids[at] for at in new.tolist()]
-            vectors[new] = encode(embedder, texts, ids, progress)
+        encode_rows(vectors, new, given, embedder, progress)
         pieces, encoder = None, None if self.pieces is None else token_encoder_of(embedder)
         if self.pieces is not None and encoder is not None:
-            pieces = self.pieces.followed_by(_pieces(encoder.pieces(texts))).taken(rows)
+            pieces = self.pieces.joined(Pieces.read(given.texts(new.tolist()), encoder), rows)
         analyser = self.lexical.analyser
+        terms = Terms.read(given.texts(new.tolist()), analyser)
         index = replace(
             self,
             passages=given,
-            lexical=type(self.lexical)(
-                analyser, self.lexical.terms.joined(Terms.read(texts, analyser), rows)
-            ),
+            lexical=type(self.lexical)(analyser, self.lexical.terms.joined(terms, rows)),
             dense=DenseIndex(vectors, exact_limit=self.dense.exact_limit),
             pieces=pieces,
-            report=_fitted(report, map(searchable_text, given), analyser),
+            report=_fitted(report, given.texts(), analyser),
         )
         return index, changes
 
@@ -211,12 +210,6 @@ class HybridIndex:
     def corpus_digest(self) -> str:
         """sha256 over the digests of ids, titles and texts; the same in any order of the corpus."""
         return self.passages.digest
-
-    @cached_property
-    def piece_weights(self) -> NDArray[np.float64]:
-        """The inverse document frequency of each word piece, shape (n_pieces,)."""
-        numbers = np.zeros(0, np.int32) if self.pieces is None else self.pieces.numbers
-        return idf(np.bincount(numbers, minlength=self.n_pieces), len(self.passages))
 
     def search_lexical(self, query: str, k: int, allowed: AllowedRows | None) -> LexicalHits:
         """Find the at most ``k`` best rows that share a word with a query.
@@ -254,7 +247,7 @@ class HybridIndex:
                 "embedder": self.embedder,
                 "weights": self.embedder_weights,
                 "exact_limit": self.dense.exact_limit,
-                "word_pieces": self.n_pieces,
+                "word_pieces": 0 if self.pieces is None else self.pieces.weights.size,
             },
         }
         storage.save(folder, content, self._write)
@@ -274,11 +267,14 @@ class HybridIndex:
         yield "passages.digests", self.passages.digests
         yield "lexical.lengths", self.lexical.terms.lengths
         yield from zip(_named("lexical", *SparseRows._fields), self.lexical.terms.rows, strict=True)
-        yield from zip(_named("postings", *Postings._fields), self.lexical.postings, strict=True)
+        postings, unit = self.lexical.weights
+        yield from zip(_named("postings", *Postings._fields), postings, strict=True)
+        yield "lexical.unit", unit
         yield "vectors", self.dense.vectors
         if self.pieces is not None:
-            yield "pieces.numbers", self.pieces.numbers
-            yield "pieces.starts", self.pieces.starts
+            yield "pieces.numbers", self.pieces.rows.numbers
+            yield "pieces.starts", self.pieces.rows.starts
+            yield "pieces.weights", self.pieces.weights
 
     @classmethod
     def load(cls, folder: Path, *, analyser: Analyser | None = None) -> "HybridIndex":
@@ -322,33 +318,30 @@ class HybridIndex:
             SparseRows(*map(array, _named("lexical", *SparseRows._fields))).checked(len(names)),
             array("lexical.lengths"),
         )
+        postings = Postings(*map(array, _named("postings", *Postings._fields)))
         own = lexical_index(lexical["engine"])(
-            analyser_of_index(lexical["analyser"], analyser), terms
+            analyser_of_index(lexical["analyser"], analyser),
+            terms,
+            Weights(postings, array("lexical.unit")),
         )
-        own.postings = Postings(*map(array, _named("postings", *Postings._fields)))
         codes = files / _CODES
         n_pieces, pieces = dense["word_pieces"], None
         if not 0 <= n_pieces <= _MOST_WORD_PIECES:
             raise ValueError(f"a model has no {n_pieces:,} word pieces")
         if n_pieces:
-            numbers = array("pieces.numbers")
-            pieces = SparseRows(numbers, _ones(numbers.size), array("pieces.starts"))
-            pieces.checked(n_pieces)
-        vectors, rows = array("vectors"), [terms.rows.starts, *([pieces.starts] if pieces else [])]
-        sizes = [table.digests.size, len(table), terms.lengths.size, len(vectors)]
-        sizes += [manifest["passages"]]
-        sizes += [starts.size - 1 for starts in rows]
-        ends = [table.offsets[-1] - lines.size, own.postings.starts.size - 1 - len(names)]
-        ends += [own.postings.starts[-1] - own.postings.rows.size]
-        ends += [terms.rows.starts[-1] - terms.rows.numbers.size]
-        if len({*sizes, len(ids)}) > 1 or any(ends):
-            raise ValueError("its files do not belong together")
+            pieces = Pieces.of(
+                array("pieces.numbers"), array("pieces.starts"), array("pieces.weights")
+            )
+            pieces.rows.checked(n_pieces)
+        vectors = array("vectors")
+        # Mapped now, row by row: the first search would wait for each page that it needs.
+        vectors[:, 0].max(initial=0.0)
         if own.fingerprint != lexical["fingerprint"]:
             raise ValueError(
                 f"it was analysed as {lexical['fingerprint']!r}, its queries would be as "
                 f"{own.fingerprint!r}"
             )
-        return cls(
+        found = cls(
             passages=table,
             lexical=own,
             dense=DenseIndex(
@@ -357,13 +350,61 @@ class HybridIndex:
                 codes=DenseIndex.read_codes(codes) if codes.exists() else None,
             ),
             pieces=pieces,
-            n_pieces=n_pieces,
             engine=lexical["engine"],
             signals=manifest["signals"],
             embedder=dense["embedder"],
             embedder_weights=dense["weights"],
             report=BuildReport(**manifest["report"]),
         )
+        _check_rows(found, manifest["passages"], n_pieces)
+        return found
+
+
+def _check_rows(index: HybridIndex, n: int, n_pieces: int) -> None:
+    """Check that the arrays of an index are about the same n passages.
+
+    Raises:
+        ValueError: they are not: a search would find other passages, or none.
+    """
+    table, terms, weights = index.passages, index.lexical.terms, index.lexical.weights
+    postings, pieces = weights.postings, index.pieces
+    vectors, codes = index.dense.vectors, index.dense.codes
+    sizes = [len(table.ids), table.digests.size, terms.lengths.size, len(vectors)]
+    sizes += [rows.starts.size - 1 for rows in (terms.rows, *([pieces.rows] if pieces else []))]
+    shapes = (table.digests.ndim, terms.lengths.ndim, vectors.ndim)
+    n_terms, ids = len(terms.vocabulary), table.ids
+    checks = {
+        "have other numbers of rows": {*sizes} != {n} or shapes != (1, 1, 2),
+        "have ids that are not texts in order": not (
+            all(isinstance(each, str) for each in ids) and all(map(lt, ids, ids[1:]))
+        ),
+        "place passages outside of their lines": not _are_starts(
+            table.offsets, n, table.lines.size
+        ),
+        "count terms otherwise than they name them": terms.rows.counts.shape
+        != terms.rows.numbers.shape,
+        "weigh other terms than they name": weights.unit.shape != terms.rows.numbers.shape,
+        "weigh other pieces than the model has": pieces is not None
+        and pieces.weights.shape != (n_pieces,),
+        "have lengths below 0": terms.lengths.min(initial=0) < 0,
+        "place terms outside of their passages": not (
+            _are_starts(postings.starts, n_terms, postings.rows.size)
+            and postings.rows.shape == postings.scores.shape
+        ),
+        "name passages that there are not": postings.rows.min(initial=0) < 0
+        or postings.rows.max(initial=-1) >= n,
+        "have codes of other vectors": codes is not None
+        and (codes.ntotal, codes.d) != vectors.shape,
+    }
+    for what, is_so in checks.items():
+        if is_so:
+            raise ValueError(f"its files do not belong together: they {what}")
+
+
+def _are_starts(starts: NDArray[Any], n: int, end: int) -> bool:
+    """Tell whether n rows lie one after the other, from 0 to ``end``."""
+    ends = starts[[0, -1]].tolist() if starts.shape == (n + 1,) else None
+    return ends == [0, end] and bool((np.diff(starts) >= 0).all())
 
 
 def _fitted(report: BuildReport, texts: Iterable[str], analyser: Analyser) -> BuildReport:
@@ -382,17 +423,6 @@ def _array(file: Path) -> NDArray[Any]:
     found: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
     # A plain array: a memmap checks every part that is taken of it.
     return found.view(np.ndarray)
-
-
-def _ones(n: int) -> NDArray[np.uint16]:
-    """Count every piece once, without memory: only whether a passage has it matters."""
-    return np.broadcast_to(np.ones(1, np.uint16), (n,))
-
-
-def _pieces(rows: Iterable[NDArray[np.integer]]) -> SparseRows:
-    """Keep the distinct word pieces of passages, of the first `MOST_PIECES` of each."""
-    found = SparseRows.of([np.asarray(row[:MOST_PIECES], np.int32) for row in rows])
-    return found._replace(counts=_ones(found.numbers.size))
 
 
 def check_embedder(name: str, weights: str, embedder: Embedder) -> None:
@@ -414,6 +444,32 @@ def check_embedder(name: str, weights: str, embedder: Embedder) -> None:
             f"{embedder.name!r} (weights {given[:12]}…); give that embedder, or build the index "
             "again"
         )
+
+
+def encode_rows(
+    vectors: Float32Array,
+    rows: RowArray,
+    passages: PassageTable,
+    embedder: Embedder,
+    progress: BuildProgress | None = None,
+) -> None:
+    """Encode some passages of a table into their rows of ``vectors``, a block at a time.
+
+    Raises:
+        DataError: vectors with NaN or an infinity.
+        ConfigurationError: vectors of the wrong shape.
+    """
+    for at in range(0, rows.size, _BLOCK):
+
+        def tell(done: int, before: int = at) -> None:
+            if progress is not None:
+                progress(before + done, rows.size)
+
+        tell(0)
+        block = rows[at : at + _BLOCK]
+        ids = [passages.ids[row] for row in block.tolist()]
+        vectors[block] = encode(embedder, list(passages.texts(block.tolist())), ids, tell)
+        tell(block.size)
 
 
 def encode(

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, islice, repeat
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,12 +13,15 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalHits, RowArray
-from ctxguard.retrieval.signals.sparse import SparseRows
+from ctxguard.retrieval.signals.sparse import SparseRows, unit_weights
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
 
 K1 = 1.5
 B = 0.75
+
+_BLOCK = 1_024
+"""Passages that are read, and scored, at once."""
 
 
 class Terms(NamedTuple):
@@ -38,14 +41,24 @@ class Terms(NamedTuple):
     def read(cls, texts: Iterable[str], analyser: Analyser) -> "Terms":
         """Analyse texts, one per row."""
         vocabulary: dict[str, int] = {}
-        number, analyse = vocabulary.setdefault, analyser.analyse
-        words, lengths = array("i"), array("i")
-        for text in texts:
-            terms = analyse(text)
-            words.extend([number(term, len(vocabulary)) for term in terms])
-            lengths.append(len(terms))
-        sizes = np.array(lengths, np.int32)
-        return cls(vocabulary, SparseRows.counted(np.array(words, np.int32), sizes), sizes)
+        number, analyse, each = vocabulary.setdefault, analyser.analyse, iter(texts)
+        numbers, counts, lengths = array("i"), array("H"), array("i")
+        starts = [np.zeros(1, np.int64)]
+        while block := [analyse(text) for text in islice(each, _BLOCK)]:
+            words = chain.from_iterable(block)
+            found = array("i", [number(term, len(vocabulary)) for term in words])
+            sizes = np.fromiter(map(len, block), np.int32, len(block))
+            rows = SparseRows.counted(np.frombuffer(found, np.int32), sizes)
+            starts.append(len(numbers) + rows.starts[1:])
+            numbers.frombytes(rows.numbers.tobytes())
+            counts.frombytes(rows.counts.tobytes())
+            lengths.frombytes(sizes.tobytes())
+        own = SparseRows(
+            np.frombuffer(numbers, np.int32),
+            np.frombuffer(counts, np.uint16),
+            np.concatenate(starts),
+        )
+        return cls(vocabulary, own, np.frombuffer(lengths, np.int32))
 
     def joined(self, new: "Terms", rows: RowArray) -> "Terms":
         """Take rows of both, numbered as one after the other, without terms that none has."""
@@ -76,6 +89,48 @@ class Postings(NamedTuple):
     starts: RowArray
 
 
+class Weights(NamedTuple):
+    """BM25's weight of every term of every passage.
+
+    Attributes:
+        postings: By term.
+        unit: In the order of `Terms.rows`, each passage's at unit length, shape (n_entries,).
+    """
+
+    postings: Postings
+    unit: Float32Array
+
+    @classmethod
+    def of(cls, terms: Terms) -> "Weights":
+        """Score the terms of passages, a block of rows at a time."""
+        rows, n = terms.rows, terms.lengths.size
+        passages_with = np.bincount(rows.numbers, minlength=len(terms.vocabulary))
+        rarity, norms = idf(passages_with, n), length_norms(terms.lengths)
+        starts = np.concatenate(([0], np.cumsum(passages_with)))
+        free = starts[:-1].copy()
+        postings = Postings(
+            np.empty(rows.numbers.size, np.int32), np.empty(rows.numbers.size, np.float32), starts
+        )
+        unit = np.empty(rows.numbers.size, np.float32)
+        for begin in range(0, n, _BLOCK):
+            block = rows.between(begin, min(begin + _BLOCK, n))
+            own = block.row_of_each
+            counts = block.counts.astype(np.float64)
+            scores = rarity[block.numbers] * counts / (counts + norms[begin + own])
+            at = slice(rows.starts[begin], rows.starts[begin] + own.size)
+            unit[at] = unit_weights(block, scores)
+            # Each term's entries go behind those of the blocks before.
+            order = np.argsort(block.numbers, kind="stable")
+            numbers, first, sizes = np.unique(
+                block.numbers[order], return_index=True, return_counts=True
+            )
+            place = np.arange(own.size) + np.repeat(free[numbers] - first, sizes)
+            postings.rows[place] = begin + own[order]
+            postings.scores[place] = scores[order]
+            free[numbers] += sizes
+        return cls(postings, unit)
+
+
 class Bm25sIndex:
     """BM25 in Lucene's form, as bm25s scores it: one sparse matrix of scores by term.
 
@@ -86,19 +141,17 @@ class Bm25sIndex:
     Args:
         analyser: Splits passages and queries into terms.
         terms: The passages' terms.
+        weights: Their weights; None to compute them.
 
     Attributes:
         analyser: As given.
         terms: As given.
-        idf: The inverse document frequency of each term, shape (n_terms,).
-        norms: BM25's addend to the counts of each passage, shape (n_passages,).
+        weights: As given, or computed.
     """
 
-    def __init__(self, analyser: Analyser, terms: Terms) -> None:
+    def __init__(self, analyser: Analyser, terms: Terms, weights: Weights | None = None) -> None:
         self.analyser, self.terms = analyser, terms
-        self.passages_with = np.bincount(terms.rows.numbers, minlength=len(terms.vocabulary))
-        self.idf = idf(self.passages_with, len(self))
-        self.norms = length_norms(terms.lengths)
+        self.weights = Weights.of(terms) if weights is None else weights
 
     @classmethod
     def build(cls, texts: Iterable[str], analyser: Analyser) -> "Bm25sIndex":
@@ -108,29 +161,15 @@ class Bm25sIndex:
     def __len__(self) -> int:
         return self.terms.lengths.size
 
-    @cached_property
-    def postings(self) -> Postings:
-        """The passages of each term with their scores; a saved index sets what it kept."""
-        numbers = self.terms.rows.numbers
-        order = np.argsort(numbers, kind="stable")
-        rows = self.terms.rows.row_of_each.astype(np.int32)[order]
-        scores = self.weights(self.terms.rows, self.norms)[order]
-        return Postings(rows, scores, np.concatenate(([0], np.cumsum(self.passages_with))))
-
-    def weights(self, rows: SparseRows, norms: FloatArray) -> Float32Array:
-        """Compute BM25's weight of each term of some rows, shape (n_entries,)."""
-        counts = rows.counts.astype(np.float64)
-        scores = self.idf[rows.numbers] * counts / (counts + norms[rows.row_of_each])
-        return scores.astype(np.float32)
-
     def term_vectors(self, rows: RowArray) -> tuple[SparseRows, Float32Array]:
-        """Return the terms of rows and BM25's weight of each."""
-        taken = self.terms.rows.taken(rows)
-        return taken, self.weights(taken, self.norms[rows])
+        """Return the terms of rows, and BM25's weight of each, each row at unit length."""
+        terms = self.terms.rows
+        at, starts = terms.places(rows)
+        return SparseRows(terms.numbers[at], terms.counts[at], starts), self.weights.unit[at]
 
     def search(self, query: str, k: int) -> LexicalHits:
         """Find the at most ``k`` best rows; also return every row's score."""
-        rows, scores, starts = self.postings
+        rows, scores, starts = self.weights.postings
         all_scores = np.zeros(len(self), np.float32)
         for number in self.numbers(query):
             own = slice(starts[number], starts[number + 1])

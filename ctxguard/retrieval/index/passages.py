@@ -8,10 +8,12 @@ row is a tie broken by passage id, and an index does not depend on the order of 
 import hashlib
 import json
 import re
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,9 @@ from ctxguard.retrieval.index.filters import MetadataRows
 from ctxguard.retrieval.protocols import RowArray
 
 _METADATA_KEY = b', "metadata": '
+
+_READ = 256
+"""Passages that are read at once."""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -66,8 +71,7 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
             hold, or no passage with a text or title.
     """
     kept: dict[str, None] = {}
-    lines: list[bytes] = []
-    digests: list[int] = []
+    lines, ends, digests = bytearray(), array("q"), array("Q")
     repeated: list[str] = []
     empty = repaired = total = 0
     for passage in passages:
@@ -80,7 +84,8 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
         elif clean.passage_id in kept:
             repeated.append(clean.passage_id)
         else:
-            lines.append(passage_line(clean))
+            lines += passage_line(clean)
+            ends.append(len(lines))
             digests.append(passage_digest(clean))
             kept[clean.passage_id] = None
     if repeated:
@@ -97,9 +102,9 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
     ids = list(kept)
     order = sorted(range(len(ids)), key=ids.__getitem__)
     table = PassageTable.of(
-        [lines[at] for at in order],
+        (lines[ends[at - 1] if at else 0 : ends[at]] for at in order),
         [ids[at] for at in order],
-        np.array(digests, np.uint64)[order],
+        np.frombuffer(digests, np.uint64)[order],
     )
     return table, BuildReport(len(ids), empty, repaired)
 
@@ -202,10 +207,21 @@ class PassageTable(PassageLines):
         self.metadata_rows = MetadataRows(self._each_metadata, len(self))
 
     @classmethod
-    def of(cls, lines: Sequence[bytes], ids: Sequence[str], digests: DigestArray) -> "PassageTable":
+    def of(
+        cls, lines: Iterable[bytes | bytearray], ids: Sequence[str], digests: DigestArray
+    ) -> "PassageTable":
         """Keep lines of JSON in memory, in the order of their ids."""
-        block = np.frombuffer(b"".join(lines), np.uint8)
-        return cls(block, np.cumsum([0, *map(len, lines)]), ids, digests)
+        block, offsets = bytearray(), array("q", [0])
+        for line in lines:
+            block += line
+            offsets.append(len(block))
+        return cls(np.frombuffer(block, np.uint8), np.frombuffer(offsets, np.int64), ids, digests)
+
+    def texts(self, rows: Iterable[int] | None = None) -> Iterator[str]:
+        """Read what is searched of some passages, or of all, a few at a time."""
+        each = iter(range(len(self)) if rows is None else rows)
+        while some := list(islice(each, _READ)):
+            yield from map(searchable_text, self.many(some))
 
     def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageLines]:
         """Return the ids of rows, in their order, and their passages, read when accessed."""

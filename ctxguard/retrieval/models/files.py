@@ -73,7 +73,7 @@ class ModelFiles(NamedTuple):
         The same weights under another pooling are another model.
 
         Args:
-            kind: Content of the archive: ``openvino`` for a graph, ``pieces`` for a table.
+            kind: Content of the archive: ``int8`` for a graph, ``pieces`` for a table.
         """
         digest = hashlib.sha256(f"{_FORMAT}\0{kind}\0{self.weights}".encode())
         for file in sorted({file for each in _SETTINGS for file in self.folder.rglob(each)}):

@@ -43,3 +43,11 @@ def quiet_loading() -> Iterator[None]:
         library.set_verbosity(level)
         if had_bar:
             library.enable_progress_bar()
+
+
+def has_bfloat16() -> bool:
+    """Tell whether the processor computes in bfloat16, which onnxruntime does not on x86."""
+    try:
+        return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False

@@ -1,9 +1,30 @@
 """The part of a passage that an embedding model reads; text past its window is not embedded."""
 
+import re
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxguard._support.extras import require
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+_RULE = re.compile(r"[ \t|:-]+")
+_SURELY_LONGER = 64
+"""Characters to a token beyond which the beginning of a text tells that it is longer."""
+
+
+class _Block(NamedTuple):
+    """Lines of a text that belong together.
+
+    Attributes:
+        lines: The lines that may be parted.
+        above: Those that each part needs above it: a table's header, the fence of code.
+        below: Those below it.
+    """
+
+    lines: list[str]
+    above: str = ""
+    below: str = ""
 
 
 class PassageWindow:
@@ -28,19 +49,64 @@ class PassageWindow:
 
     def is_longer(self, text: str) -> bool:
         """Tell whether the model does not read a text to its end."""
-        return self._tokens_of(text) > self.tokens
+        start = text[: self.tokens * _SURELY_LONGER]
+        if self._tokens_of(start) > self.tokens:
+            return True
+        return len(start) < len(text) and self._tokens_of(text) > self.tokens
 
     def split(self, text: str, heading: str = "") -> list[str]:
         """Split a text into chunks that fit the window, each with a heading before it.
 
-        Chunks end at the end of a sentence, line or paragraph if they can. A heading longer than
-        three quarters of the window leaves room for a quarter.
+        Chunks end at the end of a sentence, line or paragraph if they can. Each part of a table has
+        its header, and each part of code its fence. A heading longer than three quarters of the
+        window leaves room for a quarter.
 
         Raises:
             MissingExtraError: the library that splits is not installed.
         """
-        room = self.tokens - self._tokens_of(heading)
-        chunks: list[str] = self._splitter(max(room, self.tokens // 4)).chunks(text)
+        room = max(self.tokens - self._tokens_of(heading), self.tokens // 4)
+        blocks = [*_blocks(text)]
+        if not any(block.above for block in blocks):
+            return self._prose(text, room)
+        chunks: list[str] = []
+        taken = room + 1
+        for piece in (piece for block in blocks for piece in self._pieces(block, room)):
+            size = self._tokens_of(piece)
+            if taken + size > room:
+                chunks.append(piece)
+                taken = size
+            else:
+                chunks[-1] += f"\n\n{piece}"
+                taken += size
+        return chunks
+
+    def _pieces(self, block: _Block, room: int) -> list[str]:
+        """Part a block into pieces that fit, each with what it needs around it."""
+        whole = "\n".join([each for each in (block.above, *block.lines, block.below) if each])
+        if not block.above:
+            return self._prose(whole, room)
+        if self._tokens_of(whole) <= room:
+            return [whole]
+        left = room - self._tokens_of(f"{block.above}\n{block.below}")
+        if left < room // 4:  # the header of a wide table
+            return self._prose(whole, room)
+        none = self._tokens_of("")
+        pieces: list[list[str]] = []
+        taken = left + 1
+        for line in block.lines:
+            size = self._tokens_of(line) - none
+            for part in [line] if size <= left else self._prose(line, left):
+                size = self._tokens_of(part) - none
+                if taken + size > left:
+                    pieces.append([])
+                    taken = 0
+                pieces[-1].append(part)
+                taken += size
+        around = (block.above, block.below)
+        return ["\n".join([around[0], *each, *around[1:]]).rstrip("\n") for each in pieces]
+
+    def _prose(self, text: str, room: int) -> list[str]:
+        chunks: list[str] = self._splitter(room).chunks(text)
         return chunks
 
     def _tokens_of(self, text: str) -> int:
@@ -49,3 +115,45 @@ class PassageWindow:
     def _new_splitter(self, capacity: int) -> Any:
         library = require("semantic_text_splitter", "chunk")
         return library.TextSplitter.from_huggingface_tokenizer(self._tokenizer, capacity)
+
+
+def _blocks(text: str) -> Iterator[_Block]:
+    """Part a text into tables, fenced code, and what is between them."""
+    lines = text.split("\n")
+    between: list[str] = []
+    at = 0
+    while at < len(lines):
+        block, end = _code(lines, at) or _table(lines, at) or (None, at + 1)
+        if block is None:
+            between.append(lines[at])
+        else:
+            if any(map(str.strip, between)):
+                yield _Block(between)
+            yield block
+            between = []
+        at = end
+    if any(map(str.strip, between)):
+        yield _Block(between)
+
+
+def _code(lines: list[str], at: int) -> tuple[_Block, int] | None:
+    """Return the code that begins at a line, and where it ends."""
+    opened = _FENCE.match(lines[at])
+    if opened is None or "`" in opened[2]:
+        return None
+    for end in range(at + 1, len(lines)):
+        closing = _FENCE.match(lines[end])
+        if closing and closing[1].startswith(opened[1]) and not closing[2].strip():
+            return _Block(lines[at + 1 : end], lines[at], lines[end]), end + 1
+    return _Block(lines[at + 1 :], lines[at], opened[1]), len(lines)
+
+
+def _table(lines: list[str], at: int) -> tuple[_Block, int] | None:
+    """Return the table that begins at a line, and where it ends."""
+    rule = lines[at + 1] if at + 1 < len(lines) else ""
+    if "|" not in lines[at] or not ("-" in rule and "|" in rule and _RULE.fullmatch(rule)):
+        return None
+    end = at + 2
+    while end < len(lines) and "|" in lines[end]:
+        end += 1
+    return _Block(lines[at + 2 : end], f"{lines[at]}\n{rule}"), end

@@ -94,28 +94,29 @@ def ranker_inputs(
         values["dense"] = legs["dense"].scores
     if "lexical" in legs:
         values["lexical"] = np.log1p(np.maximum(legs["lexical"].scores, 0.0))
-    unknown = np.full(fused.size, np.nan)
-    scored, ranked = ([values.get(name, unknown) for name in each] for each in (_SCORED, _RANKED))
-    return np.array([*map(_z_scores, scored), *map(_log_ranks, ranked)])
-
-
-def _z_scores(values: FloatArray) -> FloatArray:
-    known = values[~np.isnan(values)]
-    # Rounding alone would spread equal values.
-    if not known.size or known.max() == known.min():
-        return np.zeros(values.size)
-    z: FloatArray = np.nan_to_num((values - known.mean()) / known.std())
-    return z.clip(-CLIP, CLIP)
-
-
-def _log_ranks(values: FloatArray) -> FloatArray:
-    """Halve the logarithm of each 1-based rank, equals sharing the better, NaN behind all."""
-    ascending = np.sort(values[~np.isnan(values)])
-    better = np.where(
-        np.isnan(values), ascending.size, ascending.size - ascending.searchsorted(values, "right")
-    )
-    logs: FloatArray = 0.5 * np.log(1.0 + better)
-    return logs
+    inputs = np.empty((len(INPUTS), fused.size))
+    z, log_ranks = inputs[: len(_SCORED)], inputs[len(_SCORED) :]
+    for row, name in zip(z, _SCORED, strict=True):
+        row[:] = values.get(name, np.nan)
+    for row, name in zip(log_ranks, _RANKED, strict=True):
+        # Descending, with NaN behind all: how many are better is where a value would be put in.
+        descending = -z[_SCORED.index(name)]
+        row[:] = np.sort(descending).searchsorted(descending)
+    log_ranks += 1.0
+    np.log(log_ranks, out=log_ranks)
+    log_ranks *= 0.5
+    # From the highest, so that equal values are exactly 0: their mean may be rounded.
+    z -= np.fmax.reduce(z, axis=1, keepdims=True)
+    unknown = np.isnan(z)
+    z[unknown] = 0.0
+    n_known = np.maximum(fused.size - unknown.sum(axis=1, keepdims=True), 1)
+    z -= z.sum(axis=1, keepdims=True) / n_known
+    z[unknown] = 0.0
+    spread = np.sqrt(np.einsum("ij,ij->i", z, z)[:, np.newaxis] / n_known)
+    spread[spread == 0.0] = np.inf
+    z /= spread
+    np.clip(z, -CLIP, CLIP, out=z)
+    return inputs
 
 
 @cache

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.retrieval.protocols import RowArray
+from ctxguard.core.types import FloatArray
+from ctxguard.retrieval.protocols import Float32Array, RowArray
 
 _MOST_COUNTED = np.iinfo(np.uint16).max
 
@@ -70,12 +71,23 @@ class SparseRows(NamedTuple):
         """The row of each entry."""
         return np.repeat(np.arange(self.starts.size - 1), np.diff(self.starts))
 
+    def places(self, rows: RowArray) -> tuple[RowArray, RowArray]:
+        """Find the entries of some rows, one row after the other, and where each row starts."""
+        begin = self.starts[rows]
+        starts = np.zeros(rows.size + 1, np.int64)
+        np.cumsum(self.starts[rows + 1] - begin, out=starts[1:])
+        return np.arange(starts[-1]) + np.repeat(begin - starts[:-1], np.diff(starts)), starts
+
     def taken(self, rows: RowArray) -> "SparseRows":
         """Copy some rows, in their order."""
-        sizes = np.diff(self.starts)[rows]
-        starts = np.concatenate(([0], np.cumsum(sizes)))
-        at = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], sizes)
+        at, starts = self.places(rows)
         return SparseRows(self.numbers[at], self.counts[at], starts)
+
+    def between(self, begin: int, end: int) -> "SparseRows":
+        """Return the rows from ``begin`` to before ``end``, without copying their entries."""
+        starts = self.starts[begin : end + 1]
+        at = slice(starts[0], starts[-1])
+        return SparseRows(self.numbers[at], self.counts[at], starts - starts[0])
 
     def followed_by(self, others: "SparseRows") -> "SparseRows":
         """Append rows."""
@@ -86,11 +98,24 @@ class SparseRows(NamedTuple):
         )
 
 
+def unit_weights(rows: SparseRows, weights: FloatArray) -> Float32Array:
+    """Bring the weights of each row to unit length; a row of zeros stays as it is.
+
+    Args:
+        rows: Any.
+        weights: One of each entry.
+    """
+    row = rows.row_of_each
+    lengths = np.sqrt(np.bincount(row, np.square(weights), rows.starts.size - 1))
+    unit: Float32Array = (weights / np.where(lengths > 0.0, lengths, 1.0)[row]).astype(np.float32)
+    return unit
+
+
 def compact(numbers: NDArray[np.integer]) -> tuple[RowArray, RowArray]:
     """Return the distinct numbers, ascending, and the place of each number among them."""
     there = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
     there[numbers] = True
     distinct = np.flatnonzero(there)
-    place = np.zeros(there.size, np.int64)
+    place = np.empty(there.size, np.int64)
     place[distinct] = np.arange(distinct.size)
     return distinct, place[numbers]

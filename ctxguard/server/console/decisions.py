@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ctxguard.monitor.explanation import explain_sample, readable
-from ctxguard.monitor.mistakes import DAY_SECONDS, mistakes_of
+from ctxguard.monitor.mistakes import latest_mistakes, mistakes_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, whole_number
 
 PAGE_ROWS = 25
@@ -54,17 +54,20 @@ def one_request(pages: Pages, request: Request, _form: Form) -> Response:
 def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
     """Show a day's requests whose relevant passages were dropped, of one tenant or all.
 
-    They are shown a page at a time, those that lost most first. The day is yesterday unless another
-    is named.
+    They are shown a page at a time, those that lost most first. The day is the latest that has any
+    unless another is named.
     """
     named = request.query_params.get("day")
     try:
-        day = date.fromisoformat(named) if named else _yesterday(pages.clock())
+        day = date.fromisoformat(named) if named else None
     except ValueError as error:
         raise RefusedPage(400, "Which day?", "Enter a date such as 2026-11-05.") from error
     tenant = request.query_params.get("tenant", "").strip()
     first = whole_number(request, "first") or 0
-    found = mistakes_of(pages.store, day, pages.profile, tenant=tenant or None)
+    find = latest_mistakes if day is None else mistakes_of
+    day = datetime.fromtimestamp(pages.clock(), UTC).date() if day is None else day
+    found = find(pages.store, day, pages.profile, tenant=tenant or None)
+    day = found.day
     return pages.page(
         request,
         "mistakes.html",
@@ -77,7 +80,3 @@ def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
         after=day + timedelta(days=1) if day < date.max else None,
         has_profile=pages.profile is not None,
     )
-
-
-def _yesterday(now_seconds: float) -> date:
-    return datetime.fromtimestamp(now_seconds - DAY_SECONDS, UTC).date()

@@ -256,6 +256,8 @@ class EngineContract(RetrieverContract):
         with self.built([*PASSAGES, *chunks]) as built:
             asked = ["whole", "whole#2", PASSAGES[0].passage_id, "absent"]
             assert built.known_ids(asked) == {"whole#2", PASSAGES[0].passage_id}
+            stored = {each.passage_id: each for each in built.stored_passages()}
+            assert stored == {each.passage_id: each for each in (*PASSAGES, *chunks)}
             assert built.labelled_ids(asked) == {"whole", "whole#2", PASSAGES[0].passage_id}
 
     def test_a_vector_of_another_length_is_refused(self) -> None:

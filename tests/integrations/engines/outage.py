@@ -10,8 +10,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from ctxguard import ContextGuard, CtxguardError, Passage
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import RequestLimits
 from tests.doubles import WordHashEmbedder
 

@@ -14,10 +14,10 @@ from calibration.data.dataset import Dataset, Query
 from ctxguard import ContextGuard, Flag, Fusion, Passage, Route, ScoreKind, Where
 from ctxguard.core.fusion import fuse
 from ctxguard.errors import ConfigurationError, QueryError, StageError, StageUnavailableError
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.integrations.engines import retriever as retriever_module
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.request.telemetry import Telemetry
 from tests.doubles import WordHashEmbedder
 
 

@@ -249,3 +249,52 @@ def test_a_server_that_is_killed_in_mid_traffic_loses_no_account(postgresql_proc
     assert seen.agrees
     assert set(seen.errors) <= {"EngineDownError", "StageUnavailableError"}
     assert seen.answered > 0
+
+
+class TestPooled:
+    """Behind PgBouncer in transaction pooling: indexes share the server's connections."""
+
+    def test_each_index_finds_its_own(self, pgbouncer_url: str) -> None:
+        """The search path of one is not another's, and nothing is prepared for all."""
+        built = []
+        for name in ("one", "two"):
+            passages = [Passage(f"{name}-{n}", f"kettle {name} number {n}") for n in range(20)]
+            built.append(
+                EngineRetriever.build(
+                    passages, f"{pgbouncer_url}#{name}", embedder=WordHashEmbedder(), signals="none"
+                )
+            )
+        found: list[set[str]] = [set(), set()]
+
+        def search(at: int) -> None:
+            for n in range(30):
+                found[at].update(built[at].retrieve(f"kettle number {n}", depth=5).passage_ids)
+                found[at].add(built[at].passage(f"{('one', 'two')[at]}-{n % 20}").passage_id)
+
+        threads = [threading.Thread(target=search, args=(at % 2,)) for at in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(name.startswith("one-") for name in found[0])
+        assert all(name.startswith("two-") for name in found[1])
+        assert min(map(len, found)) == 20
+        for retriever in built:
+            retriever.delete([retriever.retrieve("kettle", depth=1).passage_ids[0]])
+            assert len(retriever) == 19
+            retriever.close()
+
+    @pytest.mark.parametrize("change", ["postgres://", "&pgbouncer=true", "&schema=public"])
+    def test_urls_of_other_clients_are_taken(self, change: str) -> None:
+        url = _server.replace("postgresql://", change) if "://" in change else _server + change
+        name = f"contract_{next(_names)}"
+        with EngineRetriever.build(
+            PASSAGES, f"{url}#{name}", embedder=WordHashEmbedder(), signals="none"
+        ) as built:
+            assert len(built) == len(PASSAGES)
+
+    def test_options_that_cannot_be_followed_name_the_mend(self) -> None:
+        with pytest.raises(ConfigurationError, match="ALTER ROLE … SET search_path = mine"):
+            EngineAddress.parse("postgres://someone@127.0.0.1/db?schema=mine#name")
+        with pytest.raises(ConfigurationError, match="'connection_limit' is none"):
+            EngineAddress.parse("postgresql://someone@127.0.0.1/db?connection_limit=1#name")

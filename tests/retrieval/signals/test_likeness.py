@@ -15,11 +15,12 @@ from ctxguard.retrieval.signals import likeness
 from ctxguard.retrieval.signals.likeness import (
     NAMES,
     CandidateFeatures,
+    Cosines,
     QueryPieces,
     second_pass,
 )
 from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, ranker_inputs
-from ctxguard.retrieval.signals.sparse import SparseRows
+from ctxguard.retrieval.signals.sparse import SparseRows, unit_weights
 
 BEST_THREE = 3
 
@@ -48,11 +49,13 @@ class Pool:
     def candidates(self, positions: list[int] | None = None) -> CandidateFeatures:
         at = list(range(len(self.vectors))) if positions is None else positions
         terms = SparseRows.of([self.terms[i] for i in at])
+        legs = {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()}
         return CandidateFeatures(
-            {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()},
+            legs,
+            fuse(legs, Fusion()),
             np.array([float(self.terms[i].size) for i in at]),
             terms,
-            terms.counts.astype(np.float32),
+            unit_weights(terms, terms.counts.astype(np.float64)),
             self.vectors[at],
             SparseRows.of([self.pieces[i] for i in at]),
         )
@@ -205,7 +208,7 @@ class TestSignals:
         assert {found[name].item() for name in alone} == {0.0}
 
     def test_a_score_that_is_far_higher_leaves_the_others_finite(self) -> None:
-        pair = np.array([[0.0, 0.5], [0.5, 0.0]])
+        pair = Cosines(np.array([[0.0, 0.5], [0.5, 0.0]], np.float32), np.arange(2))
         for values in second_pass(pair, pair, np.array([1000.0, -1000.0])).values():
             assert np.isfinite(values).all()
 
@@ -234,10 +237,24 @@ class TestSignals:
         }
         assert all(np.isfinite(values).all() for values in found.values())
 
+    @given(st.integers(2, 30), st.integers(0, 10_000), st.sampled_from([1, 10, 500]))
+    @settings(deadline=None, max_examples=20)
+    def test_the_order_is_that_of_the_scores_given(self, n: int, seed: int, constant: int) -> None:
+        """Another constant of the reciprocal ranks, or ranks among more, may order otherwise."""
+        pool = Pool(n, seed)
+        fused = fuse(pool.legs, Fusion(constant=constant))
+        own = pool.candidates()._replace(fused=fused)
+        order = plain_best_first(fused.tolist())
+        s = pool.vectors.astype(np.float64) @ pool.vectors.astype(np.float64).T
+        found = likeness.signals(own, pool.query, Ranker.default())
+        expected = [plain_highest(s.tolist(), order, i) for i in range(n)]
+        assert found["redundancy"].tolist() == pytest.approx(expected, abs=1e-5)
+
     @pytest.mark.parametrize("leg", ["lexical", "dense"])
     def test_a_leg_that_did_not_answer_says_nothing(self, leg: str) -> None:
         pool = Pool(12)
-        only = pool.candidates()._replace(legs={leg: pool.legs[leg]})
+        legs = {leg: pool.legs[leg]}
+        only = pool.candidates()._replace(legs=legs, fused=fuse(legs, Fusion()))
         found = likeness.signals(only, None, Ranker.default())
         assert set(NAMES) - found.keys() == {"match", "vector_match"}
         assert np.isfinite(found["ranker"]).all()

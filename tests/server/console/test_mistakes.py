@@ -32,10 +32,25 @@ def test_served_traffic_is_on_the_page_with_what_was_dropped_and_why(tmp_path: P
         assert '<span class="hint">recall lost</span> 1.00' in page
         assert SHOWN in page
         assert "<img" not in page
-        yesterday = client.get("/console/mistakes").text
-        assert "No request of this day is judged" in yesterday
-        before = datetime.now(UTC).date() - timedelta(days=1)
-        assert f'value="{before}"' in yesterday
+        latest = client.get("/console/mistakes").text
+        assert f'value="{day}"' in latest
+        assert f"request?id={REQUEST(0)}" in latest
+        before = datetime.now(UTC).date() - timedelta(days=3)
+        named = client.get("/console/mistakes", params={"day": str(before)}).text
+        assert "No request of this day is judged" in named
+
+
+def test_without_any_it_opens_on_yesterday(tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 2, relevant=0)) as store:
+        page = visitor(store).get("/console/mistakes").text
+    assert f'value="{datetime.now(UTC).date() - timedelta(days=1)}"' in page
+
+
+def test_what_todays_first_k_lack_was_not_lost(tmp_path: Path) -> None:
+    """Without the policy ten are served, and the twelfth is the relevant one."""
+    with SampleStore.open(filled(tmp_path, 2, relevant=11)) as store:
+        page = visitor(store).get("/console/mistakes", params={"day": day_of(store)}).text
+    assert "None of the 2 judged requests is known to have lost one" in page
 
 
 def test_a_request_that_lost_nothing_is_not_on_the_page(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from ctxguard import ConfigurationError, ContextGuard, Where
 from ctxguard._support.extras import require
 from ctxguard.core.types import ModeName, ScoreKindName
+from ctxguard.integrations.documents import filtered
 from ctxguard.integrations.haystack import documents_of, ranking_of
 from ctxguard.profile.comparison import ProfileCheck
 
@@ -26,11 +27,11 @@ class ContextGuardRanker:
     and ``flags``.
 
     Args:
-        profile: The path of a calibrated profile; None to keep the top ``k``.
+        profile: The path of a calibrated profile; None to pass all documents, or the first ``k``.
         score_kind: What the documents' scores mean; of kind ``distance``, lower is better. None if
             they have none, and only the order counts.
-        k: The most documents while nothing is calibrated or enforced; None as for the guard.
-        mode: ``enforce``; ``shadow`` decides and records, but returns the top ``k``; ``off``. None
+        k: The most documents while nothing is calibrated or enforced; None for all.
+        mode: ``enforce``; ``shadow`` decides and records, but passes the list; ``off``. None
             for the profile's verdict.
         fingerprint: Identifies the system that retrieves, for the profile.
         strict: Raise if the profile was made for another system, or is unverified.
@@ -103,7 +104,8 @@ class ContextGuardRanker:
             FilterViolationError: a document does not satisfy ``where``; nothing is returned.
             StageUnavailableError: there are documents, and none has a text.
         """
-        context = self._guard.filter(
+        context = filtered(
+            self._guard,
             query,
             ranking_of(documents, self._guard.score_kind),
             request_id=request_id,

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName
-from ctxguard.request.wrapped_retriever import RetrieverAdapter, ranking_of
+from ctxguard.guard.wrapped_retriever import RetrieverAdapter, ranking_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever

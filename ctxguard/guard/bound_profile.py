@@ -14,13 +14,13 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
+from ctxguard.guard.wrapped_retriever import Calls, calls_of, told_by
 from ctxguard.profile.comparison import ProfileCheck, SystemComparison, compare_systems
 from ctxguard.profile.schema import (
     AssessorProfile,
     Profile,
     SufficiencyProfile,
 )
-from ctxguard.request.wrapped_retriever import Calls, calls_of, told_by
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -42,6 +42,8 @@ class RoutePolicy:
         score_kind: The kind of score that it was calibrated for; None accepts any.
         sufficiency: The certified threshold of sufficiency; None if not calibrated.
         assessor: What an assessor's answers are worth; None if none is asked.
+        is_own: Whether it is the route's calibrated choice, or was set by hand; else today's first
+            k stand in for one.
     """
 
     policy: Policy
@@ -52,6 +54,7 @@ class RoutePolicy:
     score_kind: ScoreKind | None = None
     sufficiency: SufficiencyProfile | None = None
     assessor: AssessorProfile | None = None
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +150,8 @@ def _policies(
     """Choose a policy for every route: the profile's if it knows route and system, else top k."""
     bare = RatioPolicy(k=DEFAULT_K if k is None else k)
     if policy is not None or profile is None:
-        own = RoutePolicy(bare if policy is None else policy, bare, (Flag.UNCALIBRATED,))
+        chosen = bare if policy is None else policy
+        own = RoutePolicy(chosen, bare, (Flag.UNCALIBRATED,), is_own=policy is not None)
         return dict.fromkeys(Route, own)
     policies: dict[Route, RoutePolicy] = {}
     for route in Route:
@@ -170,6 +174,7 @@ def _policies(
                 score_kind=calibrated.score_kind,
                 sufficiency=calibrated.sufficiency,
                 assessor=calibrated.assessor,
+                is_own=calibrated.verdict is None or calibrated.verdict.decision != "keep",
             )
         elif not comparison.mismatches:
             known = ", ".join(sorted(profile.routes)) or "none"

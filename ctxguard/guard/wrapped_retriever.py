@@ -100,13 +100,16 @@ def calls_of(retriever: object) -> Calls:
     return Calls(call, acall, takes_where(call) and (acall is None or takes_where(acall)))
 
 
-def ranking_of(retrieved: "Retrieval", score_kind: ScoreKind | None) -> Ranking:
+def ranking_of(
+    retrieved: "Retrieval", score_kind: ScoreKind | None, *, is_returned: bool = True
+) -> Ranking:
     """Return a retriever's result as a ranking, made from its hits if it returned hits.
 
     Args:
         retrieved: A ``Ranking``, or hits.
         score_kind: The kind of the scores of hits. If None, hits without any score become kind
             ``rank``.
+        is_returned: Whether a retriever returned it, for the messages; else the caller gave it.
 
     Raises:
         ConfigurationError: it is neither, or hits have scores but no kind; the message says how to
@@ -115,20 +118,23 @@ def ranking_of(retrieved: "Retrieval", score_kind: ScoreKind | None) -> Ranking:
     """
     if isinstance(retrieved, Ranking):
         return retrieved
+    source, mend = (
+        ("the retriever returned", "return") if is_returned else ("the results are", "give")
+    )
     # An empty string or mapping is iterable too, and must not pass for an empty result.
     if not isinstance(retrieved, Iterable) or isinstance(retrieved, str | bytes | Mapping):
         raise ConfigurationError(
-            f"the retriever returned {describe(retrieved)}; return a Ranking, or a list of Hits"
+            f"{source} {describe(retrieved)}; {mend} a Ranking, or a list of Hits"
         )
     hits = tuple(retrieved)
     kinds = set(map(type, hits))
     others = kinds - {Hit} and {kind for kind in kinds if not issubclass(kind, Hit)}
     if others:
         raise ConfigurationError(
-            f"the retriever returned {describe(retrieved)} that holds "
+            f"{source} {describe(retrieved)} that holds "
             f"{', '.join(sorted(map(_full_name, others)))}; make each item a ctxguard.Hit, as in "
             "Hit(passage_id, score, text), or Hit(passage_id, text=text) where there are no "
-            "scores, or return a Ranking"
+            f"scores, or {mend} a Ranking"
         )
     if score_kind is None:
         if any(hit.score is not None for hit in hits):

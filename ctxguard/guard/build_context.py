@@ -4,6 +4,7 @@ No clock, no counters and no locks: the guard has those, and also counts the err
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from ctxguard.core.assembly import (
@@ -21,6 +22,7 @@ from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.scores import is_contradicted
 from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import p_sufficient, suffices
 from ctxguard.core.tokens import with_tokens
@@ -33,11 +35,11 @@ from ctxguard.core.types import (
     StageFailure,
 )
 from ctxguard.core.value_of_information import ANSWER, ASSESS, Assessment
+from ctxguard.guard.assess import AssessorStage, Question
+from ctxguard.guard.bound_profile import BoundProfile, RoutePolicy
+from ctxguard.guard.observers import RequestSpan
+from ctxguard.guard.wrapped_retriever import ranking_of
 from ctxguard.profile.schema import SufficiencyProfile
-from ctxguard.request.assess import AssessorStage, Question
-from ctxguard.request.bound_profile import BoundProfile, RoutePolicy
-from ctxguard.request.observers import RequestSpan
-from ctxguard.request.wrapped_retriever import ranking_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
@@ -59,6 +61,9 @@ class Request(NamedTuple):
             because the guard was given none.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
         span: The request's span; None without tracing.
+        is_retrieved: Whether the guard's retriever answers it, whose order is evidence of what its
+            scores mean. The order of results at hand is none, unless they have ranks.
+        k: How many results are served while nothing is enforced; None for the guard's own.
     """
 
     query: str
@@ -71,6 +76,8 @@ class Request(NamedTuple):
     follows_verdict: bool
     probability: float
     span: RequestSpan | None
+    is_retrieved: bool
+    k: int | None
 
 
 class Decided(NamedTuple):
@@ -83,6 +90,7 @@ class Decided(NamedTuple):
         flags: Of the policy and of the scores.
         differences: From the profile's system.
         sufficiency: Tells when a context suffices; None if it cannot be told.
+        is_by_policy: Whether the policy of the route decided, and not the order alone.
     """
 
     applies: RoutePolicy
@@ -91,6 +99,7 @@ class Decided(NamedTuple):
     flags: tuple[Flag, ...]
     differences: tuple[str, ...]
     sufficiency: SufficiencyProfile | None
+    is_by_policy: bool = False
 
 
 def decide_request(
@@ -108,38 +117,65 @@ def decide_request(
             decided on.
         FilterViolationError: a candidate does not satisfy the request's filter.
     """
-    ranking = retrieved if isinstance(retrieved, Ranking) else ranking_of(retrieved, score_kind)
+    ranking = retrieved
+    if not isinstance(ranking, Ranking):
+        ranking = ranking_of(ranking, score_kind, is_returned=request.is_retrieved)
     if request.where is not None:
         ranking = verified(ranking, request.where)
     bound, route = request.bound, ranking.route
-    applies = bound.policies[route]
+    applies, k = bound.policies[route], request.k
+    if k is not None:
+        applies = replace(applies, today=_first(k))
     mode = applies.mode if request.follows_verdict else request.mode
     if mode is Mode.OFF:
-        n = len(ranking.passage_ids)
-        decision = Decision(ranking, applies.today, range(n), min(applies.today.k, n))
-        return Decided(applies, mode, decision, (), (), None)
+        return Decided(applies, mode, _as_given(ranking, applies.today), (), (), None)
     if bound.signal_columns:
         ranking = with_columns(ranking, bound.signal_columns, request.query)
     policy, flags, differences = applies.policy, applies.flags, applies.differences
-    sufficiency = applies.sufficiency
+    sufficiency, is_by_policy = applies.sufficiency, applies.is_own
     calibrated = applies.score_kind
     if calibrated is not None and calibrated is not ranking.kind:
         # The profile knows this route, but its scores have another meaning here.
         applies = replace(applies, assessor=None)
         policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.PROFILE_MISMATCH)
-        sufficiency = None
+        sufficiency, is_by_policy = None, False
         kinds = f"{ranking.kind.value!r}, was {calibrated.value!r}"
         differences = (*differences, f"score kind of the route {route.value} is {kinds}")
     elif ranking.kind is ScoreKind.RANK and policy.compares_scores:
         policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.RANK_ONLY)
-        sufficiency = None
+        sufficiency, is_by_policy = None, False
         differences = (*differences, f"scores of the route {route.value} carry rank only")
     if isinstance(policy, ExpectedUtilityPolicy) and policy.per_token:
         ranking = with_tokens(ranking)
     decision = decide(ranking, _serving(policy, ranking))
-    if Flag.MISSING_SIGNALS in decision.flags:
-        differences = (*differences, _missing_signals(ranking, policy))
-    return Decided(applies, mode, decision, (*flags, *decision.flags), differences, sufficiency)
+    # Most lists are in the order of their scores and have no ranks: that is seen for nothing.
+    has_evidence = (
+        type(decision.order) is not range and request.is_retrieved
+        if ranking.ranks is None
+        else ranking.contradicted is None
+    )
+    if has_evidence and is_contradicted(ranking):
+        ranking = replace(ranking, contradicted=True)
+        decision = decide(ranking, _serving(policy, ranking))
+    if decision.flags:
+        is_by_policy &= decision.is_as_asked
+        if Flag.MISSING_SIGNALS in decision.flags:
+            differences = (*differences, _missing_signals(ranking, policy))
+    flags = (*flags, *decision.flags)
+    if k is not None and not is_by_policy:
+        decision = _as_given(ranking, applies.today)
+    return Decided(applies, mode, decision, flags, differences, sufficiency, is_by_policy)
+
+
+@lru_cache
+def _first(k: int) -> RatioPolicy:
+    return RatioPolicy(k=k)
+
+
+def _as_given(ranking: Ranking, today: RatioPolicy) -> Decision:
+    """Keep the first k of a list as it is."""
+    n = len(ranking.passage_ids)
+    return Decision(ranking, today, range(n), min(today.k, n))
 
 
 def question_of(
@@ -230,15 +266,22 @@ def build_context(
     Raises:
         StageUnavailableError: there are candidates, but none can be read.
     """
-    applies, mode, decision, flags, differences, sufficiency = decided
-    alone = decision
+    applies, mode, flags, differences = (
+        decided.applies,
+        decided.mode,
+        decided.flags,
+        decided.differences,
+    )
+    sufficiency, is_by_policy = decided.sufficiency, decided.is_by_policy
+    alone = decision = decided.decision
+    drops_copies = assembly.drop_duplicates and (is_by_policy or request.k is None)
     if assessment is not None:
         decision, assessment = _assessed(alone, assessment, applies, mode)
     source, most = decision.ranking.passages, assembly.max_passage_chars
     read = None
     if mode is not Mode.OFF:
         read = read_passages(source, decision.order[: decision.n_kept], most)
-        if assembly.drop_duplicates and copies_of(read.texts):
+        if drops_copies and copies_of(read.texts):
             decision = alone = _without_copies(alone)
             if assessment is not None:
                 decision, assessment = _assessed(alone, assessment, applies, mode)
@@ -297,6 +340,7 @@ def build_context(
         where=request.where,
         today_k=applies.today.k,
         assessment=assessment,
+        enforced=mode is Mode.ENFORCE and (is_by_policy or uncertified),
     )
 
 

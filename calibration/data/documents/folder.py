@@ -1,0 +1,271 @@
+"""Reads a folder of documents, or one, as passages: a section under a heading is a passage.
+
+Markdown and text are read as they are; HTML, PDF and Office files are converted first. The index
+cuts sections that are longer than its model reads.
+"""
+
+import os
+import re
+from collections import Counter, deque
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from calibration.data.documents.conversion import MAX_BYTES, Converter
+from calibration.data.documents.converters import CONVERTERS, UnreadableError
+from calibration.data.documents.encodings import UnknownEncodingError, decode
+from calibration.data.documents.markdown import Document, Section, read_markdown, without_data
+from calibration.data.documents.repeats import Pages
+from ctxguard._support.extras import require
+from ctxguard._support.regular_file import read_regular
+from ctxguard.core.types import Passage
+from ctxguard.errors import DataError
+
+_MARKDOWN = {".md", ".markdown", ".mdx"}
+_TEXT = {".txt", ".text", ".rst"}
+_PAGES = {".htm", ".html", ".xhtml"}
+
+SUFFIXES = frozenset(_MARKDOWN | _TEXT | CONVERTERS.keys())
+"""Names of documents end in these."""
+
+_NEEDED = {
+    **dict.fromkeys(_PAGES, ("lxml", "markdownify")),
+    ".docx": ("lxml", "mammoth", "markdownify"),
+    ".pdf": ("pypdfium2",),
+    ".pptx": ("pptx",),
+}
+
+_NOT_IN_ID = re.compile("[\\s%:#\x00-\x1f\x7f]")
+_BROKEN = re.compile("[\ud800-\udfff]")
+"""Bytes of a name that are no text."""
+_BETWEEN_WORDS = re.compile(r"[^\w+#]+")
+_MAX_HEADINGS = 160
+"""Characters of the headings in an id."""
+
+
+class LeftOut(NamedTuple):
+    """A file, or a part of one, that was left out.
+
+    Attributes:
+        path: Its path in the folder; that of a folder ends in a slash.
+        reason: Why, so that it can be read after the path.
+        unread: Whether nothing of it could be read, though it may be a document: what an index
+            holds of it stays.
+    """
+
+    path: str
+    reason: str
+    unread: bool = False
+
+
+def read_documents(path: Path, counts: Counter[str], left_out: list[LeftOut]) -> Iterator[Passage]:
+    """Read a folder of documents, or a single one, a file at a time.
+
+    A passage has the document's path and its heading as ``path`` and ``heading`` in the metadata,
+    and an id of both, such as ``guides/kettle.md:kettle/cleaning``. The id depends on no other
+    section, but for one with the same headings: then a digest of its text ends it.
+
+    Args:
+        path: The folder or file.
+        counts: Receives what was changed in the texts.
+        left_out: Receives what was left out, until all is read.
+
+    Raises:
+        DataError: there is no document. While iterating: none of them holds text.
+        MissingExtraError: one has to be converted, and the extra ``documents`` is missing.
+    """
+    files = _files(path, left_out)
+    if not files:
+        endings = ", ".join(sorted(SUFFIXES))
+        why = f" ({_first_reasons(left_out)})" if left_out else ""
+        raise DataError(
+            f"holds no document and no corpus.jsonl; documents end in {endings}{why}", path=path
+        )
+    for suffix in sorted({file.suffix.lower() for file in files.values()}):
+        for library in _NEEDED.get(suffix, ()):
+            require(library, "documents")
+    require("semantic_text_splitter", "documents")
+    return _read(path, files, counts, left_out)
+
+
+def _read(
+    path: Path, files: dict[str, Path], counts: Counter[str], left_out: list[LeftOut]
+) -> Iterator[Passage]:
+    n_passages = 0
+    with Converter() as converter, Pages() as pages:
+        for name, document in _documents(files, converter, pages, left_out):
+            clean = [(headings, without_data(text, counts)) for headings, text in document.sections]
+            found = [Section(headings, text) for headings, text in clean if text.strip()]
+            if not found:
+                left_out.append(LeftOut(name, "holds no text"))
+            for passage in _passages(name, Document(document.title, found)):
+                n_passages += 1
+                yield passage
+    if not n_passages:
+        raise DataError(f"holds no document with text ({_first_reasons(left_out)})", path=path)
+
+
+def _first_reasons(left_out: list[LeftOut]) -> str:
+    shown = [f"{each.path} {each.reason}" for each in left_out[:3]]
+    return "; ".join(shown) + (f"; and {len(left_out) - 3:,} more" if len(left_out) > 3 else "")
+
+
+def _documents(
+    files: dict[str, Path], converter: Converter, pages: Pages, left_out: list[LeftOut]
+) -> Iterator[tuple[str, Document]]:
+    """Yield the documents that can be read, by name; HTML pages after all others."""
+    page_names = []
+    for name, file in files.items():
+        suffix = file.suffix.lower()
+        try:
+            if file.stat().st_size == 0:
+                left_out.append(LeftOut(name, "is empty", unread=True))
+            elif suffix in CONVERTERS:
+                title, markdown, without = converter.convert(file)
+                left_out += [LeftOut(name, reason) for reason in without]
+                if suffix in _PAGES:
+                    pages.add(title, markdown)
+                    page_names.append(name)
+                elif suffix == ".pdf":
+                    yield name, Document("", [Section((), markdown)])
+                else:
+                    yield name, read_markdown(markdown, is_source=False)
+            else:
+                text = decode(read_regular(file, MAX_BYTES))
+                is_text = suffix in _TEXT
+                yield name, Document("", [Section((), text)]) if is_text else read_markdown(text)
+        except (UnreadableError, UnknownEncodingError) as error:
+            left_out.append(LeftOut(name, str(error), unread=True))
+        except OSError as error:
+            reason = f"cannot be opened: {error.strerror or error}"
+            left_out.append(LeftOut(name, reason, unread=True))
+    for name, (title, markdown) in zip(page_names, pages.read(), strict=True):
+        document = read_markdown(markdown, is_source=False)
+        # Most titles of pages name their site too: only a page without headings needs one.
+        titled = [
+            Section(each.headings or ((title,) if title else ()), each.text)
+            for each in document.sections
+        ]
+        yield name, Document("", titled)
+
+
+def _passages(name: str, document: Document) -> Iterator[Passage]:
+    path = _NOT_IN_ID.sub(_quoted, name)
+    slugs = [_slug(headings) for headings, _ in document.sections]
+    headings_of: dict[str, set[tuple[str, ...]]] = {}
+    for slug, (headings, _) in zip(slugs, document.sections, strict=True):
+        headings_of.setdefault(slug, set()).add(headings)
+    n_equal, taken = Counter([each.headings for each in document.sections]), Counter[str]()
+    for shared, (headings, text) in zip(slugs, document.sections, strict=True):
+        slug = shared
+        # By what tells it from the others of its name; a number would move with each new section.
+        if len(headings_of[shared]) > 1:
+            slug += f"~{_digest(*headings)}"
+        if n_equal[headings] > 1:
+            slug += f"~{_digest(text)}"
+        passage_id = f"{path}:{slug}" if slug else path
+        taken[passage_id] += 1
+        if taken[passage_id] > 1:  # a copy, under the same headings
+            passage_id += f"~{taken[passage_id]}"
+        above = (document.title,) if document.title not in {"", *headings[:1]} else ()
+        heading = " > ".join([*above, *headings])
+        metadata = {"path": name, "heading": heading} if heading else {"path": name}
+        yield Passage(passage_id, text, heading or Path(name).stem, metadata)
+
+
+def _slug(headings: tuple[str, ...]) -> str:
+    """Return headings as a part of an id; a digest of those that have no letter."""
+    words = [_BETWEEN_WORDS.sub("-", each.casefold()).strip("-") for each in headings]
+    slug = "/".join([w or f"~{_digest(each)}" for w, each in zip(words, headings, strict=True)])
+    slug = slug.replace("#", "%23")
+    return slug if len(slug) <= _MAX_HEADINGS else f"{slug[:_MAX_HEADINGS]}~{_digest(*headings)}"
+
+
+def _quoted(character: re.Match[str]) -> str:
+    return quote(os.fsencode(character[0]), safe="")
+
+
+def _digest(*texts: str) -> str:
+    joined = "\0".join(texts).encode("utf-8", "surrogatepass")
+    return blake2b(joined, digest_size=4).hexdigest()
+
+
+def _files(path: Path, left_out: list[LeftOut]) -> dict[str, Path]:
+    """List the documents by name, without hidden files and folders.
+
+    Links are followed as far as they stay in the folder; a file with several names is read once,
+    under its own.
+    """
+    if path.is_file():
+        return {_BROKEN.sub(_quoted, path.name): path}
+    root = path.resolve()
+    found: dict[str, Path] = {}
+    taken: dict[Path, str] = {}
+    folders, links = deque([("", root)]), deque[tuple[str, Path]]()
+    while folders or links:
+        if not folders:
+            name, link = links.popleft()
+            target = _followed(name, link, root, taken, left_out)
+            if target is not None and target.is_dir():
+                folders.append((f"{name}/", target))
+            elif target is not None:
+                _take(name, target, found, taken, left_out)
+            continue
+        prefix, folder = folders.popleft()
+        taken.setdefault(folder, prefix)
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            reason = f"cannot be opened: {error.strerror or error}"
+            left_out.append(LeftOut(prefix or "./", reason, unread=True))
+            continue
+        for entry in entries:
+            name, file = prefix + _BROKEN.sub(_quoted, entry.name), folder / entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink():
+                links.append((name, file))
+            elif entry.is_dir():
+                folders.append((f"{name}/", file))
+            else:
+                _take(name, file, found, taken, left_out)
+    return dict(sorted(found.items()))
+
+
+def _followed(
+    name: str, link: Path, root: Path, taken: dict[Path, str], left_out: list[LeftOut]
+) -> Path | None:
+    """Return what a link leads to; None if that is not read by its name."""
+    try:
+        target = link.resolve(strict=True)
+    except (OSError, RuntimeError):
+        left_out.append(LeftOut(name, "is a link that leads nowhere", unread=True))
+        return None
+    if not target.is_relative_to(root):
+        left_out.append(LeftOut(name, "is a link that leads outside the folder", unread=True))
+        return None
+    if target in taken:
+        left_out.append(LeftOut(name, f"is a link to {taken[target] or './'}, which is read"))
+        return None
+    return target
+
+
+def _take(
+    name: str, file: Path, found: dict[str, Path], taken: dict[Path, str], left_out: list[LeftOut]
+) -> None:
+    """List a file, unless it is of a kind that is not read."""
+    suffix = Path(name).suffix.lower()
+    if suffix not in SUFFIXES:
+        kind = f"ends in {suffix}" if suffix else "has no ending"
+        left_out.append(LeftOut(name, f"{kind}, a kind that is not read"))
+    elif not file.is_file():
+        left_out.append(LeftOut(name, "is not a regular file", unread=True))
+    elif file.stat().st_size > MAX_BYTES:
+        left_out.append(LeftOut(name, f"is larger than {MAX_BYTES >> 20} MiB", unread=True))
+    elif name in found:
+        left_out.append(LeftOut(name, "has the name of another", unread=True))
+    else:
+        found[name] = file
+        taken[file] = name

@@ -1,0 +1,314 @@
+"""A number as the cell of a spreadsheet shows it.
+
+Covers what the format codes of ECMA-376 (Part 1, 18.8.31) say of digits, dates, durations,
+percentages, exponents, fractions, text, sections and conditions. Names of days and months are
+English. A code that cannot be read shows the number as it is.
+"""
+
+import re
+from datetime import date, datetime, time, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from fractions import Fraction
+from functools import cache
+
+_ISO_DATE = "yyyy-mm-dd"
+
+BUILT_IN = {
+    1: "0",
+    2: "0.00",
+    3: "#,##0",
+    4: "#,##0.00",
+    5: "$#,##0_);($#,##0)",
+    6: "$#,##0_);($#,##0)",
+    7: "$#,##0.00_);($#,##0.00)",
+    8: "$#,##0.00_);($#,##0.00)",
+    9: "0%",
+    10: "0.00%",
+    11: "0.00E+00",
+    12: "# ?/?",
+    13: "# ??/??",
+    15: "d-mmm-yy",
+    16: "d-mmm",
+    17: "mmm-yy",
+    18: "h:mm AM/PM",
+    19: "h:mm:ss AM/PM",
+    20: "h:mm",
+    21: "h:mm:ss",
+    37: "#,##0_);(#,##0)",
+    38: "#,##0_);(#,##0)",
+    39: "#,##0.00_);(#,##0.00)",
+    40: "#,##0.00_);(#,##0.00)",
+    41: "#,##0_);(#,##0);-",
+    42: "$#,##0_);($#,##0);-",
+    43: "#,##0.00_);(#,##0.00);-",
+    44: "$#,##0.00_);($#,##0.00);-",
+    45: "mm:ss",
+    46: "[h]:mm:ss",
+    47: "mm:ss.0",
+    48: "##0.0E+0",
+    49: "@",
+    # Each country sees its own order of day and month here: the one that nobody can misread.
+    14: _ISO_DATE,
+    22: f"{_ISO_DATE} hh:mm",
+    **dict.fromkeys([*range(27, 32), 34, 35, 36, *range(50, 59)], _ISO_DATE),
+    32: "h:mm",
+    33: "h:mm:ss",
+}
+"""The codes of the numbers that a file need not describe; any other number means General."""
+
+_TOKEN = re.compile(
+    r'"[^"]*"|\\.|_.|\*.|\[[^\]]*\]|General|AM/PM|A/P|[yY]+|[mM]+|[dD]+|[hH]+|[sS]+|\.0+(?=[^0#?]|$)'
+    r"|[eE][+-]|.",
+    re.DOTALL | re.IGNORECASE,
+)
+_CONDITION = re.compile(r"\[(<=|>=|<>|<|>|=)(-?[\d.]{1,30})\]")
+_ELAPSED = re.compile(r"\[(h+|m+|s+)\]", re.IGNORECASE)
+_MAX_DAY = 2_958_466
+_MAX_CODE = 255
+
+_COMPARE = {
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "=": lambda a, b: a == b,
+    "<>": lambda a, b: a != b,
+}
+
+
+def general(value: float) -> str:
+    """Write a number without a format: whole ones in full, others in ten digits.
+
+    >>> general(1067.0), general(0.1 + 0.2), general(4.7e-11)
+    ('1067', '0.3', '4.7E-11')
+    """
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.10g}".upper()
+
+
+def shown(value: float, code: str, *, from_1904: bool = False) -> str:
+    """Write a number in a format.
+
+    Args:
+        value: The number; of a date the days since the end of 1899.
+        code: The format's code.
+        from_1904: Whether days count from 1904.
+
+    >>> shown(1.1, "0.00"), shown(45366, "dd.mm.yyyy"), shown(-1234.5, '#,##0.00" €"')
+    ('1.10', '15.03.2024', '-1,234.50 €')
+    """
+    if code == "General" or len(code) > _MAX_CODE:
+        return general(value)
+    try:
+        tokens, number = _section(value, _sections(code))
+        if any(_is_date(each) for each in tokens):
+            return _date(number, tokens, from_1904=from_1904)
+        return _number(number, tokens)
+    except (ArithmeticError, ValueError):
+        return general(value)
+
+
+def shown_text(text: str, code: str) -> str:
+    """Write a text in a format: as it is, but for one that hides it or puts words around it."""
+    parts = _sections(code) if len(code) <= _MAX_CODE else []
+    if len(parts) < 4 or text == "":
+        return text
+    return "".join([text if each == "@" else _literal(each) for each in parts[3]])
+
+
+@cache
+def _sections(code: str) -> list[list[str]]:
+    sections: list[list[str]] = [[]]
+    for part in _TOKEN.findall(code):
+        if part == ";":
+            sections.append([])
+        else:
+            sections[-1].append(part)
+    return sections
+
+
+def _section(value: float, sections: list[list[str]]) -> tuple[list[str], float]:
+    """Choose the section for a number; one for negative numbers shows them without their sign."""
+    conditions = [_CONDITION.fullmatch(each[0]) if each else None for each in sections]
+    if any(conditions):
+        for tokens, condition in zip(sections, conditions, strict=True):
+            if condition is None or _COMPARE[condition[1]](value, float(condition[2])):
+                return tokens, abs(value) if condition and value < 0 else value
+        return sections[-1], value
+    numeric = sections[:3]
+    if value < 0 and len(numeric) > 1:
+        return numeric[1], -value
+    if value == 0 and len(numeric) > 2:
+        return numeric[2], value
+    return numeric[0], value
+
+
+def _literal(token: str) -> str:
+    """Return what a token shows that stands for itself."""
+    if token[0] == '"':
+        return token[1:-1]
+    if token[0] == "\\":
+        return token[1:]
+    if token[0] == "[":
+        return token[2:-1].partition("-")[0] if token.startswith("[$") else ""
+    return "" if token[0] in "_*" and len(token) > 1 else token
+
+
+def _is_date(token: str) -> bool:
+    return token[0] in "yYmMdDhHsS" or token in {"AM/PM", "A/P"} or bool(_ELAPSED.fullmatch(token))
+
+
+def _date(value: float, tokens: list[str], *, from_1904: bool) -> str:
+    if not 0 <= value < _MAX_DAY:
+        raise ValueError(value)
+    places = max([len(each) - 1 for each in tokens if each.startswith(".0")], default=0)
+    seconds = float(round(value * 86400, min(places, 3)))
+    # The first spreadsheets believed in a 29th of February 1900.
+    first = date(1904, 1, 1) if from_1904 else date(1899, 12, 30 if value >= 60 else 31)
+    start = datetime.combine(first, time())
+    when = start + timedelta(seconds=seconds)
+    half_days = any(each.upper() in {"AM/PM", "A/P"} for each in tokens)
+    out: list[str] = []
+    dates = [each for each in tokens if _is_date(each)]
+    n_date = -1
+    for token in tokens:
+        if not _is_date(token):
+            is_part = token.startswith(".0")
+            out.append(f"{seconds % 1:.{places}f}"[1:] if is_part else _literal(token))
+            continue
+        n_date += 1
+        elapsed = _ELAPSED.fullmatch(token)
+        kind, size = (elapsed[1] if elapsed else token)[0].lower(), len(token) - 2 * bool(elapsed)
+        before = dates[n_date - 1].strip("[]")[0].lower() if n_date else ""
+        after = dates[n_date + 1].strip("[]")[0].lower() if n_date + 1 < len(dates) else ""
+        if elapsed:
+            unit = {"h": 3600, "m": 60, "s": 1}[kind]
+            out.append(f"{int(seconds // unit):0{size}}")
+        elif token.upper() in {"AM/PM", "A/P"}:
+            half = "AM" if when.hour < 12 else "PM"
+            out.append(half if token.upper() == "AM/PM" else half[0])
+        elif kind == "y":
+            out.append(f"{when.year:04}" if size > 2 else f"{when.year % 100:02}")
+        elif kind == "m" and (before == "h" or after == "s"):
+            out.append(f"{when.minute:0{min(size, 2)}}")
+        elif kind == "m":
+            name = when.strftime("%B")
+            out.append(
+                {3: name[:3], 4: name, 5: name[0]}.get(size, f"{when.month:0{min(size, 2)}}")
+            )
+        elif kind == "d":
+            name = when.strftime("%A")
+            out.append({3: name[:3]}.get(size, name) if size > 2 else f"{when.day:0{size}}")
+        elif kind == "h":
+            hour = (when.hour - 1) % 12 + 1 if half_days else when.hour
+            out.append(f"{hour:0{min(size, 2)}}")
+        else:
+            out.append(f"{when.second:0{min(size, 2)}}")
+    return "".join(out).strip()
+
+
+def _number(value: float, tokens: list[str]) -> str:
+    if any(each.casefold() == "general" for each in tokens):
+        body = "".join(
+            [general(abs(value)) if t.casefold() == "general" else _literal(t) for t in tokens]
+        )
+        return ("-" if value < 0 else "") + body.strip()
+    digits = [at for at, each in enumerate(tokens) if each[0] in "0#?" or each.startswith(".0")]
+    if not digits:
+        return "".join([general(value) if t == "@" else _literal(t) for t in tokens]).strip()
+    size = abs(Decimal(repr(value))) * 100 ** tokens.count("%")
+    sign = "-" if value < 0 else ""
+    if "/" in tokens:
+        return sign + _fraction(size, tokens)
+    exponent_at = next(
+        (at for at, each in enumerate(tokens) if each in {"E+", "E-", "e+", "e-"}), None
+    )
+    if exponent_at is not None:
+        return sign + _exponent(size, tokens, exponent_at)
+    flat = _flat(tokens)
+    last = max(at for at, each in enumerate(flat) if each in {"0", "#", "?"})
+    scale = 0
+    while last + scale + 1 < len(flat) and flat[last + scale + 1] == ",":
+        scale += 1
+    shown = _filled(size / 1000**scale, flat)
+    return (sign if re.search("[1-9]", shown) else "") + shown.strip()
+
+
+def _flat(tokens: list[str]) -> list[str]:
+    """Return digits, points and commas one by one, and literals as what they show, marked."""
+    out: list[str] = []
+    for token in tokens:
+        if token.startswith(".0"):
+            out.extend(token)
+        elif token in {"0", "#", "?", ".", ","}:
+            out.append(token)
+        else:
+            out.append("=" + _literal(token))
+    return out
+
+
+def _filled(size: Decimal, flat: list[str]) -> str:
+    """Fill the places of a pattern with the digits of a number."""
+    point = flat.index(".") if "." in flat else len(flat)
+    whole, part = flat[:point], flat[point + 1 :]
+    n_places = sum(each in {"0", "#", "?"} for each in part)
+    rounded = size.quantize(Decimal(1).scaleb(-n_places), ROUND_HALF_UP)
+    left, _, right = f"{rounded:f}".partition(".")
+    left = left.lstrip("0")
+    places = [at for at, each in enumerate(whole) if each in {"0", "#", "?"}]
+    grouped = any(each == "," for each in whole[places[0] : places[-1] + 1]) if places else False
+    out: list[str] = []
+    used, first = 0, places[0] if places else -1
+    for at in range(len(whole) - 1, -1, -1):
+        each = whole[at]
+        if each[0] == "=":
+            out.append(each[1:])
+        elif each in {"0", "#", "?"}:
+            rest = left[: len(left) - used] if at == first else left[: len(left) - used][-1:]
+            for digit in reversed(rest or ("0" if each == "0" else "")):
+                if grouped and used and used % 3 == 0:
+                    out.append(",")
+                out.append(digit)
+                used += 1
+    text = "".join(reversed(out)) if places else left + "".join(reversed(out))
+    if point == len(flat):
+        return text
+    digits, shown, tail = iter(right), [], ""
+    for each in part:
+        if each in {"0", "#", "?"}:
+            digit = next(digits)
+            tail += digit
+            if each == "0" or digit != "0":
+                shown.append(tail)
+                tail = ""
+        elif each[0] == "=":
+            shown.append(each[1:])
+    return f"{text}.{''.join(shown)}" if shown else f"{text}."
+
+
+def _exponent(size: Decimal, tokens: list[str], at: int) -> str:
+    mantissa, after = _flat(tokens[:at]), tokens[at + 1 :]
+    point = mantissa.index(".") if "." in mantissa else len(mantissa)
+    step = max(1, sum(each in {"0", "#", "?"} for each in mantissa[:point]))
+    power = (size.adjusted() // step) * step if size else 0
+    width = sum(each == "0" for each in after)
+    sign = "-" if power < 0 else "+" if tokens[at][1] == "+" else ""
+    return f"{_filled(size.scaleb(-power), mantissa).strip()}E{sign}{abs(power):0{width}}"
+
+
+def _fraction(size: Decimal, tokens: list[str]) -> str:
+    bar = tokens.index("/")
+    below = "".join([each for each in tokens[bar + 1 :] if each in "0#?123456789"])
+    whole_shown = any(each == " " for each in tokens[:bar])
+    if below.isdigit() and below.strip("0"):
+        exact = Fraction(round(size * int(below)), int(below))
+        bottom = int(below)
+    else:
+        exact = Fraction(size).limit_denominator(10 ** max(1, min(len(below), 4)) - 1)
+        bottom = exact.denominator
+    whole = int(exact) if whole_shown else 0
+    top = int((exact - whole) * bottom)
+    if not top and whole_shown:
+        return str(whole)
+    return f"{whole} {top}/{bottom}" if whole else f"{top}/{bottom}"

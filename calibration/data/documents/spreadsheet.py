@@ -1,0 +1,281 @@
+"""The cells of a spreadsheet as a person sees them.
+
+A workbook is read from its XML (ECMA-376), cell by cell: libraries hand over floats and dates where
+a cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide.
+"""
+
+import csv
+import io
+import posixpath
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, NamedTuple
+from xml.etree.ElementTree import Element
+
+from defusedxml import ElementTree  # type: ignore[import-untyped]
+
+from calibration.data.documents.encodings import decode
+from calibration.data.documents.number_format import BUILT_IN, shown, shown_text
+
+_OFF = {None, "0", "false"}
+_COLUMN = re.compile(r"([A-Z]{1,3})(\d{1,7})")
+_MAX_BLANKS = 20
+"""Empty cells to each full one, beyond which a sheet is no table."""
+_NAMED_RANGES = 5
+
+_Row = dict[int, str]
+"""Texts by the number of their column, from 1."""
+
+
+class _Book(NamedTuple):
+    """What the cells of a workbook refer to."""
+
+    archive: zipfile.ZipFile
+    texts: Sequence[str]
+    formats: Sequence[str]
+    from_1904: bool
+
+
+def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
+    """Read a workbook as Markdown: a heading and a table for each sheet that is not hidden.
+
+    Returns:
+        The Markdown, and what was left out, in words.
+
+    Raises:
+        ValueError: it is not a workbook.
+    """
+    with zipfile.ZipFile(file) as archive:
+        main = _targets(archive, "", "officeDocument")[0][1]
+        workbook = _tree(archive, main)
+        parts = dict(_targets(archive, main))
+        properties = next(_named(workbook, "workbookPr"), None)
+        book = _Book(
+            archive,
+            _shared_texts(archive, main),
+            _formats(archive, main),
+            properties is not None and properties.get("date1904") not in _OFF,
+        )
+        written, hidden = [], []
+        for sheet in _named(workbook, "sheet"):
+            name = sheet.get("name") or ""
+            part = next((parts.get(v) for k, v in sheet.items() if k.endswith("}id")), None)
+            if part is None or "worksheets" not in part:
+                continue
+            if sheet.get("state", "visible") != "visible":
+                hidden.append(f"the sheet {name!r} is hidden")
+                continue
+            rows, unseen = _visible_rows(book, part, name)
+            hidden += unseen
+            table = _table(rows)
+            if table:
+                written.append(f"## {' '.join(name.split())}\n\n{table}")
+        return "\n\n".join(written), hidden
+
+
+def read_csv(raw: bytes) -> str:
+    """Read comma-separated values, or those between semicolons, tabs or bars, as a table.
+
+    Raises:
+        UnknownEncodingError: their encoding cannot be told.
+    """
+    csv.field_size_limit(sys.maxsize)
+    text = decode(raw)
+    first = re.sub('"[^"]*"', "", text.lstrip().partition("\n")[0])
+    rows = csv.reader(io.StringIO(text), delimiter=max(",;\t|", key=first.count))
+    return _table(
+        [{at: cell.strip() for at, cell in enumerate(row) if cell.strip()} for row in rows]
+    )
+
+
+def _table(rows: Iterable[_Row]) -> str:
+    """Write rows as a Markdown table; of a sheet with cells far apart only those, line by line."""
+    full = [row for row in rows if row]
+    columns = sorted({column for row in full for column in row})
+    if len(full) * len(columns) > _MAX_BLANKS * sum(map(len, full)) + 1_000:
+        return "\n".join([" | ".join([_cell(row[at]) for at in sorted(row)]) for row in full])
+    lines = ["| " + " | ".join([_cell(row.get(at, "")) for at in columns]) + " |" for row in full]
+    lines[1:1] = ["|" + " --- |" * len(columns)] if lines else []
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _visible_rows(book: _Book, part: str, name: str) -> tuple[list[_Row], list[str]]:
+    """Read the rows of a sheet, and say what is left out of them."""
+    rows: list[_Row] = []
+    ranges: list[tuple[int, int]] = []
+    hidden_rows: list[int] = []
+    hidden_columns: set[int] = set()
+    number, n_unsolved, rows_hidden = 0, 0, False
+    with book.archive.open(part) as stream:
+        for _, element in ElementTree.iterparse(stream):
+            kind = element.tag.rpartition("}")[2]
+            if kind == "col" and _is_hidden(element, "width"):
+                ranges.append((int(element.get("min", 0)), int(element.get("max", 0))))
+            elif kind == "sheetFormatPr":
+                rows_hidden = element.get("zeroHeight") not in _OFF
+            elif kind == "row":
+                number = int(element.get("r") or number + 1)
+                row = _row_of(element, book)
+                n_unsolved += sum(_is_unsolved(cell) for cell in element)
+                if row and (_is_hidden(element, "ht") or (rows_hidden and not element.get("ht"))):
+                    hidden_rows.append(number)
+                else:
+                    unseen = {at for at in row if any(low <= at <= up for low, up in ranges)}
+                    hidden_columns |= unseen
+                    rows.append({at: text for at, text in row.items() if at not in unseen})
+                element.clear()
+    named = []
+    if hidden_rows:
+        named.append(f"rows {_in_words(hidden_rows, str)}")
+    if hidden_columns:
+        named.append(f"columns {_in_words(sorted(hidden_columns), _column_name)}")
+    named = [f"{what} of the sheet {name!r} are hidden" for what in named]
+    if n_unsolved:
+        named.append(f"{n_unsolved:,} formulas of the sheet {name!r} have no stored result")
+    return rows, named
+
+
+def _row_of(element: Element, book: _Book) -> _Row:
+    """Return the texts of a row's cells, without empty ones."""
+    row: _Row = {}
+    column = 0
+    for cell in element:
+        place = _COLUMN.fullmatch(cell.get("r") or "")
+        column = _column_number(place[1]) if place else column + 1
+        text = _text_of(cell, book)
+        if text.strip():
+            row[column] = text
+    return row
+
+
+def _is_unsolved(cell: Element) -> bool:
+    """Tell whether a cell holds a formula that no program has worked out."""
+    parts = {child.tag.rpartition("}")[2]: child.text for child in cell}
+    return "f" in parts and not parts.get("v")
+
+
+def _is_hidden(element: Element, size: str) -> bool:
+    """Tell whether a row or column is hidden, or has no height or width."""
+    length = element.get(size)
+    is_flat = length is not None and not length.strip("0.")
+    return is_flat or element.get("hidden") not in _OFF
+
+
+def _text_of(cell: Element, book: _Book) -> str:
+    """Return what a cell shows."""
+    kind, value, inline = cell.get("t", "n"), "", ""
+    for child in cell:
+        name = child.tag.rpartition("}")[2]
+        if name == "v":
+            value = child.text or ""
+        elif name == "is":
+            inline = _rich(child)
+    style = int(cell.get("s") or 0)
+    code = book.formats[style] if 0 <= style < len(book.formats) else "General"
+    if kind == "s":
+        at = int(value or -1)
+        return shown_text(book.texts[at], code) if 0 <= at < len(book.texts) else ""
+    if kind in {"inlineStr", "str"}:
+        return shown_text(inline or value, code)
+    if kind == "b":
+        return {"1": "TRUE", "true": "TRUE", "0": "FALSE", "false": "FALSE"}.get(value, value)
+    if kind != "n" or not value:
+        return value
+    try:
+        return shown(float(value), code, from_1904=book.from_1904)
+    except (ValueError, OverflowError):
+        return value
+
+
+def _shared_texts(archive: zipfile.ZipFile, main: str) -> list[str]:
+    texts = []
+    for _, part in _targets(archive, main, "sharedStrings"):
+        with archive.open(part) as stream:
+            for _, element in ElementTree.iterparse(stream):
+                if element.tag.rpartition("}")[2] == "si":
+                    texts.append(_rich(element))
+                    element.clear()
+    return texts
+
+
+def _rich(element: Element) -> str:
+    """Return the runs of a text, without the guide to its pronunciation."""
+    runs = []
+    for child in element:
+        name = child.tag.rpartition("}")[2]
+        if name == "t":
+            runs.append(child.text or "")
+        elif name == "r":
+            runs += [each.text or "" for each in child if each.tag.rpartition("}")[2] == "t"]
+    return "".join(runs)
+
+
+def _formats(archive: zipfile.ZipFile, main: str) -> list[str]:
+    """Return the code of each cell style."""
+    codes: list[str] = []
+    for _, part in _targets(archive, main, "styles"):
+        tree = _tree(archive, part)
+        own = {int(e.get("numFmtId", -1)): e.get("formatCode", "") for e in _named(tree, "numFmt")}
+        for styles in _named(tree, "cellXfs"):
+            for style in _named(styles, "xf"):
+                number = int(style.get("numFmtId") or 0)
+                codes.append(own.get(number) or BUILT_IN.get(number, "General"))
+    return codes
+
+
+def _targets(archive: zipfile.ZipFile, part: str, kind: str = "") -> list[tuple[str, str]]:
+    """Return the ids and names of the parts that a part refers to, of a kind or of all."""
+    folder, name = posixpath.split(part)
+    found = []
+    for each in _named(
+        _tree(archive, posixpath.join(folder, "_rels", f"{name}.rels")), "Relationship"
+    ):
+        if each.get("TargetMode") != "External" and each.get("Type", "").endswith(kind):
+            target = posixpath.normpath(posixpath.join("/", folder, each.get("Target", "")))
+            found.append((each.get("Id", ""), target.lstrip("/")))
+    if kind == "officeDocument" and not found:
+        raise ValueError("is not a workbook")
+    return found
+
+
+def _tree(archive: zipfile.ZipFile, part: str) -> Element:
+    with archive.open(part) as stream:
+        root: Element = ElementTree.parse(stream).getroot()
+    return root
+
+
+def _named(tree: Element, name: str) -> Iterator[Element]:
+    return (each for each in tree.iter() if each.tag.rpartition("}")[2] == name)
+
+
+def _column_number(letters: str) -> int:
+    number = 0
+    for letter in letters:
+        number = number * 26 + ord(letter) - 64
+    return number
+
+
+def _column_name(number: int) -> str:
+    name = ""
+    while number:
+        number, letter = divmod(number - 1, 26)
+        name = chr(65 + letter) + name
+    return name
+
+
+def _in_words(numbers: Sequence[int], name: Callable[[int], str]) -> str:
+    """Write rising numbers as ranges, such as ``3 to 7, 9``; of many the first."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    words = [" to ".join(map(name, each)) for each in ranges[:_NAMED_RANGES]]
+    return ", ".join(words) + (" and more" if len(ranges) > _NAMED_RANGES else "")

@@ -1,0 +1,38 @@
+"""Options in URLs of PostgreSQL: its own, and those that other clients write there."""
+
+from collections.abc import Iterable
+
+from ctxguard._support.extras import require
+from ctxguard.errors import ConfigurationError
+
+SCHEMES = ("postgresql", "postgres")
+_OF_OTHERS = {"pgbouncer", "statement_cache_size", "prepared_statement_cache_size"}
+"""Options of other clients that ask for what is done here anyway: no server-side statements."""
+
+
+def own_options(options: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the options of a URL that PostgreSQL's own client takes.
+
+    Raises:
+        ConfigurationError: one has another meaning elsewhere and none here; it says the mend.
+
+    >>> own_options([("pgbouncer", "true"), ("schema", "public"), ("sslmode", "require")])
+    [('sslmode', 'require')]
+    """
+    defaults = require("psycopg", "postgres").pq.Conninfo.get_defaults()
+    known = {each.keyword.decode() for each in defaults}
+    taken = []
+    for name, value in options:
+        if name in _OF_OTHERS or (name, value) == ("schema", "public"):
+            continue
+        if name == "schema":
+            raise ConfigurationError(
+                f"the URL's option schema={value} is of another client: leave it out, and give the "
+                f"role that schema, by ALTER ROLE … SET search_path = {value}"
+            )
+        if name not in known:
+            raise ConfigurationError(
+                f"the URL's option {name!r} is none of PostgreSQL's own client: leave it out"
+            )
+        taken.append((name, value))
+    return taken

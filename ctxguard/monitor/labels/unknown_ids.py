@@ -1,0 +1,116 @@
+"""Ids in a graded file that the store does not know: spreadsheets rewrite them, people mistype."""
+
+import re
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from ctxguard.errors import DataError
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import LabelRow, SampleStore
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = rf"(?:{'|'.join(_MONTHS)})[a-z]*"
+_MONTH_FIRST = re.compile(rf"({_MONTH})[-/., ]*(\d{{1,4}})(?!\d)", re.IGNORECASE)
+_DAY_FIRST = re.compile(rf"(\d{{1,4}})[-/., ]*({_MONTH})", re.IGNORECASE)
+_NUMBERS = re.compile(r"\d{1,4}(?:[-/.]\d{1,4}){1,2}")
+_SIMILAR = 0.8
+_MOST_SUGGESTED = 100
+"""Unknown ids for which the nearest is looked for."""
+
+
+class UnknownId(NamedTuple):
+    """An id that the store does not know.
+
+    Attributes:
+        request_id: The request whose candidate it should be; None for a request's own id.
+        meant: The id that it was probably made of; None if that cannot be told.
+    """
+
+    request_id: str | None
+    wrong: str
+    meant: str | None
+
+    @property
+    def in_words(self) -> str:
+        """What is unknown, and what was probably meant."""
+        of = "no request" if self.request_id is None else f"request {self.request_id!r}: no passage"
+        meant = "" if self.meant is None else f" (did you mean {self.meant!r}?)"
+        return f"{of} {self.wrong!r}{meant}"
+
+
+def unknown_ids(store: SampleStore, rows: Iterable[LabelRow]) -> list[UnknownId]:
+    """Find the requests that have no sample, and the passages that no request has as a candidate.
+
+    The passages of a request whose texts were deleted are not known, so that all are believed.
+    """
+    graded: dict[str, dict[str, None]] = {}
+    for row in rows:
+        graded.setdefault(row.request_id, {})[row.passage_id] = None
+    candidates: dict[str, set[str]] = {}
+    for payload in store.payloads(store.find(list(graded))).values():
+        with suppress(DataError):
+            record = SampleRecord.from_bytes(payload)
+            candidates.setdefault(record.request_id, set()).update(record.passage_ids)
+    known = store.known_requests(graded)
+    wrong: list[tuple[str | None, str]] = [(None, each) for each in graded if each not in known]
+    wrong += [
+        (request_id, each)
+        for request_id, passages in graded.items()
+        for each in passages
+        if each not in candidates.get(request_id, passages)
+    ]
+    picked: set[str] = set()
+    if len(known) < len(graded):
+        several = (store.picked_samples(series) for series in store.series())
+        picked = {one.request_id for some in several for one in some}
+    return [
+        UnknownId(
+            request_id,
+            each,
+            probably_meant(each, picked if request_id is None else candidates[request_id])
+            if place < _MOST_SUGGESTED
+            else None,
+        )
+        for place, (request_id, each) in enumerate(wrong)
+    ]
+
+
+def probably_meant(wrong: str, known: Collection[str]) -> str | None:
+    """Find the id that a spreadsheet or a person has made another of; None unless it is one.
+
+    >>> probably_meant("12-May", ["may-12", "may-13"]), probably_meant("7", ["007", "008"])
+    ('may-12', '007')
+    >>> probably_meant("kettel-1", ["kettle-1", "piano-1"])
+    'kettle-1'
+    """
+    for same in (_as_text, _as_number, _as_dates):
+        own = same(wrong)
+        found = [each for each in known if own & same(each)]
+        if found:
+            return found[0] if len(found) == 1 else None
+    close = get_close_matches(wrong, known, n=2, cutoff=_SIMILAR)
+    return close[0] if len(close) == 1 else None
+
+
+def _as_text(name: str) -> set[str]:
+    return {" ".join(name.casefold().strip("'\"").split())}
+
+
+def _as_number(name: str) -> set[float]:
+    try:
+        return {float(name.replace(",", "."))}
+    except ValueError:
+        return set()
+
+
+def _as_dates(name: str) -> set[tuple[int, int]]:
+    """Return the pairs of month and day, or of month and year, that a text may be."""
+    if match := _MONTH_FIRST.fullmatch(name) or _DAY_FIRST.match(name):
+        word, number = sorted(match.groups(), key=str.isdigit)
+        return {(_MONTHS.index(word[:3].casefold()) + 1, int(number) % 100)}
+    if _NUMBERS.fullmatch(name):
+        numbers = [int(part) % 100 for part in re.split(r"\D", name)]
+        return {(one, other) for one in numbers if 0 < one <= 12 for other in numbers}
+    return set()

@@ -1,0 +1,130 @@
+"""The one owner of a store, the monitor that judges: a lock that it holds, and others wait for.
+
+On SQLite it is a lock on a file beside the database. On PostgreSQL it is an advisory lock of a
+transaction that stays open, on a connection of its own: behind a pooler that lends the server's
+connections by the transaction, such as PgBouncer, a lock of a session would stay with a connection
+that others get next, while an open transaction keeps its connection. A row with a heartbeat would
+do as well, but its lock ends late, and by a clock. Here the lock of a process that was killed is
+free at once.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from ctxguard._support.atomic_write import PRIVATE, lock
+from ctxguard.errors import StoreReadOnlyError
+from ctxguard.monitor.store import errors as faults
+
+_LOCK = 7_243_119
+"""Any number; with that of the table of samples it names the lock of one store of a database."""
+_CHECK_SECONDS = 5.0
+"""How often the connection that holds the lock is used, which shows whether it is still there."""
+_TRY = sa.text(
+    f"SELECT pg_try_advisory_xact_lock({_LOCK}, 'ctxguard_samples'::regclass::oid::int4)"
+)
+# A server may end transactions that are idle, and takes two hours to miss a host that is gone.
+_KEEP = sa.text(
+    "SELECT set_config(name, CASE WHEN unit IS NULL OR name LIKE '%timeout' THEN '0' ELSE '15' END,"
+    " true) FROM pg_settings WHERE name IN ('idle_in_transaction_session_timeout', "
+    "'transaction_timeout', 'tcp_keepalives_idle', 'tcp_keepalives_interval')"
+)
+
+
+class Ownership:
+    """The lock of a store, held by one ``Store`` object; for any thread.
+
+    Args:
+        file: Of a SQLite store; None for PostgreSQL.
+        name: Of the store, in messages.
+        connect: Opens a connection to PostgreSQL.
+    """
+
+    def __init__(self, file: Path | None, name: str, connect: Callable[[], sa.Connection]) -> None:
+        self._beside = None if file is None else Path(f"{os.path.realpath(file)}-monitor")
+        self._name = name
+        self._connect = connect
+        self._taking = threading.Lock()
+        self._file: int | None = None
+        self._connection: sa.Connection | None = None
+        self._checked_at = 0.0
+
+    def take(self) -> bool:
+        """Take or keep the lock; whether it is held now."""
+        with self._taking:
+            if self._beside is not None:
+                return self._take_file(self._beside)
+            return self._keeps_connection() or self._take_connection()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was held when it was last looked at."""
+        return self._file is not None or self._connection is not None
+
+    def leave_to_parent(self) -> None:
+        """Forget the lock in a forked child; the parent keeps it."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
+
+    def release(self) -> None:
+        """Let another have the lock."""
+        with self._taking:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+            if self._connection is not None:
+                # Its end, whatever it was, ends the transaction too.
+                self._connection.invalidate()
+                self._connection.close()
+                self._connection = None
+
+    def _take_file(self, beside: Path) -> bool:
+        if self._file is not None:
+            return True
+        try:
+            descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        except OSError as error:
+            raise StoreReadOnlyError(
+                f"{beside} cannot be opened ({error.strerror}): the monitor locks it; make the "
+                "file and its folder writable"
+            ) from error
+        if lock(descriptor):
+            self._file = descriptor
+            return True
+        os.close(descriptor)
+        return False
+
+    def _keeps_connection(self) -> bool:
+        """Tell whether the transaction that holds the lock is still open."""
+        if self._connection is None:
+            return False
+        if time.monotonic() < self._checked_at + _CHECK_SECONDS:
+            return True
+        try:
+            self._connection.execute(sa.text("SELECT 1"))
+        except sa.exc.DBAPIError:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
+            return False
+        self._checked_at = time.monotonic()
+        return True
+
+    def _take_connection(self) -> bool:
+        connection = self._connect()
+        try:
+            is_free = bool(connection.execute(_TRY).scalar())
+            if is_free:
+                connection.execute(_KEEP)
+                self._connection, self._checked_at = connection, time.monotonic()
+        except sa.exc.DBAPIError as error:
+            connection.close()
+            raise faults.store_error(error, self._name, None) or error from error
+        if not is_free:
+            connection.close()
+        return is_free

@@ -1,1 +1,0 @@
-"""Answers one request: its input, the profile in force, the built context, and the counters."""

@@ -1,0 +1,67 @@
+"""The word pieces of an index's passages, which a query's pieces are matched with."""
+
+from array import array
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.core.types import FloatArray
+from ctxguard.retrieval.index.lexical import idf
+from ctxguard.retrieval.protocols import RowArray, TokenEncoder
+from ctxguard.retrieval.signals.likeness import MOST_PIECES
+from ctxguard.retrieval.signals.sparse import SparseRows
+
+_BLOCK = 512
+"""Passages that are read at once."""
+
+
+class Pieces(NamedTuple):
+    """The word pieces of passages.
+
+    Attributes:
+        rows: The distinct pieces of each passage, of its first `MOST_PIECES`.
+        weights: The inverse document frequency of each piece of the model, shape (n_pieces,).
+    """
+
+    rows: SparseRows
+    weights: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        numbers: NDArray[np.int32],
+        starts: RowArray,
+        weights: FloatArray,
+    ) -> "Pieces":
+        """Take the pieces of passages; only whether a passage has one matters, not how often."""
+        counts = np.broadcast_to(np.ones(1, np.uint16), numbers.shape)  # takes no memory
+        return cls(SparseRows(numbers, counts, starts), weights)
+
+    @classmethod
+    def counted(cls, numbers: NDArray[np.int32], starts: RowArray, n_pieces: int) -> "Pieces":
+        """Weigh the pieces of passages by how rare they are in them."""
+        weights = idf(np.bincount(numbers, minlength=n_pieces), starts.size - 1)
+        return cls.of(numbers, starts, weights)
+
+    @classmethod
+    def read(cls, texts: Iterable[str], encoder: TokenEncoder) -> "Pieces":
+        """Read the pieces of texts, a block at a time."""
+        numbers, starts, each = array("i"), array("q", [0]), iter(texts)
+        while block := list(islice(each, _BLOCK)):
+            for row in encoder.pieces(block):
+                distinct = np.unique(np.asarray(row[:MOST_PIECES], np.int32))
+                numbers.frombytes(distinct.tobytes())
+                starts.append(len(numbers))
+        return cls.counted(
+            np.frombuffer(numbers, np.int32),
+            np.frombuffer(starts, np.int64),
+            len(encoder.piece_table),
+        )
+
+    def joined(self, new: "Pieces", rows: RowArray) -> "Pieces":
+        """Take rows of both, numbered as one after the other."""
+        both = self.rows.followed_by(new.rows).taken(rows)
+        return self.counted(both.numbers, both.starts, self.weights.size)

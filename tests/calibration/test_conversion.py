@@ -1,0 +1,188 @@
+"""Files that take too much are stopped, and named; those after them are read."""
+
+import io
+import signal
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mammoth")
+pytest.importorskip("pptx")
+pytest.importorskip("pypdfium2")
+pytest.importorskip("openpyxl")
+
+from calibration.data.documents import conversion, converters
+from calibration.data.documents.conversion import Converter
+from calibration.data.documents.converters import UnreadableError, convert
+from tests.documents import WRITERS, pdf, slides, word
+
+KETTLE = {"Cleaning": "Boil it with vinegar.", "Repair": "Send it to the workshop."}
+
+
+@pytest.fixture(scope="module")
+def converter() -> Iterator[Converter]:
+    with Converter() as found:
+        yield found
+
+
+def packed(file: Path, part: str, old: str, new: str) -> bytes:
+    """Return an Office file with a text in one of its parts replaced."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in archive.namelist():
+            content = archive.read(name)
+            made.writestr(
+                name, content.replace(old.encode(), new.encode()) if part in name else content
+            )
+    return out.getvalue()
+
+
+def why(suffix: str, raw: bytes) -> str:
+    with pytest.raises(UnreadableError) as error:
+        convert(suffix, raw)
+    return str(error.value)
+
+
+def test_a_process_converts_file_after_file(converter: Converter, tmp_path: Path) -> None:
+    for suffix in sorted({*WRITERS} - {".md", ".txt"}):
+        file = tmp_path / f"kettle{suffix}"
+        WRITERS[suffix](file, KETTLE)
+        assert all(text in converter.convert(file).markdown for text in KETTLE.values())
+        process = converter._process
+    assert process is converter._process
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx", ".pdf"])
+def test_a_file_cut_short_says_so(suffix: str, tmp_path: Path, converter: Converter) -> None:
+    file = tmp_path / f"a{suffix}"
+    WRITERS[suffix](file, KETTLE)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2][:400])
+    with pytest.raises(UnreadableError, match=r"cut short|broken"):
+        converter.convert(file)
+
+
+def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next file is read by a new process."""
+    monkeypatch.setattr(conversion, "_seconds", lambda n: 0.2 if n > 10_000 else 60.0)
+    slow, fine = tmp_path / "slow.html", tmp_path / "fine.html"
+    slow.write_text("<p>x" * 100_000, encoding="utf-8")
+    fine.write_text("<p>fine", encoding="utf-8")
+    with Converter() as converter:
+        with pytest.raises(UnreadableError, match=r"takes longer than 0\.2 s"):
+            converter.convert(slow)
+        assert converter.convert(fine).markdown.strip() == "fine"
+
+
+def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
+    fine = tmp_path / "fine.html"
+    fine.write_text("<p>fine", encoding="utf-8")
+    with Converter() as converter:
+        converter.convert(fine)
+        assert converter._process is not None
+        converter._process.send_signal(signal.SIGKILL)
+        converter._process.wait()
+        assert converter.convert(fine).markdown.strip() == "fine"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "_seconds", lambda n: 300.0)
+    large, fine = tmp_path / "large.html", tmp_path / "fine.html"
+    large.write_text("<p><b>x</b>" * 2_000_000, encoding="utf-8")
+    fine.write_text("<p>fine", encoding="utf-8")
+    with Converter() as converter:
+        with pytest.raises(UnreadableError, match="MiB of memory"):
+            converter.convert(large)
+        assert converter.convert(fine).markdown.strip() == "fine"
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx"])
+def test_an_archive_that_unpacks_to_much_is_refused(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"a{suffix}"
+    WRITERS[suffix](file, KETTLE)
+    raw = packed(file, ".xml", "Boil it", "Boil it " + "x" * 30_000_000)
+    assert "unpacks to" in why(suffix, raw)
+
+
+def test_entities_that_multiply_are_refused(tmp_path: Path) -> None:
+    entities = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 12))
+    bomb = f'<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a0 "lol">{entities}]><x>&a11;</x>'
+    for suffix, part in ((".xlsx", "xl/workbook.xml"), (".docx", "word/document.xml")):
+        file = tmp_path / f"a{suffix}"
+        WRITERS[suffix](file, KETTLE)
+        out = io.BytesIO()
+        with zipfile.ZipFile(file) as archive, zipfile.ZipFile(out, "w") as made:
+            for name in archive.namelist():
+                made.writestr(name, bomb if name == part else archive.read(name))
+        assert "broken" in why(suffix, out.getvalue())
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx"])
+def test_a_password_is_told(suffix: str) -> None:
+    assert "password" in why(suffix, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600)
+
+
+def pages(file: Path, texts: list[str]) -> bytes:
+    """Return a PDF of several pages."""
+    pypdfium2 = pytest.importorskip("pypdfium2")
+    out = pypdfium2.PdfDocument.new()
+    for text in texts:
+        pdf(file, {"": text} if text else {})
+        out.import_pages(pypdfium2.PdfDocument(file.read_bytes()))
+    made = io.BytesIO()
+    out.save(made)
+    return made.getvalue()
+
+
+def test_pages_without_text_are_counted(tmp_path: Path) -> None:
+    raw = pages(tmp_path / "a.pdf", ["Only page."] + [""] * 9)
+    assert convert(".pdf", raw).left_out == ["9 of 10 pages hold no text"]
+    assert "none of its 3 pages holds text" in why(".pdf", pages(tmp_path / "a.pdf", [""] * 3))
+
+
+def test_margins_of_pages_are_left_out(tmp_path: Path) -> None:
+    """The lines at their top and bottom that stand on most of them, numbers aside."""
+    file, texts = tmp_path / "a.pdf", []
+    pypdfium2 = pytest.importorskip("pypdfium2")
+    out = pypdfium2.PdfDocument.new()
+    for number in range(1, 6):
+        own = {f"Own text {number}.": f"More of {number}.", "Then": "last"}
+        pdf(file, {"Acme handbook": "Confidential", **own, f"Page {number}": "of 5"})
+        out.import_pages(pypdfium2.PdfDocument(file.read_bytes()))
+        texts.append(f"Own text {number}.\nMore of {number}.\nThen\nlast")
+    made = io.BytesIO()
+    out.save(made)
+    assert convert(".pdf", made.getvalue()).markdown == "\n\n".join(texts)
+
+
+def test_hidden_words_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.docx"
+    word(file, KETTLE)
+    hidden = "it</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>secret"
+    raw = packed(file, "document.xml", "it with", f"{hidden}</w:t></w:r><w:r><w:t> with")
+    assert "Boil it with vinegar." in convert(".docx", raw).markdown.replace("  ", " ")
+    assert "secret" not in convert(".docx", raw).markdown
+
+
+def test_formulas_are_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.docx"
+    word(file, KETTLE)
+    maths = "http://schemas.openxmlformats.org/officeDocument/2006/math"
+    formula = f'it</w:t></w:r><m:oMath xmlns:m="{maths}"><m:r><m:t>E=mc</m:t></m:r></m:oMath>'
+    raw = packed(file, "document.xml", "it with", f"{formula}<w:r><w:t> with")
+    assert "E=mc" in convert(".docx", raw).markdown
+
+
+def test_hidden_slides_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.pptx"
+    slides(file, KETTLE)
+    raw = packed(file, "slides/slide2.xml", "<p:sld ", '<p:sld show="0" ')
+    found = convert(".pptx", raw)
+    assert "workshop" not in found.markdown
+    assert found.left_out == ["slide 2 is hidden"]
+
+
+def test_every_kind_has_a_converter() -> None:
+    assert {*WRITERS} - {".md", ".txt"} <= {*converters.CONVERTERS}

@@ -1,0 +1,137 @@
+"""Passages with one text are measured as they are served: one of them, in the place of all."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from ctxguard.request.telemetry import Telemetry
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from calibration.data.dataset import Dataset, Query
+from calibration.evaluate import contexts, measure
+from calibration.hard_negatives import mine
+from calibration.pool_labels import PoolLabels, label
+from calibration.replay import Pools, check_labels_are_found, replay
+from calibration.retrievers import RankingSource
+from ctxguard import ContextGuard, Hit, Passage
+from ctxguard.core.metrics import READERS
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Ranking, ScoreKind
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.chunks import CHUNK_OF
+from tests.doubles import WordHashEmbedder
+
+TEXT = "To clean the kettle, use warm vinegar."
+ALIKE = {
+    "equal": (TEXT, TEXT),
+    "case": (TEXT, TEXT.upper()),
+    "white space": (TEXT, f"  {TEXT}\n".replace(" ", "\n")),
+    "compatibility form": (TEXT + " ﬁn", TEXT + " fin"),
+    "long": (TEXT * 4_000, TEXT * 4_000),
+}
+QUERY = Query("q", "how do I clean a kettle?")
+
+
+def answered(hits: Sequence[Hit], qrels: Mapping[str, int], depth: int = 10) -> PoolLabels:
+    return label(*replayed(hits, qrels, depth))
+
+
+def replayed(
+    hits: Sequence[Hit],
+    qrels: Mapping[str, int],
+    depth: int = 10,
+    distractors: Sequence[str] = (),
+) -> tuple[Pools, Dataset]:
+    dataset = Dataset("d", (QUERY,), {"q": qrels}, {"q": dict.fromkeys(distractors, "distractor")})
+    source = RankingSource(lambda query, *, depth: hits[:depth], score_kind="ratio")
+    source.add_passages([Passage(hit.passage_id, hit.text) for hit in hits])
+    return replay(source, [QUERY], depth=depth, labels=dataset), dataset
+
+
+def hits_of(*texts: str) -> list[Hit]:
+    names = "abcdefgh"
+    return [Hit(names[at], 1.0 - at / 10, text) for at, text in enumerate(texts)]
+
+
+class TestLabels:
+    @pytest.mark.parametrize("labelled", ["a", "b"])
+    @pytest.mark.parametrize("alike", ALIKE)
+    def test_of_any_copy_count(self, alike: str, labelled: str) -> None:
+        first, second = ALIKE[alike]
+        labels = answered(hits_of(first, second, "something else"), {labelled: 1})
+        assert labels.retrieved.sum() == 2
+        assert labels.grades[0, :2].tolist() == [1, 0]
+        assert labels.n_relevant.tolist() == [1]
+
+    @pytest.mark.parametrize("labelled", ["a", "b", "c"])
+    def test_of_a_copy_that_is_not_retrieved(self, labelled: str) -> None:
+        """The text of a labelled passage is looked up."""
+        labels = answered(hits_of(TEXT, TEXT, TEXT), {labelled: 1}, depth=1)
+        assert (labels.grades[0, 0], labels.n_relevant[0]) == (1, 1)
+
+    def test_the_highest_grade_of_all(self) -> None:
+        labels = answered(hits_of("other", TEXT, TEXT, TEXT), {"b": 1, "c": 3, "d": 0})
+        assert labels.grades[0, :2].tolist() == [0, 3]
+        assert labels.best_grades[0, :2].tolist() == [3, 0]
+
+    def test_relevant_before_misleading(self) -> None:
+        pools, dataset = replayed(hits_of(TEXT, TEXT, "b"), {"b": 1}, distractors=["a"])
+        labels = label(pools, dataset)
+        assert labels.grades[0, 0] == 1
+        assert labels.negatives[0, 0] is None
+        assert mine(pools, dataset)["q"] == []
+
+    def test_texts_without_a_word_are_none(self) -> None:
+        assert answered(hits_of("", " ", ""), {"a": 1, "c": 1}).n_relevant.tolist() == [2]
+
+    def test_one_retrieved_copy_belongs_to_the_labels(self) -> None:
+        pools, dataset = replayed(hits_of(TEXT, TEXT), {"b": 1}, depth=1)
+        check_labels_are_found(pools, dataset)
+
+    @pytest.mark.parametrize("labelled", ["one", "two"])
+    def test_of_copied_documents(self, labelled: str) -> None:
+        """Whole documents are labelled, and their chunks are copies."""
+        chunks = [
+            Passage(f"{name}#{number}", f"kettle {text}", metadata={CHUNK_OF: name})
+            for name in ("one", "two")
+            for number, text in enumerate(["vinegar clean", "history"], start=1)
+        ]
+        retriever = HybridRetriever.build(chunks, embedder=WordHashEmbedder())
+        both = Dataset("d", (QUERY,), {"q": {labelled: 1}})
+        pools = replay(retriever, [QUERY], depth=1, labels=both)
+        assert label(pools, both).grades.tolist() == [[1]]
+        both = Dataset("d", (QUERY,), {"q": {"one": 1, "two": 1}})
+        pools = replay(retriever, [QUERY], depth=4, labels=both)
+        labels = label(pools, both)
+        assert (labels.grades.sum(), labels.n_relevant[0], labels.retrieved.sum()) == (1, 1, 2)
+
+
+class TestPlaces:
+    def test_those_of_a_ranking_that_says_which_are_copies(self) -> None:
+        """As a sample does, whose texts are not kept."""
+        ranking = Ranking("abc", [3.0, 2.0, 1.0], ScoreKind.RATIO, [], copies={0: 1, 2: 1})
+        [*_, ids] = replay(lambda query, *, depth: ranking, [QUERY]).passage_ids
+        assert ids == ("a",)
+
+    @given(st.lists(st.sampled_from(["one", "ONE", "two", "three", ""]), min_size=1, max_size=8))
+    def test_are_those_of_the_served(self, texts: list[str]) -> None:
+        """Recall is measured at 2 of the passages that a guard serves, and of their tokens."""
+        hits = hits_of(*texts)
+        pools, dataset = replayed(hits, {hits[-1].passage_id: 1})
+        order, kept = contexts(pools, RatioPolicy(k=2))
+        ids = np.array(pools.passage_ids[0])[order[0][: kept[0].sum()]]
+        guard = ContextGuard(
+            lambda query, *, depth: hits,
+            k=2,
+            mode="enforce",
+            score_kind="ratio",
+            telemetry=Telemetry(CollectorRegistry()),
+        )
+        served = guard.retrieve(QUERY.text).passages
+        assert [passage.passage_id for passage in served] == ids.tolist()
+        measured = measure(pools, dataset, RatioPolicy(k=2), READERS, baseline_k=2, text_of=str)
+        found = any(passage.text.lower() == texts[-1].lower() for passage in served)
+        if texts[-1]:
+            assert measured.values["recall"][0] == found

@@ -1,0 +1,158 @@
+"""Policies that weigh by length: what is measured of them is what a guard serves."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from simulated_pools import DEPTH, Recorded, guard_of, outcome_of, simulate
+
+from calibration.calibrate import Calibration, calibrate
+from calibration.calibrate_route import LabelledRoute, Settings
+from calibration.data.dataset import Dataset
+from calibration.evaluate import contexts
+from calibration.fit import probabilities
+from calibration.replay import replay
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.types import Flag, Passage
+from ctxguard.profile.schema import Profile
+
+
+def with_texts(retriever: Recorded, seed: int = 0) -> Recorded:
+    """The same passages with texts of ten to some eight hundred words."""
+    random = np.random.default_rng(seed)
+    rankings = {
+        query: replace(
+            ranking,
+            passages=[
+                Passage(each, f"{each} " + "some words " * int(random.geometric(0.02) + 5))
+                for each in ranking.passage_ids
+            ],
+        )
+        for query, ranking in retriever.rankings.items()
+    }
+    return Recorded(rankings, retriever.identity)
+
+
+@cache
+def made(n: int = 120) -> tuple[Recorded, Dataset, Calibration]:
+    retriever, dataset = simulate(n, noise=0.2)
+    texts = with_texts(retriever)
+    return texts, dataset, calibrate(texts, dataset, Settings(depth=DEPTH, context="richer"))
+
+
+def policy_of(made: Calibration) -> ExpectedUtilityPolicy:
+    policy = outcome_of(made).profile.policy
+    assert isinstance(policy, ExpectedUtilityPolicy)
+    return policy
+
+
+def test_a_guard_serves_the_contexts_that_were_measured() -> None:
+    """On other queries than those that chose, all of a saved profile."""
+    _, _, calibration = made()
+    assert policy_of(calibration).per_token
+    profile = Profile.model_validate_json(calibration.profile.to_json())
+    retriever, dataset = simulate(60, seed=5, noise=0.2)
+    texts = replace(with_texts(retriever, 1), identity={"simulated": "0"})
+    guard = guard_of(texts, profile, mode="enforce", depth=DEPTH)
+    pools = replay(texts, dataset.queries, depth=DEPTH)
+    order, kept = contexts(pools, policy_of(calibration))
+    sizes = set()
+    for row, query in enumerate(dataset.queries):
+        expected = [pools.passage_ids[row][column] for column in order[row][kept[row]]]
+        found = guard.retrieve(query.text)
+        assert Flag.MISSING_SIGNALS not in found.flags
+        assert list(found.kept_ids) == expected
+        sizes.add(len(expected))
+    assert len(sizes) > 3
+
+
+def test_the_policy_on_all_queries_keeps_what_its_grid_says() -> None:
+    _, _, calibration = made()
+    route = outcome_of(calibration).route
+    pools = route.own[0]
+    # By the model of all queries, as a guard has it.
+    grid = route.fitted.grid(*route.own, probabilities(policy_of(calibration).model, pools))
+    for place in np.ndindex(len(grid.ks), grid.thresholds.size // 9):
+        index = (place[0], 9 * place[1])
+        order, n_kept = grid.contexts(index)
+        expected, kept = contexts(pools, grid.policy(index))
+        assert n_kept.tolist() == kept.sum(axis=1).tolist()
+        assert (order[kept] == expected[kept]).all()
+
+
+def test_replay_counts_tokens_as_the_guard_does() -> None:
+    texts, dataset, _ = made()
+    pools = replay(texts, dataset.queries[:5], depth=DEPTH)
+    assert pools.tokens is not None
+    for row, query in enumerate(dataset.queries[:5]):
+        passages = texts.rankings[query.text].passages
+        counts = {each.passage_id: estimate_tokens(each.text) for each in passages}
+        assert pools.tokens[row].tolist() == [counts[each] for each in pools.passage_ids[row]]
+
+
+def test_a_passage_that_cannot_be_read_takes_no_place() -> None:
+    texts, dataset, calibration = made()
+    query = dataset.queries[0].text
+    whole = guard_of(texts, calibration.profile, mode="enforce", depth=DEPTH).retrieve(query)
+    lost = whole.kept_ids[0]
+
+    class Lost:
+        def __init__(self, ranking: object) -> None:
+            self.ranking = ranking
+
+        def __getitem__(self, position: int) -> Passage:
+            passage: Passage = self.ranking.passages[position]  # type: ignore[attr-defined]
+            if passage.passage_id == lost:
+                raise OSError("the disk is gone")
+            return passage
+
+    ranking = texts.rankings[query]
+    broken = Recorded({query: replace(ranking, passages=Lost(ranking))}, texts.identity)
+    found = guard_of(broken, calibration.profile, mode="enforce", depth=DEPTH).retrieve(query)
+    assert lost not in found.kept_ids
+    assert set(whole.kept_ids) - {lost} <= set(found.kept_ids)
+    assert len(found.kept_ids) >= len(whole.kept_ids) - 1
+
+
+class TestEqualTokens:
+    """The longest first k that costs no more than an option."""
+
+    def route(self) -> LabelledRoute:
+        return outcome_of(made()[2]).route
+
+    def test_it_costs_no_more_and_the_next_one_does(self) -> None:
+        route, outcome = self.route(), outcome_of(made()[2])
+        found = route.of_equal_tokens(outcome.chosen)
+        assert found is not None
+        k = found.policy.k
+        assert found.policy == RatioPolicy(k=k)
+        assert found.name == f"first {k}"
+        limit = outcome.chosen.metrics.values["tokens"].mean()
+        tokens = np.nan_to_num(route.measured[0].tokens).cumsum(axis=1).mean(axis=0)
+        assert tokens[k - 1] <= limit < tokens[k]
+        assert found.metrics.values["tokens"].mean() == pytest.approx(tokens[k - 1])
+        assert found.metrics.values["kept"].tolist() == [k] * 120
+
+    def test_it_is_no_row_beside_itself(self) -> None:
+        """Neither beside today's context, nor beside a policy that is the first k."""
+        route = self.route()
+        assert route.of_equal_tokens(route.today) is None
+        three = replace(route.today, **route._first(3)._asdict())
+        assert route.of_equal_tokens(three) is None
+
+    def test_no_first_k_is_as_short_as_an_empty_context(self) -> None:
+        route = self.route()
+        order = route.today.order
+        empty = route.option("none", RatioPolicy(k=1), order, np.zeros(order.shape, dtype=bool))
+        assert route.of_equal_tokens(empty) is None
+
+    def test_without_texts_passages_are_counted(self) -> None:
+        retriever, dataset = simulate(120, noise=0.2)
+        asked = Settings(depth=DEPTH, context="richer")
+        outcome = outcome_of(calibrate(retriever, dataset, asked))
+        found = outcome.route.of_equal_tokens(outcome.chosen)
+        assert found is not None
+        kept = outcome.chosen.metrics.values["kept"].mean()
+        assert found.policy.k <= kept < found.policy.k + 1

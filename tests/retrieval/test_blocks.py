@@ -1,0 +1,104 @@
+"""An index is built a block at a time, and is the same whatever the block."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctxguard.core.types import Passage
+from ctxguard.errors import DataError
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.index import hybrid_index, lexical, passages, pieces
+from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.protocols import Float32Array
+from tests.doubles import WordTokenEmbedder
+
+CORPUS = [
+    *(Passage(f"p{n:02}", f"the fox number {n % 7} met fox {n} " * (n % 5 + 1)) for n in range(50)),
+    Passage("q", "...", "no words"),
+    Passage("r", "!"),
+]
+
+
+def arrays(index: HybridIndex) -> dict[str, np.ndarray]:
+    return dict(index._arrays())
+
+
+def built() -> HybridIndex:
+    return HybridIndex.build(CORPUS, embedder=WordTokenEmbedder())
+
+
+@pytest.mark.parametrize("size", [1, 3, 52, 53])
+def test_the_size_of_a_block_does_not_show(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = built()
+    for module, name in (
+        (hybrid_index, "_BLOCK"),
+        (lexical, "_BLOCK"),
+        (pieces, "_BLOCK"),
+        (passages, "_READ"),
+    ):
+        monkeypatch.setattr(module, name, size)
+    parts = built()
+    assert parts.lexical.terms.vocabulary == whole.lexical.terms.vocabulary
+    assert parts.passages.lines.tobytes() == whole.passages.lines.tobytes()
+    for name, values in arrays(whole).items():
+        assert np.array_equal(arrays(parts)[name], values), name
+
+
+def test_weights_are_those_of_bm25() -> None:
+    """Each posting has the weight of its entry, whose row has unit length."""
+    index = built().lexical
+    rows, postings, unit = index.terms.rows, *index.weights
+    entries: dict[tuple[int, int], float] = {}
+    for number in range(len(index.terms.vocabulary)):
+        own = slice(postings.starts[number], postings.starts[number + 1])
+        assert (np.diff(postings.rows[own]) > 0).all()
+        entries |= {
+            (row, number): postings.scores[own][at] for at, row in enumerate(postings.rows[own])
+        }
+    for row in range(len(CORPUS)):
+        own = slice(rows.starts[row], rows.starts[row + 1])
+        weights = np.array([entries.pop((row, number)) for number in rows.numbers[own]])
+        length = np.linalg.norm(weights) or 1.0
+        assert unit[own] == pytest.approx(weights / length, abs=1e-6)
+    assert not entries
+
+
+def test_a_saved_index_keeps_what_a_search_reads(tmp_path: Path) -> None:
+    """The first search of an opened index counts nothing over all passages."""
+    index = built()
+    index.save(tmp_path / "i")
+    opened = HybridIndex.load(tmp_path / "i")
+    assert index.pieces is not None
+    assert opened.pieces is not None
+    assert np.array_equal(opened.pieces.weights, index.pieces.weights)
+    assert np.array_equal(opened.lexical.weights.unit, index.lexical.weights.unit)
+
+
+@pytest.mark.parametrize("n", [1, 512, 513, 1_100])
+def test_progress_has_its_total_from_the_start(n: int) -> None:
+    many = [Passage(f"p{at:04}", f"fox {at}") for at in range(n)]
+    seen: list[tuple[int, int]] = []
+    retriever = HybridRetriever.build(
+        [*many, Passage("empty", "")],
+        embedder=WordTokenEmbedder(),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert (seen[0], seen[-1]) == ((0, n), (n, n))
+    assert {total for _, total in seen} == {n}
+    assert sorted(seen) == seen
+    seen.clear()
+    changed = [*many[1:], Passage("new", "sun"), Passage(many[0].passage_id, "sea")]
+    retriever.update(changed, lambda done, total: seen.append((done, total)))
+    assert (seen[0], seen[-1]) == ((0, 2), (2, 2))
+
+
+def test_a_broken_vector_of_a_later_block_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(WordTokenEmbedder):
+        def encode_query(self, text: str) -> Float32Array:
+            vector = super().encode_query(text)
+            return vector * np.nan if text.startswith("!") else vector
+
+    monkeypatch.setattr(hybrid_index, "_BLOCK", 8)
+    with pytest.raises(DataError, match="'r'"):
+        HybridIndex.build(CORPUS, embedder=Broken())

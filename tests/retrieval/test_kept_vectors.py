@@ -1,0 +1,149 @@
+"""Vectors of an interrupted build are taken up, and only those that are whole and of the model."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctxguard.core.types import Passage
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.index import kept_vectors
+from ctxguard.retrieval.index.kept_vectors import KeptVectors
+from ctxguard.retrieval.protocols import Float32Array, Progress
+from tests.doubles import WordTokenEmbedder
+
+TEXTS = [f"passage {word} of {n}" for n, word in enumerate(["red", "fox", "sun", "sea", "rose"])]
+MANY = [Passage(f"p{n:04}", f"passage number {n} of many") for n in range(1_300)]
+
+
+class Counted(WordTokenEmbedder):
+    """Notes what it encodes, and is interrupted before passage number ``until``."""
+
+    def __init__(self, until: float = float("inf"), salt: str = "") -> None:
+        super().__init__(salt=salt)
+        self.encoded: list[str] = []
+        self._until = until
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> Float32Array:
+        if len(self.encoded) + len(texts) > self._until:
+            raise KeyboardInterrupt
+        self.encoded += texts
+        return super().encode_passages(texts, progress)
+
+
+def kept(file: Path, texts: Sequence[str] = TEXTS, embedder: Counted | None = None) -> list[str]:
+    """Encode texts by a file; return those that the model encoded."""
+    embedder = Counted() if embedder is None else embedder
+    with KeptVectors(embedder, file) as vectors:
+        found = vectors.encode_passages(texts)
+    assert found.tolist() == Counted().encode_passages(texts).tolist()
+    return embedder.encoded
+
+
+@pytest.mark.parametrize("until", [0, 600, 1_100])
+def test_an_interrupted_build_goes_on(tmp_path: Path, until: int) -> None:
+    file, first, second = tmp_path / "i.unfinished", Counted(until), Counted()
+    with KeptVectors(first, file) as encoder, pytest.raises(KeyboardInterrupt):
+        HybridRetriever.build(MANY, embedder=encoder)
+    with KeptVectors(second, file) as encoder:
+        assert encoder.n_found == len(first.encoded) == until // 512 * 512
+        built = HybridRetriever.build(MANY, embedder=encoder)
+        encoder.delete()
+    assert len(second.encoded) == len(MANY) - len(first.encoded)
+    assert not file.exists()
+    anew = HybridRetriever.build(MANY, embedder=Counted())
+    assert (built.generation.dense.vectors == anew.generation.dense.vectors).all()
+    assert built.fingerprint() == anew.fingerprint()
+
+
+def test_an_interrupted_update_goes_on(tmp_path: Path) -> None:
+    index = HybridRetriever.build(MANY[:1], embedder=Counted()).generation
+    for until in (600, 1_400):
+        encoder = Counted(until)
+        with KeptVectors(encoder, tmp_path / "f") as vectors:
+            retriever = HybridRetriever(index, embedder=vectors)
+            if until < len(MANY):
+                with pytest.raises(KeyboardInterrupt):
+                    retriever.update(MANY)
+            else:
+                assert retriever.update(MANY).encoded == len(MANY) - 1
+    assert len(encoder.encoded) == len(MANY) - 1 - 512
+
+
+def test_only_what_is_new_is_encoded(tmp_path: Path) -> None:
+    assert kept(tmp_path / "f", TEXTS[:3]) == TEXTS[:3]
+    assert kept(tmp_path / "f", TEXTS[::-1]) == TEXTS[:2:-1]
+    assert kept(tmp_path / "f") == []
+
+
+def test_a_file_that_was_cut_gives_what_is_whole(tmp_path: Path) -> None:
+    """A crash may end a file anywhere, and the blocks behind it are written again."""
+    file = tmp_path / "f"
+    kept(file, TEXTS[:2])
+    whole = file.stat().st_size
+    kept(file)
+    content = file.read_bytes()
+    for size in {0, 1, 31, 32, 39, whole - 1, whole, whole + 5, len(content) - 1}:
+        file.write_bytes(content[:size])
+        assert kept(file) == (TEXTS[2:] if size >= whole else TEXTS)
+        assert kept(file) == []
+
+
+def test_a_changed_byte_loses_its_block(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    kept(file)
+    content = file.read_bytes()
+    for at in (0, 33, 36, 41, 130, len(content) - 1):
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert kept(file) == TEXTS
+
+
+def test_vectors_of_another_model_are_dropped(tmp_path: Path) -> None:
+    with KeptVectors(Counted(salt="other"), tmp_path / "f") as other:
+        other.encode_passages(TEXTS)
+    assert kept(tmp_path / "f") == TEXTS
+
+
+def test_vectors_that_no_index_takes_are_not_kept(tmp_path: Path) -> None:
+    class Broken(Counted):
+        def encode_passages(
+            self, texts: Sequence[str], progress: Progress | None = None
+        ) -> Float32Array:
+            vectors = super().encode_passages(texts, progress)
+            vectors[1] = np.nan
+            return vectors
+
+    with KeptVectors(Broken(), tmp_path / "f") as broken:
+        broken.encode_passages(TEXTS)
+    assert kept(tmp_path / "f") == TEXTS[1:2]
+
+
+def test_of_two_runs_at_once_one_keeps(tmp_path: Path) -> None:
+    with KeptVectors(Counted(), tmp_path / "f") as first:
+        first.encode_passages(TEXTS[:2])
+        with KeptVectors(Counted(), tmp_path / "f") as second:
+            assert second.encode_passages(TEXTS).shape == (len(TEXTS), second.dimension)
+            second.delete()
+    assert kept(tmp_path / "f") == TEXTS[2:]
+
+
+def test_a_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_vectors, "MOST_BYTES", 1_000)
+    kept(tmp_path / "f", TEXTS[:2])
+    kept(tmp_path / "f")
+    assert (tmp_path / "f").stat().st_size <= kept_vectors.MOST_BYTES
+    assert kept(tmp_path / "f") == TEXTS[2:]
+
+
+def test_a_file_is_a_regular_one_for_its_owner(tmp_path: Path) -> None:
+    kept(tmp_path / "f")
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "link").symlink_to(tmp_path / "f")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "absent/f", "."):
+        with pytest.raises(OSError):  # noqa: PT011  whatever the system calls it
+            KeptVectors(Counted(), tmp_path / name)
