@@ -28,7 +28,9 @@ def listed_questions(path: Path) -> list[str]:
     Raises:
         DataError: the file cannot be read, or holds none.
     """
-    texts = {folded(text): text.strip() for _, text in read_lines(path)}
+    texts: dict[str, str] = {}
+    for _, text in read_lines(path):
+        texts.setdefault(folded(text), text.strip())
     if not texts:
         raise DataError("holds no question; write one a line", path=path)
     return list(texts.values())
