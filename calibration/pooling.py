@@ -8,14 +8,14 @@ from collections.abc import Container, Mapping, Sequence
 
 FIRST = 5
 """Of today's order so many are graded always: fewer could not be compared with what is served."""
-OF_OTHERS = 3
+OF_OTHERS = 2
 """Of every other route likewise: what one route ranks high and another does not is what a choice
 among them is about."""
-HEAD = 8
+HEAD = 7
 """All of these together, where the routes hardly agree."""
-STEP = 3
+STEP = 4
 """Further passages are asked about in steps of so many."""
-MOST = 18
+MOST = 20
 """No question asks for more."""
 
 Steps = tuple[tuple[str, ...], ...]
@@ -33,7 +33,7 @@ def pooled(question: str, rankings: Sequence[Sequence[str]]) -> Steps:
 
     >>> steps = pooled("?", [list("abcdefgh"), list("zyxw")])
     >>> sorted(steps[0]), sorted(steps[1])
-    (['a', 'b', 'c', 'd', 'e', 'x', 'y', 'z'], ['f', 'g', 'h'])
+    (['a', 'b', 'c', 'd', 'e', 'y', 'z'], ['f', 'g', 'h', 'x'])
     """
     today, *others = rankings
     first = _by_turns([each[:OF_OTHERS] for each in others])

@@ -91,7 +91,7 @@ class LabelCommand(System):
         with output.doing("opening the retriever"):
             source = cast(Source, in_first_order(self.open(file.queries)))
         notes: list[str] = []
-        work = _QuestionWork(file, source, self.max_grade, self._pools(file, source, output, notes))
+        work = QuestionWork(file, source, self.max_grade, self._pools(file, source, output, notes))
         if self.listed is not None:
             _print_passages(work.ungraded(), self.listed, output)
             output.err.print(*notes, sep="\n", end="\n" * bool(notes))
@@ -155,7 +155,7 @@ class LabelCommand(System):
                 advance(1)
         return pools
 
-    def _serve(self, work: "_QuestionWork", output: Output) -> None:
+    def _serve(self, work: "QuestionWork", output: Output) -> None:
         from ctxguard.server.app import console_app
         from ctxguard.server.console.routes import label_routes
         from ctxguard.server.run import serve
@@ -175,7 +175,7 @@ class LabelCommand(System):
         return shlex.join([*words, "--out", "profile.json"])
 
 
-class _QuestionWork:
+class QuestionWork:
     """Questions with pooled candidates, whose grades a file keeps: see `QuestionsToGrade`."""
 
     def __init__(
@@ -191,37 +191,46 @@ class _QuestionWork:
         return self._queries[place].query_id
 
     def asked(self, place: int) -> Sequence[str]:
+        """List the passages that are to be graded as far as is known."""
         from calibration.pooling import to_grade
 
         grades = {one: each.grade for one, each in self.judgments(place).items()}
         return to_grade(self._pools[self._name(place)], grades)
 
     def passage(self, passage_id: str) -> Passage:
+        """Read a passage of the retriever."""
         return self._source.passage(passage_id)
 
     def judgments(self, place: int) -> "Mapping[str, Judgment]":
+        """Return the grades so far."""
         return self._file.judgments(self._name(place))
 
     def has_no_answer(self, place: int) -> bool:
+        """Tell whether a question is marked as having none."""
         return self._file.has_no_answer(self._name(place))
 
     def is_graded(self, place: int) -> bool:
+        """Tell whether a question needs no more grades."""
         return self.has_no_answer(place) or all(
             one in self.judgments(place) for one in self.asked(place)
         )
 
     def put(self, place: int, passage_id: str, judgment: "Judgment | None") -> None:
+        """Keep a grade in the file, or take it back."""
         self._file.put(self._queries[place], passage_id, judgment)
 
     def mark(self, place: int, *, no_answer: bool) -> None:
+        """Mark a question in the file."""
         self._file.mark(self._queries[place], no_answer=no_answer)
 
     def bought(self) -> str:
+        """Say what the labels so far are enough for."""
         from calibration.verdict import in_reach
 
         return in_reach(self._file.n_answerable)
 
     def next_step(self) -> str:
+        """Return the command that uses the labels."""
         return self.command
 
     def ungraded(self) -> "Iterable[tuple[str | None, Passage]]":

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_what_is_taken_back_leaves_no_line(tmp_path: Path) -> None:
 
 
 def test_other_fields_and_lines_stay(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"query_id": 7, "query": "Was kostet Öl?", "documents": ["x"], "relevant": ["a"]},
         {"_id": "q2", "text": QUESTIONS[1], "relevant": {"b": 2}, "metadata": {"topic": "harp"}},
         {"_id": "q3", "text": "half \ud800 pair", "relevant": []},

@@ -1,12 +1,13 @@
 """Pools of candidates: few passages a question, hidden ranks, and a verdict as on full labels."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
 from calibration.pooling import FIRST, MOST, OF_OTHERS, Steps, pooled, to_grade
+from calibration.verdict import verdict
 
 N = 60
 
@@ -75,3 +76,32 @@ def test_at_most_12_passages_a_question(noise: float) -> None:
             shares.append(np.mean([one in given for one in in_reach]))
     assert np.mean(asked) <= 12
     assert np.mean(shares) >= 0.85
+
+
+def decision(
+    given: Sequence[tuple[list[str], Mapping[str, int]]], k: int, serving_k: int = FIRST
+) -> str:
+    """The verdict on the first k in place of today's, by labels of each question."""
+    recall, udcg = [], []
+    for today, grades in given:
+        relevant = {one for one, grade in grades.items() if grade}
+        found = [len(relevant & set(today[:n])) for n in (k, serving_k)]
+        if relevant:
+            recall.append((found[0] - found[1]) / len(relevant))
+        udcg.append(found[0] - found[1] - 0.05 * (k - serving_k))
+    tokens = np.full(len(given), k / serving_k - 1.0)
+    made = verdict(np.array(recall), np.array(udcg), tokens, serving_k=serving_k, tolerance=0.01)
+    return made.decision
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("k", [3, 4, 8])
+def test_pools_give_the_verdict_of_all_labels(seed: int, k: int) -> None:
+    """Simulated graders on a sharp retriever, 60 questions: on shorter and longer contexts."""
+    rng = random.Random(seed)
+    full, asked = [], []
+    for number in range(N):
+        routes, grades = rankings(rng, 0.8)
+        full.append((routes[0], grades))
+        asked.append((routes[0], graded(pooled(str(number), routes), grades)))
+    assert decision(asked, k) == decision(full, k)

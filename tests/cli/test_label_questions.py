@@ -20,8 +20,10 @@ from ctxguard import ContextGuard, HybridRetriever, Profile
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-THINGS = ("kettle", "violin", "tractor", "lantern", "compass", "telescope", "blanket", "ladder")
-THINGS += ("umbrella", "piano")
+THINGS = (
+    *("kettle", "violin", "tractor", "lantern", "compass", "telescope", "blanket", "ladder"),
+    *("umbrella", "piano"),
+)
 TASKS = {
     "clean": "Wipe the {} with a damp cloth and mild soap, then let it dry in the shade.",
     "store": "Keep the {} in a dry room away from frost, wrapped in cotton, over the winter.",
@@ -74,7 +76,7 @@ def labelling(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[st
 
 def grade_all(page: "Page", n: int | None = None) -> list[int]:
     """Grade by keyboard until nothing is left, or so many questions; passages of each."""
-    asked = []
+    asked: list[int] = []
     while page.query_selector("h1.query") and len(asked) != n:
         question, n_passages = page.inner_text("h1.query"), 0
         answerable = any(one in question for one in THINGS[:8])
@@ -107,7 +109,7 @@ def test_from_documents_to_a_guarded_context_in_four_steps(
     options = ("--index", "index", "--questions", "questions.txt", "--out", "labels.jsonl")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        asked = []
+        asked: list[int] = []
         for sitting in (25, None):
             with labelling(tmp_path, *options) as (process, address):
                 page = browser.new_page()
