@@ -35,7 +35,7 @@ class Step(NamedTuple):
 LADDERS: Mapping[Context, Sequence[Step]] = {
     "leaner": (Step(0.01, 0.5, 1.0), Step(0.0, 0.5, 1.0), Step(0.0, 1.0, 1.0)),
     "balanced": (
-        *(Step(0.0, 0.0, 1.0), Step(0.0, 0.0, 0.93), Step(0.0, 0.0, 0.85)),
+        *(Step(0.01, 0.0, 1.0), Step(0.01, 0.0, 0.93), Step(0.01, 0.0, 0.85)),
         *(Step(0.0, 0.5, 0.93), Step(0.0, 0.5, 0.85), Step(0.0, 1.0, 0.9)),
     ),
     "richer": (Step(0.0, 0.0, 2.0),),

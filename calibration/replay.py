@@ -346,7 +346,7 @@ class _Replayed(NamedTuple):
     columns: dict[tuple[str, str], Any]
 
 
-class Read(NamedTuple):
+class PassageRead(NamedTuple):
     """A passage with a text, and its estimated tokens."""
 
     passage: Passage
@@ -360,17 +360,17 @@ class Readings:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, Read] = {}
+        self._known: dict[str, PassageRead] = {}
 
     def of(
         self, ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
-    ) -> dict[int, Read]:
+    ) -> dict[int, PassageRead]:
         """Return the candidates' passages by position, without those that have no text."""
         ids = ranking.passage_ids
         known = self._known if isinstance(ranking.passages, PassageLines) else {}
         missing = [position for position in candidates if ids[position] not in known]
         for position, passage in _readable(ranking, missing, passage_of).items():
-            known[ids[position]] = Read(passage, float(estimate_tokens(passage.text)))
+            known[ids[position]] = PassageRead(passage, float(estimate_tokens(passage.text)))
         return {position: known[ids[position]] for position in candidates if ids[position] in known}
 
 
@@ -378,7 +378,7 @@ def _answer(
     query_id: str,
     ranking: Ranking,
     candidates: Sequence[int],
-    passages: Mapping[int, Read],
+    passages: Mapping[int, PassageRead],
     known: KnownTexts,
 ) -> _Replayed:
     """Keep the first candidate of each text, by what the ranking says or the texts themselves.
@@ -456,7 +456,9 @@ def _whole_signals(
     return whole, tuple(notes)
 
 
-def _tokens(ranking: Ranking, order: Sequence[int], passages: Mapping[int, Read]) -> list[float]:
+def _tokens(
+    ranking: Ranking, order: Sequence[int], passages: Mapping[int, PassageRead]
+) -> list[float]:
     """Return the candidates' tokens; NaN if there is no text."""
     if (known := ranking.signals.get(TOKENS)) is not None:
         own: list[float] = known[order].tolist()
@@ -487,7 +489,7 @@ def _without_itself(
     labels: Dataset | None,
     ranking: Ranking,
     candidates: Sequence[int],
-    passages: Mapping[int, Read],
+    passages: Mapping[int, PassageRead],
 ) -> Sequence[int]:
     """Leave out the query's own passage: with its text, or its id and no quite other text."""
     if labels is None:

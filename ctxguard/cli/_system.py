@@ -23,8 +23,8 @@ from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.server.system import (
     AssessorSettings,
     EngineSystem,
+    IdentitySettings,
     IndexSystem,
-    SystemIdentity,
     UpstreamSystem,
 )
 
@@ -59,7 +59,7 @@ _UPSTREAM_SECONDS = 60.0
 """For one list: nobody waits for the answer."""
 
 
-class System(SystemIdentity, UpstreamSystem, EngineSystem, IndexSystem):
+class System(IdentitySettings, UpstreamSystem, EngineSystem, IndexSystem):
     """The source of candidates, and the entries that identify it."""
 
     retriever: str | None = optional(

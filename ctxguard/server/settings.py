@@ -19,8 +19,8 @@ from ctxguard.server.system import (
     THEIR_MODEL,
     AssessorSettings,
     EngineSystem,
+    IdentitySettings,
     IndexSystem,
-    SystemIdentity,
 )
 
 ENVIRONMENT = "CTXGUARD_SERVE"
@@ -76,7 +76,7 @@ def variable_of(secret: str) -> str:
     return f"CTXGUARD_{secret.upper()}"
 
 
-class ServiceSettings(SystemIdentity, AssessorSettings, EngineSystem, IndexSystem):
+class ServiceSettings(IdentitySettings, AssessorSettings, EngineSystem, IndexSystem):
     """Settings of the service: the system it serves, its address and its limits."""
 
     rerank_upstream: str | None = optional(RERANK_UPSTREAM, "URL")

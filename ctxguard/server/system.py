@@ -102,7 +102,7 @@ class UpstreamSystem(SettingsModel):
         )
 
 
-class SystemIdentity(SettingsModel):
+class IdentitySettings(SettingsModel):
     """What a system of the caller's own cannot tell of itself."""
 
     score_kind: ScoreKind | None = optional_key(

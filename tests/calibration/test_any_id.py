@@ -9,7 +9,6 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from ctxguard.request.telemetry import Telemetry
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import calibrate
@@ -23,6 +22,7 @@ from ctxguard.core.metrics import READERS
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord, record_of

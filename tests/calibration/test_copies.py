@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from ctxguard.request.telemetry import Telemetry
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -19,6 +18,7 @@ from ctxguard import ContextGuard, Hit, Passage
 from ctxguard.core.metrics import READERS
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, ScoreKind
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.chunks import CHUNK_OF
 from tests.doubles import WordHashEmbedder

@@ -15,6 +15,7 @@ from simulated_pools import Recorded, calibrated, simulate
 
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
+from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.types import FailureKind, Flag, FloatArray, Mode, ModeName, Passage, PassagesBy
 from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, AnswerModel
@@ -65,7 +66,7 @@ def system() -> tuple[Profile, Recorded, set[str]]:
         )
         for query, ranking in own.rankings.items()
     }
-    profile = calibrated(150, noise=0.25, context="utility").profile
+    profile = calibrated(150, noise=0.25, context="utility", utilities=STRICT).profile
     relevant = {passage_id for grades in dataset.qrels.values() for passage_id in grades}
     return profile, Recorded(rankings, {"simulated": "0"}), relevant
 

@@ -95,7 +95,6 @@ BAD_DOCUMENTS = {
     "a number for a text": {"text": 7},
     "bytes for a text": {"text": b"text"},
     "a title that cannot be written": {"title": Unspeakable()},
-    "an id that cannot be written": {"passage_id": Unspeakable()},
     "ten megabytes": {"text": "x" * 10_000_000},
     "a title of ten megabytes": {"title": "x" * 10_000_000},
 }

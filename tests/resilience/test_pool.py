@@ -91,7 +91,7 @@ from ctxguard.resilience import Stage, UnansweredError
 stage = Stage("dense")
 for _ in range(2):
     try:
-        stage.call(lambda: time.sleep(600), 0.01)
+        stage.call(lambda: time.sleep(600), 0.5)
     except UnansweredError as error:
         print(error.kind)
 stage.submit(lambda: time.sleep(600))

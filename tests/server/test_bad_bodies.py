@@ -39,7 +39,7 @@ INVALID = [
     ("/v1/filter", {"query": "q"}),
     ("/v1/filter", []),
     filtered({"score": 1.0}),
-    filtered({"id": 1, "score": 1.0}),
+    filtered({"id": 1.5, "score": 1.0}),
     filtered({"id": "a", "score": "1.0"}),
     filtered({"id": "a", "score": 1.0, "rank": 0}),
     filtered({"id": "a", "legs": {"dense": 1.0}}),

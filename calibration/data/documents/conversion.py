@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -186,9 +187,9 @@ def _load() -> None:
     """Import what the conversions need; what is missing is told by the file that needs it."""
     for name in ("bs4", "lxml.etree", "mammoth", "markdownify", "pptx", "pypdfium2"):
         with suppress(ImportError):
-            __import__(name)
+            import_module(name)
     with suppress(ImportError):
-        __import__("calibration.data.documents.web_page")
+        import_module("calibration.data.documents.web_page")
 
 
 def _bound_memory() -> None:
