@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
-from ctxguard._support.settings import SettingsModel, optional, setting
+from ctxguard._support.settings import SettingsModel, key, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, one_line, picked
@@ -46,9 +46,8 @@ class LabelCommand(System):
         "FILE",
         writes=True,
     )
-    max_grade: int = setting(
+    max_grade: int = key(
         "Highest grade of the scale, unless --out or --questions has a higher one.",
-        "N",
         ge=1,
         le=9,
         value=1,
@@ -59,8 +58,8 @@ class LabelCommand(System):
         "FORM",
         "--list",
     )
-    port: int = setting(
-        "Port on this machine to serve the page at; 0 for any.", "PORT", ge=0, le=65535, value=0
+    port: int = key(
+        "Port on this machine to serve the page at; 0 for any.", ge=0, le=65535, value=0
     )
 
     @model_validator(mode="after")
