@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from calibration.figures import significant
-from calibration.objectives import LOST_QUERIES
-from calibration.settings import MAX_LOSS
+from calibration.objectives import LOST_QUERIES, fewest_to_choose
+from calibration.settings import MAX_LOSS, TOLERANCE
+from ctxguard._support.words import count
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import t_quantile
@@ -158,6 +159,25 @@ def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
     28
     """
     return _needed(np.zeros(1), tolerance, max_loss)
+
+
+def in_reach(n: int, tolerance: float = TOLERANCE, max_loss: float = MAX_LOSS) -> str:
+    """Say what so many questions with a relevant passage are enough for, and what more would buy.
+
+    >>> in_reach(22)
+    '22 questions with a relevant passage: enough to extend; 6 more to enforce, 21 more to decide \
+leaner'
+    """
+    steps = {
+        "extend": FEWEST_MEASURED,
+        "enforce": fewest_to_enforce(tolerance, max_loss),
+        "decide leaner": fewest_to_choose(tolerance),
+    }
+    enough = [name for name, needed in steps.items() if needed is not None and needed <= n]
+    more = {needed - n: name for name, needed in steps.items() if needed is not None and needed > n}
+    words = [f"enough to {' and to '.join(enough)}"] if enough else []
+    words += [", ".join(f"{lacking:,} more to {name}" for lacking, name in sorted(more.items()))]
+    return f"{count(n, 'question')} with a relevant passage: {'; '.join(filter(None, words))}"
 
 
 def lower_bound(differences: FloatArray, n: int | None = None) -> float:

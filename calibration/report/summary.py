@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from calibration.calibrate_route import SIZES, Option, RouteOutcome, Settings
 from calibration.evaluate import QueryMetrics, bootstrap_interval
 from calibration.results import Results, differences, tabulate
+from ctxguard._support.words import count
 from ctxguard.core.interval import Interval
 from ctxguard.profile.describe import describe_policy
 
@@ -135,9 +136,11 @@ def _warnings(
     lines = []
     k, certificate = settings.serving_k, outcome.profile.certificate
     if judged.value is not None and judged.value < LEAST_JUDGED:
+        lacking = round((1.0 - judged.value) * k * judged.n)
         lines.append(
             f"only {judged.value:.0%} of the first {k} passages were ever labelled: harm and "
-            "precision are mostly a guess; label the passages that are served today"
+            "precision are mostly a guess; `ctxguard label --questions DATA --out labels.jsonl` on "
+            f"this system asks for the others, about {lacking:,} of {count(judged.n, 'question')}"
         )
     if recall.value is not None and recall.value < -NOTABLE_LOSS:
         noise = recall.upper is None or recall.upper >= 0.0

@@ -23,6 +23,8 @@ COMMANDS = {
     "serve it.",
     "serve": "Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.",
     "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
+    "label": "Grade the passages that a retriever finds for questions, on a page; or export and "
+    "import the labels of samples.",
     "label export": "Write a file of passages for people to grade, of judged requests picked at "
     "random.",
     "label import": "Import the labels of one annotator.",
@@ -50,7 +52,6 @@ COMMANDS = {
 `HardNegativesCommand` of the module ``golden``; ``demo`` is `DemoCommand` of ``demo``."""
 
 GROUPS = {
-    "label": "Export samples for people to label; import their labels.",
     "golden": "Freeze labels by digest; check them; write hard negatives.",
 }
 
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     as_json = "--json" in words[:end]  # before or after the command
     words = [word for word in words[:end] if word != "--json"] + words[end:]
     group = words[0] if words and words[0] in GROUPS else ""
-    n_words = 2 if group else 1
+    n_words = 2 if group or " ".join(words[:2]) in COMMANDS else 1
     try:
         if words[:1] == ["--version"]:
             sys.stdout.write(f"{ctxguard.__version__}\n")
@@ -136,10 +137,9 @@ def help_of(group: str = "") -> str:
 
     options = list(_OPTIONS.items())
     if group:
-        rows = {n.split()[1]: text for n, text in COMMANDS.items() if n.startswith(f"{group} ")}
-        usage = f"{group} COMMAND [OPTIONS]"
-        return page(usage, [GROUPS[group]], {"Options": options[-1:], "Commands": rows.items()})
-    rows = {name.split()[0]: text for name, text in COMMANDS.items()} | GROUPS
+        sections = {"Options": options[-1:], "Commands": commands_of(group)}
+        return page(f"{group} COMMAND [OPTIONS]", [GROUPS[group]], sections)
+    rows = {name: text for name, text in COMMANDS.items() if " " not in name} | GROUPS
     return page(
         "COMMAND [OPTIONS]",
         [
@@ -152,6 +152,12 @@ def help_of(group: str = "") -> str:
             "More": [row for row in rows.items() if row[0] not in _FIRST],
         },
     )
+
+
+def commands_of(name: str) -> list[tuple[str, str]]:
+    """List what is a command with another word after its name, with the first sentence of help."""
+    own = [(each.split(), text) for each, text in COMMANDS.items()]
+    return [(words[1], text) for words, text in own if words[1:] and words[0] == name]
 
 
 def nearest(name: str, among: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from ctxguard._support.regular_file import read_regular
 from ctxguard._support.settings import SettingsModel, about, optional
-from ctxguard.cli import COMMANDS, nearest
+from ctxguard.cli import COMMANDS, commands_of, nearest
 from ctxguard.cli._console import Output
 from ctxguard.cli._fields import flags_of, help_of, key_of
 from ctxguard.cli._help import page
@@ -96,6 +96,7 @@ class Command:
             {
                 "Arguments": zip(shown, map(help_of, self.arguments.values()), strict=True),
                 "Options": options,
+                "Commands": commands_of(self._name),
             },
         )
 

@@ -46,8 +46,8 @@ def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tu
             share, cost = 1.0 - tokens.kept / tokens.today, tokens.saved_cost(price)
             yield (
                 "tokens" if mode is Mode.ENFORCE else f"in {mode.value}",
-                ("" if mode is Mode.ENFORCE else "enforcing would keep ")
-                + f"about {tokens.kept:,} tokens for {tokens.today:,} of the bare retriever, "
+                ("" if mode is Mode.ENFORCE else "enforcing would serve ")
+                + f"about {tokens.kept:,} tokens in place of today's {tokens.today:,}, "
                 f"{abs(share):.0%} {'more' if share < 0 else 'fewer'}"
                 + ("" if cost is None else f": {cost:,.2f} saved at {price:g} per million"),
             )

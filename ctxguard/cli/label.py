@@ -1,23 +1,255 @@
-"""``ctxguard label``: export samples for people to label, import their labels."""
+"""``ctxguard label``: grade passages of questions, or export samples and import their labels."""
 
+import json
+import shlex
 import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
+
+from pydantic import model_validator
 
 from ctxguard._support.atomic_write import atomic_write
-from ctxguard._support.settings import SettingsModel, optional, setting
+from ctxguard._support.extras import require
+from ctxguard._support.settings import SettingsModel, key, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, picked
+from ctxguard.cli._console import Output, one_line, picked
+from ctxguard.cli._inputs import on_route, read_labelled
+from ctxguard.cli._judged import in_first_order
 from ctxguard.cli._store import named_series, open_store
-from ctxguard.errors import DataError
+from ctxguard.cli._system import Source, System
+from ctxguard.core.types import DEFAULT_DEPTH, Passage
+from ctxguard.errors import ConfigurationError, DataError, QueryError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from calibration.data.dataset import Query
+    from calibration.data.label_file import LabelFile
+    from calibration.pooling import Steps
+    from ctxguard.monitor.judges import Judgment
     from ctxguard.monitor.labels.files import RowToLabel
 
 MaxGrade = Annotated[int, setting("Highest grade of the scale, one for a store.", "N", ge=1)]
+
+
+class LabelCommand(System):
+    questions: Path | None = optional(
+        "Questions to label: a text file, one a line; JSONL or CSV with a column query; or labels "
+        "that lack some, as --data takes them.",
+        "PATH",
+        default="those of --out",
+    )
+    out: Path | None = optional(
+        "Labels as JSONL, written after each grade; one that is there is gone on with.",
+        "FILE",
+        writes=True,
+    )
+    max_grade: int = key(
+        "Highest grade of the scale, unless --out or --questions has a higher one.",
+        ge=1,
+        le=9,
+        value=1,
+    )
+    listed: Literal["text", "jsonl"] | None = optional(
+        "Print ids and titles as text or jsonl, in place of grading: of the passages that lack a "
+        "grade, or without questions of all in --index.",
+        "FORM",
+        "--list",
+    )
+    port: int = key(
+        "Port on this machine to serve the page at; 0 for any.", ge=0, le=65535, value=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        named = self.questions is not None or (self.out is not None and self.out.exists())
+        if not named and (self.listed is None or self.index is None):
+            raise ConfigurationError("give --questions FILE, one question a line")
+        if self.out is None and self.listed is None:
+            raise ConfigurationError("give --out FILE, such as labels.jsonl")
+        return self
+
+    def __call__(self, output: Output) -> None:
+        """Opens a page on which people grade passages by keyboard: those that any route of the
+        retriever ranks high, about eleven a question, in an order that hides their ranks. A
+        question that nothing answers is marked as such by one key. Each grade is in the file at
+        once: end the command with Ctrl+C at any time, and begin it again to go on.
+
+        Only this machine reaches the page; it asks for CTXGUARD_CONSOLE_TOKEN where that is set.
+        """
+        if self.listed is None:
+            require("uvicorn", "serve")
+        if self.questions is None and (self.out is None or not self.out.exists()):
+            index = self.open_index()
+            rows = ((None, index.passage(one)) for one in index.passage_ids)
+            _print_passages(rows, str(self.listed), output)
+            return
+        file = self._file()
+        with output.doing("opening the retriever"):
+            source = cast(Source, in_first_order(self.open(file.queries)))
+        notes: list[str] = []
+        work = QuestionWork(file, source, self.max_grade, self._pools(file, source, output, notes))
+        if self.listed is not None:
+            _print_passages(work.ungraded(), self.listed, output)
+            output.err.print(*notes, sep="\n", end="\n" * bool(notes))
+            return
+        output.notes(notes)
+        work.command = self._next_step()
+        self._serve(work, output)
+        document = {
+            "labels": self.out,
+            "questions": len(work.texts),
+            "graded": sum(map(work.is_graded, range(len(work.texts)))),
+            "answerable": file.n_answerable,
+        }
+
+        def show() -> None:
+            output.facts(
+                ("graded", f"{document['graded']:,} of {count(len(work.texts), 'question')}"),
+                ("good for", work.bought()),
+                ("labels", str(self.out)),
+                ("next", work.next_step()),
+            )
+
+        output.result(document, show)
+
+    def _file(self) -> "LabelFile":
+        """Open the labels, with the questions that they lack."""
+        from calibration.asked_questions import asked_questions
+        from calibration.data.label_file import LabelFile, listed_questions
+        from calibration.data.text_files import read_records
+
+        out, path = self.out or Path("labels.jsonl"), self.questions
+        if path is None or path == out:
+            return LabelFile(out)
+        suffix = path.suffix.lower()
+        is_labelled = path.is_dir() or suffix == ".tsv"
+        if suffix in {".jsonl", ".json"}:
+            first = next(read_records(path, Counter()), None)
+            is_labelled = first is not None and bool({"relevant", "keywords"} & set(first.fields))
+        if is_labelled:
+            return LabelFile(out, labelled=read_labelled(path, "train").dataset)
+        is_log = suffix in {".jsonl", ".json", ".csv"}
+        return LabelFile(out, list(asked_questions(path)) if is_log else listed_questions(path))
+
+    def _pools(
+        self, file: "LabelFile", source: Source, output: Output, notes: list[str]
+    ) -> "dict[str, Steps]":
+        """Pool the candidates of each question; note those that the retriever refuses."""
+        from calibration.pooling import pooled
+
+        views = [on_route(source, route) for route in getattr(source, "routes", [source.route])]
+        pools, depth = {}, self.depth or DEFAULT_DEPTH
+        with output.passes() as begin:
+            advance = begin("retrieving candidates", len(file.queries))
+            for query in file.queries:
+                try:
+                    found = [view.retrieve(query.text, depth=depth).passage_ids for view in views]
+                except QueryError as error:
+                    notes.append(f"left out: {one_line(query.text)!r}: {error}")
+                else:
+                    pools[query.query_id] = pooled(query.text, found)
+                advance(1)
+        return pools
+
+    def _serve(self, work: "QuestionWork", output: Output) -> None:
+        from ctxguard.server.app import console_app
+        from ctxguard.server.console.routes import label_routes
+        from ctxguard.server.run import serve
+        from ctxguard.server.settings import ServiceSettings
+
+        settings = ServiceSettings(port=self.port)
+        app = console_app(settings, label_routes(work, token=settings.secrets.console_token))
+        with suppress(KeyboardInterrupt):
+            serve(settings, lambda url: output.note(f"grade at {url}/console; Ctrl+C ends"), app)
+
+    def _next_step(self) -> str:
+        # The URL of an engine may hold a password, and this is shown on a page.
+        given = {"index": str(self.index), "retriever": str(self.retriever), "engine": "URL"}
+        name = self.sources[0]
+        source = ["--system", "FILE"] if name not in given else [f"--{name}", given[name]]
+        words = ["ctxguard", "calibrate", *source, "--data", str(self.out)]
+        return shlex.join([*words, "--out", "profile.json"])
+
+
+class QuestionWork:
+    """Questions with pooled candidates, whose grades a file keeps: see `QuestionsToGrade`."""
+
+    def __init__(
+        self, file: "LabelFile", source: Source, max_grade: int, pools: "Mapping[str, Steps]"
+    ) -> None:
+        self._file, self._source, self._pools = file, source, pools
+        self._queries: Sequence[Query] = [each for each in file.queries if each.query_id in pools]
+        self.top_grade = max(max_grade, file.max_grade)
+        self.texts = [query.text for query in self._queries]
+        self.command = ""
+
+    def _name(self, place: int) -> str:
+        return self._queries[place].query_id
+
+    def asked(self, place: int) -> Sequence[str]:
+        """List the passages that are to be graded as far as is known."""
+        from calibration.pooling import to_grade
+
+        grades = {one: each.grade for one, each in self.judgments(place).items()}
+        return to_grade(self._pools[self._name(place)], grades)
+
+    def passage(self, passage_id: str) -> Passage:
+        """Read a passage of the retriever."""
+        return self._source.passage(passage_id)
+
+    def judgments(self, place: int) -> "Mapping[str, Judgment]":
+        """Return the grades so far."""
+        return self._file.judgments(self._name(place))
+
+    def has_no_answer(self, place: int) -> bool:
+        """Tell whether a question is marked as having none."""
+        return self._file.has_no_answer(self._name(place))
+
+    def is_graded(self, place: int) -> bool:
+        """Tell whether a question needs no more grades."""
+        return self.has_no_answer(place) or all(
+            one in self.judgments(place) for one in self.asked(place)
+        )
+
+    def put(self, place: int, passage_id: str, judgment: "Judgment | None") -> None:
+        """Keep a grade in the file, or take it back."""
+        self._file.put(self._queries[place], passage_id, judgment)
+
+    def mark(self, place: int, *, no_answer: bool) -> None:
+        """Mark a question in the file."""
+        self._file.mark(self._queries[place], no_answer=no_answer)
+
+    def bought(self) -> str:
+        """Say what the labels so far are enough for."""
+        from calibration.verdict import in_reach
+
+        return in_reach(self._file.n_answerable)
+
+    def next_step(self) -> str:
+        """Return the command that uses the labels."""
+        return self.command
+
+    def ungraded(self) -> "Iterable[tuple[str | None, Passage]]":
+        """Yield each question with each passage that is to be graded now."""
+        for place, text in enumerate(self.texts):
+            if not self.has_no_answer(place):
+                for one in self.asked(place):
+                    if one not in self.judgments(place):
+                        yield text, self.passage(one)
+
+
+def _print_passages(
+    rows: "Iterable[tuple[str | None, Passage]]", form: str, output: Output
+) -> None:
+    """Print ids and titles, with the question where there is one, a line each."""
+    for question, passage in rows:
+        about = {} if question is None else {"query": question}
+        row = {**about, "passage_id": passage.passage_id, "title": passage.title}
+        text = "\t".join(one_line(each) for each in row.values())
+        output.text(json.dumps(row, ensure_ascii=False) if form == "jsonl" else text)
 
 
 class ExportCommand(SettingsModel):

@@ -105,6 +105,19 @@ class Context:
         insufficient = self.mode is Mode.ENFORCE and (self.sufficient is False or self.empty)
         return self.assembly.render(self.passages, insufficient=insufficient)
 
+    @property
+    def served_ids(self) -> tuple[str, ...]:
+        """Ids of the served passages, in presentation order."""
+        return tuple([passage.passage_id for passage in self.passages])
+
+    @property
+    def would_keep_ids(self) -> tuple[str, ...]:
+        """Ids that ``enforce`` serves, best first: in shadow, to compare with ``served_ids``.
+
+        Empty in mode ``off``, which decides nothing.
+        """
+        return () if self.mode is Mode.OFF else self.kept_ids
+
     @cached_property
     def kept_ids(self) -> tuple[str, ...]:
         """Ids that both the decision and assembly kept, best first."""

@@ -128,6 +128,10 @@ class Explanation:
                 ("tokens", record.tokens.in_words),
                 *[("flag", f"{flag}: {FLAGS[Flag(flag)]}") for flag in record.flags],
             ]
+        if self.is_in_shadow:
+            served = [one.passage_id for one in self.candidates if one.outcome == "served"]
+            kept = [one.passage_id for one in self.candidates if one.enforced == "kept"]
+            facts += [("served", ", ".join(served)), ("would keep", ", ".join(kept) or "none")]
         if self.decision is not None:
             facts.append(("keeps", describe_policy(self.decision.policy)))
         return [(name, text) for name, text in facts if text]

@@ -1,6 +1,7 @@
 """Builds the ASGI application from `ServiceSettings`, behind the gate."""
 
 import os
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +67,27 @@ def create_app(
         Router(routes, lifespan=service.running),
         {each.path: each for each in operations},
         rules,
+        settings.receive_seconds,
+        made_once(registry, HttpMetrics),
+    )
+
+
+def console_app(
+    settings: ServiceSettings,
+    routes: Sequence[BaseRoute],
+    registry: CollectorRegistry = REGISTRY,
+) -> Gate:
+    """Build an application of a console alone, behind the same gate.
+
+    Args:
+        settings: The limits.
+        routes: Those of the console.
+        registry: Where requests are counted.
+    """
+    return Gate(
+        Router([Mount("/console", routes=routes)]),
+        {},
+        rules_of(settings),
         settings.receive_seconds,
         made_once(registry, HttpMetrics),
     )

@@ -52,7 +52,7 @@ def test_tokens_saved_are_shown_with_their_price(once: Once, tmp_path: Path) -> 
     assert 0 < found["kept"] < found["today"]
     saved = (found["today"] - found["kept"]) * 2.5e-6
     assert found["saved_cost"] == pytest.approx(saved)
-    assert f"about {found['kept']:,.0f} tokens for {found['today']:,.0f} of the bare" in said
+    assert f"about {found['kept']:,.0f} tokens in place of today's {found['today']:,.0f}" in said
     assert "fewer: 0.00 saved at 2.5 per million" in said
     without = read(once(traffic, "--json"))["tokens"]["enforce"]
     assert without == {**found, "saved_cost": None}

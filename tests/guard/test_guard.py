@@ -303,7 +303,9 @@ class TestModes:
         except StageUnavailableError:
             assume(False)  # no passage can be read
         assert repr(shadow.verdicts) == repr(enforced.verdicts)
-        assert shadow.kept_ids == enforced.kept_ids
+        assert shadow.would_keep_ids == shadow.kept_ids == enforced.kept_ids
+        assert sorted(shadow.would_keep_ids) == sorted(enforced.served_ids)
+        assert shadow.served_ids == tuple(served(shadow))
         assert (shadow.flags, shadow.failures) == (enforced.flags, enforced.failures)
 
     @settings(max_examples=50)

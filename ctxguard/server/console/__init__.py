@@ -1,9 +1,11 @@
-"""The console: three pages on the sampled requests, served beside the HTTP endpoints.
+"""The console: three pages on the sampled requests, or the grading of questions alone.
 
-routes     console_routes, which a Starlette application mounts
+routes     console_routes and label_routes, which a Starlette application mounts
 sessions   signing in and out, and refusing what other sites send
 pages      answers as pages, errors included
 decisions  what was served and dropped, and why; the requests of a day that lost relevant passages
-label      grading passages
-queue      which request is graded next
+grading    the grading screen
+label      it on sampled requests
+queue      which of these is graded next
+questions  it on questions with their candidates
 """

@@ -7,15 +7,10 @@ from starlette.responses import Response
 
 from ctxguard.monitor.explanation import explain_sample, readable
 from ctxguard.monitor.mistakes import latest_mistakes, mistakes_of
-from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
+from ctxguard.server.console.pages import Form, Pages, RefusedPage, whole_number
 
 PAGE_ROWS = 25
 MISTAKES_SHOWN = 20
-
-
-def home(_pages: Pages, request: Request, _form: Form) -> Response:
-    """Answer the console's own address."""
-    return go_to(f"{base(request)}/decisions")
 
 
 def newest(pages: Pages, request: Request, _form: Form) -> Response:

@@ -72,6 +72,7 @@ class Pages:
         store: Holds samples, judgments and labels.
         profile: Gives each drop its reason, and decides on requests in shadow; None for neither.
         clock: Seconds since the epoch.
+        named: The pages that every page leads to, by their paths; the first is the console's own.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Pages:
         store: SampleStore,
         profile: Profile | None,
         clock: Callable[[], float],
+        named: Mapping[str, str],
     ) -> None:
         self.sessions, self.store, self.profile, self.clock = sessions, store, profile, clock
+        self._named = named
         _templates()  # compiled now, not while the first visitor waits
 
     def page(
@@ -89,7 +92,7 @@ class Pages:
     ) -> HTMLResponse:
         """Answer with a template."""
         html = _templates()[template].render(
-            base=base(request), needs_token=self.sessions.needs_token, **values
+            base=base(request), named=self._named, needs_token=self.sessions.needs_token, **values
         )
         # What UTF-8 cannot hold (half a surrogate pair) is replaced.
         return HTMLResponse(html.encode("utf-8", "replace"), status)
@@ -150,8 +153,12 @@ class Pages:
     def absent(self, _request: Request, _form: Form) -> Response:
         """Refuse the address of no page."""
         raise RefusedPage(
-            404, "No such page", "The console has three: Decisions, Wrong drops and Label."
+            404, "No such page", f"The console has these: {', '.join(self._named.values())}."
         )
+
+    def home(self, request: Request, _form: Form) -> Response:
+        """Answer the console's own address."""
+        return go_to(f"{base(request)}/{next(iter(self._named))}")
 
     def _refusal(self, request: Request, error: Exception) -> Response:
         """Show the page of an error."""

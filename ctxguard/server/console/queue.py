@@ -18,22 +18,19 @@ class Task:
     """What somebody grades.
 
     Attributes:
-        annotator: The person's name.
-        series: The judge that the labels correct.
+        annotator: The person's name; empty where labels have none.
+        series: The judge that the labels correct; empty without one.
         tenant: As ``label export --tenant`` takes it; empty for all.
     """
 
-    annotator: str
-    series: str
-    tenant: str
+    annotator: str = ""
+    series: str = ""
+    tenant: str = ""
 
     def fields(self) -> dict[str, str]:
         """Name it in the fields of forms and addresses."""
-        return {
-            "annotator": self.annotator,
-            "judge": self.series,
-            "tenant": self.tenant,
-        }
+        fields = {"annotator": self.annotator, "judge": self.series, "tenant": self.tenant}
+        return {name: value for name, value in fields.items() if value}
 
     def address(self, page: str, **more: object) -> str:
         """Return the address of a page about it."""
@@ -79,11 +76,11 @@ class LabelQueue:
         """Return a sample with the labels so far; None where its text was deleted."""
         return graded_samples(self._store, task.series, [sample_id]).get(sample_id)
 
-    def next_open(self, task: Task) -> tuple[int, GradedSample] | None:
-        """Return the first that lacks grades, and its id; None where all are graded."""
+    def next_open(self, task: Task) -> int | None:
+        """Return the id of the first that lacks grades; None where all are graded."""
         for one, is_graded in self.places(task).items():
             sample = None if is_graded else self.sample(task, one.sample_id)
             # Where nothing was served, there may be nothing to grade.
             if sample is not None and not sample.is_graded:
-                return one.sample_id, sample
+                return one.sample_id
         return None

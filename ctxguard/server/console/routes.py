@@ -1,7 +1,7 @@
 """The console's routes, for an application to mount."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from starlette.routing import BaseRoute, Mount, Route
@@ -10,8 +10,10 @@ from starlette.staticfiles import StaticFiles
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile
 from ctxguard.server.console import decisions
+from ctxguard.server.console.grading import Grading
 from ctxguard.server.console.label import Label
 from ctxguard.server.console.pages import FOLDER, Handler, Pages
+from ctxguard.server.console.questions import QuestionGrading, QuestionsToGrade
 from ctxguard.server.console.sessions import Sessions
 
 
@@ -34,17 +36,43 @@ def console_routes(
             has to listen on this machine only, and to refuse other names than its own in `Host`.
         clock: Seconds since the epoch.
     """
-    pages = Pages(Sessions(token, store, clock), store, profile, clock)
+    pages = Pages(
+        *(Sessions(token, store, clock), store, profile, clock),
+        {"decisions": "Decisions", "mistakes": "Wrong drops", "label": "Label"},
+    )
     label = Label(pages)
     handlers: dict[str, Handler] = {
-        "GET /": partial(decisions.home, pages),
         "GET /decisions": partial(decisions.newest, pages),
         "GET /request": partial(decisions.one_request, pages),
         "GET /mistakes": partial(decisions.wrong_drops, pages),
-        "GET /label": label.grade_page,
         "POST /label/pick": label.pick,
-        "POST /label/grade": label.grade,
-        "GET /label/guide": label.guide_page,
+    }
+    return _routes(pages, label, handlers)
+
+
+def label_routes(
+    work: QuestionsToGrade, *, token: str | None = None, clock: Callable[[], float] = time.time
+) -> Sequence[BaseRoute]:
+    """Make the routes of a console that grades the passages of questions, and nothing else.
+
+    Args:
+        work: The questions; its grades are its own to keep.
+        token: As for `console_routes`, like ``clock``.
+        clock: See there.
+    """
+    # In memory: it remembers who signed out.
+    store = SampleStore.open("sqlite://")
+    pages = Pages(Sessions(token, store, clock), store, None, clock, {"label": "Label"})
+    return _routes(pages, QuestionGrading(pages, work), {})
+
+
+def _routes(pages: Pages, grading: Grading, own: Mapping[str, Handler]) -> Sequence[BaseRoute]:
+    handlers: dict[str, Handler] = {
+        "GET /": pages.home,
+        **own,
+        "GET /label": grading.grade_page,
+        "POST /label/grade": grading.grade,
+        "GET /label/guide": grading.guide_page,
         "POST /sign-in": pages.sign_in,
         "POST /sign-out": pages.sign_out,
         "GET /{path:path}": pages.absent,

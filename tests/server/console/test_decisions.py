@@ -1,5 +1,6 @@
 """Decisions: what was sampled, newest first, and all that is known of one request."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,12 @@ def test_in_shadow_it_shows_what_would_be_dropped_and_the_p_of_each_passage(
     assert n > 0
     assert f"In shadow: {n} served passages would be dropped under enforce." in pages[0]
     assert "shadow: would keep 4" in listed
+    ids = {
+        name: re.findall(rf"<dt>{name}</dt><dd[^>]*>([^<]*)</dd>", pages[0])[0].split(", ")
+        for name in ("Served", "Would keep")
+    }
+    assert set(ids["Would keep"]) < set(ids["Served"])
+    assert len(ids["Served"]) == len(ids["Would keep"]) + n
     assert pages[1].count("P(relevant)</span>") == 12
 
 

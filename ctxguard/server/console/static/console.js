@@ -17,7 +17,7 @@ function current() {
 
 // The grades that this tab gave, by person and task: the last one is undone first.
 const steps = () => `ctxguard undo ${["annotator", "judge", "tenant"]
-  .map((name) => document.getElementById("undo").elements[name].value).join("\n")}`;
+  .map((name) => document.getElementById("undo").elements[name]?.value ?? "").join("\n")}`;
 
 function undoable() {
   try { return JSON.parse(sessionStorage.getItem(steps())) ?? []; } catch { return []; }
@@ -75,14 +75,14 @@ async function load(address, near, problem, request) {
 function send(form, value) {
   const body = new URLSearchParams(new FormData(form));
   body.set("grade", value);
-  return load(form.action, form.closest(".card") ?? form, "the grade was not stored", { method: "POST", body });
+  return load(form.action, form.closest("[data-passage]") ?? form, "the grade was not stored", { method: "POST", body });
 }
 
 async function grade(card, value) {
   if (!card) return;
   const { passage, own } = card.dataset;
   const form = card.querySelector("form");
-  const isOffered = [...form.elements.grade].some((button) => button.value === value);
+  const isOffered = [...form.querySelectorAll("[name=grade]")].some((button) => button.value === value);
   const sample = form.elements.sample.value;
   if (isOffered && own !== value && await send(form, value)) {
     remember([...undoable(), { sample, passage, grade: own }]);
@@ -117,7 +117,8 @@ function move(step) {
   all[Math.min(Math.max(here + step, 0), all.length - 1)]?.focus();
 }
 
-const KEYS = { u: undo, n: next, arrowdown: () => move(1), arrowup: () => move(-1) };
+const KEYS = { u: undo, n: next, arrowdown: () => move(1), arrowup: () => move(-1),
+  x: () => grade(document.getElementById("whole"), "x") };
 
 document.addEventListener("DOMContentLoaded", begin);
 
@@ -125,7 +126,7 @@ document.addEventListener("submit", (event) => {
   const form = event.target;
   if (!task()?.contains(form)) return;
   event.preventDefault();
-  const card = form.closest(".card");
+  const card = form.closest("[data-passage]");
   then(() => (card ? grade(card, event.submitter.value) : undo()));
 });
 

@@ -1,0 +1,146 @@
+"""A file of labels that is written grade by grade, and read back as labels."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibration.data.dataset import Dataset, Query
+from calibration.data.label_file import LabelFile, listed_questions
+from calibration.data.readers import read_jsonl
+from ctxguard.core.metrics import Negative
+from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.monitor.judges import Judgment
+
+QUESTIONS = ["How is a kettle descaled?", "Who repairs harps?"]
+
+
+def opened(tmp_path: Path, *questions: str) -> LabelFile:
+    return LabelFile(tmp_path / "labels.jsonl", questions or QUESTIONS)
+
+
+def test_grades_are_labels_that_calibration_reads(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    kettle, harp = file.queries
+    assert not file.path.exists()
+    file.put(kettle, "a", Judgment("a", 1))
+    file.put(kettle, "b", Judgment("b", 0, Negative.HARD_NEGATIVE))
+    assert len(read_jsonl(file.path)) == 1  # nobody has looked at the other one
+    file.mark(harp, no_answer=True)
+    read = read_jsonl(file.path)
+    assert [query.text for query in read.queries] == QUESTIONS
+    assert read.qrels == {kettle.query_id: {"a": 1, "b": 0}, harp.query_id: {}}
+    assert read.distractors == {kettle.query_id: {"b": "hard_negative"}}
+    assert '"relevant": []' in file.path.read_text(encoding="utf-8")
+
+
+def test_another_run_goes_on(tmp_path: Path) -> None:
+    """The questions may stand in another order, and in other spelling."""
+    file = opened(tmp_path)
+    file.put(file.queries[0], "a", Judgment("a", 1))
+    file.mark(file.queries[1], no_answer=True)
+    again = opened(tmp_path, "who  repairs HARPS?", *QUESTIONS, "Which bulb fits?")
+    assert [query.text for query in again.queries] == [*QUESTIONS, "Which bulb fits?"]
+    assert again.judgments(again.queries[0].query_id)["a"].grade == 1
+    assert again.has_no_answer(again.queries[1].query_id)
+    assert again.n_answerable == 1
+    again.put(again.queries[2], "c", Judgment("c", 0))
+    assert len(read_jsonl(file.path)) == 3
+
+
+def test_what_is_taken_back_leaves_no_line(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    kettle, harp = file.queries
+    file.put(kettle, "a", Judgment("a", 1))
+    file.put(kettle, "a", None)
+    assert file.path.read_text(encoding="utf-8") == ""
+    file.put(harp, "a", Judgment("a", 0))
+    file.mark(harp, no_answer=True)
+    file.mark(harp, no_answer=False)
+    assert read_jsonl(file.path).qrels == {harp.query_id: {"a": 0}}
+    file.mark(harp, no_answer=True)
+    file.put(harp, "b", Judgment("b", 1))
+    assert read_jsonl(file.path).qrels == {harp.query_id: {"a": 0, "b": 1}}
+
+
+def test_other_fields_and_lines_stay(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"query_id": 7, "query": "Was kostet Öl?", "documents": ["x"], "relevant": ["a"]},
+        {"_id": "q2", "text": QUESTIONS[1], "relevant": {"b": 2}, "metadata": {"topic": "harp"}},
+        {"_id": "q3", "text": "half \ud800 pair", "relevant": []},
+    ]
+    path = tmp_path / "labels.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = LabelFile(path)
+    file.put(file.queries[0], "c", Judgment("c", 0))
+    written = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert written[0] == {**rows[0], "relevant": {"a": 1, "c": 0}}
+    assert written[1] == rows[1]
+    assert written[2]["relevant"] == []
+    assert "Öl" in path.read_text(encoding="utf-8")
+    assert file.max_grade == 2
+
+
+def test_labels_given_are_begun_with(tmp_path: Path) -> None:
+    given = Dataset(
+        "beir",
+        (Query("q1", QUESTIONS[0]), Query("q2", QUESTIONS[1])),
+        {"q1": {"a": 1}, "q2": {"z": 0}},
+        {"q2": {"y": "distractor"}},
+    )
+    file = LabelFile(tmp_path / "labels.jsonl", labelled=given)
+    file.put(file.queries[0], "b", Judgment("b", 0))
+    read = read_jsonl(file.path)
+    assert read.qrels == {"q1": {"a": 1, "b": 0}, "q2": {"y": 0, "z": 0}}
+    assert read.distractors == {"q2": {"y": "distractor"}}
+
+
+def test_a_relevant_passage_forbids_no_answer(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    file.put(file.queries[0], "a", Judgment("a", 1))
+    with pytest.raises(DataError, match="take its grade back"):
+        file.mark(file.queries[0], no_answer=True)
+    assert not file.has_no_answer(file.queries[0].query_id)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_file_changed_meanwhile_is_not_overwritten(tmp_path: Path, is_there: bool) -> None:
+    file = opened(tmp_path)
+    kettle = file.queries[0]
+    if is_there:
+        file.put(kettle, "a", Judgment("a", 1))
+    file.path.write_text('{"_id": "x", "text": "of another", "relevant": []}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="changed by another program"):
+        file.put(kettle, "b", Judgment("b", 1))
+    assert "b" not in file.judgments(kettle.query_id)
+    assert "of another" in file.path.read_text(encoding="utf-8")
+
+
+def test_a_grade_that_cannot_be_written_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = opened(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("calibration.data.label_file.write_lines", full)
+    with pytest.raises(DataError, match="No space left"):
+        file.put(file.queries[0], "a", Judgment("a", 1))
+    assert file.judgments(file.queries[0].query_id) == {}
+    assert file.n_answerable == 0
+
+
+def test_keywords_alone_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    path.write_text('{"_id": "q", "text": "Which bulb?", "keywords": ["E27"]}\n', encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="keywords"):
+        LabelFile(path)
+
+
+@pytest.mark.parametrize("text", ["", " \n\n"])
+def test_no_question_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "questions.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match="one a line"):
+        listed_questions(tmp_path / "questions.txt")

