@@ -114,13 +114,13 @@ def write_candidates(folder: Path) -> list[dict[str, Any]]:
         near = [THINGS[(number + step) % len(THINGS)] for step in range(8)]
         for name, questions in QUESTIONS.items():
             documents = [
-                {"id": f"{each}:{name}", "text": f"{name} of the {each}: {SECTIONS[name]}"}
+                {"id": f"{each}:{name}", "text": f"{each} : {name} of the {each}. {SECTIONS[name]}"}
                 for each in near
             ]
             rows += [
                 {
                     "query_id": f"{thing}:{name}:{place}",
-                    "query": f"{name}: {question.format(thing)}",
+                    "query": f"{thing} : {question.format(thing)}",
                     "documents": documents,
                     "relevant": [documents[0]["id"]],
                 }

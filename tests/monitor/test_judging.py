@@ -306,7 +306,7 @@ def test_grades_count_by_their_scale() -> None:
         record_of(ONLY_SERVED),
         verdicts,
         Scale(STRICT, 3),
-        people=PeopleGrades(given, SCALE),
+        people=PeopleGrades(given, SCALE._replace(utilities=STRICT)),
     )
     rows = Rows.read([block])
     passages = rows.passages
