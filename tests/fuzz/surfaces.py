@@ -541,7 +541,7 @@ def _decision(random: Random) -> Input:
     return _called(_run_decision, hits, random.choice(list(ScoreKind)), policy)
 
 
-def _answered(returned: Callable[[], object]) -> None:
+def _guarded(returned: Callable[[], object]) -> None:
     guard = ContextGuard(lambda query, depth: returned(), score_kind=ScoreKind.RATIO, k=3)
     context = guard.retrieve("q")
     json.dumps(context.to_dict(), allow_nan=False)
@@ -554,20 +554,21 @@ def _hits(random: Random) -> Input:
         return value(random, 1) if random.random() < 0.3 else text(random, 4)
 
     hits: Any = [
-        Hit(odd(), random.choice([1.0, value(random, 0)]), odd(), odd())
+        (odd(), random.choice([1.0, value(random, 0)]), odd(), odd())
         for _ in range(random.randint(0, 6))
     ]
     if random.random() < 0.5:
-        return Input(hits, len(repr(hits)), lambda: _answered(lambda: hits))
+        made = lambda: [Hit(*each) for each in hits]  # noqa: E731
+        return Input(hits, len(repr(hits)), lambda: _guarded(made))
     ids: Any = tuple(odd() for _ in range(random.randint(0, 4)))
     scores: Any = random.choice([np.array(_numbers(random)), _numbers(random), value(random)])
     kind: Any = random.choice([*ScoreKind, odd()])
     legs: Any = random.choice([None, value(random)])
-    passages = [Passage(each, "text") for each in ids]
+    passages = [Passage("p", "text") for _ in ids]
     return Input(
         (ids, scores, kind, legs),
         len(repr((ids, scores, legs))),
-        lambda: _answered(lambda: Ranking(ids, scores, kind, passages, legs=legs)),
+        lambda: _guarded(lambda: Ranking(ids, scores, kind, passages, legs=legs)),
     )
 
 
