@@ -136,7 +136,12 @@ def test_links_into_pages_lead_to_headings(page: Path) -> None:
     assert [each for each in led if each[1] not in headings(each[0])] == []
 
 
-MOST_WORDS = {"docs/**/*.md": 27_000, "docs/DESIGN.md": 4_500, "benchmarks/README.md": 4_000}
+MOST_WORDS = {
+    "docs/**/*.md": 29_000,
+    "docs/DESIGN.md": 5_300,
+    "README.md": 1_000,
+    "benchmarks/README.md": 4_000,
+}
 
 
 @pytest.mark.parametrize("pattern", MOST_WORDS)
