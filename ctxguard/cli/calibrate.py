@@ -88,10 +88,10 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
                 raise ConfigurationError(f"--{name} has no effect with --store: leave it out")
         if self.store is not None and self.alpha is not None:
             raise ConfigurationError("--alpha needs --data: a judge's opinion certifies nothing")
-        if (self.price is not None or self.assessor is not None) and self.data is None:
+        if (self.price is not None or self.asked is not None) and self.data is None:
             raise ConfigurationError("an assessor is calibrated on labelled queries: give --data")
-        if self.price is not None and self.assessor is None:
-            raise ConfigurationError("--price needs an assessor: name it in a file --system")
+        if self.price is not None and self.asked is None:
+            raise ConfigurationError("--price needs a model that is asked: name it with --ask")
         return self
 
     def __call__(self, output: Output) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.core.types import ScoreKind
@@ -117,9 +117,22 @@ class IdentitySettings(SettingsModel):
     )
 
 
+class Asked(NamedTuple):
+    """A model that is asked about candidates: its kind, its name or folder, and its endpoint."""
+
+    kind: str
+    model: str | None
+    url: str | None
+
+
 class AssessorSettings(UpstreamSystem):
     """The assessor, whose server speaks the protocol of the other reranker's."""
 
+    ask: str | None = optional(
+        "Ask a model that reads about candidates, where that pays: openai:MODEL, rerank:URL or "
+        "cross-encoder:FOLDER; the keys assessor… say more.",
+        "MODEL",
+    )
     assessor: Literal["chat", "decisions", "systemone", "reranker", "cross-encoder"] | None = (
         optional_key(
             "Asked about candidates where that pays: a model behind chat completions (chat) or an "
@@ -154,6 +167,29 @@ class AssessorSettings(UpstreamSystem):
         value=DEFAULT_PER_SECOND,
     )
 
+    @property
+    def asked(self) -> "Asked | None":
+        """The model that is asked, by the option or by the keys; None without one.
+
+        Raises:
+            ConfigurationError: ``ask`` has another form, or both name a model.
+        """
+        if self.ask is None:
+            named = self.assessor
+            return named and Asked(named, self.assessor_model, self.assessor_url)
+        if self.assessor is not None:
+            raise ConfigurationError("--ask and the key assessor both name a model: leave one out")
+        kind, _, what = self.ask.partition(":")
+        if what and kind == "openai":
+            return Asked("chat", what, self.assessor_url)
+        if what and kind == "rerank":
+            return Asked("reranker", self.assessor_model, what)
+        if what and kind == "cross-encoder":
+            return Asked("cross-encoder", what, None)
+        raise ConfigurationError(
+            f"--ask {self.ask!r} must be openai:MODEL, rerank:URL or cross-encoder:FOLDER"
+        )
+
     def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
         """Make the stage that asks the assessor; None without one.
 
@@ -167,36 +203,37 @@ class AssessorSettings(UpstreamSystem):
         from ctxguard.guard.assess import AssessorStage
         from ctxguard.monitor.redaction import redact
 
-        if self.assessor is None:
+        asked = self.asked
+        if asked is None:
             return None
         seconds = _PATIENT_SECONDS if patient else self.assessor_seconds
         return AssessorStage(
-            self._assessor(seconds),
+            self._assessor(asked, seconds),
             deadline_seconds=seconds,
             max_per_second=_PATIENT_PER_SECOND if patient else self.assessor_per_second,
             # Only texts that leave the process.
-            redact=None if self.assessor == "cross-encoder" else redact,
+            redact=None if asked.kind == "cross-encoder" else redact,
         )
 
-    def _assessor(self, seconds: float) -> "Assessor":
+    def _assessor(self, asked: "Asked", seconds: float) -> "Assessor":
         from ctxguard.endpoints import assessors
         from ctxguard.endpoints.chat import TokenPrices
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
         own_key = os.environ.get("CTXGUARD_ASSESSOR_KEY") or None
-        model, url = self.assessor_model, self.assessor_url
-        if self.assessor == "reranker":
+        kind, model, url = asked
+        if kind == "reranker":
             if url is None:
                 raise ConfigurationError("the assessor reranker needs its server: assessor-url")
             return assessors.ScoreAssessor(self.upstream(url, own_key, seconds, model))
         if model is None:
-            raise ConfigurationError(f"the assessor {self.assessor} needs assessor-model")
-        if self.assessor == "cross-encoder":
+            raise ConfigurationError(f"the assessor {kind} needs assessor-model")
+        if kind == "cross-encoder":
             return assessors.ScoreAssessor(CrossEncoderReranker(model))
         key_of_endpoint = own_key or os.environ.get("OPENAI_API_KEY") or None
         return assessors.ModelAssessor(
             model,
-            form=cast(assessors.Form, self.assessor),
+            form=cast(assessors.Form, kind),
             questions=self.assessor_questions,
             prices=None if self.assessor_prices is None else TokenPrices(*self.assessor_prices),
             base_url=url,
