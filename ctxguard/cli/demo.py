@@ -99,6 +99,11 @@ def _show_questions(
         ("misleading", "{:,} before, {:,} after".format(*(each.sum() for each in misleading))),
         ("not relevant", "{:,} before, {:,} after".format(*(each.sum() for each in irrelevant))),
     )
+    if misleading[1].sum() >= misleading[0].sum():
+        output.note(
+            "a scorer sees likeness, so what misleads stays; a model that reads can tell: "
+            "calibrate with --ask (how far near misses fool real models is not known)"
+        )
     for name, question in shown.items():
         output.out.print()
         said = {"best": "gains", "typical": "typical", "worst": "loses"}[name]

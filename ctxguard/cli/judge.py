@@ -230,13 +230,13 @@ class JudgeCommand(JudgeModel, System):
 
 def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | None:
     """Judge all that waits; return why it ended before, None where it did not."""
-    from ctxguard.monitor.service import Monitor, Outcome
+    from ctxguard.monitor.service import JudgingOutcome, Monitor
 
     running = Monitor(store, judge)
     wait_to_own(running, output)
     fault = judge_waiting(running, output, _AT_ONCE)
     report = running.report()
-    if report.waiting and report.outcomes[Outcome.JUDGE_FAILED]:
+    if report.waiting and report.outcomes[JudgingOutcome.JUDGE_FAILED]:
         fault = f"{running.why_judge_failed}; {count(report.waiting, 'sample')} wait for it"
     return fault
 

@@ -142,14 +142,14 @@ class MonitorCommand(JudgeSettings, IndexSystem):
     def _once(self, running: "Monitor", output: Output) -> None:
         from ctxguard.monitor.estimation.metrics import failed_in_words
         from ctxguard.monitor.judging.sample_judge import tokens_by_mode
-        from ctxguard.monitor.service import Outcome
+        from ctxguard.monitor.service import JudgingOutcome
 
         wait_to_own(running, output)
         judge_fault = judge_waiting(running, output)
         before = None if running.alarms is None else running.alarms.profile_id
         report = running.maintain()
         alarms = None if running.alarms is None else running.alarms.report()
-        judge_failed = report.waiting > 0 and report.outcomes[Outcome.JUDGE_FAILED] > 0
+        judge_failed = report.waiting > 0 and report.outcomes[JudgingOutcome.JUDGE_FAILED] > 0
         notes = [] if judge_fault is None else [judge_fault]
         if alarms is not None and alarms.profile_id != before:
             notes.append(

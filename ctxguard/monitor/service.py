@@ -35,7 +35,7 @@ from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudg
 from ctxguard.monitor.judging.judging_again import canaries_of
 from ctxguard.monitor.judging.sample_judge import (
     NOTHING_COUNTED,
-    Outcome,
+    JudgingOutcome,
     PassageLookup,
     SampleJudge,
 )
@@ -44,7 +44,7 @@ from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, Counts, SampleStore, State
 from ctxguard.profile.schema import Profile
 
-__all__ = ["DEFAULT_WINDOW_SECONDS", "Monitor", "Outcome", "Report", "WatchedProfile"]
+__all__ = ["DEFAULT_WINDOW_SECONDS", "JudgingOutcome", "Monitor", "Report", "WatchedProfile"]
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Report:
     labelled_waiting: int
     judge_changed: bool
     counts: Counts
-    outcomes: Mapping[Outcome, int]
+    outcomes: Mapping[JudgingOutcome, int]
     failed_requests: int
     failed_passages: int
     waiting: int
@@ -287,7 +287,7 @@ class Monitor:
                 labelled_waiting=sum(not is_judged for is_judged in labelled.values()),
                 judge_changed=is_corrected and canaries_of(store, series).has_changed,
                 counts={**NOTHING_COUNTED, **store.counts(series)},
-                outcomes={outcome: self._worker.outcomes[outcome] for outcome in Outcome},
+                outcomes={outcome: self._worker.outcomes[outcome] for outcome in JudgingOutcome},
                 failed_requests=failed_requests,
                 failed_passages=failed_passages,
                 waiting=store.states()[State.PENDING],

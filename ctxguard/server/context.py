@@ -56,7 +56,7 @@ class ContextVerdict(CandidateVerdict):
     passage_id: str
 
 
-class Failure(TypedDict):
+class FailureItem(TypedDict):
     """A stage that was left out."""
 
     stage: str
@@ -77,7 +77,7 @@ class ContextAnswer(TypedDict):
     p_sufficient: float | None
     flags: list[str]
     differences: list[str]
-    failures: list[Failure]
+    failures: list[FailureItem]
     text: Annotated[str, Field(description="What to give the model.")]
     candidates: int
     kept: int

@@ -1,9 +1,9 @@
-"""Pages as a person reads them: their content, without what is hidden or repeats on a site."""
+"""SitePages as a person reads them: their content, without what is hidden or repeats on a site."""
 
 import pytest
 
 from calibration.data.documents.markdown import read_markdown
-from calibration.data.documents.repeats import Pages
+from calibration.data.documents.repeats import SitePages
 
 pytest.importorskip("markdownify")
 
@@ -126,7 +126,7 @@ def test_deep_pages_are_read(tag: str) -> None:
 
 
 def repeated(*pages: str) -> list[str]:
-    with Pages() as site:
+    with SitePages() as site:
         for page in pages:
             site.add("", page)
         return [markdown for _, markdown in site.read()]

@@ -39,7 +39,7 @@ def retriever() -> Recorded:
 
 
 def guard_of(retriever: Recorded, profile: Path | Profile, **settings: Any) -> ContextGuard:
-    return ContextGuard(retriever, profile=profile, **settings)
+    return ContextGuard(retriever, profile=profile, **{"mode": "enforce", **settings})
 
 
 def answers(guard: ContextGuard, retriever: Recorded, **asked: Any) -> Iterator[Context]:

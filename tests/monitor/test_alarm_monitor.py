@@ -15,7 +15,7 @@ from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
-from ctxguard.monitor.judging.sample_judge import Outcome
+from ctxguard.monitor.judging.sample_judge import JudgingOutcome
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import RouteProfile
@@ -142,7 +142,7 @@ def test_a_judging_budget_breaks_no_promise_and_hides_no_broken_one(
         live.monitor._budget._measured = None
         live.watch(*[of_profile(f"{part}-{i}", query) for i, query in enumerate(queries)])
     outcomes = live.monitor.report().outcomes
-    assert outcomes[Outcome.SKIPPED] > 100
+    assert outcomes[JudgingOutcome.SKIPPED] > 100
     live.now += DAY_SECONDS
     live.watch()
     live.end_day()

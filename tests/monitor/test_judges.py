@@ -11,7 +11,7 @@ from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.service import Outcome
+from ctxguard.monitor.service import JudgingOutcome
 from tests.doubles import JudgeContract
 
 QRELS = {"how?": {"a": 2, "b": 1, "c": 0, "z": -1}}
@@ -171,4 +171,4 @@ class TestRedactedQuestions:
     def test_a_sampled_question_with_an_address_in_it_is_judged(self) -> None:
         live = Watching(LabelJudge({self.ASKED: {"p0": 1}}))
         live.watch(make_context(["p0", "p1"], 1, query=self.ASKED))
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 1
+        assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 1

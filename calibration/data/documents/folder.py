@@ -16,8 +16,13 @@ from urllib.parse import quote
 from calibration.data.documents.conversion import MAX_BYTES, Converter
 from calibration.data.documents.converters import CONVERTERS, UnreadableError
 from calibration.data.documents.encodings import UnknownEncodingError, decode
-from calibration.data.documents.markdown import Document, Section, read_markdown, without_data
-from calibration.data.documents.repeats import Pages
+from calibration.data.documents.markdown import (
+    MarkdownDocument,
+    Section,
+    read_markdown,
+    without_data,
+)
+from calibration.data.documents.repeats import SitePages
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.types import Passage
@@ -94,13 +99,13 @@ def _read(
     path: Path, files: dict[str, Path], counts: Counter[str], left_out: list[LeftOut]
 ) -> Iterator[Passage]:
     n_passages = 0
-    with Converter() as converter, Pages() as pages:
+    with Converter() as converter, SitePages() as pages:
         for name, document in _documents(files, converter, pages, left_out):
             clean = [(headings, without_data(text, counts)) for headings, text in document.sections]
             found = [Section(headings, text) for headings, text in clean if text.strip()]
             if not found:
                 left_out.append(LeftOut(name, "holds no text"))
-            for passage in _passages(name, Document(document.title, found)):
+            for passage in _passages(name, MarkdownDocument(document.title, found)):
                 n_passages += 1
                 yield passage
     if not n_passages:
@@ -113,8 +118,8 @@ def _first_reasons(left_out: list[LeftOut]) -> str:
 
 
 def _documents(
-    files: dict[str, Path], converter: Converter, pages: Pages, left_out: list[LeftOut]
-) -> Iterator[tuple[str, Document]]:
+    files: dict[str, Path], converter: Converter, pages: SitePages, left_out: list[LeftOut]
+) -> Iterator[tuple[str, MarkdownDocument]]:
     """Yield the documents that can be read, by name; HTML pages after all others."""
     page_names = []
     for name, file in files.items():
@@ -129,13 +134,16 @@ def _documents(
                     pages.add(title, markdown)
                     page_names.append(name)
                 elif suffix == ".pdf":
-                    yield name, Document("", [Section((), markdown)])
+                    yield name, MarkdownDocument("", [Section((), markdown)])
                 else:
                     yield name, read_markdown(markdown, is_source=False)
             else:
                 text = decode(read_regular(file, MAX_BYTES))
                 is_text = suffix in _TEXT
-                yield name, Document("", [Section((), text)]) if is_text else read_markdown(text)
+                yield (
+                    name,
+                    MarkdownDocument("", [Section((), text)]) if is_text else read_markdown(text),
+                )
         except (UnreadableError, UnknownEncodingError) as error:
             left_out.append(LeftOut(name, str(error), unread=True))
         except OSError as error:
@@ -148,10 +156,10 @@ def _documents(
             Section(each.headings or ((title,) if title else ()), each.text)
             for each in document.sections
         ]
-        yield name, Document("", titled)
+        yield name, MarkdownDocument("", titled)
 
 
-def _passages(name: str, document: Document) -> Iterator[Passage]:
+def _passages(name: str, document: MarkdownDocument) -> Iterator[Passage]:
     path = _NOT_IN_ID.sub(_quoted, name)
     slugs = [_slug(headings) for headings, _ in document.sections]
     headings_of: dict[str, set[tuple[str, ...]]] = {}

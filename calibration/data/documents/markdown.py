@@ -60,7 +60,7 @@ class Section(NamedTuple):
     text: str
 
 
-class Document(NamedTuple):
+class MarkdownDocument(NamedTuple):
     """A text in sections.
 
     Attributes:
@@ -72,7 +72,7 @@ class Document(NamedTuple):
     sections: list[Section]
 
 
-def read_markdown(markdown: str, *, is_source: bool = True) -> Document:
+def read_markdown(markdown: str, *, is_source: bool = True) -> MarkdownDocument:
     r"""Cut Markdown at its headings; a heading without text of its own makes no section.
 
     Args:
@@ -114,7 +114,7 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> Document:
         else:
             own.append(_unescaped(line) if is_source else _GUARD.sub(r"\1", line))
     close()
-    return Document(title, found)
+    return MarkdownDocument(title, found)
 
 
 def guarded(text: str) -> str:

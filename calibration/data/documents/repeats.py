@@ -15,8 +15,8 @@ _LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")
 _MARKS = re.compile(r"[\W_]+")
 
 
-class Pages:
-    """Pages of a site as Markdown, without what repeats on them.
+class SitePages:
+    """SitePages of a site as Markdown, without what repeats on them.
 
     All are added first, and kept in a file; then they are read once, in the same order. Used as a
     context manager, which deletes the file.
@@ -27,7 +27,7 @@ class Pages:
         self._pages: Counter[bytes] = Counter()
         self._n_pages = 0
 
-    def __enter__(self) -> "Pages":
+    def __enter__(self) -> "SitePages":
         return self
 
     def __exit__(self, *_: object) -> None:

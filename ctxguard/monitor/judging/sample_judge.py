@@ -236,7 +236,7 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
     )
 
 
-class Outcome(StrEnum):
+class JudgingOutcome(StrEnum):
     """How the judging of a sample ended. A closed set: it labels a metric."""
 
     JUDGED = "judged"
@@ -286,7 +286,7 @@ def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
 
 _VALUES: dict[str, Iterable[str]] = {
     "route": Route,
-    "outcome": Outcome,
+    "outcome": JudgingOutcome,
     "mode": Mode,
     "fate": TokenAccount._fields[:-1],
     "same": ("yes", "no"),

@@ -26,7 +26,7 @@ from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.judging_again import JudgingAgain
 from ctxguard.monitor.judging.sample_judge import (
     JudgedSample,
-    Outcome,
+    JudgingOutcome,
     SampleJudge,
     judge_counts,
     token_counts,
@@ -56,10 +56,10 @@ _SLOW_SECONDS = 0.05
 _NOTHING: Counts = {}
 
 _STATES = {
-    Outcome.JUDGED: State.JUDGED,
-    Outcome.INCOMPLETE: State.INCOMPLETE,
-    Outcome.SKIPPED: State.SKIPPED,
-    Outcome.UNREADABLE: State.FAILED,
+    JudgingOutcome.JUDGED: State.JUDGED,
+    JudgingOutcome.INCOMPLETE: State.INCOMPLETE,
+    JudgingOutcome.SKIPPED: State.SKIPPED,
+    JudgingOutcome.UNREADABLE: State.FAILED,
 }
 
 
@@ -136,7 +136,7 @@ class JudgingWorker:
         """Passages judged of fresh samples and of those judged again."""
         self._is_idle = True
         self.failing = False
-        self.outcomes = Counter[Outcome]()
+        self.outcomes = Counter[JudgingOutcome]()
         self.errors = 0
 
     def step(self, limit: int) -> int:
@@ -179,7 +179,7 @@ class JudgingWorker:
             # Whatever stopped it, what was judged is written.
             self._write()
         found = self.outcomes - before
-        return found.total() - found[Outcome.JUDGE_FAILED] + n_again
+        return found.total() - found[JudgingOutcome.JUDGE_FAILED] + n_again
 
     def _judge_again(self, limit: int) -> int:
         """Judge what people graded again, where it is due; how many samples.
@@ -250,14 +250,14 @@ class JudgingWorker:
             record = SampleRecord.from_bytes(payload)
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample_id, error)
-            why = (("", Outcome.UNREADABLE.value, str(error)),)
+            why = (("", JudgingOutcome.UNREADABLE.value, str(error)),)
             self._finish(
-                Outcome.UNREADABLE, Finished(sample_id, State.FAILED, rejected=why), route=""
+                JudgingOutcome.UNREADABLE, Finished(sample_id, State.FAILED, rejected=why), route=""
             )
             return True
         if not self._sampler.selects(record.request_id, probability):
             skipped = Finished(sample_id, State.SKIPPED)
-            self._finish(Outcome.SKIPPED, skipped, record.route, _tokens(record))
+            self._finish(JudgingOutcome.SKIPPED, skipped, record.route, _tokens(record))
             self._budget.sample_finished()
             return True
         return self._process(_Waiting(sample_id, record, record.probability * probability))
@@ -304,7 +304,7 @@ class JudgingWorker:
         """Take what was found of a sample up among what is written next."""
         record, is_fresh = sample.record, sample.known is None
         is_judged = found.block is not None and not found.n_failed
-        outcome = Outcome.JUDGED if is_judged else Outcome.INCOMPLETE
+        outcome = JudgingOutcome.JUDGED if is_judged else JudgingOutcome.INCOMPLETE
         self._finish(
             outcome,
             Finished(
@@ -329,7 +329,7 @@ class JudgingWorker:
 
     def _finish(
         self,
-        outcome: Outcome,
+        outcome: JudgingOutcome,
         finished: Finished,
         route: str,
         counts: Counts = _NOTHING,
@@ -378,8 +378,8 @@ class JudgingWorker:
             return None
 
     def _judge_failed(self, error: Exception, route: Route) -> None:
-        self.outcomes[Outcome.JUDGE_FAILED] += 1
-        self._count({("judged_samples", route, Outcome.JUDGE_FAILED): 1})
+        self.outcomes[JudgingOutcome.JUDGE_FAILED] += 1
+        self._count({("judged_samples", route, JudgingOutcome.JUDGE_FAILED): 1})
         self.why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
@@ -435,11 +435,11 @@ class JudgingWorker:
         self.errors += 1
         why = describe_error(refusal)
         _log.warning("the result of sample %d could not be stored: %s", sample_id, why)
-        reason = (("", Outcome.UNREADABLE.value, why),)
+        reason = (("", JudgingOutcome.UNREADABLE.value, why),)
         self._store.finish(self._series, [Finished(sample_id, State.FAILED, rejected=reason)])
 
 
-def _outcome_of(finished: Finished) -> Outcome:
+def _outcome_of(finished: Finished) -> JudgingOutcome:
     return next(outcome for outcome, state in _STATES.items() if state is finished.state)
 
 

@@ -38,7 +38,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class GradedPassage:
     """One question with its passages and the grades so far.
 
     Attributes:
@@ -86,7 +86,7 @@ class Grading(ABC):
         """Return the first question that lacks grades; None where all are graded."""
 
     @abstractmethod
-    def question(self, task: Task, number: int) -> Graded:
+    def question(self, task: Task, number: int) -> GradedPassage:
         """Read a question.
 
         Raises:
@@ -105,7 +105,7 @@ class Grading(ABC):
     def done(self, request: Request, task: Task) -> Response:
         """Say that nothing is left."""
 
-    def mark(self, number: int, *, no_answer: bool) -> None:  # noqa: B027 - see `Graded.no_answer`
+    def mark(self, number: int, *, no_answer: bool) -> None:  # noqa: B027 - see `GradedPassage.no_answer`
         """Mark a question as having no answer, or take that back, where it can be."""
 
     def notice(self, n_graded: int) -> str | None:  # noqa: ARG002

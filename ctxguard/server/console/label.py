@@ -14,7 +14,7 @@ from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
 from ctxguard.monitor.labels.samples import GradedSample, repeats
 from ctxguard.monitor.service import let_people_grade
 from ctxguard.monitor.store import LabelRow
-from ctxguard.server.console.grading import Graded, Grading, Shown, value_of
+from ctxguard.server.console.grading import GradedPassage, Grading, Shown, value_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to
 from ctxguard.server.console.queue import LabelQueue, Task
 
@@ -64,7 +64,7 @@ class Label(Grading):
         """Return the first request that can be graded."""
         return self._queue.next_open(task)
 
-    def question(self, task: Task, number: int) -> Graded:
+    def question(self, task: Task, number: int) -> GradedPassage:
         """List the passages that have a grade or need one next, in the order of a file.
 
         The search for a relevant passage shows one passage at a time.
@@ -89,7 +89,7 @@ class Label(Grading):
                 value = value_of(own.get(row.passage_id))
                 at = 0 if is_searched else place
                 shown.append(Shown(passage, at, value, row.passage_id in is_open))
-        return Graded(sample.record.query, sample.record.passage_ids, shown, len(to_grade))
+        return GradedPassage(sample.record.query, sample.record.passage_ids, shown, len(to_grade))
 
     def put(self, task: Task, number: int, passage_id: str, judgment: Judgment | None) -> None:
         """Add a label of a request, and of those that ask the same."""

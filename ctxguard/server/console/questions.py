@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ctxguard.core.types import Passage
 from ctxguard.monitor.judges import Judgment
-from ctxguard.server.console.grading import Graded, Grading, Shown, value_of
+from ctxguard.server.console.grading import GradedPassage, Grading, Shown, value_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage
 from ctxguard.server.console.queue import Task
 
@@ -85,7 +85,7 @@ class QuestionGrading(Grading):
         """Return the first question that lacks grades."""
         return next((place for place, done in self.places(task).items() if not done), None)
 
-    def question(self, _task: Task, number: int) -> Graded:
+    def question(self, _task: Task, number: int) -> GradedPassage:
         """List the passages that are asked about so far."""
         work = self._work
         if number >= len(work.texts):
@@ -105,7 +105,9 @@ class QuestionGrading(Grading):
             for at, passage_id in enumerate(asked, start=1)
         ]
         is_relevant = any(judgment.grade > 0 for judgment in own.values())
-        return Graded(work.texts[number], asked, shown, 0, None if is_relevant else no_answer)
+        return GradedPassage(
+            work.texts[number], asked, shown, 0, None if is_relevant else no_answer
+        )
 
     def put(self, _task: Task, number: int, passage_id: str, judgment: Judgment | None) -> None:
         """Keep a grade in the labels."""
