@@ -16,7 +16,7 @@ import ctxguard.guard
 from ctxguard.core.context import Context
 from ctxguard.core.types import Route
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.service import Monitor, Outcome
+from ctxguard.monitor.service import JudgingOutcome, Monitor
 from ctxguard.resilience import Deadlines, RequestLimits
 from ctxguard.retrieval import HybridRetriever
 
@@ -97,7 +97,7 @@ def clock_stepped(folder: Path, size: Size) -> Result:
     while monitor.step():
         pass
     report = monitor.maintain()
-    judged = report.outcomes[Outcome.JUDGED]
+    judged = report.outcomes[JudgingOutcome.JUDGED]
     sampled = serving.sampler.sampled()
     age = report.live.age_seconds
     return serving.finish(

@@ -15,7 +15,7 @@ from serving import PATIENCE_SECONDS, Result, ServingProcess, Size, in_words, un
 
 from ctxguard.core.types import Passage
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.service import Monitor, Outcome
+from ctxguard.monitor.service import JudgingOutcome, Monitor
 from ctxguard.monitor.store import Accounts, LostReason, State
 from ctxguard.monitor.store import database as database_module
 
@@ -195,10 +195,10 @@ def judge_down(folder: Path, size: Size) -> Result:
     monitor.start(interval_seconds=0.02, refresh_seconds=0.1)
     n = serving.by_size(20, 200)
     serving.serve(n)
-    up = until(lambda: monitor.report().outcomes[Outcome.JUDGED] == 2 * n)
+    up = until(lambda: monitor.report().outcomes[JudgingOutcome.JUDGED] == 2 * n)
     judge.is_down = True
     serving.serve(n)
-    noticed = until(lambda: monitor.report().outcomes[Outcome.JUDGE_FAILED] > 0)
+    noticed = until(lambda: monitor.report().outcomes[JudgingOutcome.JUDGE_FAILED] > 0)
     while_down = monitor.report()
     judge.is_down = False
     serving.writer.flush()
@@ -208,7 +208,7 @@ def judge_down(folder: Path, size: Size) -> Result:
     states = serving.store.states()
     gone = states[State.INCOMPLETE]
     return serving.finish(
-        f"{while_down.outcomes[Outcome.JUDGE_FAILED]} attempts failed, {while_down.waiting} "
+        f"{while_down.outcomes[JudgingOutcome.JUDGE_FAILED]} attempts failed, {while_down.waiting} "
         f"waited, then {states[State.JUDGED]} judged and {gone} to be asked about again",
         {
             "samples are judged before": up,

@@ -23,7 +23,7 @@ from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.service import Monitor, Outcome, WatchedProfile
+from ctxguard.monitor.service import JudgingOutcome, Monitor, WatchedProfile
 from ctxguard.monitor.store import (
     Finished,
     SampleStore,
@@ -89,7 +89,7 @@ class TestQuickJudge:
         live = watching(30)
         assert live.monitor.step() == 30
         assert writes == [30]
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 30
+        assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 30
 
     def test_not_more_than_a_hundred_wait_for_one_transaction(self, writes: list[int]) -> None:
         live = watching(130)
@@ -100,8 +100,8 @@ class TestQuickJudge:
         live = watching(40, budget=BudgetLimits(calls_per_hour=20))
         live.monitor.step()
         outcomes = live.monitor.report().outcomes
-        assert min(outcomes[Outcome.JUDGED], outcomes[Outcome.SKIPPED]) > 0
-        assert writes == [outcomes[Outcome.JUDGED] + outcomes[Outcome.SKIPPED]]
+        assert min(outcomes[JudgingOutcome.JUDGED], outcomes[JudgingOutcome.SKIPPED]) > 0
+        assert writes == [outcomes[JudgingOutcome.JUDGED] + outcomes[JudgingOutcome.SKIPPED]]
 
     def test_the_budget_holds_within_a_batch_and_what_was_spent_is_kept_with_it(self) -> None:
         budget = BudgetLimits(calls_per_hour=10)
@@ -134,7 +134,7 @@ class TestQuickJudge:
         with pytest.raises(KeyboardInterrupt):
             live.monitor.step()
         assert live.store.states()[State.JUDGED] == 3
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 3
+        assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 3
         assert live.store.states()[State.PENDING] == 2
 
     def test_after_an_outage_no_verdict_is_paid_for_again_and_no_sample_waits_for_a_lease(
@@ -149,11 +149,11 @@ class TestQuickJudge:
                 with pytest.raises(StoreLockedError):
                     live.monitor.step()
         assert judge.n == 3
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 0
+        assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 0
         live.monitor.step()
         assert judge.n == 5
         assert live.store.states()[State.JUDGED] == 5
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
+        assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 5
 
     def test_a_verdict_that_cannot_be_written_is_given_up_and_the_others_are_kept(
         self,
@@ -171,7 +171,7 @@ class TestQuickJudge:
         states = live.store.states()
         assert (states[State.JUDGED], states[State.FAILED]) == (5, 1)
         report = live.monitor.report()
-        assert report.outcomes[Outcome.JUDGED] == 5
+        assert report.outcomes[JudgingOutcome.JUDGED] == 5
         assert sum(n for (name, *_), n in report.counts.items() if name == "judged_samples") == 5
         assert live.monitor.errors == 1
         assert "the result of sample 3 could not be stored" in caplog.text

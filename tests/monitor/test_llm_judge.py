@@ -25,7 +25,7 @@ from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavaila
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages, read_grade
 from ctxguard.monitor.sampling.writer import Privacy
-from ctxguard.monitor.service import Outcome
+from ctxguard.monitor.service import JudgingOutcome
 from tests.doubles import JudgeContract
 
 pytest.importorskip("truststore")
@@ -435,9 +435,9 @@ def test_a_monitor_tells_an_outage_from_a_bad_reply_and_goes_on(endpoint: Judged
         live.monitor.step(1)
     live.monitor.step(1)
     outcomes = live.monitor.report().outcomes
-    assert outcomes[Outcome.JUDGE_FAILED] == 1
-    assert outcomes[Outcome.INCOMPLETE] == 1
-    assert outcomes[Outcome.JUDGED] >= 1
+    assert outcomes[JudgingOutcome.JUDGE_FAILED] == 1
+    assert outcomes[JudgingOutcome.INCOMPLETE] == 1
+    assert outcomes[JudgingOutcome.JUDGED] >= 1
 
 
 def test_a_raw_reply_that_was_no_verdict_is_kept_in_the_store(endpoint: JudgedEndpoint) -> None:

@@ -18,7 +18,7 @@ from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.sampling.writer import Privacy
-from ctxguard.monitor.service import Monitor, Outcome
+from ctxguard.monitor.service import JudgingOutcome, Monitor
 from ctxguard.monitor.store import State
 from tests.stored import all_judged
 from tests.timing import PATIENCE_SECONDS, until
@@ -157,7 +157,7 @@ def test_invalid_grade_is_never_imputed(
     live = Watching(ScriptedJudge(answer), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 2)] * 3)
     report = live.monitor.report()
-    assert report.outcomes[Outcome.INCOMPLETE] == 3
+    assert report.outcomes[JudgingOutcome.INCOMPLETE] == 3
     # The whole pool is judged with certainty.
     assert counted(report, "verdicts") == counted(report, "invalid_verdicts") == 30
     assert report.failed_passages == 30
@@ -177,7 +177,7 @@ def test_unreadable_dropped_passage_has_no_grade() -> None:
     live = Watching(ScriptedJudge(), rates=EVERYTHING)
     live.watch(torn)
     report = live.monitor.report()
-    assert report.outcomes[Outcome.INCOMPLETE] == 1
+    assert report.outcomes[JudgingOutcome.INCOMPLETE] == 1
     assert (counted(report, "verdicts"), counted(report, "invalid_verdicts")) == (10, 1)
 
 
@@ -193,7 +193,7 @@ def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
         live.serve(*[make_context(POOL, 2)] * 3)
         assert [live.monitor.step() for _ in range(2)] == [0, 0]
     # One is asked about in the second step: the judge is known to be down.
-    assert live.monitor.report().outcomes[Outcome.JUDGE_FAILED] == 5
+    assert live.monitor.report().outcomes[JudgingOutcome.JUDGE_FAILED] == 5
     assert live.monitor.report().waiting == 3
     assert len(caplog.records) == 1
     assert "the judge is down" not in caplog.text
@@ -225,7 +225,7 @@ def test_an_outage_of_the_judge_costs_no_sample() -> None:
         assert live.monitor.step() == 0
     judge.answer = None
     live.watch()
-    assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
+    assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 20
 
 
 def test_another_version_of_the_judge_is_another_series() -> None:
@@ -243,8 +243,8 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> Non
         pass
     report = live.monitor.report()
     judged, skipped = (
-        report.outcomes[Outcome.JUDGED],
-        report.outcomes[Outcome.SKIPPED],
+        report.outcomes[JudgingOutcome.JUDGED],
+        report.outcomes[JudgingOutcome.SKIPPED],
     )
     assert counted(report, "verdicts") <= 160
     assert judged == pytest.approx(80, abs=20)
@@ -300,7 +300,7 @@ def test_a_judge_that_reads_is_asked_about_no_text_that_it_may_not_have(
     live = Watching(judge, privacy=Privacy(passages="omitted"), **settings)
     live.watch(make_context(POOL, 2))
     assert judge.asked == []
-    assert live.monitor.report().outcomes[Outcome.INCOMPLETE] == 1
+    assert live.monitor.report().outcomes[JudgingOutcome.INCOMPLETE] == 1
 
 
 def test_the_background_thread_judges_and_ends_when_told() -> None:
@@ -311,12 +311,12 @@ def test_the_background_thread_judges_and_ends_when_told() -> None:
 
     def all_are_judged() -> bool:
         latest = live.monitor.latest
-        return latest is not None and latest.outcomes[Outcome.JUDGED] == 20
+        return latest is not None and latest.outcomes[JudgingOutcome.JUDGED] == 20
 
     until(all_are_judged)
     assert live.monitor.stop()
     assert live.monitor.stop()
-    assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
+    assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 20
 
 
 def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end() -> None:
@@ -344,7 +344,7 @@ def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice() -> No
         live.now += step_seconds
         live.watch(*[make_context(POOL, 2)] * 5)
         live.monitor.maintain()
-    assert live.monitor.report().outcomes[Outcome.JUDGED] == 15
+    assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 15
     assert len(judge.asked) == 30
 
 

@@ -30,7 +30,7 @@ from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates, Sample, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
-from ctxguard.monitor.service import Outcome
+from ctxguard.monitor.service import JudgingOutcome
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
 from ctxguard.monitor.store.types import HOUR_SECONDS
 from tests.timing import PATIENCE_SECONDS, until
@@ -115,7 +115,7 @@ def test_a_judge_reads_texts_of_the_index_where_none_are_stored(
     live = Watching(judge, privacy=privacy, lookup=lookup if is_found else None)
     live.watch(make_context(POOL, 2, query="how?"))
     outcomes = live.monitor.report().outcomes
-    assert (outcomes[Outcome.JUDGED], outcomes[Outcome.INCOMPLETE]) == (
+    assert (outcomes[JudgingOutcome.JUDGED], outcomes[JudgingOutcome.INCOMPLETE]) == (
         is_judged,
         not is_judged,
     )
