@@ -211,8 +211,8 @@ class Recorded:
         costs = labels.retrieved * 1.0 if sizes is None else np.nan_to_num(sizes[rows])
         some = labels.n_relevant > 0
         found = labels.relevant[some].cumsum(axis=1) / labels.n_relevant[some, None]
-        points = (np.pad(each.mean(axis=0), (1, 0)) for each in (costs.cumsum(axis=1), found))
-        return float(np.interp(tokens, *points))
+        at, recall = (np.pad(each.mean(axis=0), (1, 0)) for each in (costs.cumsum(axis=1), found))
+        return float(np.interp(tokens, at, recall))
 
 
 def only_route(profile: Profile) -> RouteProfile:
