@@ -132,7 +132,10 @@ def test_an_assessor_that_says_nothing_is_not_dropped_in_silence(
 
 @pytest.mark.parametrize(
     ("missing", "says"),
-    [("assessor", "--price needs an assessor"), ("assessor-model", "needs assessor-model")],
+    [
+        ("assessor", "--price needs a model that is asked"),
+        ("assessor-model", "needs assessor-model"),
+    ],
 )
 def test_a_price_needs_an_assessor_and_its_model(
     calibrated: Calibrated, system: dict[str, Any], missing: str, says: str

@@ -52,7 +52,10 @@ def test_calibrated_evaluated_and_asked_it_answers_like_the_folder(
     made = profile.with_name("engine-profile.json")
     run.ok("calibrate", "--engine", engine, "--data", collection, "--out", made)
     routes = [json.loads(each.read_text())["routes"]["hybrid"] for each in (made, profile)]
+    models = [each["policy"].pop("model") for each in routes]
     assert routes[0]["policy"] == routes[1]["policy"]
+    # In bfloat16 a passage's vector depends on its batch.
+    assert models[0]["coefficients"] == pytest.approx(models[1]["coefficients"], abs=0.01)
     asked = ("--data", collection, "--profile", made, "--json")
     answered = run.read("evaluate", "--engine", engine, *asked)
     assert answered["answerable"] == 12

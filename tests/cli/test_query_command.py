@@ -8,6 +8,7 @@ import pytest
 from household import write_jsonl
 from running import Run
 
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names
 from ctxguard.core.types import Route
@@ -87,7 +88,9 @@ def test_json_is_the_context(run: Run, index: Path, profile: Path) -> None:
     assert document["query"] == QUESTION
     assert document["flags"] == []
     assert document["candidates"] == len(document["verdicts"]) == 36
-    assert document["kept"] == len(document["passages"])
+    # So few labels enforce nothing: today's five are served.
+    assert document["mode"] == "shadow"
+    assert len(document["passages"]) == 5
     assert document["passages"][0]["passage_id"] == "clean-violin"
 
 
@@ -123,7 +126,8 @@ def test_a_context_that_is_called_insufficient_is_said_to_be(
     n = len(feature_names(("dense", "lexical")))
     model = RelevanceModel(("dense", "lexical"), (0.0,) * n, (0.0,) * n, (1.0,) * n, -2.0)
     certified = sufficiency_with(threshold=0.5).model_copy(update={"model": model})
-    doubting = route.model_copy(update={"sufficiency": certified})
+    update = {"sufficiency": certified, "verdict": None, "policy": RatioPolicy(k=5)}
+    doubting = route.model_copy(update=update)
     file = tmp_path / "doubting.json"
     calibrated.model_copy(update={"routes": {Route.HYBRID: doubting}}).save(file)
     result = run("query", "--index", index, "--profile", file, QUESTION)

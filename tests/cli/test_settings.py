@@ -28,10 +28,10 @@ def flags(command: Any) -> set[str]:
     return {flag for each in command.options.items() for flag in flags_of(*each)}
 
 
-def test_options_are_about_115_in_20_commands() -> None:
+def test_options_are_about_120_in_20_commands() -> None:
     assert len(COMMANDS) <= 20
     assert re.findall(r"^  (--\w+)", help_of(), re.MULTILINE) == ["--version", "--json", "--help"]
-    assert sum(len(command.options) for command in COMMANDS.values()) <= 115
+    assert sum(len(command.options) for command in COMMANDS.values()) <= 120
 
 
 @pytest.mark.parametrize("name", COMMANDS)
