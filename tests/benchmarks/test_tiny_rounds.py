@@ -78,10 +78,15 @@ ROUNDS = {
     "stale": Round("--repeats 1 --cache DATA/cache", ""),
     "turns": Round("--former . --turns 1 --seconds 0", "cases/search, signals full/median"),
     "verdict": Round(
-        "--data DATA --collections musique --labels 20 --splits 1 --cache DATA/cache", "means/20/"
+        "--data DATA --collections musique --labels 20 --splits 1 --cache DATA/cache",
+        "^splits$",
     ),
 }
-ELSEWHERE = {"index_update": "test_index_update.py", "live": "../monitor/test_live.py"}
+ELSEWHERE = {
+    "index_update": "test_index_update.py",
+    "live": "../monitor/test_live.py",
+    "readers": "test_readers.py",
+}
 """Commands of which another test runs a small round."""
 
 
