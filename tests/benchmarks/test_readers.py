@@ -48,8 +48,15 @@ def test_a_price_is_a_share_of_the_gain() -> None:
 def test_a_round_from_file_to_figure(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {
-            **{"source": "s", "set": "nq", "reader": reader, "block": "docs", "variant": "v"},
-            **{"question": f"q{n}", "labels": labels, "relevant": 1, "correct": correct},
+            "source": "s",
+            "set": "nq",
+            "reader": reader,
+            "block": "docs",
+            "variant": "v",
+            "question": f"q{n}",
+            "labels": labels,
+            "relevant": 1,
+            "correct": correct,
         }
         for reader in ("one", "other")
         for n in range(4)
