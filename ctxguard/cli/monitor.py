@@ -25,7 +25,6 @@ from ctxguard.cli._store import (
     judge_waiting,
     open_store,
     tokens_in_words,
-    wait_to_own,
 )
 from ctxguard.core.metrics import READERS
 from ctxguard.errors import ConfigurationError, CtxguardError
@@ -144,11 +143,14 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.service import JudgingOutcome
 
-        wait_to_own(running, output)
-        judge_fault = judge_waiting(running, output)
-        before = None if running.alarms is None else running.alarms.profile_id
-        report = running.maintain()
-        alarms = None if running.alarms is None else running.alarms.report()
+        owns = running.own()
+        if not owns:
+            output.note("another monitor owns the store and judges: these are its figures of now")
+        judge_fault = judge_waiting(running, output) if owns else None
+        own_alarms = running.alarms if owns else None
+        before = None if own_alarms is None else own_alarms.profile_id
+        report = running.maintain() if owns else running.report()
+        alarms = None if own_alarms is None else own_alarms.report()
         judge_failed = report.waiting > 0 and report.outcomes[JudgingOutcome.JUDGE_FAILED] > 0
         notes = [] if judge_fault is None else [judge_fault]
         if alarms is not None and alarms.profile_id != before:

@@ -80,7 +80,7 @@ def describe_utilities(utilities: Utilities, source: str | None) -> str:
         source: ``Provenance.utilities_source``; None for the preset.
 
     >>> describe_utilities(Utilities(), None)
-    'unjudged -0.2, irrelevant -0.5, hard negative -0.5, distractor -1 (the preset)'
+    'unjudged -0.02, irrelevant -0.02, hard negative -0.1, distractor -0.2 (the preset)'
     """
     return (
         f"unjudged {utilities.unjudged:g}, irrelevant {utilities.irrelevant:g}, hard negative "

@@ -220,9 +220,11 @@ class TestOwnership:
         one, other = (open_store(any_store_url) for _ in range(2))
         first, second = Monitor(one, PeopleAlone()), Monitor(other, PeopleAlone())
         first.maintain()
-        for work in (second.step, second.report, second.maintain):
+        for work in (second.step, second.maintain):
             with pytest.raises(StoreLockedError, match="another monitor owns"):
                 work()
+        # It may look.
+        assert Monitor(other, PeopleAlone()).report().estimates == first.report().estimates
         second.start(interval_seconds=0.005, refresh_seconds=0.005)
         until(lambda: "another monitor owns" in caplog.text)
         assert second.latest is None
