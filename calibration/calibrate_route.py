@@ -54,7 +54,7 @@ ORDERING_SHARE = 0.4
 
 LEAST_SHARE_CHOSEN = 0.5
 """Where at most this share of the queries is measured by a choice, their figures are today's own,
-and nothing is enforced by them."""
+and nothing is decided by them."""
 
 SIZES: tuple[Context, ...] = get_args(Context)
 """What a context may cost, from the least."""
@@ -412,7 +412,7 @@ class LabelledRoute:
         order, n_kept = among.contexts(rule, self.settings.serving_k)
         found = self.option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
         vacuous = among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
-        if vacuous and found.verdict.decision == "enforce":
+        if vacuous and found.verdict.recall is not None:
             n = found.verdict.n
             shadow = RouteVerdict(decision="shadow", n=n, n_needed=self._in_all(n), **self._limits)
             return replace(found, verdict=shadow)

@@ -249,6 +249,17 @@ class TestVerdict:
         assert (verdict.decision, verdict.recall) == ("shadow", None)
         assert "about 75 such queries would probably decide" in verdict.statement
 
+    @pytest.mark.parametrize("relevant", [1, 3])
+    @pytest.mark.parametrize("n", [44, 47, 50])
+    def test_what_no_fold_chooses_is_undecided(self, n: int, relevant: int) -> None:
+        """Today's contexts were measured in its place, and gain nothing over themselves."""
+        asked = Settings(serving_k=10, context="leaner")
+        few = simulate(n, noise=0.05, relevant=relevant)
+        found = outcome_of(calibrate(*few, asked)).profile.verdict
+        assert (found.decision, found.recall) == ("shadow", None)
+        enough = simulate(found.n_needed, noise=0.05, relevant=relevant)
+        assert outcome_of(calibrate(*enough, asked)).profile.verdict.decision == "enforce"
+
     def test_where_nothing_can_be_gained_it_says_how_many_labels_show_that_nothing_is_lost(
         self,
     ) -> None:
