@@ -22,6 +22,7 @@ from tests.timing import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST_HOUR = (ROOT / "docs" / "first_hour.md").read_text(encoding="utf-8")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 PYTHONS = os.environ.get("PYTHONS", sys.executable).split()
@@ -46,9 +47,9 @@ def blocks(language: str) -> list[str]:
     ]
 
 
-def line_with(words: str) -> str:
-    """The README's command that begins with some words, on one line and without its comment."""
-    joined = README.replace("\\\n", " ")
+def line_with(words: str, page: str = README) -> str:
+    """A page's command that begins with some words, on one line and without its comment."""
+    joined = page.replace("\\\n", " ")
     [line] = {each for each in joined.splitlines() if each.startswith(words)}
     return line.partition("#")[0].strip()
 
@@ -160,7 +161,7 @@ def test_serve_has_what_the_service_and_the_monitor_need(
     assert empty.shell("ctxguard monitor --store postgresql://h/d").returncode == 2
     empty.ok("python -c 'import psycopg, httptools'")
     with closing(RerankEndpoint()) as reranker:
-        _serves(empty, line_with("ctxguard serve"), reranker.url)
+        _serves(empty, line_with("ctxguard serve", FIRST_HOUR), reranker.url)
 
 
 @pytest.mark.parametrize("python", PYTHONS)
