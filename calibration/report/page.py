@@ -19,6 +19,7 @@ from calibration.report.chart import recall_by_kept
 from calibration.report.evidence import ReportData
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
+from ctxguard._support.words import figure
 from ctxguard.errors import ConfigurationError
 
 NO_DATA = "no data"
@@ -81,17 +82,15 @@ def _templates() -> Any:
 
 
 def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
-    """Write a value with some decimals, or ``no data``.
+    """Write a value with at most three digits, or ``no data``.
 
     >>> number(0.12345), number(-0.0001, signed=True), number(None)
-    ('0.123', '0.000', 'no data')
+    ('0.123', '+0.000', 'no data')
     """
     if value is None:
         return NO_DATA
     # Rounded twice, so that the last digit of another machine changes no text.
-    rounded = round(_rounded(value), digits) or 0.0
-    sign = "+" if signed and rounded else ""
-    return f"{rounded:{sign}.{digits}f}".replace("-", "−")
+    return figure(_rounded(value), digits, "+" if signed else "").replace("-", "−")
 
 
 def write_html(data: ReportData, path: Path | str) -> None:

@@ -10,10 +10,39 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
+def figure(value: float, digits: int = 3, sign: str = "") -> str:
+    """Write a number as people read it: three digits at most where it has a fraction.
+
+    Args:
+        value: The number.
+        digits: The most decimals.
+        sign: ``+`` for a difference.
+
+    >>> figure(0.04786), figure(6.583), figure(65.83), figure(1566.4)
+    ('0.048', '6.58', '65.8', '1,566')
+    >>> figure(-0.0001, sign="+"), figure(9.996), figure(0.81, 2)
+    ('+0.000', '10.0', '0.81')
+    """
+    # Rounded first: 9.996 becomes 10.0, with one decimal fewer. No zero is negative.
+    size = abs(float(f"{value:.3g}"))
+    whole = len(str(int(size))) if size >= 1.0 else 0
+    digits = max(min(digits, 3 - whole), 0)
+    return f"{round(value, digits) + 0.0:{sign},.{digits}f}"
+
+
+def amount(value: float) -> str:
+    """Write how many passages or tokens a context holds on the mean.
+
+    >>> amount(10.0), amount(6.583), amount(1566.4)
+    ('10', '6.6', '1,566')
+    """
+    return figure(value, 1).removesuffix(".0")
+
+
 def signed(value: float | None) -> str:
     """Write a difference with its sign and three digits.
 
     >>> signed(0.0478649), signed(-0.0001), signed(None)
     ('+0.048', '+0.000', 'unknown')
     """
-    return "unknown" if value is None else f"{round(value, 3) + 0.0:+.3f}"
+    return "unknown" if value is None else figure(value, sign="+")

@@ -26,6 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from ctxguard._support.words import figure
 from ctxguard.cli._tables import TextTable
 from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
@@ -323,13 +324,12 @@ def picked(record: object, *names: str) -> dict[str, Any]:
 
 
 def number(value: float | None, digits: int = 3, sign: str = "") -> str:
-    """Write a value, or ``no data``; a difference with the sign ``+``.
+    """Write a value with at most three digits, or ``no data``; a difference with the sign ``+``.
 
-    >>> number(0.12345), number(-0.0001, 2, "+"), number(None)
-    ('0.123', '+0.00', 'no data')
+    >>> number(0.12345), number(-0.0001, 2, "+"), number(12.345), number(None)
+    ('0.123', '+0.00', '12.3', 'no data')
     """
-    # Rounded twice, so that no zero is negative.
-    return NO_DATA if value is None else f"{round(value, digits) + 0.0:{sign}.{digits}f}"
+    return NO_DATA if value is None else figure(value, digits, sign)
 
 
 def bounds(found: Interval, digits: int = 3, sign: str = "", form: str = "[{}, {}]") -> str:
