@@ -196,40 +196,54 @@ class RouteVerdict(Frozen):
         return Mode.SHADOW if self.decision == "shadow" else Mode.ENFORCE
 
     @property
-    def statement(self) -> str:
-        """The verdict in words."""
-        if self.recall is None or self.recall.value is None:
-            return self._untested
-        return self._tested(self.recall, self.recall.value)
+    def short(self) -> str:
+        """The decision and why, without the figures."""
+        first = f"the first {self.serving_k}"
+        if self.decision == "enforce":
+            if self.extends:
+                return f"enforce: {first} stay and more follow, so that recall cannot fall"
+            return f"enforce: safe, and better than {first}"
+        if self.decision == "shadow":
+            few = f"{self._few} too few to show anything"
+            return f"shadow: {few if self._is_untested else 'not shown to be safe yet'}"
+        if self._is_untested:
+            return f"keep: no other policy is shown to be better than {first}, which stay"
+        if self._is_safe:
+            return "keep: safe, but no gain is shown"
+        return f"keep: worse than {first}, which stay"
 
     @property
-    def _untested(self) -> str:
-        first = f"the first {self.serving_k}"
-        few = f"{self.n} labelled queries with a relevant passage are"
-        if self.decision == "keep":
-            stays = f"keep: no other policy is shown to be better than {first}, which stay"
-            return stays if self.n_needed is None else f"{stays}; {few} few{self._needed}"
-        return (
-            f"shadow: {few} too few to show anything; the guard decides and records, and serves "
-            f"{first}{self._needed}"
-        )
-
-    def _tested(self, recall: Interval, value: float) -> str:
-        first = f"the first {self.serving_k}"
-        seen = f"{self._difference}, on {self._measured_on}"
-        if self.extends:
-            return f"enforce: {first} stay and more follow, so that recall cannot fall: {seen}"
-        if self.decision == "enforce":
-            return f"enforce: safe, and better than {first}: {seen}"
+    def statement(self) -> str:
+        """The verdict in words, with its figures."""
+        records = f"the guard decides and records, and serves the first {self.serving_k}"
+        if self._is_untested:
+            if self.decision == "shadow":
+                return f"{self.short}; {records}{self._needed}"
+            few = "" if self.n_needed is None else f"; {self._few} few{self._needed}"
+            return f"{self.short}{few}"
+        said = f"{self.short}: {self._difference}, on {self._measured_on}"
         if self.decision == "shadow":
             return (
-                f"shadow: not shown to be safe yet: {seen}; at most {self.tolerance:g} of recall "
-                f"may be lost on the mean, and {self.max_loss:g} at the lower bounds. The guard "
-                f"decides and records, and serves {first}{self._needed}"
+                f"{said}; at most {self.tolerance:g} of recall may be lost on the mean, and "
+                f"{self.max_loss:g} at the lower bounds; {records}{self._needed}"
             )
-        if value >= -self.tolerance and (recall.lower or 0.0) >= -self.max_loss:
-            return f"keep: safe, but no gain is shown: {seen}, so {first} stay{self._needed}"
-        return f"keep: worse than {first}, which stay: {seen}"
+        if self.decision == "keep" and self._is_safe:
+            return f"{said}, so the first {self.serving_k} stay{self._needed}"
+        return said
+
+    @property
+    def _few(self) -> str:
+        return f"{self.n} labelled queries with a relevant passage are"
+
+    @property
+    def _is_untested(self) -> bool:
+        return self.recall is None or self.recall.value is None
+
+    @property
+    def _is_safe(self) -> bool:
+        """Whether the figures show no loss beyond the limits."""
+        found = self.recall or Interval.undefined()
+        return (found.value or 0.0) >= -self.tolerance and (found.lower or 0.0) >= -self.max_loss
 
     @property
     def _difference(self) -> str:
