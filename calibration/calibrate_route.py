@@ -115,6 +115,11 @@ class Option:
     metrics: QueryMetrics
     verdict: RouteVerdict
 
+    def serves_as(self, other: "Option") -> bool:
+        """Tell whether every context holds the same passages in the same order."""
+        own, others = self.order[self.kept], other.order[other.kept]
+        return np.array_equal(self.kept, other.kept) and np.array_equal(own, others)
+
 
 class _FirstK(NamedTuple):
     policy: Policy

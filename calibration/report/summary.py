@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from calibration.calibrate_route import SIZES, Option, RouteOutcome, Settings
 from calibration.evaluate import QueryMetrics, bootstrap_interval
-from calibration.results import Results, differences, tabulate
-from ctxguard._support.words import count
+from calibration.results import ResultRow, Results, differences, tabulate
+from ctxguard._support.words import amount, count, figure, signed
 from ctxguard.core.interval import Interval
 from ctxguard.profile.describe import describe_policy
 
 SUMMARY_METRICS = ("recall", "precision", "udcg", "misleading", "kept", "tokens")
+
+_SHORT = ("kept", "tokens", "recall", "misleading")
 
 LEAST_JUDGED = 0.5
 """Below this share of labels among the passages served today, their figures are mostly guesses."""
@@ -37,6 +39,9 @@ class Summary:
         missing: Sizes of context for which nothing but today's is shown to be better.
         by_size: Names of the policies of ``results`` by what they cost: today's, then each size of
             context that is at hand, from the least, and after it the first k of equal tokens.
+            Those that serve the same contexts are one row, whose sizes a comma parts.
+        chosen: The row of the choice.
+        in_short: What the choice serves in place of today's, and what is not shown yet.
         keeps: What each of these policies keeps, in words.
         judged: Share of the first ``serving_k`` that has a label.
         warnings: What to beware of, one line each.
@@ -49,6 +54,8 @@ class Summary:
     results: Results
     missing: tuple[str, ...]
     by_size: Mapping[str, str]
+    chosen: str
+    in_short: str
     keeps: Mapping[str, str]
     judged: Interval
     warnings: tuple[str, ...]
@@ -70,7 +77,7 @@ def summarise(
         others: Policies beside or instead of the options, by name: what they keep, in words, and
             their metrics on the same queries.
     """
-    by_size = _by_size(outcome, settings)
+    by_size, row = _by_size(outcome, settings)
     options = {
         each.name: (describe_policy(each.policy), each.metrics)
         for each in (*outcome.options, *by_size.values())
@@ -82,14 +89,17 @@ def summarise(
     recall = differences(chosen, today, ("recall",), seed=seed)["recall"]
     verdict, evidence = outcome.profile.verdict, outcome.profile.evidence
     shown_by = "folds" if evidence is None else evidence.shown_by
+    results = tabulate(measured, metrics, seed=seed)
     return Summary(
         verdict="" if verdict is None else verdict.statement,
         serving_k=settings.serving_k,
         queries=len(today.query_ids),
         shown_by=shown_by,
-        results=tabulate(measured, metrics, seed=seed),
+        results=results,
         missing=_missing(outcome, settings),
         by_size={size: each.name for size, each in by_size.items()},
+        chosen=row,
+        in_short=_in_short(results, outcome, settings),
         keeps={name: words for name, (words, _) in options.items()},
         judged=judged,
         warnings=tuple(_warnings(outcome, recall, judged, settings)),
@@ -107,27 +117,78 @@ def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _by_size(outcome: RouteOutcome, settings: Settings) -> dict[str, Option]:
-    """Return what is served by what it costs; sizes that would serve the same share a row."""
+def _by_size(outcome: RouteOutcome, settings: Settings) -> tuple[dict[str, Option], str]:
+    """Return what is served by what it costs, and the row of the choice."""
     offered = {str(size): option for size, option in outcome.others.items()}
     if outcome.chosen.policy != outcome.today.policy:
         wanted = settings.context if settings.promise is None else "utility"
         offered["chosen" if wanted == "utility" else wanted] = outcome.chosen
-    found = {"today": outcome.today}
+    rows: list[tuple[list[str], Option]] = [(["today"], outcome.today)]
     for size in ("chosen", *SIZES):
-        option = offered.pop(size, None)
-        if option is None:
+        if size not in offered:
             continue
-        same = [other for other, each in offered.items() if each.policy == option.policy]
-        if any(each is outcome.chosen for each in (offered[other] for other in same)):
-            option = outcome.chosen
-        found[", ".join((size, *same))] = option
-        for other in same:
-            del offered[other]
-        first = outcome.route.of_equal_tokens(option)
-        if first is not None:
-            found[first.name] = first
-    return found
+        option = offered[size]
+        alike = [place for place, (_, other) in enumerate(rows) if option.serves_as(other)]
+        if not alike:
+            rows.append(([size], option))
+            continue
+        names, other = rows[alike[0]]
+        is_other = names[0] == "today" or option is not outcome.chosen
+        rows[alike[0]] = [*names, size], other if is_other else option
+    for place in reversed(range(1, len(rows))):
+        first = outcome.route.of_equal_tokens(rows[place][1])
+        if first is not None and not any(first.serves_as(option) for _, option in rows):
+            rows.insert(place + 1, ([first.name], first))
+    by_size = {", ".join(names): option for names, option in rows}
+    row = next(name for name, option in by_size.items() if option.serves_as(outcome.chosen))
+    return by_size, row
+
+
+def _in_short(results: Results, outcome: RouteOutcome, settings: Settings) -> str:
+    """Put in one line what the choice serves in place of today's, and what is not shown yet."""
+    found = {name: results.of("chosen", name) for name in _SHORT if name in results.metrics}
+    today = {name: results.of(results.reference, name).mean.value for name in found}
+    as_today = outcome.chosen.serves_as(outcome.today)
+    said = []
+    for metric, noun in (("kept", "passages"), ("tokens", "tokens")):
+        own, before = found[metric].mean.value, today[metric]
+        if own is not None and before is not None:
+            words = f"{amount(own)} {noun[:-1] if amount(own) == '1' else noun}"
+            said.append(words + ("" if as_today else f" for {amount(before)}"))
+    recall = found["recall"].difference
+    if as_today:
+        said.append("as today")
+    elif recall is not None and recall.value is not None:
+        ends = "" if recall.bounds is None else " [{}, {}]".format(*map(signed, recall.bounds))
+        said.append(f"recall {signed(recall.value)}{ends}")
+    own, before = found["misleading"].mean.value, today["misleading"]
+    misleading = "none labelled"
+    if own is not None and before is not None:
+        misleading = figure(own, 2) + (" a question" if as_today else f" for {figure(before, 2)}")
+    parts = [", ".join(said), f"misleading: {misleading}"]
+    unshown = _unshown(found, outcome, settings)
+    return "; ".join([*parts, f"not shown yet: {unshown}"] if unshown else parts)
+
+
+def _unshown(found: Mapping[str, ResultRow], outcome: RouteOutcome, settings: Settings) -> str:
+    """Say what labels do not show yet, and how many would."""
+    verdict = outcome.profile.verdict
+    if verdict is None:
+        return ""
+    if verdict.decision == "enforce":
+        noisy = [
+            name
+            for name, row in found.items()
+            if name != "kept" and row.difference and row.difference.outcome == "within noise"
+        ]
+        return f"a change in {' or '.join(noisy)}" if noisy else ""
+    what = "that nothing is lost"
+    if verdict.decision == "keep":
+        is_bounded = settings.promise is None and settings.context in ("leaner", "balanced")
+        what = "a gain at no more tokens" if is_bounded else "a gain"
+    if verdict.n_needed is None:
+        return what
+    return f"{what}, which about {count(verdict.n_needed, 'question')} would probably decide"
 
 
 def _warnings(
@@ -145,7 +206,7 @@ def _warnings(
     if recall.value is not None and recall.value < -NOTABLE_LOSS:
         noise = recall.upper is None or recall.upper >= 0.0
         lines.append(
-            f"mean recall is {-recall.value:.3f} lower than that of the first {k}"
+            f"mean recall is {figure(-recall.value)} lower than that of the first {k}"
             + (", which may be noise" if noise else "")
         )
     if certificate is not None and certificate.promises_nothing:

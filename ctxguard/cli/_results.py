@@ -11,7 +11,7 @@ from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
-    from calibration.calibrate import Calibration
+    from calibration.calibrate_route import RouteOutcome, Settings
     from calibration.compare.comparison import Comparison
     from calibration.compare.saved_comparison import RegressionCheck
     from calibration.report.summary import Summary
@@ -26,6 +26,9 @@ _OPTION_METRICS = {
     "tokens": "tokens",
     "misleading": "misleading",
 }
+_KNOWN = frozenset({"recall", "precision", "kept", "tokens"})
+"""Metrics whose names say what they are."""
+
 _STYLES = {
     "SAFE": "bold green",
     "RISKY": "bold yellow",
@@ -60,6 +63,16 @@ def by_metric(results: "Results") -> TextTable:
             cells.append(f"{found[-1].mean.n:,}")
         rows.append([metric, *cells])
     return TextTable(["metric", *(f"{one_line(name)}>" for name in policies), *last], rows)
+
+
+def define(results: "Results", output: Output, metrics: Iterable[str]) -> None:
+    """Say what the words of a table mean that a reader may not know, where it has figures."""
+    from calibration.evaluate import DESCRIPTIONS
+
+    for metric in metrics:
+        rows = [results.of(name, metric) for name in results.policies if metric in results.metrics]
+        if metric not in _KNOWN and any(row.mean.value is not None for row in rows):
+            output.out.print(f"{metric}: {DESCRIPTIONS[metric]}", style="dim")
 
 
 def _digits(metric: str, usual: int = 3) -> int:
@@ -155,38 +168,42 @@ def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
 
 
 def print_differences(
-    route: Route, calibration: "Calibration", output: Output, metrics: Iterable[str] | None = None
-) -> "Summary":
+    route: Route, summary: "Summary", output: Output, metrics: Iterable[str] | None = None
+) -> None:
     """Print today beside the choice on one route: these metrics, or all."""
-    summary = _headed(route, calibration, output)
-    output.out.print(by_metric(summary.results.only(summary.results.policies[:2], metrics)))
-    return summary
+    _print_heading(route, summary, output)
+    shown = summary.results.only(summary.results.policies[:2], metrics)
+    output.out.print(by_metric(shown))
+    define(shown, output, shown.metrics)
 
 
-def _headed(route: Route, calibration: "Calibration", output: Output) -> "Summary":
+def _print_heading(route: Route, summary: "Summary", output: Output) -> None:
     """Print on which queries a route was measured."""
-    from calibration.report import summarise
-
-    summary = summarise(calibration.outcomes[route], calibration.settings)
     on = "held-out queries"
     if summary.shown_by == "folds":
         on = "queries, each left out of the choice that it measures"
     output.heading(f"route {route.value}, on {summary.queries:,} {on}")
-    return summary
 
 
 def print_summary(
-    route: Route, calibration: "Calibration", output: Output, *, show_all: bool
+    summary: "Summary",
+    outcome: "RouteOutcome",
+    settings: "Settings",
+    output: Output,
+    *,
+    show_all: bool,
 ) -> None:
     """Print today beside the choice and leaner and richer contexts, and what to beware of."""
     from calibration.report import certificate_words
 
-    outcome, settings = calibration.outcomes[route], calibration.settings
-    summary = (print_differences if show_all else _headed)(route, calibration, output)
-    _print_options(summary, output)
+    route = outcome.route.measured[0].route
+    (print_differences if show_all else _print_heading)(route, summary, output)
+    _print_options(summary, output, with_words=not show_all)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
+    in_shadow = outcome.served is not outcome.chosen
     output.facts(
         ("keeps", describe_policy(outcome.profile.policy)),
+        ("serves", f"the first {summary.serving_k} while in shadow" if in_shadow else None),
         ("why", outcome.profile.why if show_all else None),
         ("certificate", certificate_words(outcome, settings) if show_all else None),
         ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
@@ -195,19 +212,19 @@ def print_summary(
         output.warning(warning)
 
 
-def _print_options(summary: "Summary", output: Output) -> None:
+def _print_options(summary: "Summary", output: Output, *, with_words: bool) -> None:
     """Print leaner and richer contexts beside today's, each with its paired differences."""
-    chosen = next((size for size, name in summary.by_size.items() if name == "chosen"), "today")
     rows: list[Sequence[str | Text]] = []
     for size, name in summary.by_size.items():
         found = {metric: summary.results.of(name, metric) for metric in _OPTION_METRICS}
-        # Five columns with intervals: fewer decimals than elsewhere.
+        # Five columns with intervals at 80 characters: fewer decimals than elsewhere.
         digits = {metric: {"tokens": 0, "kept": 1}.get(metric, 2) for metric in found}
         own = [number(each.mean.value, digits[metric]) for metric, each in found.items()]
-        mark = "→ " if size == chosen else "  "
-        rows.append((Text(mark + size, style="bold" if size == chosen else ""), *own))
+        is_chosen = size == summary.chosen
+        mark = "→ " if is_chosen else "  "
+        rows.append((Text(mark + size, style="bold" if is_chosen else ""), *own))
         less = [
-            bounds(each.difference, digits[metric], "+", "{} … {}") if each.difference else ""
+            bounds(each.difference, digits[metric], "+", "{}…{}") if each.difference else ""
             for metric, each in found.items()
         ]
         if any(less):
@@ -221,6 +238,8 @@ def _print_options(summary: "Summary", output: Output) -> None:
             "below each figure: the interval of its difference from today's, paired by query; "
             "first k: the retriever's own order at equal tokens; --context chooses"
         )
+    if with_words:
+        define(summary.results, output, _OPTION_METRICS)
 
 
 def print_asking(route: "RouteProfile", output: Output) -> None:

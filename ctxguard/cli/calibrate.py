@@ -247,26 +247,30 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         }
 
     def _print(self, made: "Calibration", queries: str, output: Output) -> None:
+        from calibration.report import summarise
         from calibration.sufficiency import sufficiency_words
 
         profile, held_out, show_all = made.profile, made.held_out, self.show_all
         source = profile.provenance.utilities_source
         utilities = describe_utilities(profile.utilities, source)
+        first, *others = made.outcomes
+        verdict, summary = profile.verdict, summarise(made.outcomes[first], made.settings)
         output.facts(
-            ("verdict", "" if profile.verdict is None else profile.verdict.statement),
+            ("verdict", "" if verdict is None else verdict.short),
+            ("in short", summary.in_short),
+            ("in full", verdict.statement if verdict is not None and show_all else None),
             ("queries", queries),
             ("held out", f"{len(held_out):,} of them" if held_out else None),
             ("fusion", profile.fingerprint.get("fusion") if show_all else None),
             ("utilities", utilities if show_all or source is not None else None),
         )
-        first, *others = made.outcomes
-        print_summary(first, made, output, show_all=show_all)
+        print_summary(summary, made.outcomes[first], made.settings, output, show_all=show_all)
         print_asking(made.outcomes[first].profile, output)
         if show_all:
             sufficiency = made.outcomes[first].profile.sufficiency
             output.facts(("sufficiency", sufficiency_words(sufficiency)))
         else:
-            output.note("--all shows certificate and reasons, and when a context is insufficient")
+            output.note("--all shows the verdict's figures, certificate and reasons")
         if others:
             output.heading("when a stage is down")
             output.facts(*[(route.value, _in_short(made.outcomes[route])) for route in others])

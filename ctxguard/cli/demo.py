@@ -77,16 +77,20 @@ class DemoCommand(SettingsModel):
 
 
 def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None:
+    from calibration.report import summarise
+
     dataset, verdict = calibration.dataset, calibration.profile.verdict
     questions = f"{len(dataset)} labelled questions, {len(dataset.answerable)} answerable"
     k = calibration.settings.serving_k
+    summary = summarise(calibration.outcomes[Route.HYBRID], calibration.settings)
     output.facts(
-        ("verdict", "" if verdict is None else verdict.statement),
+        ("verdict", "" if verdict is None else verdict.short),
+        ("in short", summary.in_short),
         ("corpus", f"the documentation of Python {platform.python_version()}: {corpus}"),
         ("", questions),
         ("today", f"the first {k} of BM25 and of vectors, fused by rank"),
     )
-    print_differences(Route.HYBRID, calibration, output, _METRICS)
+    print_differences(Route.HYBRID, summary, output, _METRICS)
 
 
 def _show_questions(
