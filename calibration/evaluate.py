@@ -33,9 +33,9 @@ PROFILE_METRICS: Mapping[str, str] = {
     "mrr": "reciprocal rank of the context's first relevant passage",
     "served_mrr": "as mrr, 0 where none is relevant, as live",
     "ndcg": "nDCG of the context, ideal cut off at 10",
-    "udcg": "utility of the context, discounted by rank",
+    "udcg": "worth of the context to the reader, discounted by rank; below 0 it does harm",
     "harm": "the negative part of udcg, as a positive number",
-    "misleading": "passages of the context labelled hard negative or distractor",
+    "misleading": "labelled hard negative (ranked high, and wrong) or distractor (misleads)",
     "distractor_rate": "share of the context with negative utility (preset blog)",
     "harm_undiscounted": "kept × distractor rate × 0.5, at any rank alike (preset blog)",
     "kept": "passages in the context",
@@ -103,6 +103,13 @@ class QueryMetrics:
             found[name] = bootstrap_ratio(columns[name] * sizes, sizes, seed=seed)
         return {name: found[name] for name in columns}
 
+    def equals(self, other: "QueryMetrics") -> bool:
+        """Tell whether every metric that both have is the same on every query."""
+        shared = self.values.keys() & other.values.keys()
+        return self.query_ids == other.query_ids and all(
+            np.array_equal(self.values[name], other.values[name], equal_nan=True) for name in shared
+        )
+
     def of_queries(self, rows: Sequence[int]) -> "QueryMetrics":
         """Return the same of some queries, by their rows."""
         places = list(rows)
@@ -158,7 +165,7 @@ def of_contexts(
         labels: Their labels, in the order of the pools.
         order: Shape (n_q, depth), columns of the pools, best first.
         kept: Shape (n_q, depth), whether each of these is in the context.
-        temperature: Of the relative scores by which a passage is suspected to mislead.
+        temperature: Of the relative scores by which a passage is suspected to do harm.
     """
     own, rules = labels.reordered(order), labels.rules
     ranks = np.arange(1, kept.shape[1] + 1)

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from calibration.fit import fold_numbers
 from calibration.judged_candidates import (
     FEWEST_GRADED,
     FEWEST_GRADES,
+    Contexts,
     JudgedCandidates,
     JudgedDifference,
     decided,
@@ -26,11 +27,13 @@ from calibration.judged_candidates import (
 )
 from calibration.replay import Pools, replay
 from calibration.retrievers import RecordedRankings
+from ctxguard._support.words import signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities, worths
 from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
@@ -74,6 +77,8 @@ class JudgedStore:
         queries: What they ask.
         is_synthetic: Whether a model wrote some of the questions.
         left_out: How many judged samples were not used, by reason in words.
+        tokens: Shape (n, depth), an estimate of each candidate's tokens; NaN where its text was not
+            kept.
     """
 
     series: str
@@ -84,6 +89,7 @@ class JudgedStore:
     queries: tuple[Query, ...]
     is_synthetic: bool
     left_out: Mapping[str, int]
+    tokens: FloatArray
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -104,6 +110,7 @@ class _Sample:
     """One judged sample; its texts are not kept."""
 
     sample: GradedSample
+    tokens: Mapping[str, int]
     block: bytes
     first_pick: int
     weight: float
@@ -175,7 +182,15 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         tuple([Query(each.name, each.sample.record.query or "") for each in used]),
         any(each.sample.record.request_id.startswith(WRITTEN) for each in used),
         left_out,
+        _tokens(used, pools),
     )
+
+
+def _tokens(samples: Sequence[_Sample], pools: Pools) -> FloatArray:
+    tokens = np.full(pools.scores.shape, np.nan)
+    for row, (each, ids) in enumerate(zip(samples, pools.passage_ids, strict=True)):
+        tokens[row, : len(ids)] = [each.tokens.get(passage_id, np.nan) for passage_id in ids]
+    return tokens
 
 
 def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
@@ -188,9 +203,14 @@ def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
         for ids in chunks(list(place), _AT_ONCE):
             for sample_id, sample in graded_samples(store, series, ids).items():
                 at = place[sample_id]
-                without_texts = replace(sample.record, passages={})
+                record = sample.record
+                tokens = {
+                    record.passage_ids[position]: estimate_tokens(passage.text)
+                    for position, passage in record.passages.items()
+                }
                 yield _Sample(
-                    replace(sample, record=without_texts),
+                    replace(sample, record=replace(record, passages={})),
+                    tokens,
                     page.blocks[at],
                     int(page.first_pick[at]),
                     float(weight[at]),
@@ -330,11 +350,37 @@ class StoreCalibration:
         gain: What its policy gains over the first ``serving_k``, each request decided by a policy
             that its question had no part in.
         in_force: The same of the profile in force; None without one.
+        size: Of a context by its policy, likewise.
+        today: Of the first ``serving_k``.
     """
 
     profile: Profile
     gain: JudgedDifference
     in_force: JudgedDifference | None
+    size: "ContextSize"
+    today: "ContextSize"
+
+
+class ContextSize(NamedTuple):
+    """Means over the requests.
+
+    Attributes:
+        passages: Passages of a context.
+        tokens: Their tokens, estimated; None where the text of one was not kept.
+    """
+
+    passages: float
+    tokens: float | None
+
+    @classmethod
+    def of(cls, found: JudgedStore, contexts: Contexts) -> Self:
+        """Average over the requests, each as many as it stands for."""
+        weight, kept = found.judged.weight, contexts.kept
+        tokens = np.where(kept > 0.0, found.tokens, 0.0).sum(axis=1)
+        passages, of_texts = (
+            float(weight @ each / weight.sum()) for each in (kept.sum(axis=1), tokens)
+        )
+        return cls(passages, None if np.isnan(of_texts) else of_texts)
 
 
 @dataclass(frozen=True)
@@ -381,7 +427,8 @@ def calibrate_from_store(
     )
     today = RatioPolicy(k=settings.serving_k)
     first = first_k(judged.pools, settings.serving_k)
-    gain = difference(judged, decided_by_others(judged, settings), first, utilities)
+    by_others = decided_by_others(judged, settings)
+    gain = difference(judged, by_others, first, utilities)
     policy = fitted_policy(judged, settings)
     verdict = _verdict(found, gain, settings)
     why = f"{judged.in_words}; UDCG {_in_words(gain.udcg)} over the first {today.k}"
@@ -413,7 +460,8 @@ def calibrate_from_store(
     old = None
     if before is not None:
         old = difference(judged, decided(judged.pools, before.policy), first, utilities)
-    return StoreCalibration(profile, gain, old)
+    sizes = [ContextSize.of(found, each) for each in (by_others, first)]
+    return StoreCalibration(profile, gain, old, *sizes)
 
 
 def _verdict(found: JudgedStore, gain: JudgedDifference, settings: Settings) -> RouteVerdict:
@@ -453,4 +501,4 @@ def _verdict(found: JudgedStore, gain: JudgedDifference, settings: Settings) -> 
 def _in_words(gain: Interval) -> str:
     if gain.value is None or gain.bounds is None:
         return "unknown"
-    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(gain.value, *gain.bounds)
+    return "{} [{}, {}]".format(*map(signed, (gain.value, *gain.bounds)))

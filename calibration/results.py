@@ -101,6 +101,10 @@ class Results:
         """
         return self._places[policy, metric]
 
+    def has_data(self, metric: str) -> bool:
+        """Tell whether a metric of the table is defined for any policy."""
+        return any(row.metric == metric and row.mean.value is not None for row in self.rows)
+
     def only(
         self, policies: Iterable[str] | None = None, metrics: Iterable[str] | None = None
     ) -> "Results":

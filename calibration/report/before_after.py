@@ -20,8 +20,7 @@ class Marks:
     Attributes:
         answers: Whether it has the highest grade that its question has.
         relevant: Whether it has a positive grade.
-        misleading: Whether it is labelled as misleading; where no passage is, whether it counts as
-            not relevant.
+        misleading: Whether it is labelled hard negative or distractor.
         labelled: Whether any passage is labelled as misleading.
     """
 
@@ -34,11 +33,13 @@ class Marks:
     def of(cls, labels: PoolLabels) -> "Marks":
         """Reads them off the labels, in the order of the pools."""
         negative: NDArray[np.bool_] = labels.negatives != None  # noqa: E711  element by element
-        labelled = bool(negative.any())
-        known = labels.judged | labels.positives_only
-        wrong = negative if labelled else known & labels.retrieved
         best = np.maximum(labels.best_grades[:, :1], 1)
-        return cls(labels.grades == best, labels.relevant, wrong & ~labels.relevant, labelled)
+        return cls(
+            labels.grades == best,
+            labels.relevant,
+            negative & ~labels.relevant,
+            bool(negative.any()),
+        )
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,14 @@ class BeforeAfter:
         misleading: Before and after, how many passages mislead.
         irrelevant: Before and after, how many passages are not labelled relevant.
         gain: UDCG after less that before.
+        labelled: Whether any passage is labelled as misleading.
     """
 
     answered: tuple[NDArray[np.bool_], NDArray[np.bool_]]
     misleading: tuple[IntArray, IntArray]
     irrelevant: tuple[IntArray, IntArray]
     gain: FloatArray
+    labelled: bool = True
 
     @classmethod
     def of(cls, outcome: RouteOutcome) -> "BeforeAfter":
@@ -76,6 +79,7 @@ class BeforeAfter:
             both(marks.misleading),
             both(~marks.relevant),
             np.round(values[0] - values[1], 12),
+            marks.labelled,
         )
 
     @property
@@ -91,16 +95,16 @@ class BeforeAfter:
     def shown(self) -> dict[str, int]:
         """Choose the questions that a person should see, each question once.
 
-        - ``best``: it has an answer, and most of what misleads is gone; the one of the highest
-          gain if none has an answer.
+        - ``best``: it has an answer, and most of what misleads is gone, or of what is not relevant
+          where nothing is labelled as misleading; the one of the highest gain if none has one.
         - ``typical``: of median gain among those that have an answer, before or after.
         - ``worst``: of the lowest gain.
         """
         before, after = self.answered
         rows = np.arange(self.gain.size)
-        gone = self.misleading[0] - self.misleading[1]
+        first, then = self.misleading if self.labelled else self.irrelevant
         # Later keys come first: a context free of what misleads, then how much of it is gone.
-        order = np.lexsort((self.gain, gone, self.misleading[1] == 0, after))
+        order = np.lexsort((self.gain, first - then, then == 0, after))
         some = rows[before | after] if (before | after).any() else rows
         typical = some[np.argsort(self.gain[some], kind="stable")][some.size // 2]
         found = {

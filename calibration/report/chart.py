@@ -1,4 +1,4 @@
-"""The chart of a route: recall against the passages kept, as SVG.
+"""The chart of a route: recall against tokens, as SVG.
 
 The text is readable where a chart is as narrow as a phone. Colours are names of classes, which the
 style sheet of the page sets for a light screen, a dark one and paper.
@@ -9,18 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from calibration.calibrate_route import SIZES
+from calibration.report.dial import DialStop
 from calibration.report.summary import Summary
 from ctxguard.core.interval import Interval
 
 WIDTH, HEIGHT = 400, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 392, 8, 238
 _MOST_TICKS = 7
-_DESCRIPTION = "Recall against the passages kept: today's first passages and the chosen policy"
+_LETTER = 6.6
+"""Width of a letter, generously, at the size of a chart's text."""
+_DESCRIPTION = "Recall against {}: the first k for every k, today's context, leaner and richer ones"
 
 _SYMBOLS = {
     "circle": "M{x},{y}m-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0z",
     "square": "M{x},{y}m-4.5,-4.5h9v9h-9z",
     "dot": "M{x},{y}m-2.5,0a2.5,2.5 0 1,0 5,0a2.5,2.5 0 1,0 -5,0z",
+    "ring": "M{x},{y}m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
     "line": "M{x},{y}m-7,-1h14v2h-14z",
 }
 
@@ -51,24 +56,41 @@ class Axis:
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
-def recall_by_kept(summary: Summary, recall_of_first: Sequence[float]) -> str:
-    """Draw the first k, what is served today, the choice and the other policies.
+def frontier(
+    summary: Summary,
+    recall_of_first: Sequence[float],
+    tokens_of_first: Sequence[float],
+    stops: Sequence[DialStop] = (),
+) -> str:
+    """Draw today's context, leaner and richer ones, and the first k of every k at equal tokens.
 
     Args:
-        summary: The policies of a route, with their recall and passages kept.
+        summary: The policies of a route, with their recall and size.
         recall_of_first: Recall of the retriever's first k passages for k = 1, 2, …
+        tokens_of_first: Their mean tokens; empty where texts are not known: passages are counted.
+        stops: Sizes between, which a script marks as the dial turns.
     """
-    results = summary.results
-    kept, recall = (
-        {name: results.of(name, metric).mean for name in results.policies}
-        for metric in ("kept", "recall")
+    results, metric = summary.results, "tokens" if tokens_of_first else "kept"
+    sizes, recall = (
+        {name: results.of(name, each).mean for name in results.policies}
+        for each in (metric, "recall")
     )
-    most = max([2.0 * summary.serving_k, *(each.value or 0.0 for each in kept.values())])
-    line = [(float(k), own) for k, own in enumerate(recall_of_first, 1) if k <= most]
-    x = Axis("passages kept per query", 0.0, 1.06 * most)
-    y = _around([*recall.values(), *(_bare(own) for _, own in line)])
-    today, chosen, *others = results.policies
-    shapes, keys = list[str](), list[str]()
+    first = tokens_of_first or range(1, len(recall_of_first) + 1)
+    known = [each.value or 0.0 for each in sizes.values()]
+    most = max([*known, *(getattr(stop, metric) or 0.0 for stop in stops)], default=1.0) or 1.0
+    line = [
+        (float(size), own)
+        for size, own in zip(first, recall_of_first, strict=True)
+        if size <= 1.1 * most
+    ]
+    between = [
+        (float(size), stop.recall)
+        for stop in stops
+        if (size := getattr(stop, metric)) is not None and stop.recall is not None
+    ]
+    x = Axis("tokens a question" if tokens_of_first else "passages a question", 0.0, 1.15 * most)
+    y = _around([*recall.values(), *(_bare(own) for _, own in (*line, *between))])
+    shapes, keys, marks = list[str](), list[str](), list[tuple[str, float, float]]()
 
     def add(colour: str, symbol: str, shape: str, name: str) -> None:
         if shape:
@@ -77,20 +99,75 @@ def recall_by_kept(summary: Summary, recall_of_first: Sequence[float]) -> str:
 
     if line:
         path = "L".join(_at(x, y, *point) for point in line)
-        add("grey", "line", f'<path class="line" d="M{path}"/>', "first k, for every k")
-    for place, policy in enumerate(others):
-        shape = _point(x, y, _bare(kept[policy]), _bare(recall[policy]), "dot")
-        add("grey", "dot", shape, "" if place else "other policies")
-    for policy, colour, symbol, name in (
-        (today, "orange", "square", f"today: first {summary.serving_k}"),
-        (chosen, "blue", "circle", "chosen policy"),
-    ):
-        add(colour, symbol, _point(x, y, kept[policy], recall[policy], symbol), name)
-    label = f'role="img" aria-label="{escape(_DESCRIPTION)}"'
+        dots = "".join(_point(x, y, _bare(size), _bare(own), "dot") for size, own in line)
+        drawn = f'<path class="line" d="M{path}"/>{dots}'
+        add("grey", "line", drawn, "first k, for every k")
+    if between:
+        path = "L".join(_at(x, y, *point) for point in between)
+        places = [_place(x, y, *point) for point in between]
+        rings = [f'<circle class="stop" cx="{at:.1f}" cy="{top:.1f}" r="7"/>' for at, top in places]
+        drawn = f'<path class="line thin" d="M{path}"/>{"".join(rings)}'
+        add("blue", "line", drawn, "sizes of context")
+    today = results.reference
+    for row, name in summary.by_size.items():
+        if name == today or not set(row.split(", ")) <= {"chosen", *SIZES}:
+            continue
+        is_chosen = row == summary.chosen
+        ends = (
+            (sizes[name], recall[name]) if is_chosen else (_bare(sizes[name]), _bare(recall[name]))
+        )
+        shape = _point(x, y, *ends, "circle" if is_chosen else "ring")
+        add("blue", "circle", shape, "chosen" if is_chosen else "")
+        marks += _named(x, y, row, sizes[name], recall[name])
+    shape = _point(x, y, sizes[today], recall[today], "square")
+    add("orange", "square", shape, f"today: first {summary.serving_k}")
+    marks += _named(x, y, next(iter(summary.by_size)), sizes[today], recall[today])
+    label = f'role="img" aria-label="{escape(_DESCRIPTION.format(x.label))}"'
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{_axes(x, y)}'
-        f'{"".join(shapes)}</svg><div class="keys">{"".join(keys)}</div>'
+        f'{"".join(shapes)}{_labels(marks)}</svg><div class="keys">{"".join(keys)}</div>'
     )
+
+
+def _named(
+    x: Axis, y: Axis, name: str, size: Interval, recall: Interval
+) -> list[tuple[str, float, float]]:
+    if size.value is None or recall.value is None:
+        return []
+    return [(name, *_place(x, y, size.value, recall.value))]
+
+
+def _labels(marks: Sequence[tuple[str, float, float]]) -> str:
+    """Write names beside points, each where it covers neither a name nor another point."""
+    taken = [(at - 6, top - 6, at + 6, top + 6) for _, at, top in marks]
+    written = []
+    for name, at, top in marks:
+        width = _LETTER * len(name)
+        places = [
+            (left, base)
+            for far in (0, 14, 28, 42)
+            for left, base in (
+                (at - 9 - width, top - 6 - far),
+                (at + 9, top + 16 + far),
+                (at + 9, top - 6 - far),
+                (at - 9 - width, top + 16 + far),
+            )
+            if left >= _LEFT and left + width <= _RIGHT and _TOP + 11 <= base <= _BOTTOM - 3
+        ]
+        boxes = [(left, base - 11, left + width, base + 3) for left, base in places]
+        free = [box for box in boxes if not any(_overlap(box, other) for other in taken)]
+        if boxes:
+            box = (free or boxes)[0]
+            taken.append(box)
+            written.append(f'<text x="{box[0]:.1f}" y="{box[3] - 3:.1f}">{escape(name)}</text>')
+    return "".join(written)
+
+
+_Box = tuple[float, float, float, float]
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _bare(value: Interval | float | None) -> Interval:
@@ -143,7 +220,7 @@ def _axes(x: Axis, y: Axis) -> str:
         left, _ = _place(x, y, value, y.low)
         parts.append(f'<path class="grid" d="M{left:.1f},{_TOP}V{_BOTTOM}"/>')
         place = f'x="{left:.1f}" y="{_BOTTOM + 15}"'
-        parts.append(f'<text {place} text-anchor="middle">{value:g}</text>')
+        parts.append(f'<text {place} text-anchor="middle">{value:,.6g}</text>')
     for value in y.ticks:
         _, top = _place(x, y, x.low, value)
         parts.append(f'<path class="grid" d="M{_LEFT},{top:.1f}H{_RIGHT}"/>')

@@ -46,7 +46,7 @@ class DialStop:
         names: Of ``today``, ``leaner``, ``balanced``, ``richer`` and ``chosen``; mostly none.
         kept: Passages per question.
         recall: None where no query has a relevant passage.
-        misleading: Misleading passages per question, as `Marks` has them.
+        misleading: Misleading passages per question; None where none is labelled so.
         tokens: Per question; None where the texts are not known.
         contexts: For each question shown, its passages by their places, best first.
     """
@@ -54,7 +54,7 @@ class DialStop:
     names: tuple[str, ...]
     kept: float
     recall: float | None
-    misleading: float
+    misleading: float | None
     tokens: float | None
     contexts: tuple[tuple[int, ...], ...]
 
@@ -89,14 +89,11 @@ class Dial:
     Attributes:
         today: The place of today's contexts.
         start: The place of the chosen ones.
-        labelled: Whether any passage is labelled as misleading; otherwise the marks and counts
-            are of passages that are not relevant.
     """
 
     stops: tuple[DialStop, ...]
     today: int
     start: int
-    labelled: bool
     questions: tuple[DialQuestion, ...]
 
 
@@ -106,6 +103,7 @@ _Contexts = tuple[IntArray, NDArray[np.bool_]]
 def dial(
     outcome: RouteOutcome,
     by_size: Mapping[str, str],
+    chosen: str,
     dataset: Dataset,
     passage_of: PassageOf | None,
     *,
@@ -116,6 +114,7 @@ def dial(
     Args:
         outcome: One route's choice.
         by_size: The names of its options by what they cost, as `Summary` has them.
+        chosen: The row of the choice in it.
         dataset: The queries, with their texts.
         passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
 
@@ -125,16 +124,10 @@ def dial(
     marks, rows = Marks.of(outcome.route.measured[1]), BeforeAfter.of(outcome).shown()
     options = {each.name: each for each in outcome.options}
     found: list[tuple[DialStop, _Contexts]] = []
-    for size, name in by_size.items():
-        if name not in options:  # the first k of equal tokens is a yardstick
-            continue
-        own = options[name].order, options[name].kept
-        alike = [at for at, (_, each) in enumerate(found) if _alike(each, own)]
-        if alike:
-            stop, _ = found[alike[0]]
-            found[alike[0]] = replace(stop, names=(*stop.names, size)), own
-        else:
-            found.append((_stop((size,), own, outcome, marks), own))
+    for sizes, name in by_size.items():
+        if name in options:  # the first k of equal tokens is a yardstick
+            own = options[name].order, options[name].kept
+            found.append((_stop(tuple(sizes.split(", ")), own, outcome, marks), own))
     for own in _between(outcome, serving_k):
         stop = _stop((), own, outcome, marks)
         if all(abs(each.kept - stop.kept) >= _APART * stop.kept for each, _ in found):
@@ -159,7 +152,6 @@ def dial(
         )
         for at, (stop, _) in enumerate(found)
     )
-    chosen = next((size for size, name in by_size.items() if name == outcome.chosen.name), "today")
 
     def place(name: str) -> int:
         return next(at for at, stop in enumerate(stops) if name in stop.names)
@@ -167,8 +159,7 @@ def dial(
     return Dial(
         stops=stops,
         today=place("today"),
-        start=place(chosen),
-        labelled=marks.labelled,
+        start=place(chosen.split(", ", maxsplit=1)[0]),
         questions=tuple(
             _question(
                 which,
@@ -182,12 +173,6 @@ def dial(
             for which, row in rows.items()
         ),
     )
-
-
-def _alike(one: _Contexts, other: _Contexts) -> bool:
-    """Tell whether every context holds the same passages in the same order."""
-    (order, kept), (others, also) = one, other
-    return bool(np.array_equal(kept, also) and np.array_equal(order[kept], others[also]))
 
 
 def _between(outcome: RouteOutcome, serving_k: int) -> list[_Contexts]:
@@ -229,7 +214,7 @@ def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome, marks: 
         names=names,
         kept=mean(values["kept"]) or 0.0,
         recall=mean(values["recall"]),
-        misleading=mean(misleading.astype(float)) or 0.0,
+        misleading=mean(misleading.astype(float)) if marks.labelled else None,
         tokens=mean(values["tokens"]),
         contexts=(),
     )

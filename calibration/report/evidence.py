@@ -16,6 +16,7 @@ from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
 from calibration.certify import Certification
 from calibration.evaluate import bootstrap_ratio, per_query
 from calibration.fit import fit_temperature
+from calibration.replay import Pools
 from calibration.report.dial import Dial, dial
 from calibration.report.dropped import Dropped, dropped_passages
 from calibration.report.passages import PassageOf
@@ -47,6 +48,7 @@ class RouteReport:
         answerable: Number of measured queries with a relevant passage.
         recall_of_first: Mean recall of the retriever's first k passages, for k = 1, 2, …; empty
             where no measured query is answerable.
+        tokens_of_first: Their mean tokens, likewise; empty where texts are not known.
         expected: Mean P(relevant) of the passages that the policy keeps, by models that did not
             see their labels; None without probabilities.
         found: Share of those passages that is labelled relevant; its n counts queries.
@@ -59,6 +61,7 @@ class RouteReport:
     sufficiency: str
     answerable: int
     recall_of_first: tuple[float, ...]
+    tokens_of_first: tuple[float, ...]
     expected: float | None
     found: Interval
     dropped: Dropped
@@ -103,13 +106,13 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
     routes = tuple(
         _route(calibration, route, passages) for route in Route if route in calibration.outcomes
     )
-    first, by_size = calibration.outcomes[routes[0].route], routes[0].summary.by_size
+    first, summary = calibration.outcomes[routes[0].route], routes[0].summary
     return ReportData(
         profile=calibration.profile,
         dataset=dataset.name,
         serving_k=serving_k,
         routes=routes,
-        dial=dial(first, by_size, dataset, passages, serving_k=serving_k),
+        dial=dial(first, summary.by_size, summary.chosen, dataset, passages, serving_k=serving_k),
         labels=_label_counts(calibration),
     )
 
@@ -181,10 +184,18 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
         sufficiency=sufficiency_words(outcome.profile.sufficiency),
         answerable=labels.n_answerable,
         recall_of_first=tuple(recall.mean(axis=0).tolist()) if some.any() else (),
+        tokens_of_first=tuple(_tokens_of_first(pools)),
         expected=expected,
         found=bootstrap_ratio(found * 1.0, kept.sum(axis=1) * 1.0, seed=settings.seed),
         dropped=dropped_passages(outcome, calibration.dataset, passages, seed=settings.seed),
     )
+
+
+def _tokens_of_first(pools: Pools) -> list[float]:
+    if pools.tokens is None:
+        return []
+    tokens: list[float] = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0).tolist()
+    return tokens
 
 
 def _label_counts(calibration: Calibration) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from calibration.evaluate import CONFIDENCE, DESCRIPTIONS
-from calibration.report.chart import recall_by_kept
+from calibration.report.chart import frontier
 from calibration.report.evidence import ReportData
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
@@ -47,7 +47,9 @@ def page(data: ReportData) -> str:
             data=data,
             profile=data.profile,
             confidence=CONFIDENCE,
-            chart_of=lambda route: recall_by_kept(route.summary, route.recall_of_first),
+            chart_of=lambda route, stops=(): frontier(
+                route.summary, route.recall_of_first, route.tokens_of_first, stops
+            ),
             answers=_ANSWERS,
             descriptions=DESCRIPTIONS,
             script=script,

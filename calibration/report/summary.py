@@ -4,15 +4,16 @@ Pure: a route's outcome in, rows with intervals and warnings out. The command li
 the report begins with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from calibration.calibrate_route import SIZES, Option, RouteOutcome, Settings
 from calibration.evaluate import QueryMetrics, bootstrap_interval
-from calibration.results import ResultRow, Results, differences, tabulate
+from calibration.results import Results, differences, tabulate
 from ctxguard._support.words import amount, count, figure, signed
 from ctxguard.core.interval import Interval
 from ctxguard.profile.describe import describe_policy
+from ctxguard.profile.schema import RouteVerdict
 
 SUMMARY_METRICS = ("recall", "precision", "udcg", "misleading", "kept", "tokens")
 
@@ -80,9 +81,13 @@ def summarise(
     by_size, row = _by_size(outcome, settings)
     options = {
         each.name: (describe_policy(each.policy), each.metrics)
-        for each in (*outcome.options, *by_size.values())
+        for each in (outcome.today, outcome.chosen, *by_size.values())
     }
-    options |= others or {}
+    options |= {
+        name: other
+        for name, other in (others or {}).items()
+        if not any(other[1].equals(own) for _, own in options.values())
+    }
     measured = {name: own for name, (_, own) in options.items()}
     today, chosen, seed = outcome.today.metrics, outcome.chosen.metrics, settings.seed
     judged = bootstrap_interval(today.values["judged"], seed=seed)
@@ -145,47 +150,82 @@ def _by_size(outcome: RouteOutcome, settings: Settings) -> tuple[dict[str, Optio
 
 
 def _in_short(results: Results, outcome: RouteOutcome, settings: Settings) -> str:
-    """Put in one line what the choice serves in place of today's, and what is not shown yet."""
     found = {name: results.of("chosen", name) for name in _SHORT if name in results.metrics}
-    today = {name: results.of(results.reference, name).mean.value for name in found}
-    as_today = outcome.chosen.serves_as(outcome.today)
+    both = {
+        name: (row.mean.value, results.of(results.reference, name).mean.value)
+        for name, row in found.items()
+    }
+    verdict, recall = outcome.profile.verdict, found["recall"].difference
+    noisy = [
+        name
+        for name, row in found.items()
+        if name != "kept" and row.difference and row.difference.outcome == "within noise"
+    ]
+    wanted = settings.context if settings.promise is None else "utility"
+    return in_one_line(
+        passages=both["kept"],
+        tokens=both["tokens"],
+        recall=None if outcome.chosen.serves_as(outcome.today) else recall,
+        misleading=_misleading(*both["misleading"]),
+        unshown="" if verdict is None else unshown_by(verdict, noisy, wanted),
+    )
+
+
+def _misleading(own: float | None, before: float | None) -> str:
+    if own is None or before is None:
+        return "none labelled"
+    return f"{figure(own, 2)} a question" + (f" for {figure(before, 2)}" if own != before else "")
+
+
+def in_one_line(
+    *,
+    passages: tuple[float | None, float | None],
+    tokens: tuple[float | None, float | None],
+    recall: Interval | None,
+    misleading: str,
+    unshown: str = "",
+) -> str:
+    """Put in one line what a policy serves in place of today's contexts.
+
+    Args:
+        passages: A context's, by the policy and today.
+        tokens: Likewise; None where unknown.
+        recall: Less today's; None where the contexts are today's own.
+        misleading: How many passages mislead, in words.
+        unshown: What is not shown yet; empty where nothing is left to show.
+
+    >>> saved, none = Interval(0.0, -0.02, 0.02, 40), "none labelled"
+    >>> in_one_line(passages=(6.6, 10), tokens=(947, 1566), recall=saved, misleading=none)
+    '6.6 passages for 10, 947 tokens for 1,566, recall +0.000 [-0.020, +0.020]; misleading: none \
+labelled'
+    """
     said = []
-    for metric, noun in (("kept", "passages"), ("tokens", "tokens")):
-        own, before = found[metric].mean.value, today[metric]
+    for (own, before), noun in ((passages, "passage"), (tokens, "token")):
         if own is not None and before is not None:
-            words = f"{amount(own)} {noun[:-1] if amount(own) == '1' else noun}"
-            said.append(words + ("" if as_today else f" for {amount(before)}"))
-    recall = found["recall"].difference
-    if as_today:
+            words = f"{amount(own)} {noun}{'' if own == 1.0 else 's'}"
+            said.append(words if recall is None else f"{words} for {amount(before)}")
+    if recall is None:
         said.append("as today")
-    elif recall is not None and recall.value is not None:
+    elif recall.value is not None:
         ends = "" if recall.bounds is None else " [{}, {}]".format(*map(signed, recall.bounds))
         said.append(f"recall {signed(recall.value)}{ends}")
-    own, before = found["misleading"].mean.value, today["misleading"]
-    misleading = "none labelled"
-    if own is not None and before is not None:
-        misleading = figure(own, 2) + (" a question" if as_today else f" for {figure(before, 2)}")
-    parts = [", ".join(said), f"misleading: {misleading}"]
-    unshown = _unshown(found, outcome, settings)
-    return "; ".join([*parts, f"not shown yet: {unshown}"] if unshown else parts)
+    line = f"{', '.join(said)}; misleading: {misleading}"
+    return f"{line}; not shown yet: {unshown}" if unshown else line
 
 
-def _unshown(found: Mapping[str, ResultRow], outcome: RouteOutcome, settings: Settings) -> str:
-    """Say what labels do not show yet, and how many would."""
-    verdict = outcome.profile.verdict
-    if verdict is None:
-        return ""
+def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
+    """Say what a verdict does not show yet, and how many questions would.
+
+    Args:
+        verdict: The verdict.
+        noisy: Figures whose difference from today's may be noise.
+        wanted: The contexts that were asked for.
+    """
     if verdict.decision == "enforce":
-        noisy = [
-            name
-            for name, row in found.items()
-            if name != "kept" and row.difference and row.difference.outcome == "within noise"
-        ]
         return f"a change in {' or '.join(noisy)}" if noisy else ""
     what = "that nothing is lost"
     if verdict.decision == "keep":
-        is_bounded = settings.promise is None and settings.context in ("leaner", "balanced")
-        what = "a gain at no more tokens" if is_bounded else "a gain"
+        what = "a gain at no more tokens" if wanted in ("leaner", "balanced") else "a gain"
     if verdict.n_needed is None:
         return what
     return f"{what}, which about {count(verdict.n_needed, 'question')} would probably decide"

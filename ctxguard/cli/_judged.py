@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from calibration.retrievers import MultiRoute, RankingSource
     from ctxguard.cli._system import Source
 
+RECALL_OF_JUDGED = "of the relevant passages among those judged, not of all that there are"
+
 TO_GRADE = 400
 """Passages that people are asked to grade at first."""
 

@@ -70,9 +70,9 @@ def define(results: "Results", output: Output, metrics: Iterable[str]) -> None:
     from calibration.evaluate import DESCRIPTIONS
 
     for metric in metrics:
-        rows = [results.of(name, metric) for name in results.policies if metric in results.metrics]
-        if metric not in _KNOWN and any(row.mean.value is not None for row in rows):
-            output.out.print(f"{metric}: {DESCRIPTIONS[metric]}", style="dim")
+        if metric not in _KNOWN and results.has_data(metric):
+            name = _OPTION_METRICS.get(metric, metric)
+            output.out.print(f"{name}: {DESCRIPTIONS[metric]}", style="dim")
 
 
 def _digits(metric: str, usual: int = 3) -> int:

@@ -15,13 +15,13 @@ from ctxguard._support.words import signed
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, picked
 from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
-from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
+from ctxguard.cli._judged import RECALL_OF_JUDGED, by_k, in_first_order, next_step, table_of_k
 from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import LabelledSystem, Source, open_assessor
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import READERS
-from ctxguard.core.types import DEFAULT_DEPTH
+from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy, describe_utilities
 from ctxguard.server.system import AssessorSettings
@@ -29,7 +29,7 @@ from ctxguard.server.system import AssessorSettings
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome, Settings
-    from calibration.from_store import SystemIdentity
+    from calibration.from_store import StoreCalibration, SystemIdentity
     from ctxguard.profile.schema import Profile
 
 
@@ -155,6 +155,10 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             "profile": None if made is None else self.out,
             "profile_id": profile and profile.profile_id,
             "route": found.route,
+            "policy": profile and describe_policy(profile.routes[found.route].policy),
+            "context": made and made.size._asdict(),
+            "today": made and made.today._asdict(),
+            "in_short": made and _judged_in_short(made, found.route),
             "gain": made and made.gain._asdict(),
             "in_force": made and made.in_force and made.in_force._asdict(),
             **table,
@@ -167,7 +171,9 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             if profile is not None and made is not None:
                 verdict, own = profile.verdict, profile.routes[found.route]
                 output.facts(
-                    ("verdict", "" if verdict is None else verdict.statement),
+                    ("verdict", "" if verdict is None else verdict.short),
+                    ("in short", _judged_in_short(made, found.route)),
+                    ("in full", verdict.statement if verdict and self.show_all else None),
                     ("route", found.route.value),
                     ("keeps", describe_policy(own.policy)),
                     *[
@@ -178,6 +184,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
                     ],
                 )
             output.out.print(table_of_k(found))
+            output.out.print(f"recall: {RECALL_OF_JUDGED}", style="dim")
             files = [*([self.out] if made else ()), *self.report]
             output.facts(*[("wrote", str(file)) for file in files])
 
@@ -277,6 +284,23 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         output.out.print()
         written = [("wrote", str(file)) for file in (self.out, *self.report)]
         output.facts(("profile", profile.profile_id), *written)
+
+
+def _judged_in_short(made: "StoreCalibration", route: Route) -> str:
+    """Put in one line what a policy from judged requests serves in place of today's."""
+    from calibration.report.summary import in_one_line, unshown_by
+
+    verdict = made.profile.routes[route].verdict
+    stays = verdict is not None and verdict.decision == "keep"
+    own, today, recall = made.today if stays else made.size, made.today, made.gain.recall
+    noisy = ["recall"] if recall.bounds is not None and recall.side is None else []
+    return in_one_line(
+        passages=(own.passages, today.passages),
+        tokens=(own.tokens, today.tokens),
+        recall=None if stays else recall,
+        misleading="not counted in judged requests",
+        unshown="" if verdict is None else unshown_by(verdict, noisy, "utility"),
+    )
 
 
 def lacks_verdict(profile: "Profile", required: str | None) -> bool:

@@ -4,8 +4,9 @@
   const data = JSON.parse(root.dataset.dial);
   const input = document.getElementById("passages");
   const output = document.getElementById("at");
-  const bad = data.labelled ? "misleading" : "not relevant";
-  const signs = { relevant: ["✓", "relevant"], misleading: ["✗", bad], other: ["·", ""] };
+  const signs = {
+    relevant: ["✓", "relevant"], misleading: ["✗", "misleading"], other: ["·", ""],
+  };
   const titles = { best: "The best", typical: "A typical one", worst: "The worst" };
   const make = (tag, name, text, ...children) => {
     const made = document.createElement(tag);
@@ -14,14 +15,20 @@
     made.append(...children);
     return made;
   };
-  const figure = (value, digits) => value === null ? "no data" : value.toFixed(digits);
+  const figure = (value, digits) => value === null ? "no data" : value.toLocaleString(
+    "en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   const percent = (value) => value === null ? "no data" : `${Math.round(100 * value)}%`;
   const tiles = [
     ["of the relevant passages", "recall", percent, 1],
-    [`${bad} passages a question`, "misleading", (value) => figure(value, 2), -1],
+    ["misleading passages a question", "misleading",
+      (value) => value === null ? "none labelled" : figure(value, 2), -1],
     ["passages a question", "kept", (value) => figure(value, 1), 0],
     ["tokens a question", "tokens", (value) => figure(value, 0), 0],
   ];
+
+  const chart = document.getElementById("frontier");
+  root.querySelector(".view").prepend(chart);
+  const rings = chart.querySelectorAll(".stop");
 
   const side = (title, places, question, state) => {
     const list = make("ol");
@@ -51,6 +58,7 @@
       return make("div", "tile", "", make("strong", tone, words(stop[key])),
         make("span", "", name), make("span", "soft", `today ${words(today[key])}`));
     }));
+    rings.forEach((ring, place) => ring.classList.toggle("here", place === at));
     root.querySelector(".questions").replaceChildren(...data.questions.map((question, number) => {
       const before = today.contexts[number], after = stop.contexts[number];
       return make("article", "", "",
@@ -63,15 +71,30 @@
     }));
   };
 
-  const last = data.stops.length - 1;
-  data.stops.forEach((stop, place) => {
-    if (!stop.names.length) return;
+  const last = data.stops.length - 1, line = root.querySelector(".stops");
+  const names = data.stops.map((stop, place) => {
     const mark = make("span", place === data.today ? "orange" : "blue", stop.names.join(", "));
-    mark.style.setProperty("--at", place / last);
-    root.querySelector(".stops").append(mark);
-  });
+    mark.style.setProperty("--at", last ? place / last : 0);
+    return mark;
+  }).filter((mark) => mark.textContent);
+  line.append(...names);
+  // A name that would touch one on its row goes a row down.
+  const arrange = () => {
+    const ends = [];
+    for (const name of names) {
+      name.style.setProperty("--row", 0);
+      const { left, right } = name.getBoundingClientRect();
+      let row = ends.findIndex((end) => end + 8 < left);
+      if (row < 0) row = ends.length;
+      ends[row] = right;
+      name.style.setProperty("--row", row);
+    }
+    line.style.setProperty("--rows", ends.length);
+  };
   input.value = data.start;
   input.addEventListener("input", show);
   show();
   root.hidden = false;
+  arrange();
+  addEventListener("resize", arrange);
 })();
