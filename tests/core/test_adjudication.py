@@ -10,7 +10,7 @@ def test_each_annotators_latest_label_counts() -> None:
     assert adjudicate(votes[:2]) == Adjudicated(0, None, relevance_disputed=False)
 
 
-def test_of_labels_of_one_time_the_later_given_counts() -> None:
+def test_later_label_of_one_time_counts() -> None:
     assert adjudicate([Vote(0, None, "ann", 1.0), Vote(2, None, "ann", 1.0)]).grade == 2
 
 
@@ -18,7 +18,7 @@ def test_annotators_without_a_name_are_several() -> None:
     assert adjudicate([Vote(grade, None, None, 1.0) for grade in (2, 2, 0)]).grade == 2
 
 
-def test_the_latest_label_that_says_how_a_passage_misleads_counts() -> None:
+def test_latest_mislead_label_counts() -> None:
     votes = [
         Vote(0, Negative.HARD_NEGATIVE, "ann", 3.0),
         Vote(0, Negative.DISTRACTOR, "ben", 1.0),

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_file_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+def test_unimportable_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     (tmp_path / "conftest.py").write_bytes((ROOT / "tests" / "conftest.py").read_bytes())
     (tmp_path / "test_a.py").write_text("from json import nothing\ndef test_it(): assert False\n")

@@ -19,7 +19,7 @@ def ranking_of(*metadata: dict[str, object]) -> Ranking:
     return Ranking.from_hits(hits, ScoreKind.RATIO)
 
 
-def test_ages_count_from_the_newest_candidate_whatever_the_date_is_today() -> None:
+def test_ages_count_from_the_newest_candidate() -> None:
     dates = ["2024-03-01", "2024-02-28", "2023-03-02T12:00:00Z"]
     later = ["2034-03-01", "2034-02-27", "2033-03-01T12:00:00+02:00"]
     ages = UPDATED.signals("q", dates)["updated_at:age"]
@@ -27,12 +27,13 @@ def test_ages_count_from_the_newest_candidate_whatever_the_date_is_today() -> No
     assert UPDATED.signals("q", later)["updated_at:age"] == pytest.approx(ages)
 
 
-def test_versions_are_aged_by_the_releases_between_and_not_by_their_text() -> None:
+def test_version_age_counts_releases_between() -> None:
     ages = SignalColumn("v", "version").signals("q", ["1.9", "1.10", "v1.10rc1", "2.0.1"])["v:age"]
     assert np.expm1(ages) == pytest.approx([2.0, 1.0, 1.0, 0.0])
 
 
-def test_a_candidate_without_a_value_has_the_mean_and_a_list_without_any_has_no_signal() -> None:
+def test_missing_value_is_the_mean() -> None:
+    """A candidate without a value has the mean, and a list without any has no signal."""
     ages = UPDATED.signals("q", ["2024-03-01", None, "soon", "2024-02-01"])["updated_at:age"]
     assert ages[1] == ages[2] == pytest.approx((ages[0] + ages[3]) / 2)
     assert UPDATED.signals("q", [None, "soon"]) == {}
@@ -56,14 +57,14 @@ def test_a_candidate_without_a_value_has_the_mean_and_a_list_without_any_has_no_
         ("source", "does the forumite know?", ["help centre", "forum"], [0, 0]),
     ],
 )
-def test_what_the_query_names_stands_out_from_the_others_of_the_list(
+def test_names_in_the_query_stand_out(
     kind: str, query: str, values: list[object], named: list[int]
 ) -> None:
     column = SignalColumn("c", kind, sources=("forum",))  # type: ignore[arg-type]
     assert column.signals(query, values)["c:named"].tolist() == named
 
 
-def test_each_common_source_has_a_signal_and_the_others_have_none() -> None:
+def test_each_common_source_has_a_signal() -> None:
     column = read_column("source", ["wiki"] * 9 + ["forum.example"] * 5 + ["rare"])
     assert column.sources == ("forum.example", "wiki")
     signals = column.signals("q", ["forum.example", "wiki", "rare", None])
@@ -71,7 +72,7 @@ def test_each_common_source_has_a_signal_and_the_others_have_none() -> None:
     assert signals["source:wiki"].tolist() == [0, 1, 0, 0]
 
 
-def test_numbers_are_aged_in_units_of_their_spread() -> None:
+def test_numbers_age_in_units_of_spread() -> None:
     column = read_column("clicks", [0, 10, 20, 30])
     assert (column.kind, column.unit) == ("number", pytest.approx(np.std([0, 10, 20, 30])))
     ages = column.signals("q", [20, 30])["clicks:age"]
@@ -94,7 +95,7 @@ def test_only_the_commonest_sources_are_kept() -> None:
         ([f"https://example.org/{n}" for n in range(30)], "most of its values are rare"),
     ],
 )
-def test_a_column_that_gives_no_signal_is_refused_by_name(values: list[object], says: str) -> None:
+def test_column_without_signal_is_refused_by_name(values: list[object], says: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'link'.*{says}|{says}.*'link'"):
         read_column("link", values)
 
@@ -106,7 +107,7 @@ def test_signals_stand_beside_the_rankings_own() -> None:
     assert list(found) == ["clicks", "updated_at:age", "updated_at:named"]
 
 
-def test_passages_that_cannot_be_read_give_no_signals() -> None:
+def test_unreadable_passages_give_no_signals() -> None:
     def unreadable(_position: int) -> Passage:
         raise OSError
 
@@ -126,9 +127,7 @@ VALUES = st.one_of(
     st.text(max_size=20),
     st.lists(VALUES, max_size=6),
 )
-def test_any_values_give_finite_signals_or_none(
-    kind: str, query: str, values: list[object]
-) -> None:
+def test_any_values_give_finite_signals(kind: str, query: str, values: list[object]) -> None:
     column = SignalColumn("c", kind, sources=("True", "v1"))  # type: ignore[arg-type]
     for signal in column.signals(query, values).values():
         assert signal.shape == (len(values),)

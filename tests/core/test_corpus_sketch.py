@@ -37,17 +37,17 @@ class TestDigest:
     def test_does_not_depend_on_metadata(self) -> None:
         assert passage_digest(Passage("a", "some text", "a title")) == passage_digest(self.PASSAGE)
 
-    def test_is_the_same_in_every_process_and_release(self) -> None:
+    def test_same_in_every_process_and_release(self) -> None:
         assert passage_digest(Passage("é", "𝕏", "t")) == 0xE75941022F776D7E
         assert 0 <= passage_digest(self.PASSAGE) < 2**64
 
 
 class TestSketch:
-    def test_does_not_depend_on_the_order_of_the_corpus(self) -> None:
+    def test_order_of_the_corpus_is_irrelevant(self) -> None:
         digests = np.random.default_rng(0).integers(0, 2**64, size=5000, dtype=np.uint64)
         assert CorpusSketch.of(digests) == CorpusSketch.of(digests[::-1].tolist())
 
-    def test_holds_the_smallest_digests_and_the_number_of_passages(self) -> None:
+    def test_holds_smallest_digests_and_passage_count(self) -> None:
         sketch = CorpusSketch.of(range(3000, 0, -1))
         held = np.frombuffer(base64.b64decode(sketch.digests), "<u8")
         assert sketch.passages == 3000
@@ -104,9 +104,7 @@ class TestChangedShare:
             (500, 10_000, 400),  # one of them is held whole
         ],
     )
-    def test_the_estimate_has_the_standard_error_that_is_documented(
-        self, n: int, n_other: int, common: int
-    ) -> None:
+    def test_standard_error_is_as_documented(self, n: int, n_other: int, common: int) -> None:
         rng = np.random.default_rng(n + n_other + common)
         truth = 1.0 - common / max(n, n_other)
         jaccard = common / (n + n_other - common)

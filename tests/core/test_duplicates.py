@@ -29,7 +29,7 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 10
         ("x" * 200_000, "x" * 200_000),
     ],
 )
-def test_unicode_form_case_and_white_space_make_no_other_text(text: str, copy: str) -> None:
+def test_form_case_and_space_are_ignored(text: str, copy: str) -> None:
     assert copies_of([text, "another", copy]) == {2: 0}
 
 
@@ -41,7 +41,7 @@ def test_unicode_form_case_and_white_space_make_no_other_text(text: str, copy: s
         max_size=8,
     )
 )
-def test_each_copy_names_the_first_text_of_its_words(texts: list[str]) -> None:
+def test_each_copy_names_the_first(texts: list[str]) -> None:
     first: dict[str, int] = {}
     expected = {}
     for at, text in enumerate(texts):
@@ -58,7 +58,7 @@ def test_other_texts_are_no_copies(text: str, other: str) -> None:
     assert copies_of([text, other]) == {}
 
 
-def test_texts_without_a_word_are_no_copies() -> None:
+def test_texts_without_words_are_no_copies() -> None:
     assert copies_of(["", "", " ", "\n", " "]) == {}
 
 
@@ -67,7 +67,7 @@ def test_a_null_character_ends_no_text() -> None:
     assert copies_of([f"{long}\0 and {long}", f"{long}\0 and  {long.upper()}"]) == {1: 0}
 
 
-def test_letters_that_stand_for_many_and_piled_marks_stay_linear() -> None:
+def test_expanding_letters_and_marks_stay_linear() -> None:
     """``unicodedata.normalize`` would take minutes, and 18 times the memory."""
     piled = ["a" + "\u0301\u0323" * 500_000 + f"{n} the same end of both texts" for n in range(2)]
     many = ["\ufdfa" * 90_000 + f"{n} the same end of both texts" for n in range(2)]
@@ -81,13 +81,13 @@ def decided(copies: dict[int, int], **settings: float) -> Decision:
     return decide(ranking, RatioPolicy(**settings))
 
 
-def test_copies_take_no_place_among_the_k() -> None:
+def test_copies_take_no_place_in_k() -> None:
     decision = decided({1: 0}, k=2)
     assert decision.kept_ids == ("p0", "p2")
     assert decision.dropped_by_reason == {DropReason.DUPLICATE_TEXT: 1, DropReason.BEYOND_K: 2}
 
 
-def test_a_copy_shares_the_verdict_of_the_better_one() -> None:
+def test_copy_shares_the_better_ones_verdict() -> None:
     *_, second, worst = decided({1: 0, 4: 0}, k=5).verdicts
     for copy in (second, worst):
         assert (copy.rank, copy.relative_score) == (None, 1.0)
@@ -95,7 +95,7 @@ def test_a_copy_shares_the_verdict_of_the_better_one() -> None:
         assert copy.kept_if == (Threshold("drop_duplicates", 0.0),)
 
 
-def test_the_best_of_copies_is_kept_wherever_it_stands() -> None:
+def test_best_of_copies_is_kept_anywhere() -> None:
     assert decided({2: 4}, k=5).kept_ids == ("p0", "p1", "p2", "p3")
 
 

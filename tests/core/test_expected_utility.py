@@ -61,23 +61,23 @@ def policies(draw: st.DrawFn) -> ExpectedUtilityPolicy:
 
 
 class TestRule:
-    def test_a_passage_is_kept_while_its_expected_utility_is_not_negative(self) -> None:
+    def test_passages_of_no_negative_utility_are_kept(self) -> None:
         # cost / (cost + gain) = 0.5 / 1.5
         policy = policy_of(cost=0.5)
         assert policy.min_probability == pytest.approx(1 / 3)
         assert decide(ranking_of([0.9, 0.34, 0.33]), policy).kept_ids == ("a", "b")
         assert decide(ranking_of([0.9, 0.5]), policy_of()).kept_ids == ("a", "b")  # exactly zero
 
-    def test_a_policy_that_may_abstain_can_keep_nothing(self) -> None:
+    def test_abstaining_policy_can_keep_nothing(self) -> None:
         decision = decide(ranking_of([0.1, 0.2]), policy_of(min_keep=0))
         assert decision.kept_ids == ()
         assert decision.flags == ()
 
-    def test_equal_probabilities_keep_the_order_of_the_scores(self) -> None:
+    def test_equal_probabilities_keep_score_order(self) -> None:
         ranking = ranking_of([0.7, 0.7, 0.7], scores=[1.0, 3.0, 2.0])
         assert decide(ranking, policy_of()).kept_ids == ("b", "c", "a")
 
-    def test_scores_that_carry_rank_only_are_no_obstacle(self) -> None:
+    def test_rank_only_scores_are_no_obstacle(self) -> None:
         fused = replace(ranking_of([0.6, 0.9]), kind=ScoreKind.RANK)
         decision = decide(fused, policy_of())
         assert decision.kept_ids == ("b", "a")
@@ -86,7 +86,7 @@ class TestRule:
 
 class TestProperties:
     @given(shares, policies())
-    def test_exactly_the_worthwhile_by_probability_within_k_and_min_keep_are_kept(
+    def test_kept_are_the_worthwhile_by_probability(
         self, probabilities: list[float], policy: ExpectedUtilityPolicy
     ) -> None:
         decision, n = decide(ranking_of(probabilities), policy), len(probabilities)
@@ -106,7 +106,7 @@ class TestProperties:
             assert verdict.kept == (not verdict.kept_if)
 
     @given(shares, policies(), st.randoms())
-    def test_the_order_of_input_does_not_matter(
+    def test_order_of_input_does_not_matter(
         self, probabilities: list[float], policy: ExpectedUtilityPolicy, random: object
     ) -> None:
         ranking = ranking_of(probabilities)
@@ -122,7 +122,7 @@ class TestProperties:
 
 
 class TestVerdicts:
-    def test_a_dropped_passage_says_which_probability_would_have_kept_it(self) -> None:
+    def test_drop_names_the_probability_to_keep(self) -> None:
         decision = decide(ranking_of([0.9, 0.25]), policy_of())
         verdict = decision.verdicts[1]
         assert verdict.reason is DropReason.BELOW_PROBABILITY
@@ -132,7 +132,7 @@ class TestVerdicts:
         cheaper = policy_of(cost=0.25 / 0.75 - 1e-9)
         assert decide(ranking_of([0.9, 0.25]), cheaper).kept_ids == ("a", "b")
 
-    def test_beyond_k_and_below_the_probability_names_both(self) -> None:
+    def test_beyond_k_and_below_names_both(self) -> None:
         verdict = decide(ranking_of([0.9, 0.2]), policy_of(k=1)).verdicts[1]
         assert verdict.reason is DropReason.BEYOND_K
         assert [threshold.setting for threshold in verdict.kept_if] == ["k", "min_probability"]
@@ -149,7 +149,7 @@ class TestMissingSignals:
         ],
         ids=["no legs", "another leg", "NaN in a leg", "rank only"],
     )
-    def test_the_top_k_by_score_is_kept_and_flagged(self, legs: dict[str, Leg]) -> None:
+    def test_top_k_is_kept_and_flagged(self, legs: dict[str, Leg]) -> None:
         ranking = replace(ranking_of([0.1, 0.9, 0.5]), legs=legs)
         decision = decide(ranking, policy_of(k=2))
         assert decision.kept_ids == ("a", "b")
@@ -157,7 +157,7 @@ class TestMissingSignals:
         assert decision.probabilities is None
         assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
 
-    def test_distances_above_zero_leave_the_top_k_of_the_upstream_order(self) -> None:
+    def test_bad_distances_keep_the_upstream_order(self) -> None:
         hits = [Hit("a", 0.1), Hit("b", 0.5), Hit("c", 0.9)]
         decision = decide(Ranking.from_hits(hits, ScoreKind.DISTANCE), policy_of(k=2))
         assert decision.kept_ids == ("a", "b")
@@ -199,24 +199,24 @@ class TestPerToken:
         )
         assert decide(ranking, policy_of()).kept_ids == ("a", "b", "c")
 
-    def test_what_is_kept_stands_in_the_order_of_probability(self) -> None:
+    def test_kept_stand_in_order_of_probability(self) -> None:
         ranking = with_lengths(ranking_of([0.6, 0.95, 0.8]), [0, 250, 100])
         decision = decide(ranking, self.policy())
         assert decision.kept_ids == ("b", "c", "a")
         assert decision.probabilities == pytest.approx([0.95, 0.8, 0.6])
         assert decision.weighed == pytest.approx([0.95 / 1.75, 0.8, 1.2])
 
-    def test_the_size_takes_the_most_likely_for_each_token(self) -> None:
+    def test_size_takes_most_likely_per_token(self) -> None:
         ranking = with_lengths(ranking_of([0.9, 0.8, 0.7]), [900, 100, 100])
         assert decide(ranking, self.policy(k=2, cost=0.0)).kept_ids == ("b", "c")
         assert decide(ranking, policy_of(k=2, cost=0.0)).kept_ids == ("a", "b")
 
-    def test_no_fewer_than_min_keep_are_kept(self) -> None:
+    def test_min_keep_is_always_kept(self) -> None:
         ranking = with_lengths(ranking_of([0.3, 0.2, 0.1]), [900, 100, 100])
         assert decide(ranking, self.policy(min_keep=0)).kept_ids == ()
         assert decide(ranking, self.policy(min_keep=2)).kept_ids == ("b", "c")
 
-    def test_a_dropped_passage_says_which_threshold_would_keep_it(self) -> None:
+    def test_drop_names_the_threshold_to_keep(self) -> None:
         ranking = with_lengths(ranking_of([0.9, 0.8, 0.4]), [100, 500, 100])
         decision = decide(ranking, self.policy())
         assert decision.kept_ids == ("a",)
@@ -235,9 +235,7 @@ class TestPerToken:
     @pytest.mark.parametrize(
         "tokens", [None, [100.0, math.nan, 100.0], [math.inf, 100.0, 100.0]], ids=str
     )
-    def test_without_lengths_the_top_k_by_score_is_kept_and_flagged(
-        self, tokens: list[float] | None
-    ) -> None:
+    def test_missing_lengths_keep_the_top_k(self, tokens: list[float] | None) -> None:
         ranking = ranking_of([0.1, 0.9, 0.5])
         if tokens is not None:
             ranking = with_lengths(ranking, tokens)
@@ -250,7 +248,7 @@ class TestPerToken:
         assert decide(ranking_of([]), self.policy()).flags == ()
 
     @given(lengthy(), policies())
-    def test_what_is_kept_is_the_best_by_weighed_probability(
+    def test_kept_are_best_by_weighed_probability(
         self, given: tuple[list[float], list[float]], policy: ExpectedUtilityPolicy
     ) -> None:
         probabilities, tokens = given
@@ -270,7 +268,7 @@ class TestPerToken:
         assert (np.diff(weighed[n_kept:]) <= 0.0).all()
 
     @given(lengthy(), policies(), st.randoms())
-    def test_the_order_of_input_does_not_matter(
+    def test_order_of_input_does_not_matter(
         self,
         given: tuple[list[float], list[float]],
         policy: ExpectedUtilityPolicy,
@@ -290,7 +288,7 @@ class TestPerToken:
         policy = replace(policy, per_token=True)
         assert decide(shuffled, policy).kept_ids == decide(ranking, policy).kept_ids
 
-    def test_a_repeated_or_garbage_candidate_takes_no_others_length(self) -> None:
+    def test_garbage_takes_no_others_length(self) -> None:
         ranking = ranking_of(
             [0.9, 0.8, 0.7, 0.6], scores=[4.0, math.nan, 2.0, 1.0], ids=["a", "b", "a", "c"]
         )
@@ -300,7 +298,7 @@ class TestPerToken:
 
 
 class TestSetAside:
-    def test_garbage_scores_and_repeated_ids_are_no_candidates(self) -> None:
+    def test_garbage_and_repeats_are_no_candidates(self) -> None:
         ranking = ranking_of(
             [0.9, 0.8, 0.7, 0.6], scores=[4.0, math.nan, 2.0, 1.0], ids=["a", "b", "a", "c"]
         )
@@ -310,7 +308,7 @@ class TestSetAside:
         reasons = {ranking.passage_ids[i]: reason for i, reason in decision.set_aside}
         assert reasons == {"b": DropReason.INVALID_SCORE, "a": DropReason.DUPLICATE_ID}
 
-    def test_what_is_set_aside_does_not_touch_the_others_signals(self) -> None:
+    def test_set_aside_leaves_others_signals_alone(self) -> None:
         with_garbage = ranking_of([0.9, math.nan, 0.6], scores=[3.0, None, 1.0])
         decision = decide(with_garbage, policy_of())
         assert decision.flags == (Flag.INVALID_SCORES,)

@@ -56,14 +56,14 @@ GONE = {"url": "file:///no/such/checkout", "dir_info": {}}
     ],
     ids=["a release", "a checkout that is gone", "a wheel", "a repository"],
 )
-def test_what_it_was_installed_from_is_named(
+def test_source_of_the_installation_is_named(
     origin: dict[str, Any] | None, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(monkeypatch, origin)
     assert install_line("serve") == f'pip install "{named}"'
 
 
-def test_a_checkout_is_named_with_its_versions(
+def test_checkout_is_named_with_its_versions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = checkout(tmp_path / "ctx guard")
@@ -72,7 +72,7 @@ def test_a_checkout_is_named_with_its_versions(
     assert install_line("judge,mcp") == line
 
 
-def test_a_checkout_that_is_run_without_an_installation_is_named(
+def test_uninstalled_checkout_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def absent(name: str) -> None:
@@ -82,7 +82,7 @@ def test_a_checkout_that_is_run_without_an_installation_is_named(
     assert install_line("serve").endswith(f'"{ROOT}[serve]"')
 
 
-def test_the_error_names_the_library_the_extra_and_the_command() -> None:
+def test_error_names_library_extra_and_command() -> None:
     with pytest.raises(MissingExtraError) as caught:
         require("no_such_library", "serve")
     said = (
@@ -106,7 +106,7 @@ def named_extras() -> set[str]:
     return found - {"NAME"}
 
 
-def test_every_extra_that_a_message_names_exists() -> None:
+def test_every_extra_in_a_message_exists() -> None:
     named = named_extras()
     assert len(named) > 10
     assert named <= PROJECT["optional-dependencies"].keys()

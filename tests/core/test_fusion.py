@@ -74,7 +74,7 @@ def test_a_garbage_score_counts_as_missing(fusion: Fusion, garbage: float) -> No
 
 
 @given(candidates, st.floats(0.0, 1.0))
-def test_convex_scores_lie_in_the_unit_interval(
+def test_convex_scores_lie_in_unit_interval(
     pairs: list[tuple[float, float]], weight: float
 ) -> None:
     fused = fuse(legs_of(pairs), Fusion("convex", weight=weight))
@@ -83,7 +83,7 @@ def test_convex_scores_lie_in_the_unit_interval(
 
 
 @given(candidates, st.floats(0.0, 1.0), st.data())
-def test_a_bad_candidate_at_the_tail_changes_no_other_convex_score(
+def test_bad_tail_changes_no_other_score(
     pairs: list[tuple[float, float]], weight: float, data: st.DataObject
 ) -> None:
     worst = (
@@ -96,7 +96,7 @@ def test_a_bad_candidate_at_the_tail_changes_no_other_convex_score(
 
 
 @given(candidates)
-def test_a_weight_of_zero_or_one_leaves_one_leg(pairs: list[tuple[float, float]]) -> None:
+def test_extreme_weight_leaves_one_leg(pairs: list[tuple[float, float]]) -> None:
     both = legs_of(pairs)
     lexical, dense = both["lexical"].scores, both["dense"].scores
     top = lexical.max()
@@ -118,7 +118,7 @@ def test_input_order_changes_no_fused_score(
     assert shuffled.tolist() == fused[order].tolist()
 
 
-def test_the_legs_are_left_as_they_were() -> None:
+def test_legs_are_left_unchanged() -> None:
     both = legs([math.nan, 2.0], [0.5, -3.4e38])
     fuse(both, CONVEX)
     fuse(both, Fusion())
@@ -127,17 +127,17 @@ def test_the_legs_are_left_as_they_were() -> None:
     assert both["dense"].scores.tolist() == [0.5, -3.4e38]
 
 
-def test_a_share_of_the_top_reciprocal_rank_score_measures_the_constant() -> None:
+def test_share_of_top_measures_the_constant() -> None:
     scores = reciprocal_rank(np.arange(100.0, 0.0, -1.0))
     assert int((scores >= 0.7 * scores[0]).sum()) == 27
 
 
-def test_only_convex_scores_can_be_compared_by_ratio() -> None:
+def test_only_convex_scores_compare_by_ratio() -> None:
     assert CONVEX.kind is ScoreKind.RATIO
     assert Fusion().kind is ScoreKind.RANK
 
 
-def test_convex_needs_a_scorer_with_a_minimum() -> None:
+def test_convex_needs_scores_with_a_minimum() -> None:
     with pytest.raises(ConfigurationError, match="'inner_product' has none"):
         fuse(legs([1.0], [3.0], ScoreKind.INNER_PRODUCT), CONVEX)
 

@@ -67,7 +67,7 @@ def test_worked_reference_udcg(examples: dict[str, Any]) -> None:
 
 
 @given(st.lists(st.floats(-1, 1), max_size=30))
-def test_udcg_is_gain_less_harm_and_neither_is_negative(utilities: list[float]) -> None:
+def test_udcg_is_gain_less_harm(utilities: list[float]) -> None:
     result = udcg(utilities)
     assert min(result.gain, result.harm) >= 0.0
     plain = sum(worth / math.log2(rank + 1) for rank, worth in enumerate(utilities, start=1))
@@ -115,13 +115,13 @@ def test_what_each_label_is_worth(
     assert worths(grades, utilities=Utilities(**utilities), **settings) == expected
 
 
-def test_the_worst_utility_is_the_lowest_of_any_case() -> None:
+def test_worst_utility_is_the_lowest() -> None:
     assert Utilities().worst == -0.2
     assert Utilities(unjudged=-2.0).worst == -2.0
     assert Utilities(by_grade={0: -3.0}).worst == -3.0
 
 
-def test_no_preset_charges_less_for_a_labelled_negative_than_for_a_suspected_one() -> None:
+def test_presets_charge_labelled_negatives_most() -> None:
     for preset in PRESETS.values():
         assert preset.distractor <= preset.hard_negative <= preset.irrelevant <= preset.unjudged
 
@@ -136,7 +136,7 @@ def test_no_preset_charges_less_for_a_labelled_negative_than_for_a_suspected_one
         (["a.c"], ["abc", "a.c"], [2]),
     ],
 )
-def test_keywords_match_whole_words_only_and_without_regard_to_case(
+def test_keywords_match_whole_words_in_any_case(
     keywords: list[str], texts: list[str], ranks: list[int]
 ) -> None:
     assert keyword_first_ranks(keywords, texts) == ranks
@@ -155,7 +155,7 @@ def test_keywords_match_whole_words_only_and_without_regard_to_case(
         {"by_grade": {1: float("nan")}},
     ],
 )
-def test_utilities_of_the_wrong_sign_or_scale_are_refused(settings: dict[str, Any]) -> None:
+def test_utilities_of_wrong_sign_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         Utilities(**settings)
 

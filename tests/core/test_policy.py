@@ -92,9 +92,7 @@ def outcome(decision: Decision) -> list[tuple[object, ...]]:
 
 class TestProperties:
     @given(rankings(), policies())
-    def test_the_kept_are_those_of_the_sorted_that_reach_the_ratio_or_are_owed_to_min_keep(
-        self, ranking: Ranking, policy: RatioPolicy
-    ) -> None:
+    def test_kept_reach_the_ratio_or_min_keep(self, ranking: Ranking, policy: RatioPolicy) -> None:
         decision = decide(ranking, policy)
         ranks = ranking.ranks or [0] * len(ranking)
         expected = sorted(
@@ -125,7 +123,7 @@ class TestProperties:
         assert outcome(after)[: len(ranking)] == outcome(before)
 
     @given(rankings(), policies(), st.data())
-    def test_invalid_scores_change_nothing_but_the_count(
+    def test_invalid_scores_change_only_the_count(
         self, ranking: Ranking, policy: RatioPolicy, data: st.DataObject
     ) -> None:
         assume(len(ranking) > 0)  # nothing but garbage is served in its own order
@@ -152,7 +150,7 @@ class TestProperties:
         st.integers(-32, 32),
         policies(),
     )
-    def test_shifting_every_score_changes_nothing_on_identity_kinds(
+    def test_shift_changes_nothing_on_identity_kinds(
         self, kind: ScoreKind, steps: list[int], shift: int, policy: RatioPolicy
     ) -> None:
         if kind is ScoreKind.DISTANCE:
@@ -164,7 +162,7 @@ class TestProperties:
         assert Flag.DOMAIN_VIOLATION not in after.flags
 
     @given(scores_of(ScoreKind.RATIO), powers_of_two, policies())
-    def test_scaling_every_score_changes_nothing_on_ratio_kinds(
+    def test_scale_changes_nothing_on_ratio_kinds(
         self, scores: list[float], factor: float, policy: RatioPolicy
     ) -> None:
         scores = [score if score >= 1e-200 else 0.0 for score in scores]
@@ -179,7 +177,7 @@ class TestProperties:
         powers_of_two,
         policies(),
     )
-    def test_scaling_scores_and_temperature_together_changes_nothing(
+    def test_scaling_with_temperature_changes_nothing(
         self, kind: ScoreKind, steps: list[int], factor: float, policy: RatioPolicy
     ) -> None:
         scores = [step / 64 for step in steps]
@@ -191,15 +189,13 @@ class TestProperties:
         assert after.kept_ids == before.kept_ids
 
     @given(rankings(), policies())
-    def test_deciding_again_on_what_was_kept_keeps_all_of_it(
-        self, ranking: Ranking, policy: RatioPolicy
-    ) -> None:
+    def test_deciding_again_keeps_all_kept(self, ranking: Ranking, policy: RatioPolicy) -> None:
         decision = decide(ranking, policy)
         again = decide(picked(ranking, decision.kept), policy)
         assert again.kept_ids == decision.kept_ids
 
     @given(rankings(), policies(), st.randoms(use_true_random=False))
-    def test_input_order_changes_nothing_even_with_ties(
+    def test_input_order_changes_nothing_despite_ties(
         self, ranking: Ranking, policy: RatioPolicy, rng: random.Random
     ) -> None:
         order = list(range(len(ranking)))
@@ -207,9 +203,10 @@ class TestProperties:
         assert outcome(decide(picked(ranking, order), policy)) == outcome(decide(ranking, policy))
 
     @given(rankings(), policies())
-    def test_the_thresholds_of_a_verdict_keep_the_passage_and_no_tighter_ones_do(
+    def test_named_thresholds_keep_no_tighter_do(
         self, ranking: Ranking, policy: RatioPolicy
     ) -> None:
+        """The thresholds of a decision keep the passage, and no tighter ones do."""
         for verdict in decide(ranking, policy).verdicts:
             if verdict.kept:
                 assert verdict.kept_if == ()
@@ -226,7 +223,7 @@ class TestProperties:
                 assert verdict.passage_id not in decide(ranking, too_tight).kept_ids
 
     @given(rankings(), policies(), st.data())
-    def test_candidates_are_kept_or_dropped_for_one_reason_each(
+    def test_each_candidate_has_one_reason(
         self, ranking: Ranking, policy: RatioPolicy, data: st.DataObject
     ) -> None:
         n = len(ranking)
@@ -247,17 +244,17 @@ class TestProperties:
 
 
 class TestVerdicts:
-    def test_a_passage_that_fails_both_names_both(self) -> None:
+    def test_failing_both_names_both(self) -> None:
         dropped = decide(ranked([10.0, 9.0, 1.0]), RatioPolicy(k=2, min_ratio=0.7)).verdicts[2]
         assert (dropped.reason, dropped.relative_score) == (DropReason.BEYOND_K, 0.1)
         assert dropped.kept_if == (Threshold("k", 3), Threshold("min_ratio", 0.1))
 
-    def test_rank_only_scores_have_no_relative_score(self) -> None:
+    def test_rank_only_has_no_relative_score(self) -> None:
         decision = decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(k=1))
         assert [verdict.relative_score for verdict in decision.verdicts] == [None, None]
         assert decision.verdicts[1].kept_if == (Threshold("k", 2),)
 
-    def test_garbage_has_no_rank_and_no_setting_would_keep_it(self) -> None:
+    def test_garbage_has_no_rank_or_remedy(self) -> None:
         decision = decide(ranked([1.0, None]), RatioPolicy())
         garbage = decision.verdicts[1]
         assert (garbage.passage_id, garbage.rank, garbage.score) == ("b", None, None)
@@ -288,7 +285,7 @@ NOTHING_COMPARED = (Flag.INVALID_SCORES,)
         ),
     ],
 )
-def test_what_is_kept_of_plain_and_of_unusual_scores(
+def test_plain_and_unusual_scores_keep(
     kind: ScoreKind,
     scores: list[float | None],
     policy: RatioPolicy,
@@ -313,7 +310,7 @@ class TestDomain:
         ],
     )
     @pytest.mark.parametrize("min_ratio", [0.0, 0.9])
-    def test_scores_outside_their_kind_keep_the_top_k_and_say_so(
+    def test_scores_outside_their_kind_keep_top_k(
         self, kind: ScoreKind, scores: list[float], min_ratio: float
     ) -> None:
         decision = decide(ranked(scores, kind), RatioPolicy(k=2, min_ratio=min_ratio))
@@ -324,7 +321,7 @@ class TestDomain:
 
     @pytest.mark.parametrize("scores", [[0.1, 0.5, 0.9], [0.1, 0.1, 0.1], [-0.2, 0.3, 0.1]])
     @pytest.mark.parametrize("min_ratio", [0.0, 0.9])
-    def test_distances_above_zero_keep_the_upstream_order(
+    def test_positive_distances_keep_the_upstream_order(
         self, scores: list[float], min_ratio: float
     ) -> None:
         """They were not turned round: sorted by them the worst would come first."""
@@ -335,7 +332,7 @@ class TestDomain:
         assert decision.flags == (Flag.DOMAIN_VIOLATION,)
         assert decision.verdicts[0].relative_score is None
 
-    def test_distances_above_zero_are_put_in_the_order_of_their_upstream_ranks(self) -> None:
+    def test_positive_distances_sort_by_upstream_rank(self) -> None:
         hits = [
             Hit("b", 0.5, rank=2),
             Hit("b", 0.9, rank=4),
@@ -350,11 +347,11 @@ class TestDomain:
             (1, DropReason.DUPLICATE_ID),
         }
 
-    def test_a_relative_filter_on_rank_only_scores_is_refused(self) -> None:
+    def test_ratio_on_rank_only_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="carry order only"):
             decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(min_ratio=0.7))
 
-    def test_a_narrow_band_of_cosines_is_separated_by_the_temperature(self) -> None:
+    def test_temperature_separates_a_narrow_band(self) -> None:
         ranking = ranked([0.82, 0.81, 0.74], ScoreKind.COSINE)
         assert len(decide(ranking, RatioPolicy(min_ratio=0.7)).kept_ids) == 3
         assert len(decide(ranking, RatioPolicy(min_ratio=0.7, temperature=0.05)).kept_ids) == 2
@@ -379,7 +376,7 @@ class TestGarbage:
         assert decision.flags == (Flag.INVALID_SCORES,)
         assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 2}
 
-    def test_a_repeated_id_is_kept_once_at_its_best_score(self) -> None:
+    def test_repeated_id_keeps_its_best_score(self) -> None:
         ranking = replace(ranked([1.0, 9.0, 8.0]), passage_ids=("a", "a", "b"))
         decision = decide(ranking, RatioPolicy())
         assert decision.kept_ids == ("a", "b")
@@ -387,19 +384,19 @@ class TestGarbage:
         assert decision.dropped_by_reason == {DropReason.DUPLICATE_ID: 1}
         assert decision.flags == ()
 
-    def test_scores_and_ids_of_different_lengths_are_refused(self) -> None:
+    def test_unequal_lengths_are_refused(self) -> None:
         ranking = replace(ranked([2.0, 1.0]), scores=(2.0,))
         with pytest.raises(ConfigurationError, match="2 passage ids has 1 scores"):
             decide(ranking, RatioPolicy())
 
 
 class TestTies:
-    def test_the_upstream_rank_breaks_a_tie_of_scores(self) -> None:
+    def test_upstream_rank_breaks_ties(self) -> None:
         hits = [Hit("a", 1.0, rank=2), Hit("b", 1.0, rank=1), Hit("c", 1.0)]
         decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy(k=3))
         assert decision.kept_ids == ("b", "a", "c")
 
-    def test_the_passage_id_breaks_what_the_rank_does_not(self) -> None:
+    def test_passage_id_breaks_remaining_ties(self) -> None:
         hits = [Hit("c", 1.0), Hit("a", 1.0), Hit("b", 1.0)]
         decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy(k=2))
         assert decision.kept_ids == ("a", "b")

@@ -188,7 +188,7 @@ class TestRoundTrip:
         assert loaded.to_json().encode() == path.read_bytes()
         assert loaded.profile_id == profile.profile_id
 
-    def test_the_order_in_which_routes_were_added_does_not_show(self) -> None:
+    def test_order_of_routes_does_not_show(self) -> None:
         backwards = dict(reversed(PROFILE.routes.items()))
         assert PROFILE.model_copy(update={"routes": backwards}).to_json() == PROFILE.to_json()
 
@@ -219,7 +219,7 @@ class TestRoundTrip:
 
 
 class TestSafe:
-    def test_each_route_of_the_same_system_is_served_by_its_safe_policy(self) -> None:
+    def test_each_route_serves_its_safe_policy(self) -> None:
         safe = ALL_SAFE.safe()
         assert safe.routes.keys() == ALL_SAFE.routes.keys()
         for route, own in safe.routes.items():
@@ -227,7 +227,7 @@ class TestSafe:
             assert own.score_kind is ALL_SAFE.routes[route].score_kind
         assert (safe.fingerprint, safe.fusion) == (ALL_SAFE.fingerprint, ALL_SAFE.fusion)
 
-    def test_it_claims_nothing_of_the_former_policies_and_says_whose_it_is(self) -> None:
+    def test_safe_profile_claims_nothing_former(self) -> None:
         safe = ALL_SAFE.safe()
         hybrid = safe.routes[Route.HYBRID]
         assert hybrid.certificate is hybrid.evidence is None
@@ -246,7 +246,7 @@ class TestSaving:
         PROFILE.save(tmp_path / "a" / "b" / "profile.json")
         assert Profile.load(tmp_path / "a" / "b" / "profile.json") == PROFILE
 
-    def test_a_failed_save_leaves_the_old_profile_and_nothing_else(
+    def test_failed_save_leaves_the_old_profile(
         self, file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = file.read_bytes()
@@ -260,14 +260,14 @@ class TestSaving:
         assert file.read_bytes() == before
         assert list(file.parent.glob("*.json")) == [file]
 
-    def test_places_that_cannot_be_written_are_typed(self, tmp_path: Path) -> None:
+    def test_unwritable_places_are_typed(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         (tmp_path / "folder.json").mkdir()
         for place in (tmp_path / "file" / "p.json", tmp_path / "folder.json"):
             with pytest.raises(ProfileError, match="cannot be written"):
                 PROFILE.save(place)
 
-    def test_a_reader_never_meets_half_a_profile(self, file: Path) -> None:
+    def test_reader_never_meets_half_a_profile(self, file: Path) -> None:
         other = PROFILE.model_copy(update={"fingerprint": {}})
         done = threading.Event()
 
@@ -284,7 +284,7 @@ class TestSaving:
             read += 1
         writer.join()
 
-    def test_a_number_that_json_cannot_carry_is_never_written(self) -> None:
+    def test_number_json_lacks_is_never_written(self) -> None:
         with pytest.raises(ValidationError, match="finite"):
             CERTIFICATE.model_validate({**CERTIFICATE.model_dump(), "recall_loss": math.nan})
 
@@ -347,25 +347,25 @@ def refused(file: Path | str, message: str) -> ProfileFormatError:
 
 
 class TestRefusals:
-    def test_the_reason_stands_without_the_library_s_name_for_it(self, file: Path) -> None:
+    def test_reason_omits_the_librarys_prefix(self, file: Path) -> None:
         changed(file, lambda data: data["utilities"].update(unjudged=0.5))
         said = str(refused(file, "utilities: utility unjudged 0.5 must be ≤ 0"))
         assert "Value error" not in said
 
     @pytest.mark.parametrize("where", OBJECTS)
-    def test_an_unknown_field_is_refused_by_its_name(self, file: Path, where: str) -> None:
+    def test_unknown_field_is_refused_by_name(self, file: Path, where: str) -> None:
         changed(file, lambda data: inside(data, where).update(min_ration=0.7))
         named = next((where.replace(*kind) for kind in KINDS.items() if kind[0] in where), where)
         refused(file, f"profile.json: {f'{named}.min_ration'.lstrip('.')}: ")
 
     @pytest.mark.parametrize(("where", "values", "message"), VALUES)
-    def test_a_value_that_cannot_be_used_is_named(
+    def test_unusable_value_is_named(
         self, file: Path, where: str, values: Data, message: str
     ) -> None:
         refused(changed(file, lambda data: inside(data, where).update(values)), message)
 
     @pytest.mark.parametrize(("where", "values", "message"), BREADTH)
-    def test_more_than_a_profile_holds_is_counted_and_neither_described_nor_kept(
+    def test_excess_is_counted_not_described(
         self, file: Path, where: str, values: Data, message: str
     ) -> None:
         error = refused(changed(file, lambda data: inside(data, where).update(values)), message)
@@ -396,7 +396,7 @@ class TestRefusals:
         refused(file, "provenance: Field required")
 
     @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-    def test_a_file_that_holds_no_profile_is_named(self, file: Path, content: bytes) -> None:
+    def test_file_without_a_profile_is_named(self, file: Path, content: bytes) -> None:
         file.write_bytes(content)
         refused(file, r"profile\.json")
 
@@ -421,7 +421,7 @@ class TestRefusals:
             ("utilities", "distractor"),
         ],
     )
-    def test_an_integer_over_64_bits_is_refused(
+    def test_integer_over_64_bits_is_refused(
         self, file: Path, digits: str, where: str, name: str
     ) -> None:
         SKETCHED.save(file)
@@ -434,22 +434,20 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "where", ['"intercept": -2.5', '"weight": 0.35', '"recall_loss": 0.031']
     )
-    def test_a_number_that_is_not_finite_is_refused(
-        self, file: Path, number: str, where: str
-    ) -> None:
+    def test_infinite_number_is_refused(self, file: Path, number: str, where: str) -> None:
         text = file.read_text(encoding="utf-8")
         assert where in text
         name = where.partition(":")[0]
         file.write_text(text.replace(where, f"{name}: {number}"), encoding="utf-8")
         refused(file, r"profile\.json")
 
-    def test_a_huge_file_is_not_even_read(self, file: Path) -> None:
+    def test_huge_file_is_not_read(self, file: Path) -> None:
         with file.open("wb") as sparse:
             sparse.truncate(1 << 40)
         refused(file, "over 4 MiB")
 
     @pytest.mark.parametrize("kind", ["pipe", "device", "device behind a link"])
-    def test_what_is_no_regular_file_is_refused_at_once(self, tmp_path: Path, kind: str) -> None:
+    def test_irregular_file_is_refused_at_once(self, tmp_path: Path, kind: str) -> None:
         file = tmp_path / "other.json"
         if kind == "pipe":
             os.mkfifo(file)
@@ -469,18 +467,16 @@ class TestRefusals:
         ],
         ids=["null character", "long", "absent", "folder"],
     )
-    def test_a_path_that_holds_no_file_is_refused(
-        self, tmp_path: Path, name: str, message: str
-    ) -> None:
+    def test_path_without_a_file_is_refused(self, tmp_path: Path, name: str, message: str) -> None:
         refused(f"{tmp_path}/{name}", message)
 
-    def test_the_first_fault_of_a_list_ends_its_check(self, file: Path) -> None:
+    def test_first_fault_ends_the_check(self, file: Path) -> None:
         changed(file, lambda data: data["provenance"].update(notes=[1] * 500))
         error = refused(file, r"\.0: Input should be")
         assert isinstance(error.__cause__, ValidationError)
         assert error.__cause__.error_count() == 1
 
-    def test_a_key_that_stands_twice_is_refused(self, file: Path) -> None:
+    def test_repeated_key_is_refused(self, file: Path) -> None:
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace('"routes":', '"routes": {}, "routes":'), encoding="utf-8")
         refused(file, "one key twice")
@@ -493,7 +489,7 @@ class TestSchema:
             "run `make schema`, and raise SCHEMA_VERSION where old profiles no longer load"
         )
 
-    def test_every_object_of_the_schema_refuses_unknown_fields(self) -> None:
+    def test_schema_refuses_unknown_fields_everywhere(self) -> None:
         schema = json_schema()
         assert schema["additionalProperties"] is False
         objects = {n: d for n, d in schema["$defs"].items() if d.get("type") == "object"}
@@ -503,14 +499,14 @@ class TestSchema:
 
 
 class TestCorpusSketch:
-    def test_it_tells_how_much_of_a_corpus_has_changed(self, file: Path) -> None:
+    def test_tells_how_much_has_changed(self, file: Path) -> None:
         SKETCHED.save(file)
         loaded = Profile.load(file)
         assert loaded.corpus is not None
         assert loaded.corpus.changed_share(CorpusSketch.of(range(10_000))) == pytest.approx(0.5)
         assert file.stat().st_size < len(PROFILE.to_json()) + 12_000
 
-    def test_its_safe_policy_is_of_the_same_corpus(self) -> None:
+    def test_safe_policy_is_of_same_corpus(self) -> None:
         sketched = ALL_SAFE.model_copy(update={"corpus": SKETCHED.corpus})
         assert sketched.safe().corpus == SKETCHED.corpus
 
@@ -544,9 +540,7 @@ class TestCertificate:
             (0.01, -0.0, "mean recall is at most 0 below"),
         ],
     )
-    def test_it_states_an_increase_in_recall_or_none(
-        self, value: float, lower: float, says: str
-    ) -> None:
+    def test_states_an_increase_or_none(self, value: float, lower: float, says: str) -> None:
         found = RecallDifference(value=value, lower=lower, n=140)
         assert says in DIFFERENCE.model_copy(update={"recall_difference": found}).statement
 
@@ -554,7 +548,7 @@ class TestCertificate:
         ("alpha", "lower", "nothing"),
         [(0.1, -0.1, False), (0.5, -0.5, False), (0.6, -0.1, True), (0.1, -0.6, True)],
     )
-    def test_more_than_half_of_the_recall_is_no_promise(
+    def test_more_than_half_is_no_promise(
         self, alpha: float, lower: float, *, nothing: bool
     ) -> None:
         found = RecallDifference(value=0.0, lower=lower, n=140)
@@ -565,7 +559,7 @@ class TestCertificate:
 
 
 class TestFingerprints:
-    def test_a_changed_absent_or_new_part_is_named_with_both_values(self) -> None:
+    def test_changed_part_is_named_with_values(self) -> None:
         expected = {"analyser": "porter", "embedder": "mini", "same": "x"}
         actual = {"embedder": "large", "reranker": "ce", "same": "x"}
         assert fingerprint_differences(expected, actual) == (
@@ -575,7 +569,7 @@ class TestFingerprints:
         )
 
     @given(*[st.dictionaries(st.text(max_size=2), st.text(max_size=2), max_size=4)] * 2)
-    def test_there_are_differences_exactly_where_the_systems_differ(
+    def test_differences_exactly_where_systems_differ(
         self, expected: dict[str, str], actual: dict[str, str]
     ) -> None:
         assert bool(fingerprint_differences(expected, actual)) == (expected != actual)

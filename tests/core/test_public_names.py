@@ -91,7 +91,7 @@ def test_no_two_classes_share_a_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_absent_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Retriver'"):
         _ = ctxguard.Retriver
 
@@ -105,7 +105,7 @@ def test_importing_it_imports_nothing_more() -> None:
     )
 
 
-def test_the_guard_imports_neither_retrieval_nor_the_monitor() -> None:
+def test_guard_imports_no_retrieval_or_monitor() -> None:
     run(
         "import sys, ctxguard\n"
         "ctxguard.ContextGuard\n"
@@ -115,7 +115,7 @@ def test_the_guard_imports_neither_retrieval_nor_the_monitor() -> None:
     )
 
 
-def test_a_bare_install_imports_and_says_which_extra_a_name_needs() -> None:
+def test_bare_install_names_the_needed_extra() -> None:
     absent = ["sqlalchemy", "faiss", "bm25s", "sentence_transformers", "torch", "scipy"]
     run(
         "import sys\n"
@@ -135,7 +135,7 @@ def test_a_bare_install_imports_and_says_which_extra_a_name_needs() -> None:
 @pytest.mark.parametrize(
     "taking", ["ctxguard.guard:ContextGuard", "ctxguard.monitor.service:Monitor"]
 )
-def test_what_a_user_builds_takes_at_most_14_arguments(taking: str) -> None:
+def test_constructors_take_at_most_14_arguments(taking: str) -> None:
     module, name = taking.split(":")
     kind = getattr(importlib.import_module(module), name)
     assert len(inspect.signature(kind).parameters) <= 14

@@ -27,7 +27,7 @@ def model_of(*coefficients: float, legs: tuple[str, ...] = ("dense",)) -> Releva
 
 
 class TestRelevanceModel:
-    def test_probability_is_the_logistic_of_the_standardised_signals(self) -> None:
+    def test_probability_is_logistic_of_standardised_signals(self) -> None:
         model = RelevanceModel(
             legs=("dense",),
             coefficients=(2.0, 0.0, 0.0, 0.0, 0.0),
@@ -40,7 +40,7 @@ class TestRelevanceModel:
         assert found.tolist() == pytest.approx([1 / (1 + math.exp(-1.0)), 1 / (1 + math.exp(1.0))])
 
     @pytest.mark.parametrize("seed", range(2))
-    def test_it_agrees_with_scikit_learn_on_the_same_coefficients(self, seed: int) -> None:
+    def test_agrees_with_scikit_learn(self, seed: int) -> None:
         linear_model = pytest.importorskip("sklearn.linear_model")
         random = np.random.default_rng(seed)
         legs = {
@@ -65,7 +65,7 @@ class TestRelevanceModel:
         expected = theirs.predict_proba(standardised)[:, 1]
         assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
 
-    def test_extreme_log_odds_saturate_without_a_warning(self) -> None:
+    def test_extreme_log_odds_saturate_silently(self) -> None:
         found = model_of(1e6).probabilities({"dense": leg(1.0, -1.0)})
         assert found is not None
         assert found.tolist() == [1.0, 0.0]
@@ -80,9 +80,7 @@ class TestRelevanceModel:
             *[{"dense": leg(0.9, bad)} for bad in (math.nan, math.inf, -math.inf, -3.4e38)],
         ],
     )
-    def test_other_legs_and_scores_that_are_none_or_ranks_give_no_probability(
-        self, legs: dict[str, Leg]
-    ) -> None:
+    def test_unusable_legs_give_no_probability(self, legs: dict[str, Leg]) -> None:
         assert model_of(1.0).probabilities(legs) is None
 
     @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ class TestRelevanceModel:
             [0.9, 0.1],
         ],
     )
-    def test_an_adapters_arrays_may_be_of_another_type(self, scores: Any) -> None:
+    def test_adapters_arrays_may_differ_in_type(self, scores: Any) -> None:
         found = model_of(1.0).probabilities({"dense": Leg(scores, ScoreKind.COSINE)})
         plain = model_of(1.0).probabilities({"dense": leg(*scores)})
         assert found == pytest.approx(plain, abs=1e-12)
@@ -117,9 +115,7 @@ class TestRelevanceModel:
             ({"clip": math.inf}, "clip inf"),
         ],
     )
-    def test_a_model_that_cannot_work_is_refused(
-        self, change: dict[str, object], message: str
-    ) -> None:
+    def test_unworkable_model_is_refused(self, change: dict[str, object], message: str) -> None:
         settings: dict[str, object] = {
             "legs": ("dense",),
             "coefficients": (0.0,) * 5,
@@ -190,7 +186,7 @@ class TestNamedSignals:
         model = with_freshness(clip=8.0)
         assert model.probabilities({"dense": leg(0.9, 0.1)}, signals) is None
 
-    def test_signals_that_it_does_not_need_change_nothing(self) -> None:
+    def test_signals_it_lacks_change_nothing(self) -> None:
         model = model_of(1.0)
         legs, extra = {"dense": leg(0.9, 0.1)}, {"freshness": np.array([math.nan, 1.0])}
         assert model.probabilities(legs, extra) == pytest.approx(model.probabilities(legs))

@@ -36,9 +36,7 @@ def compared(
 
 
 @given(st.floats(-0.9, 0.9), st.floats(0.1, 100.0), st.floats(-100.0, 100.0))
-def test_rounding_below_the_tolerance_is_the_same_reranker(
-    share: float, scale: float, shift: float
-) -> None:
+def test_rounding_is_the_same_reranker(share: float, scale: float, shift: float) -> None:
     scores = [each * scale + shift for each in SCORES]
     spread = np.concatenate(scores).std()
     noise = share * MOST_DIFFERENCE * spread
@@ -47,7 +45,7 @@ def test_rounding_below_the_tolerance_is_the_same_reranker(
     assert compared(then, now) == SystemComparison()
 
 
-def test_one_score_beyond_the_tolerance_is_another_reranker() -> None:
+def test_one_changed_score_is_another_reranker() -> None:
     now = [each.copy() for each in SCORES]
     now[0][-1] += 0.2
     comparison = compared(described(SCORES), described(now))
@@ -55,14 +53,14 @@ def test_one_score_beyond_the_tolerance_is_another_reranker() -> None:
     assert "its scores of the probe texts differ by 0.1" in comparison.mismatches[0]
 
 
-def test_equal_scores_that_change_are_another_reranker() -> None:
+def test_changed_equal_scores_are_another_reranker() -> None:
     flat = [np.zeros(len(each)) for each in SCORES]
     assert compared(described(flat), described(flat)) == SystemComparison()
     assert compared(described(flat), described([each + 1e-3 for each in flat])).mismatches
 
 
 @pytest.mark.parametrize("score", [np.nan, np.inf])
-def test_a_score_that_is_no_number_is_another_reranker(score: float) -> None:
+def test_not_a_number_is_another_reranker(score: float) -> None:
     now = [each.copy() for each in SCORES]
     now[1][2] = score
     assert compared(described(SCORES), described(now)).mismatches
@@ -70,22 +68,22 @@ def test_a_score_that_is_no_number_is_another_reranker(score: float) -> None:
 
 
 @pytest.mark.parametrize("now", [None, "", "other 1 2", "garbage"])
-def test_scores_that_cannot_be_compared_leave_the_profile_unverified(now: str | None) -> None:
+def test_incomparable_scores_leave_the_profile_unverified(now: str | None) -> None:
     comparison = compared(described(SCORES), now)
     assert (comparison.mismatches, comparison.flags) == ((), (Flag.UNVERIFIED,))
 
 
-def test_a_profile_without_the_scores_is_compared_as_before() -> None:
+def test_profile_without_scores_compares_as_before() -> None:
     assert compared(None, described(SCORES)) == SystemComparison()
 
 
-def test_scores_are_compared_within_their_tolerance_beside_a_sketch_of_the_corpus() -> None:
+def test_probes_are_compared_beside_a_sketch() -> None:
     corpus, nearly = CorpusSketch.of(range(100)), [each * 1.0001 for each in SCORES]
     assert compared(described(SCORES), described(nearly), corpus).flags == ()
     assert compared(described(SCORES), described([each * 2 for each in SCORES]), corpus).mismatches
 
 
-def test_every_probe_is_scored_in_its_order() -> None:
+def test_every_probe_is_scored_in_order() -> None:
     def length(_: str, documents: object) -> FloatArray:
         return np.array([len(each) for each in documents], dtype=float)  # type: ignore[attr-defined]
 
@@ -93,7 +91,7 @@ def test_every_probe_is_scored_in_its_order() -> None:
     assert [float(each) for each in probe_scores(length).split(" ")[1:]] == expected
 
 
-def test_probes_are_long_short_and_of_several_scripts() -> None:
+def test_probes_vary_in_length_and_script() -> None:
     """So that truncation, casing and tokenizers show."""
     documents = [each for _, documents in PROBES for each in documents]
     assert len(set(documents)) == len(documents) >= 40

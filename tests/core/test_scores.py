@@ -73,13 +73,13 @@ def test_garbage_is_not_a_score(score: object) -> None:
         (ScoreKind.DISTANCE, -2.0, 0.4),
     ],
 )
-def test_scores_outside_the_range_of_their_kind_are_noticed(
+def test_scores_outside_their_range_are_noticed(
     kind: ScoreKind, lowest: float, highest: float
 ) -> None:
     assert not within_domain(kind, lowest, highest)
 
 
-def test_single_precision_rounding_is_not_taken_for_a_violation() -> None:
+def test_single_precision_is_no_violation() -> None:
     assert within_domain(ScoreKind.COSINE, -1.000001, 1.000001)
     assert within_domain(ScoreKind.PROBABILITY, -1e-7, 1.0000001)
     assert within_domain(ScoreKind.DISTANCE, -2.0, 1e-7)
@@ -109,26 +109,26 @@ ODDS_RATIO = (0.2 / 0.8) / (0.8 / 0.2)
         (ScoreKind.LOGIT, [], 1.0, []),
     ],
 )
-def test_scores_are_compared_with_their_top_as_their_kind_allows(
+def test_relative_scores_follow_their_kind(
     kind: ScoreKind, scores: list[float], temperature: float, relative: list[float]
 ) -> None:
     assert relative_scores(kind, scores, temperature) == pytest.approx(relative)
 
 
-def test_probabilities_of_zero_and_one_have_finite_odds() -> None:
+def test_extreme_probabilities_have_finite_odds() -> None:
     _, half, none = relative_scores(ScoreKind.PROBABILITY, [1.0, 0.5, 0.0])
     assert 0.0 < half < 1.0
     assert 0.0 < none < 1e-15
 
 
-def test_rank_only_scores_have_no_relative_score() -> None:
+def test_rank_only_has_no_relative_score() -> None:
     assert not is_relative(ScoreKind.RANK)
     with pytest.raises(ConfigurationError, match="min_ratio to 0"):
         relative_scores(ScoreKind.RANK, [0.03, 0.02])
 
 
 @given(kinds, st.data(), temperatures)
-def test_it_lies_in_the_unit_interval_and_keeps_the_order(
+def test_relative_score_keeps_the_order(
     kind: ScoreKind, data: st.DataObject, temperature: float
 ) -> None:
     scores = data.draw(st.lists(st.floats(*RANGES[kind]), min_size=1, max_size=20))
@@ -171,9 +171,7 @@ class TestDirection:
         "scores",
         [[], [0.4], [0.5, 0.5, 0.5], [None, None], [0.3, math.nan], [0.9, 0.9 + 1e-6, 0.9 + 2e-6]],
     )
-    def test_a_list_without_different_scores_tells_nothing(
-        self, scores: list[float | None]
-    ) -> None:
+    def test_equal_scores_tell_nothing(self, scores: list[float | None]) -> None:
         assert concordance(scores) is None
         assert not is_opposed(scores)
 
@@ -189,7 +187,7 @@ class TestDirection:
     def test_another_scores_order_is_not_opposed(self, order: list[int]) -> None:
         assert not is_opposed([1.0 / rank for rank in order])
 
-    def test_ranks_come_before_the_order_of_the_list(self) -> None:
+    def test_ranks_come_before_list_order(self) -> None:
         assert is_opposed([0.9, 0.5, 0.1], [3, 2, 1])
         assert not is_opposed([0.1, 0.5, 0.9], [3, 2, 1])
         assert concordance([0.9, 0.5, 0.1], [0, 0, 0]) is None

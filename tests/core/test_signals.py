@@ -36,7 +36,7 @@ finite_scores = st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=30)
 
 
 class TestSignals:
-    def test_each_leg_gives_its_value_gap_z_rank_and_top(self) -> None:
+    def test_leg_gives_value_gap_z_rank(self) -> None:
         found = by_name({"dense": leg(0.5, 0.9, 0.1)})
         assert found["dense.value"] == [0.5, 0.9, 0.1]
         assert found["dense.gap"] == pytest.approx([-0.4, 0.0, -0.8])
@@ -44,7 +44,7 @@ class TestSignals:
         assert found["dense.log_rank"] == pytest.approx([math.log(2), 0.0, math.log(3)])
         assert found["dense.top"] == [0.9, 0.9, 0.9]
 
-    def test_several_legs_add_their_reciprocal_ranks_and_whether_all_matched(self) -> None:
+    def test_legs_add_reciprocal_ranks_and_match(self) -> None:
         found = by_name({"dense": leg(0.9, 0.5), "lexical": leg(0.0, 3.0, kind=ScoreKind.RATIO)})
         assert found["reciprocal_ranks"] == pytest.approx([1 / 61 + 1 / 62] * 2)
         assert found["in_all_legs"] == [0.0, 1.0]
@@ -52,17 +52,17 @@ class TestSignals:
     def test_one_leg_has_nothing_across_legs(self) -> None:
         assert features({"dense": leg(0.9)}).shape == (len(PER_LEG), 1)
 
-    def test_the_order_of_the_legs_does_not_matter(self) -> None:
+    def test_order_of_legs_does_not_matter(self) -> None:
         dense, lexical = leg(0.9, 0.5), leg(1.0, 3.0, kind=ScoreKind.RATIO)
         one = features({"dense": dense, "lexical": lexical})
         other = features({"lexical": lexical, "dense": dense})
         assert np.array_equal(one, other)
 
-    def test_lexical_scores_are_taken_by_their_logarithm(self) -> None:
+    def test_lexical_scores_go_by_logarithm(self) -> None:
         found = by_name({"lexical": leg(0.0, math.e - 1.0, kind=ScoreKind.RATIO)})
         assert found["lexical.value"] == pytest.approx([0.0, 1.0])
 
-    def test_probabilities_are_taken_by_their_log_odds_and_stay_finite(self) -> None:
+    def test_probabilities_go_by_finite_log_odds(self) -> None:
         found = by_name({"rerank": leg(0.5, 1.0, 0.0, kind=ScoreKind.PROBABILITY)})
         assert found["rerank.value"][0] == pytest.approx(0.0)
         assert found["rerank.value"][1] == pytest.approx(-found["rerank.value"][2])
@@ -74,7 +74,7 @@ class TestSignals:
         )
 
     @given(st.floats(-1.0, 1.0), st.integers(1, 50))
-    def test_equal_scores_have_no_spread_whatever_the_rounding(self, score: float, n: int) -> None:
+    def test_equal_scores_have_no_spread(self, score: float, n: int) -> None:
         assert by_name({"dense": leg(*[score] * n)})["dense.z"] == [0.0] * n
         found = named(freshness=[1e6 * score] * n)
         assert found["freshness.z"] == found["freshness.gap"] == [0.0] * n
@@ -118,17 +118,18 @@ class TestNamedSignals:
             "ranker.log_rank": pytest.approx([math.log(4), 0.0, math.log(2), math.log(2)]),
         }
 
-    def test_a_signal_that_is_not_in_the_table_has_its_value_z_score_and_gap(self) -> None:
+    def test_signal_outside_the_table_has_three(self) -> None:
+        """A signal that is not in the table has its value, z-score and gap."""
         assert named_features(["freshness"]) == ("freshness", "freshness.z", "freshness.gap")
 
-    def test_inputs_of_the_ranker_alone_are_no_features(self) -> None:
+    def test_ranker_inputs_are_no_features(self) -> None:
         assert named_features(["redundancy", "similarity_10"]) == ()
 
-    def test_all_signals_of_the_library_make_22_features(self) -> None:
+    def test_all_signals_make_22_features(self) -> None:
         assert len(named_features(TRANSFORMS)) == 22
         assert {signal_of(feature) for feature in named_features(TRANSFORMS)} <= set(TRANSFORMS)
 
-    def test_they_follow_those_of_the_legs_in_the_order_that_is_asked_for(self) -> None:
+    def test_named_signals_follow_the_legs(self) -> None:
         legs, wanted = {"dense": leg(0.9, 0.5)}, ("b.gap", "a")
         signals = {"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0])}
         found = features(legs, signals, wanted)
@@ -147,19 +148,19 @@ class TestNamedSignals:
             assert moved[name] == pytest.approx([own[i] for i in order], abs=1e-6)
 
     @pytest.mark.parametrize("name", ["ranker.top", "ranker.", ".z", "", "a.b.z"])
-    def test_what_is_the_name_of_no_feature_is_refused(self, name: str) -> None:
+    def test_unknown_feature_name_is_refused(self, name: str) -> None:
         with pytest.raises(ConfigurationError, match="is no feature"):
             features({}, {}, [name])
 
 
 class TestLegsOf:
-    def test_without_legs_the_scores_of_the_ranking_are_one(self) -> None:
+    def test_ranking_without_legs_is_one(self) -> None:
         ranking = Ranking.from_hits([Hit("a", 0.2), Hit("b", 0.9)], ScoreKind.COSINE)
         (name, own), *others = legs_of(ranking, [1, 0]).items()
         assert (name, own.scores.tolist(), own.kind) == (RANKING, [0.2, 0.9], ScoreKind.COSINE)
         assert not others
 
-    def test_scores_that_carry_order_only_count_by_the_logarithm_of_their_rank(self) -> None:
+    def test_order_only_scores_count_by_log_rank(self) -> None:
         ranking = Ranking.from_hits([Hit("a"), Hit("b")], ScoreKind.RANK)
         own = legs_of(ranking, [1, 0])[RANKING]
         assert own.scores.tolist() == pytest.approx([-math.log(2), 0.0])

@@ -32,21 +32,21 @@ def decision(cosines: list[float], **policy: object) -> Decision:
     )
 
 
-def test_it_is_the_probability_of_the_best_kept_passage_wherever_it_ranked() -> None:
+def test_probability_of_best_kept_passage() -> None:
     assert p_sufficient(decision([0.1, 0.9, 0.5])) == pytest.approx(1 / (1 + np.exp(2.0 - 3.6)))
 
 
-def test_nothing_kept_is_0_and_insufficient_whatever_the_threshold() -> None:
+def test_nothing_kept_is_0_and_insufficient() -> None:
     assert p_sufficient(decision([])) == 0.0
     assert suffices(0.0, 0.0) is False
 
 
 @pytest.mark.parametrize("flag", [Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS])
-def test_a_policy_that_was_not_applied_as_calibrated_has_none(flag: Flag) -> None:
+def test_policy_not_applied_has_none(flag: Flag) -> None:
     assert p_sufficient(replace(decision([0.9]), flags=(flag,))) is None
 
 
-def test_a_policy_without_probabilities_takes_the_given_model() -> None:
+def test_policy_without_probabilities_takes_the_model() -> None:
     ranking = decision([0.1, 0.9, 0.5]).ranking
     first_two = decide(ranking, RatioPolicy(k=2, min_ratio=0.0))
     assert p_sufficient(first_two) is None
@@ -59,7 +59,7 @@ def test_a_policy_without_probabilities_takes_the_given_model() -> None:
     ("probability", "threshold", "verdict"),
     [(0.5, 0.5, True), (0.4, 0.5, False), (0.4, None, None), (None, 0.5, None)],
 )
-def test_a_context_suffices_from_the_threshold_on(
+def test_context_suffices_from_the_threshold(
     probability: float | None, threshold: float | None, verdict: bool | None
 ) -> None:
     assert suffices(probability, threshold) is verdict

@@ -30,7 +30,7 @@ from tests.doubles import WordHashEmbedder
 
 
 class TestAtomicWrite:
-    def test_the_old_content_stays_until_the_block_ends(self, tmp_path: Path) -> None:
+    def test_old_content_stays_until_the_end(self, tmp_path: Path) -> None:
         file = tmp_path / "file"
         file.write_text("old")
         with atomic_write(file) as stream:
@@ -39,9 +39,7 @@ class TestAtomicWrite:
         assert file.read_text() == "new"
         assert list(tmp_path.iterdir()) == [file]
 
-    def test_a_block_that_raises_leaves_the_old_content_and_nothing_else(
-        self, tmp_path: Path
-    ) -> None:
+    def test_failed_block_leaves_old_content_alone(self, tmp_path: Path) -> None:
         file = tmp_path / "file"
         file.write_text("old")
         with pytest.raises(KeyboardInterrupt), atomic_write(file) as stream:  # noqa: PT012
@@ -57,9 +55,7 @@ class TestAtomicWrite:
         assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
     @pytest.mark.skipif(sys.platform == "win32", reason="has no such locks")
-    def test_what_a_killed_writer_left_is_cleared_and_work_in_progress_is_not(
-        self, tmp_path: Path
-    ) -> None:
+    def test_only_dead_writers_leftovers_are_cleared(self, tmp_path: Path) -> None:
         file = tmp_path / "file"
         script = (
             "import os, sys\nfrom pathlib import Path\n"
@@ -90,16 +86,14 @@ class TestAtomicWrite:
         assert file.read_text() == "newer"
 
     @pytest.mark.parametrize("mode", [0o644, 0o600])
-    def test_the_new_file_has_the_permissions_given(self, tmp_path: Path, mode: int) -> None:
+    def test_new_file_has_given_permissions(self, tmp_path: Path, mode: int) -> None:
         with atomic_write(tmp_path / "file", mode=mode) as stream:
             stream.write(b"new")
         assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
     @pytest.mark.skipif(os.name == "nt", reason="has no such permissions")
     @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-    def test_files_with_texts_and_their_folders_are_for_their_owner_alone(
-        self, tmp_path: Path, umask: int
-    ) -> None:
+    def test_files_with_texts_are_private(self, tmp_path: Path, umask: int) -> None:
         passage = Passage("p", "a text")
         labels = [RowToLabel("always", "query", "", "a text", None, None, "r", "p")]
         former = os.umask(umask)
@@ -122,7 +116,7 @@ class TestAtomicWrite:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the folders of Linux")
 class TestCacheFolder:
-    def test_it_is_the_one_that_the_environment_names(
+    def test_environment_names_the_folder(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -130,7 +124,7 @@ class TestCacheFolder:
         assert not cache_folder().exists()
 
     @pytest.mark.parametrize("value", [None, "", "not/absolute"])
-    def test_otherwise_it_is_in_the_home_folder(
+    def test_default_is_in_the_home_folder(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
     ) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -139,9 +133,7 @@ class TestCacheFolder:
             monkeypatch.setenv("XDG_CACHE_HOME", value)
         assert cache_folder() == tmp_path / ".cache" / "ctxguard"
 
-    def test_without_a_home_folder_the_error_says_what_to_set(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_without_home_the_error_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.delenv("HOME", raising=False)
         monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
@@ -150,7 +142,7 @@ class TestCacheFolder:
 
 
 class TestReadRegular:
-    def test_memory_is_taken_for_what_is_there_and_not_for_the_limit(self, tmp_path: Path) -> None:
+    def test_memory_is_for_content_not_limit(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"small")
         tracemalloc.start()
         try:
@@ -160,7 +152,7 @@ class TestReadRegular:
             tracemalloc.stop()
 
     @pytest.mark.parametrize(("limit", "fits"), [(5, True), (4, False)])
-    def test_a_file_over_the_limit_is_refused(self, limit: int, fits: bool, tmp_path: Path) -> None:
+    def test_file_over_the_limit_is_refused(self, limit: int, fits: bool, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"12345")
         if fits:
             assert read_regular(tmp_path / "file", limit) == b"12345"

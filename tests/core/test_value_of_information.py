@@ -34,7 +34,7 @@ def utility(chances: FloatArray, k: int, threshold: float) -> float:
 
 
 @given(CHANCES, st.integers(1, 8), THRESHOLDS, st.floats(0.1, 3.0))
-def test_the_value_is_the_expected_change_of_the_list_sorted_again(
+def test_value_is_expected_change_when_resorted(
     listed: list[float], k: int, threshold: float, effect: float
 ) -> None:
     chances, model = np.array(listed), model_with(effect)
@@ -56,27 +56,27 @@ def test_the_value_is_the_expected_change_of_the_list_sorted_again(
 
 
 @given(st.floats(0.001, 0.999), st.floats(0.1, 4.0))
-def test_answers_leave_p_as_it_is_on_the_mean(chance: float, effect: float) -> None:
+def test_mean_answers_leave_p(chance: float, effect: float) -> None:
     if_relevant, if_not, ratios = model_with(effect)._bins
     after = probability(log_odds(np.array([chance])) + ratios)
     assert (chance * if_relevant + (1.0 - chance) * if_not) @ after == pytest.approx(chance)
 
 
-def test_equal_values_are_asked_in_their_order_and_zeros_never() -> None:
+def test_equal_values_keep_order_zeros_drop() -> None:
     values = np.array([0.0, 0.3, 0.1, 0.3, 0.0])
     assert to_ask(values, 0.0, 20).tolist() == [1, 3, 2]
     assert to_ask(values, 0.1, 20).tolist() == [1, 3]
     assert to_ask(values, 0.0, 1).tolist() == [1]
 
 
-def test_refusals_and_what_was_not_asked_keep_their_p() -> None:
+def test_refused_and_unasked_keep_their_p() -> None:
     chances = np.array([0.6, 0.3, 0.2])
     after = model_with(1.0).updated(chances, np.array([np.nan, 2.0, np.inf]))
     assert after[[0, 2]].tolist() == [0.6, 0.2]
     assert after[1] > 0.3
 
 
-def test_an_update_is_the_likelihood_ratio_of_two_normals() -> None:
+def test_update_is_normals_likelihood_ratio() -> None:
     model = model_with(1.5, slope=0.2)
     odds, z = log_odds(np.array([0.3]))[0], 0.75
     mean = model.intercept + 0.2 * odds
@@ -84,7 +84,7 @@ def test_an_update_is_the_likelihood_ratio_of_two_normals() -> None:
     assert log_odds(model.updated(np.array([0.3]), np.array([z])))[0] == pytest.approx(odds + ratio)
 
 
-def test_any_increasing_transform_of_the_answers_gives_the_same_update() -> None:
+def test_increasing_transforms_give_same_update() -> None:
     rng = np.random.default_rng(0)
     chances, relevant, groups, answers = asked(rng, 60, 1.0)
     plain, curved = (
@@ -108,7 +108,7 @@ def asked(
     return probability(odds), relevant, np.repeat(np.arange(questions), 10), answers
 
 
-def test_the_fit_recovers_the_distance_a_little_shrunk() -> None:
+def test_fit_recovers_distance_slightly_shrunk() -> None:
     found = []
     for repeat in range(40):
         chances, relevant, groups, answers = asked(np.random.default_rng(repeat), 100, 1.0)
@@ -119,7 +119,7 @@ def test_the_fit_recovers_the_distance_a_little_shrunk() -> None:
 
 
 @pytest.mark.parametrize("d", [0.0, -1.0])
-def test_answers_of_no_worth_are_worth_nothing(d: float) -> None:
+def test_worthless_answers_are_worth_nothing(d: float) -> None:
     effects = []
     for repeat in range(100):
         chances, relevant, groups, answers = asked(np.random.default_rng(repeat), 30, d)
@@ -129,7 +129,7 @@ def test_answers_of_no_worth_are_worth_nothing(d: float) -> None:
     assert np.mean(np.array(effects) > 0.0) <= 0.02
 
 
-def test_a_twentieth_of_garbage_leaves_most_of_the_effect() -> None:
+def test_little_garbage_leaves_most_effect() -> None:
     rng = np.random.default_rng(1)
     chances, relevant, groups, answers = asked(rng, 200, 1.0)
     clean = AnswerModel.fit(answers, chances, relevant, groups)
@@ -142,7 +142,7 @@ def test_a_twentieth_of_garbage_leaves_most_of_the_effect() -> None:
     assert dirty.distance > 0.7 * clean.distance
 
 
-def test_an_assessor_that_was_never_wrong_is_not_believed_without_end() -> None:
+def test_perfect_assessor_is_believed_within_bounds() -> None:
     chances, relevant, groups, _ = asked(np.random.default_rng(4), 60, 1.0)
     model = AnswerModel.fit(relevant.astype(float), chances, relevant, groups)
     assert model is not None
@@ -152,7 +152,7 @@ def test_an_assessor_that_was_never_wrong_is_not_believed_without_end() -> None:
     assert values.max() > 0.0
 
 
-def test_answers_of_few_levels_are_ranked_by_mid_ranks() -> None:
+def test_few_levels_rank_by_mid_ranks() -> None:
     chances, relevant, groups, answers = asked(np.random.default_rng(2), 60, 1.5)
     model = AnswerModel.fit((answers > 0.0).astype(float), chances, relevant, groups)
     assert model is not None
@@ -160,7 +160,7 @@ def test_answers_of_few_levels_are_ranked_by_mid_ranks() -> None:
     assert model.effect > 0.0
 
 
-def test_nothing_is_fitted_where_one_class_has_too_few_answers() -> None:
+def test_too_few_answers_fit_nothing() -> None:
     chances, relevant, groups, answers = asked(np.random.default_rng(3), 20, 1.0)
     assert AnswerModel.fit(answers, chances, relevant & (chances > 0.9), groups) is None
     assert AnswerModel.fit(np.ones_like(answers), chances, relevant, groups) is None
@@ -177,7 +177,7 @@ def test_nothing_is_fitted_where_one_class_has_too_few_answers() -> None:
         {"deviation": 0.0},
     ],
 )
-def test_numbers_that_form_no_model_are_refused(wrong: dict[str, object]) -> None:
+def test_numbers_without_model_are_refused(wrong: dict[str, object]) -> None:
     right = dict(
         zip(
             ("answers", "scores", "intercept", "slope", "effect", "deviation"),
@@ -189,7 +189,7 @@ def test_numbers_that_form_no_model_are_refused(wrong: dict[str, object]) -> Non
         AnswerModel(**right | wrong)  # type: ignore[arg-type]
 
 
-def test_without_a_candidate_there_is_no_value() -> None:
+def test_no_candidate_has_no_value() -> None:
     assert model_with(1.0).values(np.zeros(0), 5, 0.2).tolist() == []
     one = model_with(1.0).values(np.array([0.3]), 5, 0.2)
     assert one == pytest.approx([0.0], abs=1e-12)  # it is kept in any case

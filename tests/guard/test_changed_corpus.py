@@ -91,7 +91,7 @@ def guard_of(engine: object, profile: Profile | None, **settings: object) -> Con
     return ContextGuard(engine, profile=profile, **settings)  # type: ignore[arg-type]
 
 
-def test_one_passage_changed_leaves_the_profile_in_force_also_in_strict_mode(
+def test_one_change_keeps_the_profile_in_force(
     engine: Engine,
 ) -> None:
     profile = profile_of(engine)
@@ -109,7 +109,7 @@ class TestBeyondTheShare:
     def profile(self, engine: Engine) -> Profile:
         return profile_of(engine)
 
-    def test_every_answer_is_flagged_and_the_calibrated_policy_still_decides(
+    def test_answers_are_flagged_and_policy_decides(
         self,
         engine: Engine,
         profile: Profile,
@@ -128,7 +128,7 @@ class TestBeyondTheShare:
         assert 'ctxguard_flags_total{flag="corpus_changed"} 2.0' in scraped
 
     @pytest.mark.parametrize("share", [0.5, 0.6])
-    def test_the_answer_says_how_much_has_changed_beyond_the_share_that_is_set(
+    def test_answer_says_how_much_has_changed(
         self, share: float, engine: Engine, profile: Profile
     ) -> None:
         engine.swap(corpus(range(250)))
@@ -143,11 +143,11 @@ class TestBeyondTheShare:
         assert context.flags == ((Flag.CORPUS_CHANGED,) if said else ())
         assert context.to_dict()["differences"] == [*context.differences] == said
 
-    def test_a_share_that_is_none_is_refused(self) -> None:
+    def test_invalid_share_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="max_corpus_change 60 must lie in"):
             ProfileCheck(max_corpus_change=60)
 
-    def test_strict_mode_refuses_at_the_start_and_on_reload(
+    def test_strict_mode_refuses_at_start_and_reload(
         self, engine: Engine, profile: Profile
     ) -> None:
         strict = guard_of(engine, profile, check=ProfileCheck(strict=True))
@@ -159,9 +159,7 @@ class TestBeyondTheShare:
             with pytest.raises(ProfileMismatchError, match="60% has changed"):
                 refused()
 
-    def test_otherwise_a_profile_can_be_loaded_and_switched_to_its_safe_policy(
-        self, engine: Engine, profile: Profile
-    ) -> None:
+    def test_profile_loads_and_switches_to_safe(self, engine: Engine, profile: Profile) -> None:
         engine.swap(corpus(range(250)))
         guard = guard_of(engine, None)
         guard.use_profile(profile)
@@ -172,7 +170,7 @@ class TestBeyondTheShare:
         guard.use_profile(profile_of(engine))  # a new calibration ends it
         assert guard.retrieve("q?").flags == ()
 
-    def test_a_watched_file_is_not_loaded_again_for_it(
+    def test_watched_file_is_not_reloaded(
         self, engine: Engine, profile: Profile, tmp_path: Path
     ) -> None:
         engine.swap(corpus(range(250)))
@@ -184,7 +182,7 @@ class TestBeyondTheShare:
 
 
 class TestAnotherSystem:
-    def test_a_corpus_with_nothing_in_common_is_another(self, engine: Engine) -> None:
+    def test_corpus_with_nothing_common_is_another(self, engine: Engine) -> None:
         profile = profile_of(engine)
         engine.swap(corpus(range(500, 600)))
         context = guard_of(engine, profile).retrieve("q?")
@@ -192,7 +190,7 @@ class TestAnotherSystem:
         assert context.decision.policy == RatioPolicy(k=SEVENTY.k)
         assert context.differences == ("corpus: none of the 100 passages is here",)
 
-    def test_a_profile_without_a_sketch_holds_for_exactly_its_corpus(self, engine: Engine) -> None:
+    def test_without_sketch_only_the_same_corpus(self, engine: Engine) -> None:
         profile = profile_of(engine, sketch=False)
         assert guard_of(engine, profile, check=ProfileCheck(strict=True)).retrieve("q?").flags == ()
         engine.swap(corpus(range(101)))
@@ -206,7 +204,7 @@ def search(query: str, *, depth: int) -> list[Hit]:
 
 
 class TestUnverified:
-    def test_a_profile_of_one_callable_is_not_silently_taken_by_another(self) -> None:
+    def test_callables_profile_is_not_taken_silently(self) -> None:
         routes = {Route.EXTERNAL: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO)}
         profile = profile_with(routes)
         assert profile.unverified
@@ -218,7 +216,7 @@ class TestUnverified:
         with pytest.raises(ProfileMismatchError, match="calibrated without a fingerprint"):
             guard_of(search, profile, check=ProfileCheck(strict=True))
 
-    def test_a_corpus_that_cannot_be_compared_is_said(self) -> None:
+    def test_incomparable_corpus_is_said(self) -> None:
         routes = {Route.EXTERNAL: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO)}
         sketch = CorpusSketch.of(range(50))
         profile = profile_with(routes, fingerprint={"index": "v3"}).model_copy(

@@ -61,7 +61,7 @@ either_way = pytest.mark.parametrize("awaited", [False, True], ids=["called", "a
 class TestDeadline:
     @either_way
     @pytest.mark.parametrize("one_by_one", [False, True])
-    def test_a_retriever_that_hangs_is_an_outage_by_the_deadline(
+    def test_hanging_retriever_is_an_outage_in_time(
         self, awaited: bool, one_by_one: bool, counts: Counted, over: threading.Event
     ) -> None:
         """Also one whose hits come one by one, and do not all come by it."""
@@ -80,7 +80,7 @@ class TestDeadline:
             asked(guard, awaited)
         assert counts.failed == {"timeout": 1}
 
-    def test_an_asynchronous_retriever_that_is_late_is_cancelled(self, counts: Counted) -> None:
+    def test_late_asynchronous_retriever_is_cancelled(self, counts: Counted) -> None:
         cancelled = []
 
         async def search(query: str, *, depth: int) -> Ranking:
@@ -97,7 +97,7 @@ class TestDeadline:
         assert cancelled == ["q?"]
         assert counts.failed == {"timeout": 1}
 
-    def test_one_that_will_not_be_cancelled_is_not_waited_for(self, counts: Counted) -> None:
+    def test_uncancellable_retriever_is_not_awaited(self, counts: Counted) -> None:
         async def main() -> None:
             end = asyncio.Event()
 
@@ -117,7 +117,7 @@ class TestDeadline:
         asyncio.run(main())
 
     @either_way
-    def test_errors_are_the_same_with_a_deadline(self, awaited: bool, counts: Counted) -> None:
+    def test_deadline_leaves_errors_the_same(self, awaited: bool, counts: Counted) -> None:
         def search(query: str, depth: int) -> Ranking:
             if query == "refused":
                 raise QueryError("this query is refused")
@@ -130,7 +130,7 @@ class TestDeadline:
             asked(guard, awaited)
         assert counts.failed == {"invalid_request": 1, "error": 1}
 
-    def test_a_plain_callable_that_returns_an_awaitable_has_one_too(self, counts: Counted) -> None:
+    def test_callable_returning_an_awaitable_has_one(self, counts: Counted) -> None:
         async def search(query: str, depth: int) -> Ranking:
             await asyncio.sleep(0.0 if query == "quick" else NEVER)
             return RANKING
@@ -147,11 +147,11 @@ class TestDeadline:
     @pytest.mark.parametrize(
         "settings", [{"deadline_seconds": 0.0}, {"deadline_seconds": -1}, {"max_in_flight": 0}]
     )
-    def test_what_cannot_be_is_refused_at_start(self, settings: dict[str, Any]) -> None:
+    def test_impossible_deadline_is_refused_at_start(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=next(iter(settings))):
             RequestLimits(**settings)
 
-    def test_a_process_ends_with_a_retriever_that_hangs(self) -> None:
+    def test_process_ends_despite_hanging_retriever(self) -> None:
         script = """
 import asyncio, time
 from ctxguard import ContextGuard, CtxguardError, RequestLimits
@@ -170,7 +170,7 @@ asyncio.run(main())
 
 class TestCircuit:
     @either_way
-    def test_a_retriever_that_fails_again_and_again_is_not_asked_for_a_while(
+    def test_failing_retriever_is_left_alone_awhile(
         self, awaited: bool, counts: Counted, clock: Clock
     ) -> None:
         asks: list[str] = []
@@ -201,9 +201,7 @@ class TestCircuit:
         }
 
     @either_way
-    def test_without_a_deadline_it_is_asked_every_time(
-        self, awaited: bool, counts: Counted
-    ) -> None:
+    def test_without_deadline_always_asked(self, awaited: bool, counts: Counted) -> None:
         asks = []
 
         def search(query: str, depth: int) -> Ranking:
@@ -216,7 +214,7 @@ class TestCircuit:
                 asked(guard, awaited)
         assert len(asks) == 2 * FAILURES
 
-    def test_the_stages_of_an_embedded_retriever_are_watched_too(self, counts: Counted) -> None:
+    def test_embedded_retrievers_stages_are_watched(self, counts: Counted) -> None:
         class Broken(WordHashEmbedder):
             def encode_query(self, text: str) -> None:  # type: ignore[override]
                 raise OSError("down")
@@ -238,9 +236,7 @@ class TestCircuit:
 
 
 class TestOverload:
-    def test_more_at_once_than_may_be_are_refused(
-        self, counts: Counted, over: threading.Event
-    ) -> None:
+    def test_too_many_at_once_are_refused(self, counts: Counted, over: threading.Event) -> None:
         begun = threading.Event()
 
         def search(query: str, depth: int) -> Ranking:
@@ -262,7 +258,7 @@ class TestOverload:
         assert (counts["shed_requests"], counts.requests("ok")) == (2, 2)
         assert counts.add_up()
 
-    def test_a_request_that_ends_badly_makes_room_as_well(self, counts: Counted) -> None:
+    def test_badly_ended_request_makes_room(self, counts: Counted) -> None:
         def search(query: str, depth: int) -> Ranking:
             raise KeyboardInterrupt if query == "stop" else OSError("down")
 
@@ -276,9 +272,7 @@ class TestOverload:
         assert counts.add_up()
 
 
-def test_a_request_that_is_given_up_counts_as_failed(
-    counts: Counted, over: threading.Event
-) -> None:
+def test_abandoned_request_counts_as_failed(counts: Counted, over: threading.Event) -> None:
     """An asynchronous retriever is cancelled with it."""
 
     def plain(query: str, depth: int) -> Ranking:
@@ -307,9 +301,7 @@ class TestAccounting:
     def test_the_causes_are_a_closed_set(self) -> None:
         assert set(FailureKind) < FAILED_CAUSES
 
-    def test_every_end_that_a_request_can_have_is_counted_once(
-        self, counts: Counted, over: threading.Event
-    ) -> None:
+    def test_every_ending_is_counted_once(self, counts: Counted, over: threading.Event) -> None:
         def search(query: str, depth: int) -> object:
             kind = int(query) % 7
             if kind == 0:
@@ -362,9 +354,7 @@ class TestAccounting:
         assert counts["shed_requests"] == ends.count("shed")
         assert counts.add_up()
 
-    def test_requests_refused_before_they_are_searched_are_counted_too(
-        self, counts: Counted
-    ) -> None:
+    def test_refused_requests_are_counted(self, counts: Counted) -> None:
         guard = guard_of(
             lambda query, depth: RANKING, counts, limits=RequestLimits(max_query_chars=3)
         )
@@ -377,7 +367,7 @@ class TestAccounting:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_counts_its_own_open_circuits() -> None:
+def test_forked_child_counts_own_circuits() -> None:
     script = """
 import os, warnings
 warnings.simplefilter("ignore")
@@ -435,7 +425,7 @@ class TestConcurrency:
 
     @pytest.mark.parametrize("seconds", [None, NEVER])
     @pytest.mark.parametrize("concurrency", [1, 2, 3])
-    def test_no_more_calls_run_at_once_than_it_says(
+    def test_calls_at_once_are_bounded(
         self, counts: Counted, concurrency: int, seconds: float | None
     ) -> None:
         search = Counting(concurrency)
@@ -447,7 +437,7 @@ class TestConcurrency:
         assert all(len(context) == 2 for context in asyncio.run(all_at_once()))
         assert search.most <= concurrency
 
-    def test_one_that_waits_for_another_machine_has_threads_enough(self, counts: Counted) -> None:
+    def test_remote_retriever_has_threads_enough(self, counts: Counted) -> None:
         search = Counting()
         search.gathered.wait = lambda _: threading.Event.wait(search.gathered, NEVER)  # type: ignore[method-assign]
         guard = guard_of(search, counts)
@@ -458,9 +448,7 @@ class TestConcurrency:
         asyncio.run(all_at_once())
         assert search.most == 8
 
-    def test_calls_that_hang_do_not_take_its_threads(
-        self, counts: Counted, over: threading.Event
-    ) -> None:
+    def test_hanging_calls_leave_its_threads(self, counts: Counted, over: threading.Event) -> None:
         class Hanging(Counting):
             def retrieve(self, query: str, *, depth: int) -> Ranking:
                 if query == "hangs":
@@ -474,7 +462,7 @@ class TestConcurrency:
         assert len(asked(guard, awaited=True)) == 2
 
     @pytest.mark.parametrize("n", [1, 2, 4, 16, 64])
-    def test_an_index_takes_the_processors_and_two_threads(
+    def test_index_has_processors_plus_two_threads(
         self, monkeypatch: pytest.MonkeyPatch, n: int
     ) -> None:
         monkeypatch.setattr(retriever, "processors", lambda: n)

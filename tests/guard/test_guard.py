@@ -141,7 +141,7 @@ def served(context: Context) -> list[str]:
 
 
 class TestWhatItWraps:
-    def test_an_object_with_retrieve_is_asked_for_the_candidate_depth(self) -> None:
+    def test_retrieve_is_asked_for_candidate_depth(self) -> None:
         retriever = Answering()
         context = guard_of(retriever, policy=SEVENTY, depth=37).retrieve("q?")
         assert served(context) == ["a", "b", "c"]
@@ -159,7 +159,7 @@ class TestWhatItWraps:
         ],
         ids=["ranking", "hits", "generator", "subclass"],
     )
-    def test_a_plain_callable_may_return_a_ranking_or_hits(self, search: Any) -> None:
+    def test_callable_may_return_ranking_or_hits(self, search: Any) -> None:
         guard = guard_of(search, policy=SEVENTY, score_kind="ratio")
         assert served(guard.retrieve("q?")) == ["a", "b", "c"]
 
@@ -195,9 +195,7 @@ class TestWhatItWraps:
         guard = guard_of(retriever, policy=SEVENTY)
         assert served(asyncio.run(guard.aretrieve("q?"))) == ["a", "b", "c"]
 
-    def test_an_asynchronous_retriever_cannot_be_called_from_plain_code(
-        self, counted: Counted
-    ) -> None:
+    def test_async_retriever_needs_async_code(self, counted: Counted) -> None:
         async def search(query: str, *, depth: int) -> Ranking:
             return RANKING
 
@@ -216,7 +214,7 @@ class TestWhatItWraps:
         assert counted["failed_requests"] == 4
 
     @pytest.mark.parametrize("is_embedded", [False, True])
-    def test_a_synchronous_retriever_does_not_block_the_event_loop(self, is_embedded: bool) -> None:
+    def test_sync_retriever_leaves_the_loop_free(self, is_embedded: bool) -> None:
         faulty = FaultyRetriever([Passage(hit.passage_id, hit.text) for hit in HITS])
         fault = faulty.faults["dense"] if is_embedded else Fault()
         search = (
@@ -260,12 +258,12 @@ class TestWhatItWraps:
         assert retrieved == outcome(lambda: guard.filter("q?", ranking, request_id="r"))
 
     @pytest.mark.parametrize("hits", ["text", b"text", {"a": 1.0}, None, 7, [("a", 1.0)], ["a"]])
-    def test_wrong_results_at_hand_do_not_blame_the_retriever(self, hits: Any) -> None:
+    def test_wrong_results_do_not_blame_retriever(self, hits: Any) -> None:
         with pytest.raises(ConfigurationError, match="the results are a") as raised:
             ContextGuard(score_kind="cosine").filter("q?", hits)
         assert "retriever" not in str(raised.value)
 
-    def test_results_at_hand_are_filtered_without_a_retriever(self) -> None:
+    def test_results_need_no_retriever(self) -> None:
         guard = ContextGuard(policy=SEVENTY)
         assert served(guard.filter("q?", RANKING)) == ["a", "b", "c"]
         with pytest.raises(ConfigurationError, match="no retriever"):
@@ -275,7 +273,7 @@ class TestWhatItWraps:
 
 
 class TestModes:
-    def test_shadow_serves_the_bare_top_k_and_records_what_would_be_dropped(self) -> None:
+    def test_shadow_serves_top_k_and_records(self) -> None:
         context = guard_of(policy=SEVENTY, mode="shadow", k=4).retrieve("q?")
         assert served(context) == ["a", "b", "c", "d"]
         assert context.kept_ids == ("a", "b", "c")
@@ -310,9 +308,7 @@ class TestModes:
 
     @settings(max_examples=50)
     @given(st.data())
-    def test_shadow_and_off_equal_the_bare_retriever_on_any_ranking(
-        self, data: st.DataObject
-    ) -> None:
+    def test_shadow_and_off_equal_bare_retriever(self, data: st.DataObject) -> None:
         ranking = data.draw(rankings())
         for mode in (Mode.SHADOW, Mode.OFF):
             guard = guard_of(Answering(ranking), policy=SEVENTY, mode=mode)
@@ -338,14 +334,12 @@ class TestSettings:
             ({"retriever": "a retriever's name"}, "a str is no retriever"),
         ],
     )
-    def test_settings_that_cannot_work_are_refused_at_start(
-        self, settings: dict[str, Any], match: str
-    ) -> None:
+    def test_unworkable_settings_are_refused(self, settings: dict[str, Any], match: str) -> None:
         with pytest.raises(ConfigurationError, match=match):
             guard_of(**settings)
 
     @pytest.mark.parametrize("mode", ["off", Mode.OFF])
-    def test_the_mode_may_be_changed_while_serving(self, mode: Any) -> None:
+    def test_mode_may_change_while_serving(self, mode: Any) -> None:
         guard = guard_of(policy=SEVENTY, k=4)
         assert guard.mode is Mode.ENFORCE
         guard.mode = mode
@@ -356,13 +350,13 @@ class TestSettings:
         guard.mode = "enforce"
         assert served(guard.retrieve("q?")) == ["a", "b", "c"]
 
-    def test_a_mode_that_does_not_exist_cannot_be_set(self) -> None:
+    def test_unknown_mode_cannot_be_set(self) -> None:
         guard = guard_of(policy=SEVENTY)
         with pytest.raises(ConfigurationError, match="'enfroce' is unknown; use one of enforce"):
             guard.mode = cast(Any, "enfroce")
         assert guard.mode is Mode.ENFORCE
 
-    def test_a_request_keeps_the_mode_that_it_began_with(self, counted: Counted) -> None:
+    def test_request_keeps_its_first_mode(self, counted: Counted) -> None:
         def search(query: str, depth: int) -> Ranking:
             guard.mode = "off"
             if query == "fail":
@@ -382,7 +376,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         "setting", ["depth", "score_kind", "assembly", "max_query_chars", "profile", "retriever"]
     )
-    def test_every_other_setting_is_fixed_at_construction(self, setting: str) -> None:
+    def test_other_settings_are_fixed(self, setting: str) -> None:
         guard = guard_of()
         with pytest.raises(AttributeError):
             setattr(guard, setting, getattr(guard, setting))
@@ -392,9 +386,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "error", [QueryError("the query is empty"), StageUnavailableError("engine", "no answer")]
     )
-    def test_errors_of_ours_pass_through_as_they_are(
-        self, error: CtxguardError, counted: Counted
-    ) -> None:
+    def test_own_errors_pass_through(self, error: CtxguardError, counted: Counted) -> None:
         error.__cause__ = cause = ConnectionError("refused")
         guard = guard_of(Failing(error), telemetry=counted.telemetry)
         with pytest.raises(CtxguardError) as caught:
@@ -403,7 +395,7 @@ class TestErrors:
         assert caught.value.__cause__ is cause
         assert counted["failed_requests"] == 1
 
-    def test_a_retriever_that_fails_while_its_hits_are_read_is_an_outage(self) -> None:
+    def test_failure_while_reading_is_an_outage(self) -> None:
         def search(query: str, depth: int) -> Iterator[Hit]:
             yield HITS[0]
             raise ConnectionError("reset")
@@ -412,9 +404,7 @@ class TestErrors:
             guard_of(search, score_kind="ratio").retrieve("q?")
 
     @pytest.mark.parametrize("answer", [None, 3, "abc", "", b"", {}, {"a": 1.0}])
-    def test_a_wrong_return_type_says_what_to_return(
-        self, answer: object, counted: Counted
-    ) -> None:
+    def test_wrong_return_type_names_the_right(self, answer: object, counted: Counted) -> None:
         guard = guard_of(Answering(answer), score_kind="ratio", telemetry=counted.telemetry)
         with pytest.raises(ConfigurationError, match=f"a {type(answer).__name__}; return a Rank"):
             guard.retrieve("q?")
@@ -433,7 +423,7 @@ class TestErrors:
             ),
         ],
     )
-    def test_a_list_of_other_objects_names_what_it_holds_and_what_to_make_of_it(
+    def test_list_of_objects_names_the_remedy(
         self, answer: object, holds: str, score_kind: Any
     ) -> None:
         """As the documents of a framework, with or without their scores."""
@@ -442,9 +432,7 @@ class TestErrors:
             guard_of(Answering(answer), score_kind=score_kind).retrieve("q?")
 
     @pytest.mark.parametrize("passage_id", [None, ["a"]])
-    def test_a_hit_without_an_id_is_the_adapters_error_not_an_outage(
-        self, passage_id: Any, counted: Counted
-    ) -> None:
+    def test_hit_without_id_is_no_outage(self, passage_id: Any, counted: Counted) -> None:
         def search(query: str, *, depth: int) -> list[Hit]:
             return [HITS[0], Hit(passage_id, 10.0)]
 
@@ -453,14 +441,12 @@ class TestErrors:
             guard.retrieve("q?")
         assert counted.by_label("failed_requests") == {("enforce", "invalid_request"): 1}
 
-    def test_plain_hits_without_a_score_kind_say_which_there_are(self) -> None:
+    def test_hits_without_kind_list_the_kinds(self) -> None:
         with pytest.raises(ConfigurationError, match=r"score_kind.*ratio, cosine"):
             guard_of(Answering(HITS)).retrieve("q?")
 
     @pytest.mark.parametrize("answer", [Ranking.from_hits([], ScoreKind.RATIO), []])
-    def test_an_empty_result_is_an_answer_and_is_flagged(
-        self, answer: object, counted: Counted
-    ) -> None:
+    def test_empty_result_is_flagged_answer(self, answer: object, counted: Counted) -> None:
         guard = guard_of(Answering(answer), score_kind="ratio", telemetry=counted.telemetry)
         context = guard.retrieve("q?")
         assert context.empty
@@ -469,7 +455,7 @@ class TestErrors:
         assert counted.requests("ok") == 1
         assert counted["failed_requests"] == 0
 
-    def test_rank_only_scores_fail_open_to_the_top_k_and_say_so(self) -> None:
+    def test_rank_only_falls_back_to_top_k(self) -> None:
         fused = replace(RANKING, kind=ScoreKind.RANK)
         policy = RatioPolicy(k=4, min_ratio=0.7)
         context = guard_of(Answering(fused), policy=policy).retrieve("q?")
@@ -492,22 +478,20 @@ class TestCalibration:
         ],
         ids=["top k", "by hand", "identifies itself", "identified by hand"],
     )
-    def test_only_a_profile_of_this_system_is_applied_without_a_flag(
+    def test_only_own_profile_applies_unflagged(
         self, retriever: type[Answering], settings: dict[str, Any], flags: tuple[Flag, ...]
     ) -> None:
         context = guard_of(retriever(), **settings).retrieve("q?")
         assert served(context) == ["a", "b", "c"]
         assert context.flags == flags
 
-    def test_strict_mode_refuses_a_profile_of_another_system(self) -> None:
+    def test_strict_mode_refuses_foreign_profile(self) -> None:
         profile = profile_of(fingerprint={"embedder": "large", "corpus_size": "6"})
         with pytest.raises(ProfileMismatchError, match="embedder is 'mini', was 'large'") as caught:
             guard_of(Identified(), profile=profile, check=STRICT)
         assert caught.value.differences == ("embedder is 'mini', was 'large'",)
 
-    def test_otherwise_its_k_is_kept_without_its_thresholds_and_every_answer_says_so(
-        self, counted: Counted
-    ) -> None:
+    def test_foreign_profile_gives_k_and_flag(self, counted: Counted) -> None:
         profile = profile_of(
             RatioPolicy(k=4, min_ratio=0.9), fingerprint={"embedder": "large", "corpus_size": "6"}
         )
@@ -518,7 +502,7 @@ class TestCalibration:
             assert context.flags == (Flag.PROFILE_MISMATCH,)
         assert counted.by_label("flags") == {("profile_mismatch",): 2}
 
-    def test_a_route_that_was_not_calibrated_gets_the_top_k(self) -> None:
+    def test_uncalibrated_route_gets_top_k(self) -> None:
         guard = guard_of(profile=profile_of(route=Route.HYBRID), k=2)
         context = guard.retrieve("q?")
         assert served(context) == ["a", "b"]
@@ -535,14 +519,14 @@ class TestCalibration:
         assert served(guard.filter("q?", replace(RANKING, route=Route.HYBRID))) == ["a", "b", "c"]
         assert served(guard.filter("q?", replace(RANKING, route=Route.LEXICAL))) == ["a"]
 
-    def test_scores_of_another_kind_than_calibrated_are_never_compared(self) -> None:
+    def test_other_score_kinds_are_never_compared(self) -> None:
         profile = profile_of(RatioPolicy(k=4, min_ratio=0.7), kind=ScoreKind.LOGIT)
         context = guard_of(profile=profile).retrieve("q?")
         assert served(context) == ["a", "b", "c", "d"]
         assert context.flags == (Flag.UNVERIFIED, Flag.PROFILE_MISMATCH)
         assert "score kind of the route external is 'ratio', was 'logit'" in context.differences
 
-    def test_the_profiles_fusion_is_set_on_a_retriever_that_can(self) -> None:
+    def test_profiles_fusion_is_set(self) -> None:
         @dataclass
         class Fusing(Answering):
             fusion: Fusion = field(default_factory=Fusion)
@@ -556,7 +540,7 @@ class TestCalibration:
         assert guard.retriever.fusion == Fusion("convex", 0.3)
         assert original.fusion == Fusion()
 
-    def test_a_profile_is_read_from_its_path(self, tmp_path: object) -> None:
+    def test_profile_is_read_from_path(self, tmp_path: object) -> None:
         file = f"{tmp_path}/profile.json"
         profile_of().save(file)
         assert served(guard_of(profile=file).retrieve("q?")) == ["a", "b", "c"]
@@ -612,7 +596,7 @@ class Delegating:
 
 class TestSwappingRetrievers:
     @pytest.mark.parametrize("first", ["one", None])
-    def test_a_generation_kept_as_an_instance_attribute_is_followed(self, first: object) -> None:
+    def test_instance_attribute_generation_is_followed(self, first: object) -> None:
         retriever = Swapping(generation=first)
         guard = guard_of(retriever, profile=profile_of(fingerprint={"corpus_size": "6"}))
         assert guard.retrieve("q?").flags == ()
@@ -621,7 +605,7 @@ class TestSwappingRetrievers:
         retriever.swap("three", corpus_size=6)
         assert guard.retrieve("q?").flags == ()
 
-    def test_what_a_wrapper_hands_on_does_not_bypass_the_wrapper(self) -> None:
+    def test_wrapper_is_not_bypassed(self) -> None:
         guard = guard_of(Delegating(Swapping()))
         assert guard.retrieve("q?").route is Route.DENSE
 
@@ -638,7 +622,7 @@ UNREADABLE_FIRST = [replace(HITS[0], text=None), *HITS[1:]]  # type: ignore[arg-
         (UNREADABLE_FIRST, None, "ok", "assembly"),
     ],
 )
-def test_an_answer_without_a_stage_is_degraded_and_names_it(
+def test_missing_stage_degrades_and_is_named(
     hits: list[Hit], stage: str | None, outcome: str, label: str, counted: Counted
 ) -> None:
     failures = () if stage is None else (StageFailure(stage, "timed out"),)
@@ -696,7 +680,7 @@ class TestAccounting:
         st.sampled_from(list(Mode)),
     )
     @settings(max_examples=40)
-    def test_every_request_and_every_candidate_is_counted_once(
+    def test_every_request_and_candidate_counts_once(
         self, answers: list[object], policy: RatioPolicy, assembly: Assembly, mode: Mode
     ) -> None:
         counted = Counted()
@@ -729,12 +713,12 @@ class TestAccounting:
             if mode is not Mode.OFF:
                 assert counted.dropped().get(reason, 0) == told
 
-    def test_requests_are_counted_by_mode_and_route(self, counted: Counted) -> None:
+    def test_requests_count_by_mode_and_route(self, counted: Counted) -> None:
         answer = replace(RANKING, route=Route.LEXICAL)
         guard_of(Answering(answer), mode="shadow", telemetry=counted.telemetry).retrieve("q?")
         assert counted.by_label("requests") == {("shadow", "lexical", "ok"): 1}
 
-    def test_times_and_sizes_are_observed_once_a_request(self, counted: Counted) -> None:
+    def test_times_and_sizes_are_observed_once(self, counted: Counted) -> None:
         guard = guard_of(policy=SEVENTY, telemetry=counted.telemetry)
         guard.retrieve("q?")
         guard.filter("q?", RANKING)
@@ -743,13 +727,13 @@ class TestAccounting:
         assert value("ctxguard_retrieve_seconds_count") == 1
         assert value("ctxguard_context_passages_sum") == 6
 
-    def test_guards_of_one_process_share_one_set_of_metrics(self) -> None:
+    def test_guards_share_one_metrics_set(self) -> None:
         registry = CollectorRegistry()
         assert default_telemetry(registry) is default_telemetry(registry)
 
 
 class TestSampling:
-    def test_a_request_is_selected_before_retrieval_and_offered_once_after(self) -> None:
+    def test_request_is_selected_and_offered_once(self) -> None:
         sampler = Sampled()
 
         def search(query: str, depth: int) -> Ranking:
@@ -764,7 +748,7 @@ class TestSampling:
         ("takes", "by_hand", "offered"),
         [(True, False, 0.25), (True, True, 0.25), (False, True, 0.0), (False, False, None)],
     )
-    def test_what_is_selected_or_sampled_by_hand_is_offered_with_its_probability(
+    def test_chosen_samples_carry_their_probability(
         self, takes: bool, by_hand: bool, offered: float | None
     ) -> None:
         sampler = Sampled(takes=takes)
@@ -774,10 +758,10 @@ class TestSampling:
         guard.filter("q?", RANKING, sample=by_hand)
         assert sampler.probabilities == ([] if offered is None else [offered] * 3)
 
-    def test_sampling_by_hand_without_a_sampler_changes_nothing(self) -> None:
+    def test_without_sampler_samples_change_nothing(self) -> None:
         assert len(guard_of(policy=SEVENTY).retrieve("q?", sample=True)) == 3
 
-    def test_the_session_comes_back_with_the_context(self) -> None:
+    def test_session_comes_back_with_context(self) -> None:
         context = guard_of().retrieve("q?", session_id="s1")
         assert context.session_id == "s1"
 
@@ -787,14 +771,14 @@ class TestSampling:
             guard_of(Failing(OSError()), sampler=sampler).retrieve("q?")
         assert sampler.contexts == []
 
-    def test_requests_without_an_id_get_distinct_ones(self) -> None:
+    def test_missing_ids_become_distinct(self) -> None:
         guard = guard_of()
         assert len({guard.retrieve("q?").request_id for _ in range(100)}) == 100
 
     @pytest.mark.parametrize(
         ("method", "error"), [("draw", OSError), ("offer", OSError), ("draw", None)]
     )
-    def test_a_sampler_that_raises_or_draws_no_number_fails_no_request_and_is_counted(
+    def test_faulty_sampler_fails_no_request(
         self, method: str, error: type[Exception] | None, counted: Counted
     ) -> None:
         class Broken(Sampled):
@@ -811,7 +795,7 @@ class TestSampling:
         assert counted.by_label("observer_failures") == {("sampler",): 2}
         assert counted.requests("ok") == 2
 
-    def test_telemetry_that_raises_fails_no_request_and_is_counted_where_it_can_be(self) -> None:
+    def test_faulty_telemetry_fails_no_request(self) -> None:
         class Broken(Telemetry):
             def answered(self, *_: object) -> None:
                 raise RuntimeError("broken")
@@ -831,9 +815,7 @@ class TestSampling:
 
 @settings(max_examples=50)
 @given(rankings(), POLICIES)
-def test_a_dropped_passage_is_kept_under_the_settings_that_it_names(
-    ranking: Ranking, policy: RatioPolicy
-) -> None:
+def test_named_settings_keep_the_dropped(ranking: Ranking, policy: RatioPolicy) -> None:
     """Also among copies, repeated ids and garbage."""
     try:
         context = guard_of(Answering(ranking), policy=policy).retrieve("q?")
@@ -865,7 +847,7 @@ class TestNeverEmptyByAccident:
             assert set(ranking.passage_ids) <= {"-1"}
         assert not context.empty or {Flag.EMPTY_RETRIEVAL, Flag.OVER_BUDGET} & set(context.flags)
 
-    def test_hits_without_scores_are_cut_by_k_in_their_order(self) -> None:
+    def test_scoreless_hits_are_cut_by_k(self) -> None:
         hits = [Hit(hit.passage_id, text=hit.text) for hit in HITS]
         for kind in ("rank", ScoreKind.RANK, None):
             guard = guard_of(lambda query, depth: hits, score_kind=kind, k=3)
@@ -880,7 +862,7 @@ class TestNeverEmptyByAccident:
         assert context.kept_ids == ("first", "second", "third")
         assert context.dropped_by_reason == {DropReason.DUPLICATE_ID: 1}
 
-    def test_where_nothing_that_was_kept_can_be_read_the_next_passage_is_served(self) -> None:
+    def test_unreadable_kept_gives_next_passage(self) -> None:
         hits = [replace(hit, text=None) for hit in HITS[:4]] + HITS[4:]  # type: ignore[arg-type]
         ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
         context = guard_of(Answering(ranking), policy=RatioPolicy(k=2)).retrieve("q?")
@@ -890,16 +872,14 @@ class TestNeverEmptyByAccident:
         assert context.dropped_by_reason == {DropReason.UNREADABLE: 4, DropReason.BEYOND_K: 1}
 
     @pytest.mark.parametrize("mode", list(Mode))
-    def test_passages_of_which_none_can_be_read_are_a_failure(
-        self, mode: Mode, counted: Counted
-    ) -> None:
+    def test_all_unreadable_is_a_failure(self, mode: Mode, counted: Counted) -> None:
         ranking = replace(RANKING, passages=[None] * len(HITS))
         guard = guard_of(Answering(ranking), mode=mode, telemetry=counted.telemetry)
         with pytest.raises(StageUnavailableError, match="no candidate can be read"):
             guard.retrieve("q?")
         assert counted["failed_requests"] == 1
 
-    def test_nothing_abstains_where_a_stage_is_missing(self) -> None:
+    def test_nothing_abstains_without_a_stage(self) -> None:
         """That nothing looks relevant to the other stage alone is no ground to abstain."""
         policy = ExpectedUtilityPolicy(never_relevant(), k=2, cost=1.0, min_keep=0)
         ranking = replace(
@@ -921,7 +901,7 @@ class TestAssemblyThroughTheGuard:
         ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
         return guard_of(Answering(ranking), policy=RatioPolicy(k=5), assembly=assembly).retrieve("")
 
-    def test_of_equal_texts_the_better_passage_stays(self) -> None:
+    def test_better_of_equal_texts_stays(self) -> None:
         hits = [*HITS[:2], replace(HITS[2], text="the  FIRST.")]
         context = self.ask(Assembly(), hits)
         assert served(context) == ["a", "b"]
@@ -972,7 +952,7 @@ class TestDirection:
         assert [verdict.score for verdict in context.verdicts] == scores
         assert served(asyncio.run(guard.aretrieve("q?"))) == served(context)
 
-    def test_a_model_does_not_order_them_either(self) -> None:
+    def test_model_does_not_order_them_either(self) -> None:
         legs = feature_names(["ranking"])
         model = RelevanceModel(
             ("ranking",), (1.0,) * len(legs), (0.0,) * len(legs), (1.0,) * len(legs), 0.0
@@ -985,13 +965,13 @@ class TestDirection:
         assert context.decision.probabilities is None
         assert Flag.MISSING_SIGNALS not in context.flags
 
-    def test_the_order_of_results_at_hand_is_no_evidence(self) -> None:
+    def test_order_of_results_is_no_evidence(self) -> None:
         hits = [Hit(f"p{at}", score, f"text {at}") for at, score in enumerate(DISTANCES)]
         context = ContextGuard(score_kind="cosine").filter("q?", hits)
         assert served(context) == ["p4", "p3", "p2", "p1", "p0"]
         assert context.flags == (Flag.UNCALIBRATED,)
 
-    def test_ranks_of_results_at_hand_are_evidence(self) -> None:
+    def test_ranks_of_results_are_evidence(self) -> None:
         hits = [
             Hit(f"p{at}", score, f"text {at}", rank=at + 1) for at, score in enumerate(DISTANCES)
         ]
@@ -1000,14 +980,14 @@ class TestDirection:
         assert Flag.SCORES_CONTRADICTED in context.flags
 
     @pytest.mark.parametrize("scores", [[0.7], [0.5, 0.5, 0.5], [0.6, 0.9, 0.7, 0.8, 0.1]])
-    def test_weak_or_no_evidence_leaves_the_scores_in_force(self, scores: list[float]) -> None:
+    def test_weak_evidence_leaves_scores_in_force(self, scores: list[float]) -> None:
         hits = [Hit(f"p{at}", score, f"text {at}") for at, score in enumerate(scores)]
         context = ContextGuard(Answering(hits), score_kind="cosine").retrieve("q?")
         assert context.flags == (Flag.UNCALIBRATED,)
         best = max(range(len(scores)), key=scores.__getitem__)
         assert context.kept_ids[0] == f"p{best}"
 
-    def test_a_sample_is_decided_again_as_it_was(self) -> None:
+    def test_sample_is_decided_again_the_same(self) -> None:
         hits = [Hit(f"p{at}", score, f"text {at}") for at, score in enumerate(DISTANCES)]
         guard = ContextGuard(Answering(hits), score_kind="cosine", policy=SEVENTY)
         context = guard.retrieve("q?")

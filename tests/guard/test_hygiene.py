@@ -127,9 +127,7 @@ class TestABadDocument:
 
     @pytest.mark.parametrize("change", ODD_DOCUMENTS.values(), ids=ODD_DOCUMENTS)
     @pytest.mark.parametrize("mode", list(Mode))
-    def test_one_that_is_only_odd_is_served_and_costs_nothing(
-        self, change: dict[str, Any], mode: Mode
-    ) -> None:
+    def test_odd_document_is_served_free(self, change: dict[str, Any], mode: Mode) -> None:
         given = hits()
         given[1] = replace(given[1], **change)
         context = guard_of(Ranking.from_hits(given, ScoreKind.RATIO), mode=mode).retrieve("q?")
@@ -140,7 +138,7 @@ class TestABadDocument:
 
 class TestLimits:
     @pytest.mark.parametrize("awaited", [False, True])
-    def test_a_query_over_the_limit_is_neither_searched_nor_sampled(self, awaited: bool) -> None:
+    def test_overlong_query_is_not_searched(self, awaited: bool) -> None:
         asked: list[str] = []
         offered: list[Context] = []
 
@@ -164,7 +162,7 @@ class TestLimits:
         labels = {"mode": "enforce"}
         assert registry.get_sample_value("ctxguard_received_requests_total", labels) == 1
 
-    def test_results_at_hand_keep_to_it_too(self) -> None:
+    def test_results_keep_to_it_too(self) -> None:
         with pytest.raises(QueryError, match="max_query_chars"):
             guard_of(None, limits=RequestLimits(max_query_chars=3)).filter(
                 "four", Ranking.from_hits([], ScoreKind.RATIO)
@@ -178,7 +176,7 @@ class TestLimits:
         with pytest.raises(ConfigurationError, match="max_query_chars 0"):
             guard_of(answer, limits=RequestLimits(max_query_chars=0))
 
-    def test_the_retrievers_own_limit_is_told_from_the_guards(self) -> None:
+    def test_retrievers_limit_differs_from_guards(self) -> None:
         corpus = [Passage("p", "a text")]
         retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
         telemetry = Telemetry(CollectorRegistry())
@@ -188,7 +186,7 @@ class TestLimits:
         with pytest.raises(QueryError, match=r"10,000 \(max_query_chars of the guard\)"):
             guard.retrieve("x" * 20_000)
 
-    def test_the_guards_limit_is_given_to_a_retriever_that_has_one(self, tmp_path: Path) -> None:
+    def test_guards_limit_reaches_the_retriever(self, tmp_path: Path) -> None:
         HybridRetriever.build([Passage("p", "a text")], embedder=WordHashEmbedder()).save(tmp_path)
         loaded = HybridRetriever.load(tmp_path, embedder=WordHashEmbedder())
         telemetry = Telemetry(CollectorRegistry())
@@ -198,11 +196,11 @@ class TestLimits:
         assert guard.retrieve("text " * 9_000).kept_ids == ("p",)
 
     @pytest.mark.parametrize("query", [None, 7, b"q?", ["q?"]])
-    def test_what_is_no_text_is_no_query(self, query: Any) -> None:
+    def test_only_text_is_a_query(self, query: Any) -> None:
         with pytest.raises(QueryError, match="must be a text"):
             guard_of(Ranking.from_hits(hits(), ScoreKind.RATIO)).retrieve(query)
 
-    def test_shadow_mode_serves_even_that_as_the_retriever_gave_it(self) -> None:
+    def test_shadow_serves_it_as_given(self) -> None:
         ranking = Ranking.from_hits([Hit("p", 1.0, "x" * 50)], ScoreKind.RATIO)
         assembly = Assembly(max_passage_chars=9)
         assert len(guard_of(ranking, mode="shadow", assembly=assembly).retrieve("q?")) == 1
@@ -239,9 +237,7 @@ class TestErrorsQuoteNobody:
         "kind", [ValueError, RuntimeError, KeyError, UnicodeError, TimeoutError]
     )
     @pytest.mark.parametrize("awaited", [False, True])
-    def test_an_outage_names_the_error_and_its_place_and_keeps_the_cause(
-        self, kind: type[Exception], awaited: bool
-    ) -> None:
+    def test_outage_names_place_and_keeps_cause(self, kind: type[Exception], awaited: bool) -> None:
         guard = ContextGuard(Raising(kind))
 
         def ask() -> Context:
@@ -254,7 +250,7 @@ class TestErrorsQuoteNobody:
         assert told.value.stage == "retriever"
         assert isinstance(told.value.__cause__, kind)
 
-    def test_a_stage_that_was_left_out_is_told_without_the_query_or_a_passage(self) -> None:
+    def test_left_out_stage_quotes_no_text(self) -> None:
         corpus = [Passage(f"p{n}", f"a text about {DIAGNOSIS} {n}") for n in range(4)]
         retriever = HybridRetriever.build(corpus, embedder=QuotingEmbedder())
         guard = ContextGuard(retriever.with_reranker(QuotingReranker()))
@@ -263,7 +259,7 @@ class TestErrorsQuoteNobody:
         assert DIAGNOSIS not in str(context.failures)
         assert "diagnosis" not in json.dumps(context.to_dict()["failures"])
 
-    def test_errors_of_our_own_keep_their_words(self) -> None:
+    def test_own_errors_keep_their_words(self) -> None:
         assert describe_error(StageError("dense", "gave NaN")) == "StageError: dense: gave NaN"
 
     @given(st.text(min_size=1))
@@ -322,7 +318,7 @@ def spilled(call: ast.Call, handlers: list[ast.ExceptHandler]) -> list[str]:
 
 
 class TestLogs:
-    def test_no_logging_call_can_carry_text_or_the_message_of_any_error(self) -> None:
+    def test_no_log_call_carries_text(self) -> None:
         calls = 0
         for source, tree in TREES.items():
             for call, handlers in logging_calls(tree):
@@ -341,14 +337,12 @@ class TestLogs:
             ("self._logger.info('asked %s', request.query)", False),
         ],
     )
-    def test_this_very_check_finds_what_it_is_meant_to(self, line: str, is_fine: bool) -> None:
+    def test_log_check_finds_its_targets(self, line: str, is_fine: bool) -> None:
         source = f"try:\n    work()\nexcept Exception as error:\n    {line}\n"
         ((call, handlers),) = logging_calls(ast.parse(source))
         assert (spilled(call, handlers) == []) == is_fine
 
-    def test_nothing_that_a_request_brings_is_logged_whatever_fails(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_nothing_a_request_brings_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         class Broken:
             def draw(self, request_id: str, /) -> float:
                 return 1.0
@@ -383,7 +377,7 @@ class TestLogs:
             assert "all is lost" not in message
             assert message.isprintable()
 
-    def test_a_request_id_that_no_encoding_carries_fails_no_request(self) -> None:
+    def test_unencodable_request_id_fails_nothing(self) -> None:
         context = guard_of(Ranking.from_hits(hits(), ScoreKind.RATIO)).retrieve(
             "half \ud800", request_id="\udfff\n", session_id="\ud800"
         )
@@ -398,7 +392,7 @@ WRITTEN = (
 )  # fmt: skip
 
 
-def test_no_character_that_only_a_model_sees_is_served() -> None:
+def test_no_hidden_character_is_served() -> None:
     for code in range(0x110000):
         character = chr(code)
         if unicodedata.category(character) in ("Cc", "Cf") and code not in WRITTEN:
@@ -413,7 +407,7 @@ SAFE = {"allow_pickle": "False", "weights_only": "True", "trust_remote_code": "F
 class TestNoFileRunsCode:
     """Besides: what ruff's ``banned-api`` in pyproject.toml and its S rules find."""
 
-    def test_no_call_lets_a_file_run_code(self) -> None:
+    def test_no_call_runs_a_files_code(self) -> None:
         for source, tree in TREES.items():
             for node in ast.walk(tree):
                 if isinstance(node, ast.keyword) and node.arg in SAFE:
@@ -422,9 +416,7 @@ class TestNoFileRunsCode:
                     called = ast.unparse(node.func)
                     assert called not in ("compile", "__import__"), f"{source}:{node.lineno}"
 
-    def test_an_index_whose_arrays_were_replaced_by_pickles_is_refused(
-        self, tmp_path: Path
-    ) -> None:
+    def test_pickled_arrays_are_refused(self, tmp_path: Path) -> None:
         """Even by someone who wrote the manifest to match."""
         folder = tmp_path / "index"
         HybridRetriever.build([Passage("p", "text")], embedder=WordHashEmbedder()).save(folder)

@@ -95,42 +95,36 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 class TestUseProfile:
-    def test_the_next_request_is_served_by_the_new_profile_and_its_fusion(
-        self, scene: Scene
-    ) -> None:
+    def test_next_request_uses_new_profile_and_fusion(self, scene: Scene) -> None:
         scene.guard.use_profile(profile_of(4))
         context = scene.guard.retrieve("q?")
         assert len(context) == 4
         assert context.passages[0].passage_id == "w=0.4"
         assert scene.guard.profile == profile_of(4)
 
-    def test_a_profile_is_read_from_its_path(self, scene: Scene, tmp_path: Path) -> None:
+    def test_profile_is_read_from_path(self, scene: Scene, tmp_path: Path) -> None:
         profile_of(5).save(tmp_path / "other.json")
         scene.guard.use_profile(tmp_path / "other.json")
         assert scene.k() == 5
 
-    def test_a_profile_of_another_system_is_refused_and_the_one_in_force_stays(
-        self, scene: Scene
-    ) -> None:
+    def test_foreign_profile_is_refused_and_changes_nothing(self, scene: Scene) -> None:
         foreign = profile_of(4, fingerprint={**SYSTEM, "embedder": "large"})
         with pytest.raises(ProfileMismatchError, match="embedder is 'mini', was 'large'"):
             scene.guard.use_profile(foreign)
         assert scene.k() == 2
 
-    def test_a_guard_with_a_policy_set_by_hand_takes_no_profile(self) -> None:
+    def test_policy_by_hand_takes_no_profile(self) -> None:
         guard = ContextGuard(Fused(), policy=RatioPolicy())
         with pytest.raises(ConfigurationError, match="set by hand"):
             guard.use_profile(profile_of(2))
 
-    def test_a_guard_without_a_profile_takes_one(self) -> None:
+    def test_guard_without_profile_takes_one(self) -> None:
         guard = ContextGuard(Fused())
         assert guard.retrieve("q?").flags == (Flag.UNCALIBRATED,)
         guard.use_profile(profile_of(3))
         assert guard.retrieve("q?").flags == ()
 
-    def test_a_request_that_has_begun_ends_under_the_profile_that_it_began_with(
-        self, tmp_path: Path
-    ) -> None:
+    def test_request_ends_under_its_first_profile(self, tmp_path: Path) -> None:
         begun, go_on = threading.Event(), threading.Event()
 
         def pause() -> None:
@@ -148,7 +142,7 @@ class TestUseProfile:
         assert len(context) == 2
         assert scene.k() == 5
 
-    def test_no_request_sees_half_of_a_swap_under_load(self, scene: Scene) -> None:
+    def test_no_request_sees_half_a_swap(self, scene: Scene) -> None:
         profiles = [profile_of(k) for k in (2, 3, 5)]
         stop = threading.Event()
 
@@ -171,7 +165,7 @@ class TestUseProfile:
 
 
 class TestWatching:
-    def test_a_changed_file_is_taken_up_once(self, scene: Scene) -> None:
+    def test_changed_file_is_taken_once(self, scene: Scene) -> None:
         assert scene.watcher.check() is None
         profile_of(4).save(scene.path)
         assert scene.watcher.check() is ReloadOutcome.RELOADED
@@ -179,22 +173,18 @@ class TestWatching:
         assert scene.k() == 4
         assert scene.counted("reloaded") == 1
 
-    def test_what_changed_between_the_guards_reading_and_the_watchers_is_taken_up(
-        self, tmp_path: Path
-    ) -> None:
+    def test_change_before_watching_is_taken(self, tmp_path: Path) -> None:
         scene = Scene(tmp_path)
         profile_of(4).save(scene.path)
         assert scene.watcher.check() is ReloadOutcome.RELOADED
 
-    def test_the_same_profile_written_again_is_nothing_new(self, scene: Scene) -> None:
+    def test_same_profile_is_nothing_new(self, scene: Scene) -> None:
         scene.watcher.check()
         profile_of(2).save(scene.path)
         assert scene.watcher.check() is None
         assert scene.counted("reloaded") == 0
 
-    def test_a_link_that_points_elsewhere_now_is_a_change(
-        self, scene: Scene, tmp_path: Path
-    ) -> None:
+    def test_moved_link_is_a_change(self, scene: Scene, tmp_path: Path) -> None:
         for k in (2, 4):
             profile_of(k).save(tmp_path / f"v{k}.json")
         scene.path.unlink()
@@ -205,14 +195,14 @@ class TestWatching:
         assert scene.watcher.check() is ReloadOutcome.RELOADED
         assert scene.k() == 4
 
-    def test_the_thread_takes_changes_up_by_itself(self, scene: Scene) -> None:
+    def test_thread_takes_changes_by_itself(self, scene: Scene) -> None:
         with scene.watcher:
             profile_of(4).save(scene.path)
             until(lambda: scene.k() == 4)
             profile_of(3).save(scene.path)
             until(lambda: scene.k() == 3)
 
-    def test_stopping_ends_the_thread_and_it_can_be_started_again(self, scene: Scene) -> None:
+    def test_stopped_thread_can_start_again(self, scene: Scene) -> None:
         scene.watcher.start().start()
         assert (
             sum(thread.name == "ctxguard-profile-watcher" for thread in threading.enumerate()) == 1
@@ -225,7 +215,7 @@ class TestWatching:
         until(lambda: scene.k() == 4)
 
     @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
-    def test_an_interval_that_is_none_is_refused(self, scene: Scene, seconds: float) -> None:
+    def test_invalid_interval_is_refused(self, scene: Scene, seconds: float) -> None:
         with pytest.raises(ConfigurationError, match="interval_seconds"):
             ProfileWatcher(scene.guard, scene.path, interval_seconds=seconds)
 
@@ -262,7 +252,7 @@ class TestBadFiles:
     @pytest.mark.parametrize(
         "kind", [pytest.param(kind, marks=NO_PIPES if "pipe" in kind else ()) for kind in SPOILING]
     )
-    def test_the_last_good_profile_stays_and_the_alarm_is_raised_until_the_file_is_good_again(
+    def test_bad_file_keeps_last_good_profile(
         self, scene: Scene, kind: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Each failure is logged and counted once, with the path and never the contents."""
@@ -304,13 +294,13 @@ class TestBadFiles:
     @pytest.mark.skipif(
         not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is closed to root"
     )
-    def test_a_file_without_permission_is_unreadable_until_it_is_given(self, scene: Scene) -> None:
+    def test_file_without_permission_is_unreadable(self, scene: Scene) -> None:
         scene.path.chmod(0)
         assert scene.watcher.check() is ReloadOutcome.UNREADABLE
         scene.path.chmod(0o644)
         assert scene.watcher.check() is ReloadOutcome.RELOADED
 
-    def test_what_the_time_of_the_file_does_not_show_is_found_by_trying_again(
+    def test_unseen_changes_are_found_by_retry(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As where permission is given back, or a network share comes back."""
@@ -325,9 +315,7 @@ class TestBadFiles:
         assert scene.watcher.check() is ReloadOutcome.RELOADED
         assert scene.k() == 4
 
-    def test_a_refused_profile_is_taken_up_once_the_system_is_the_one_it_was_made_for(
-        self, tmp_path: Path
-    ) -> None:
+    def test_refused_profile_is_taken_once_fitting(self, tmp_path: Path) -> None:
         system = dict(SYSTEM)
         scene = Scene(tmp_path, Fused(system=system))
         profile_of(4, fingerprint={**SYSTEM, "corpus_size": "7"}).save(scene.path)
@@ -349,7 +337,7 @@ class TestBadFiles:
 
 
 class TestProfileMeanwhile:
-    def test_half_of_a_file_that_is_whole_by_the_end_of_the_look_is_taken_up(
+    def test_file_completed_while_read_is_taken(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scene.watcher.check()
@@ -367,7 +355,7 @@ class TestProfileMeanwhile:
         monkeypatch.setattr(Profile, "load", load_while_it_is_written)
         assert scene.watcher.check() is ReloadOutcome.RELOADED
 
-    def test_a_file_that_is_bad_however_often_it_changes_is_a_failure(
+    def test_ever_changing_bad_file_is_failure(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scene.watcher.check()
@@ -408,10 +396,10 @@ class TestForks:
             assert child_says(work)
             until(lambda: scene.k() == 5)
 
-    def test_where_nothing_was_watched_nothing_is_started(self, scene: Scene) -> None:
+    def test_nothing_watched_starts_nothing(self, scene: Scene) -> None:
         assert child_says(lambda: threading.active_count() == 1)
 
-    def test_locks_that_were_held_at_the_fork_hold_no_child(self, scene: Scene) -> None:
+    def test_held_locks_hold_no_child(self, scene: Scene) -> None:
         with scene.watcher._checking, scene.guard._rebinding:
 
             def work() -> bool:

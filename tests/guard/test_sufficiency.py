@@ -50,9 +50,10 @@ def first(guard: ContextGuard, retriever: Recorded, *, sufficient: bool) -> Cont
     return next(each for each in answers(guard, retriever) if each.sufficient is sufficient)
 
 
-def test_most_contexts_with_a_relevant_passage_are_sufficient_and_many_others_are_not(
+def test_sufficiency_follows_relevance(
     file: Path,
 ) -> None:
+    """Most contexts with a relevant passage are sufficient, and many others are not."""
     own, dataset = simulate(200, seed=1, noise=0.2, unanswerable=0.4)
     guard = guard_of(Recorded(own.rankings, {"simulated": "0"}), file)
     verdicts: dict[bool, list[bool | None]] = {True: [], False: []}
@@ -87,7 +88,7 @@ def test_it_is_counted_by_route(file: Path, retriever: Recorded) -> None:
 
 
 class TestText:
-    def test_by_default_the_model_is_told_nothing(self, file: Path, retriever: Recorded) -> None:
+    def test_model_is_told_nothing_by_default(self, file: Path, retriever: Recorded) -> None:
         context = first(guard_of(retriever, file), retriever, sufficient=False)
         assert len(context) > 0
         assert context.text == Assembly().render(context.passages)
@@ -98,9 +99,7 @@ class TestText:
         assert context.text == f"{NOTICE}\n{Assembly().render(context.passages)}"
         assert NOTICE not in first(guard, retriever, sufficient=True).text
 
-    def test_with_abstention_it_stands_alone_and_the_accounts_hold(
-        self, file: Path, retriever: Recorded
-    ) -> None:
+    def test_abstention_text_stands_alone(self, file: Path, retriever: Recorded) -> None:
         assembly = Assembly(insufficient_text=NOTICE, abstain=True)
         guard = guard_of(retriever, file, assembly=assembly)
         context = first(guard, retriever, sufficient=False)
@@ -112,7 +111,7 @@ class TestText:
         assert verdict.kept_if[0].setting == "abstain"
         assert len(first(guard, retriever, sufficient=True)) > 0
 
-    def test_it_stands_where_nothing_was_retrieved_calibrated_or_not(self) -> None:
+    def test_abstention_stands_where_nothing_was_retrieved(self) -> None:
         guard = ContextGuard(
             lambda query, depth: [],
             score_kind="cosine",
@@ -121,7 +120,7 @@ class TestText:
         context = guard.retrieve("anything")
         assert (context.text, context.sufficient) == (NOTICE, None)
 
-    def test_shadow_records_the_verdict_and_serves_the_bare_passages(
+    def test_shadow_records_verdict_serves_bare_passages(
         self, file: Path, retriever: Recorded
     ) -> None:
         assembly = Assembly(insufficient_text=NOTICE, abstain=True)
@@ -136,7 +135,7 @@ class TestUnknown:
         context = next(answers(guard_of(retriever, file, mode="off"), retriever))
         assert (context.sufficient, context.p_sufficient) == (None, None)
 
-    def test_without_a_threshold_there_is_a_probability_alone(
+    def test_without_threshold_only_a_probability(
         self, profile: Profile, retriever: Recorded
     ) -> None:
         route = profile.routes[Route.HYBRID]
@@ -149,9 +148,7 @@ class TestUnknown:
             assert context.p_sufficient is not None
             assert context.flags == ()
 
-    def test_another_system_and_a_policy_set_by_hand_have_none(
-        self, file: Path, retriever: Recorded
-    ) -> None:
+    def test_other_system_or_policy_has_none(self, file: Path, retriever: Recorded) -> None:
         other = Recorded(retriever.rankings, {"simulated": "other"})
         by_hand = ContextGuard(retriever, policy=RatioPolicy())
         contexts = [

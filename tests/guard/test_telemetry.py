@@ -61,7 +61,7 @@ def test_every_scrape_sees_every_answer() -> None:
     assert f"ctxguard_kept_candidates_total {4.0 * KEPT}" in generate_latest(chosen).decode()
 
 
-def test_accounts_are_exact_after_threads_and_scrapes_at_once() -> None:
+def test_accounts_stay_exact_under_threads() -> None:
     registry, each = CollectorRegistry(), 700
     guard = guard_of(registry)
     over = threading.Event()
@@ -99,7 +99,7 @@ def test_counting_an_answer_keeps_no_passage() -> None:
     assert alive() is None
 
 
-def test_only_public_names_of_prometheus_client_are_used() -> None:
+def test_only_public_prometheus_names_are_used() -> None:
     """A private one that is renamed would stop every scrape."""
     root = Path(str(ctxguard.__file__)).parent
     private = re.compile(
@@ -114,7 +114,7 @@ def test_only_public_names_of_prometheus_client_are_used() -> None:
     assert users == []
 
 
-def test_an_answer_that_cannot_be_counted_is_the_telemetrys_failure() -> None:
+def test_uncountable_answer_is_telemetrys_failure() -> None:
     registry = CollectorRegistry()
 
     class OfAnotherKind(Telemetry):
@@ -141,7 +141,7 @@ assert counted(others, "requests_total") == 1
 """
 
 
-def test_other_processes_see_an_answer_at_once(tmp_path: Path) -> None:
+def test_other_processes_see_answers_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     code = SHARED.format(folder=str(Path(__file__).parent))
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -61,7 +61,7 @@ def found(retriever: Any) -> Ranking:
     return ranking
 
 
-def test_each_candidate_has_the_signals_of_its_text_beside_its_own() -> None:
+def test_candidates_have_their_texts_signals() -> None:
     ranking = found(plain)
     assert set(ranking.signals) == {*NAMES, "freshness"}
     expected = TextSignals().signals("lighthouse ships", HITS)
@@ -70,7 +70,7 @@ def test_each_candidate_has_the_signals_of_its_text_beside_its_own() -> None:
     assert ranking.signals["bm25"][1] > ranking.signals["bm25"][0]
 
 
-def test_with_an_embedder_there_are_all_signals() -> None:
+def test_embedder_gives_all_signals() -> None:
     ranking = with_signals(plain, embedder=WordTokenEmbedder()).retrieve(
         "lighthouse ships", depth=9
     )
@@ -90,20 +90,20 @@ async def _result(call: Callable[..., Awaitable[Any]]) -> Any:
     return await call("ships", depth=2)
 
 
-def test_a_guard_sees_what_the_retriever_takes() -> None:
+def test_guard_sees_what_retriever_takes() -> None:
     assert calls_of(with_signals(Both())).can_filter
     assert not calls_of(with_signals(plain)).can_filter
     assert calls_of(with_signals(plain)).acall is None
 
 
-def test_it_answers_for_the_retriever_it_wraps() -> None:
+def test_answers_for_the_retriever_it_wraps() -> None:
     wrapped = with_signals(Both())
     assert wrapped.route is Route.DENSE
     assert wrapped.corpus_sketch() == Both().corpus_sketch()
     assert with_signals(plain).corpus_sketch() is None
 
 
-def test_what_splits_texts_is_part_of_the_fingerprint() -> None:
+def test_splitter_is_in_the_fingerprint() -> None:
     english, german = with_signals(Both()).fingerprint(), with_signals(Both(), analyser="de")
     assert english["engine"] == "e"
     assert english != german.fingerprint()
@@ -123,7 +123,7 @@ class Unreadable:
         return Passage("a", "ships")
 
 
-def test_a_text_that_cannot_be_read_leaves_the_signals_out() -> None:
+def test_unreadable_text_leaves_signals_out() -> None:
     ranking = Ranking(("a", "b"), (0.9, 0.8), ScoreKind.COSINE, Unreadable(HITS))
     assert found(lambda query, *, depth: ranking).signals == {}
 

@@ -74,7 +74,7 @@ def served(context: Context) -> int:
         ("enforce", {"mode": "off", "k": 2}, Mode.OFF, 2),
     ],
 )
-def test_the_verdict_decides_what_is_served_unless_a_mode_is_given(
+def test_verdict_decides_unless_mode_is_given(
     decision: Decision | None, settings: dict[str, object], mode: Mode, n: int
 ) -> None:
     guard = guard_of(profile_of(hybrid=decision), **settings)
@@ -85,12 +85,12 @@ def test_the_verdict_decides_what_is_served_unless_a_mode_is_given(
 
 
 class TestTheVerdictDecides:
-    def test_keep_serves_its_policy_which_is_that_of_today(self) -> None:
+    def test_keep_serves_todays_policy(self) -> None:
         profile = profile_with({Route.HYBRID: route_with("keep", RatioPolicy(k=6))})
         context = asked(guard_of(profile))
         assert (context.mode, served(context)) == (Mode.ENFORCE, 6)
 
-    def test_without_a_profile_the_policy_is_enforced(self) -> None:
+    def test_policy_without_profile_is_enforced(self) -> None:
         assert guard_of(None).mode is Mode.ENFORCE
 
     def test_each_route_has_its_own(self) -> None:
@@ -100,7 +100,7 @@ class TestTheVerdictDecides:
         assert asked(guard, Route.LEXICAL).mode is Mode.SHADOW
         assert served(asked(guard, Route.LEXICAL)) == 6
 
-    def test_the_safe_policies_of_a_profile_in_shadow_are_served(self) -> None:
+    def test_shadow_profiles_safe_policies_are_served(self) -> None:
         context = asked(guard_of(profile_of(hybrid="shadow").safe()))
         assert (context.mode, served(context)) == (Mode.ENFORCE, 6)
 
@@ -109,7 +109,7 @@ class TestTheVerdictDecides:
         guard.use_profile(profile_of(hybrid="enforce"))
         assert guard.mode is asked(guard).mode is Mode.ENFORCE
 
-    def test_a_profile_of_another_system_in_shadow_changes_nothing_that_is_served(self) -> None:
+    def test_foreign_shadow_profile_changes_nothing(self) -> None:
         profile = profile_of(hybrid="shadow").model_copy(update={"fingerprint": {"embedder": "a"}})
         guard = ContextGuard(
             lambda query, depth: HITS,
@@ -133,7 +133,7 @@ class TestAModeGivenByHandWins:
             ("enforce", "enforce", []),
         ],
     )
-    def test_a_contradiction_is_logged_and_said_where_an_unproven_policy_serves(
+    def test_unproven_policy_by_hand_is_logged(
         self, decision: Decision, mode: str, said: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING):
@@ -141,7 +141,7 @@ class TestAModeGivenByHandWins:
         assert caplog.messages == said
         assert (BY_HAND in context.differences) == (said == [BY_HAND])
 
-    def test_none_gives_the_word_back_to_the_verdict(self) -> None:
+    def test_none_returns_the_word_to_verdict(self) -> None:
         guard = guard_of(profile_of(hybrid="shadow"), mode="enforce")
         guard.mode = None
         assert guard.mode is asked(guard).mode is Mode.SHADOW

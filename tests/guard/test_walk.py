@@ -136,19 +136,19 @@ def test_a_hybrid_search_calls_few_functions(hybrid: list[Call]) -> None:
     assert len(set(hybrid)) <= 57
 
 
-def test_a_hybrid_search_with_signals_calls_few_functions(retriever: HybridRetriever) -> None:
+def test_hybrid_search_calls_few_functions(retriever: HybridRetriever) -> None:
     guard = guard_of(retriever)
     calls = walk(lambda: guard.retrieve(QUERY))
     assert len(calls) <= 127, shown(calls)
     assert len(set(calls)) <= 83
 
 
-def test_the_guards_part_of_it_is_short(hybrid: list[Call]) -> None:
+def test_guards_part_is_short(hybrid: list[Call]) -> None:
     own = [call for call in hybrid if call[0].startswith(OF_THE_GUARD)]
     assert without_ids(own).total() <= 24, shown(own)
 
 
-def test_nothing_of_the_guards_part_is_called_for_every_passage(hybrid: list[Call]) -> None:
+def test_guard_calls_nothing_per_passage(hybrid: list[Call]) -> None:
     own = Counter(call for call in hybrid if call[0].startswith(OF_THE_GUARD))
     assert max(without_ids(own.elements()).values()) < 5
 
@@ -193,7 +193,7 @@ def test_a_rerank_request_calls_few_functions() -> None:
     assert len(set(calls)) <= 47
 
 
-def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
+def test_sample_to_metric_calls_few_functions() -> None:
     pytest.importorskip("sqlalchemy")
     from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N
     from ctxguard.monitor.export.prometheus import MonitorCollector
@@ -235,7 +235,7 @@ def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
     assert len({file for file, _ in calls}) <= 34
 
 
-def test_the_way_from_labels_to_a_profile_calls_few_functions(retriever: HybridRetriever) -> None:
+def test_labels_to_profile_call_few_functions(retriever: HybridRetriever) -> None:
     queries = [Query(f"q{n}", CORPUS[n].text) for n in range(40)]
     qrels = {f"q{n}": {CORPUS[n].passage_id: 1} for n in range(40)}
     dataset = Dataset("passages", tuple(queries), qrels)
