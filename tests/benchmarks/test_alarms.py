@@ -16,30 +16,29 @@ from ctxguard.monitor.alarms import ReferenceKind
 
 
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda design: design.name)
-def test_sessions_and_days_that_differ_ring_seldom_at_the_promise_and_a_doubled_loss_soon(
+def test_mixed_sessions_ring_rarely_at_promise(
     design: Design,
 ) -> None:
+    """Sessions and days that differ ring seldom at the promise, and soon at a doubled loss."""
     told = [tell(design, 1_000, 40, 3)]
     assert missed_design_bars(told, 0.05) == []
 
 
 @pytest.mark.parametrize("reference", NEW)
 @pytest.mark.parametrize("rhythm", RHYTHMS, ids=lambda rhythm: rhythm.name)
-def test_rhythms_ring_seldom_and_a_doubled_loss_soon(
-    rhythm: Rhythm, reference: ReferenceKind
-) -> None:
+def test_rhythms_ring_rarely_at_promise(rhythm: Rhythm, reference: ReferenceKind) -> None:
     rungs = [ring_in(rhythm, reference, per_day, 40, 1) for per_day in (200, 1_000)]
     assert missed_rhythm_bars(rungs, alarms.MOST_FALSE_ALARMS) == []
 
 
-def test_a_judge_that_errs_has_another_mean_than_the_truth() -> None:
+def test_erring_judge_shifts_the_mean() -> None:
     losses = recall_losses(0.1, 0.85, 0.9)
     assert np.nanmean(losses.true) == pytest.approx(0.1, abs=0.005)
     assert np.nanmean(losses.judged) > 0.25
 
 
 @pytest.mark.parametrize("losses", LOSSES)
-def test_simulated_losses_have_the_mean_they_are_said_to_have(losses: str) -> None:
+def test_simulated_losses_have_their_mean(losses: str) -> None:
     values = LOSSES[losses](np.random.default_rng(2), 0.2, (100, 2_000))
     assert values.mean() == pytest.approx(0.2, abs=0.01)
     assert 0.0 <= values.min() <= values.max() <= 1.0
@@ -56,7 +55,7 @@ def test_a_missed_bar_is_named() -> None:
     assert missed_bars([slow], 100) == ["0 or 1: 5 false alarms", "0 or 1: median delay 600.0"]
 
 
-def test_a_missed_bar_of_a_judge_that_errs_is_named() -> None:
+def test_missed_bar_of_judge_is_named() -> None:
     exact = Comparing("harm", 1.0, 1.0, "promise", 0, 0, 0.1, 100, 0, 0, 100.0, 200.0, 100.0, 80.0)
     erring = replace(
         exact, sensitivity=0.9, reference="baseline", false_alarms=3, known_delay=151.0

@@ -30,9 +30,7 @@ def collection() -> Any:
 
 
 @pytest.mark.parametrize("d", [0.0, 1.0, 1.6])
-def test_answers_about_relevant_candidates_are_so_many_deviations_higher(
-    collection: Any, d: float
-) -> None:
+def test_answers_shift_by_set_deviations(collection: Any, d: float) -> None:
     values, relevant = values_of(Assessor(d).answers(collection, 1)), collection.labels.relevant
     assert values[relevant].mean() - values[~relevant].mean() == pytest.approx(d, abs=0.1)
     assert values[relevant].std() == pytest.approx(1.0, abs=0.05)
@@ -49,7 +47,7 @@ def test_one_that_refuses_leaves_answers_out(collection: Any) -> None:
     assert np.isnan(values).mean() == pytest.approx(0.2, abs=0.02)
 
 
-def test_each_bar_can_be_met_and_missed() -> None:
+def test_bars_can_be_met_and_missed() -> None:
     run = {"net": 0.5, "gain": 0.5, "forecast": 0.5, "share": 0.4, "enforced": 1.0}
     run |= {"over_today": 0.5, "unlike": 0.0}
     silent = {**run, "net": 0.0, "gain": 0.0, "share": 0.0, "enforced": 0.0}

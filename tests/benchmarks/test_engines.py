@@ -13,7 +13,7 @@ from ctxguard.integrations.engines.retriever import EngineRetriever
 from tests.doubles import WordHashEmbedder
 
 
-def test_an_engine_that_is_absent_is_left_out_and_said() -> None:
+def test_absent_engine_is_left_out() -> None:
     words = [f"word{n}" for n in range(60)]
     passages = [Passage(f"p{n}", f"About {word} and others.") for n, word in enumerate(words)]
     queries = tuple(Query(f"q{n}", f"about others: {word}") for n, word in enumerate(words))
@@ -36,7 +36,7 @@ def test_an_engine_that_is_absent_is_left_out_and_said() -> None:
     assert table(found, "small").row_count == 1
 
 
-def test_an_engine_outside_the_bar_is_named() -> None:
+def test_engine_outside_bar_is_named() -> None:
     def metrics(apart: float, udcg: float) -> dict[str, Interval]:
         return {
             "ndcg_at_10 hybrid less embedded": Interval(value=apart, lower=0, upper=0, n=9),

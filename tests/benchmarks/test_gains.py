@@ -5,6 +5,6 @@ import numpy as np
 from benchmarks._gains import gain
 
 
-def test_the_mean_over_sets_gives_each_set_the_same_weight() -> None:
+def test_mean_weighs_sets_alike() -> None:
     found = gain([np.full(1_000, 1.0), np.full(10, 0.0)], seed=0)
     assert (found.mean, found.lower, found.upper, found.n) == (0.5, 0.5, 0.5, 2)

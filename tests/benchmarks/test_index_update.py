@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.index_update import main
 
 
-def test_an_update_is_timed_and_the_updated_index_agrees_with_one_built_anew(
+def test_timed_update_agrees_with_building(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "report.json"

@@ -30,7 +30,7 @@ def recorded() -> Recorded:
     return Recorded("known", dataset, replay(RecordedRankings(rankings), queries))
 
 
-def test_only_first_candidates_with_a_verdict_are_judged(recorded: Recorded) -> None:
+def test_only_decided_candidates_are_judged(recorded: Recorded) -> None:
     said = {f"p{place}": float(place % 2) for place in (0, 1, 2, 24)}
     judge = Answers("binary", dict.fromkeys(recorded.texts, said))
     own = judged_list(recorded, judge, Settings())
@@ -39,7 +39,7 @@ def test_only_first_candidates_with_a_verdict_are_judged(recorded: Recorded) -> 
     assert own.relevant.tolist() == [1.0, 0.0, 0.0] * 30
 
 
-def test_each_draw_grades_others_by_the_qrels(recorded: Recorded) -> None:
+def test_others_are_graded_by_qrels(recorded: Recorded) -> None:
     judge = Answers("binary", {text: {f"p{n}": 1.0 for n in range(20)} for text in recorded.texts})
     own = judged_list(recorded, judge, Settings())
     one, other = (graded(own, Settings(), seed, 300) for seed in (0, 1))
@@ -48,7 +48,7 @@ def test_each_draw_grades_others_by_the_qrels(recorded: Recorded) -> None:
     assert (one.relevant[one.is_graded] == own.relevant[one.is_graded]).all()
 
 
-def test_the_bars_compare_with_the_former_path() -> None:
+def test_bars_compare_with_former_path() -> None:
     draw = np.array([0.1, 0.0, 0.3, 0.2, 0.5, 400.0])
     one = figures([draw, draw])
     assert (one["rmse"], one["coverage"]) == (pytest.approx(0.1), 1.0)

@@ -53,7 +53,7 @@ def started(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_benchmark_is_published_and_answers_help(
+def test_published_benchmark_answers_help(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = README.read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def test_a_published_command_takes_its_options(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_names_no_benchmark_that_is_gone(page: Path) -> None:
+def test_pages_name_only_existing_benchmarks(page: Path) -> None:
     named = re.findall(r"\bbenchmarks[./](_?[a-z][a-z_]+)(?![\w/])", page.read_text("utf-8"))
     there = {file.stem for file in (ROOT / "benchmarks").iterdir()}
     assert set(named) <= there

@@ -27,7 +27,7 @@ def test_the_weights_minimise_the_loss() -> None:
     assert not weights[1:].any()
 
 
-def test_a_set_counts_by_the_root_of_its_queries() -> None:
+def test_set_counts_by_query_root() -> None:
     for_it, against = lists(np.array([1.0, 0.0]), 0, queries=9), lists(np.array([1.0, 0.0]), 1)
     a = train([for_it, against], penalty=0.1)[0]
     right = 1.0 / (1.0 + math.exp(a))
@@ -40,7 +40,7 @@ def measured(gain: float, n: int = 50) -> dict[str, FloatArray]:
     return {"reciprocal_rank": before, "ranker": before + gain}
 
 
-def test_each_family_has_the_same_weight_in_the_mean() -> None:
+def test_mean_weighs_families_alike() -> None:
     families = {"small": measured(0.1, n=10), "large": measured(0.0, n=500)}
     results = report(families, 0, Console(quiet=True))
     assert results["mean_gain"]["mean"] == pytest.approx(0.05)
@@ -51,7 +51,7 @@ def test_each_family_has_the_same_weight_in_the_mean() -> None:
 @pytest.mark.parametrize(
     ("gains", "missed"), [((0.02, 0.02), "on the mean"), ((0.1, -0.02), "no family below")]
 )
-def test_a_bar_that_is_missed_is_told(gains: tuple[float, float], missed: str) -> None:
+def test_missed_bar_is_told(gains: tuple[float, float], missed: str) -> None:
     families = {str(at): measured(gain) for at, gain in enumerate(gains)}
     bars = report(families, 0, Console(quiet=True))["bars"]
     assert {bar for bar, met in bars.items() if not met} == {bar for bar in bars if missed in bar}

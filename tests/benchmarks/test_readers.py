@@ -11,7 +11,7 @@ from benchmarks.readers import DECIDES, Answer, concordances, main, price, udcg_
 from ctxguard.core.metrics import STRICT
 
 
-def test_a_measure_that_prefers_the_better_answer_agrees() -> None:
+def test_measure_preferring_better_answers_agrees() -> None:
     alone, tenth = Answer("R", True, 1, 1.0), Answer("N" * 9 + "R", True, 1, 0.0)
     found = concordances([alone, tenth])
     assert found is not None
@@ -31,7 +31,7 @@ def test_an_unknown_order_has_its_expectation() -> None:
     assert either == pytest.approx((first + last) / 2)
 
 
-def test_a_price_is_a_share_of_the_gain() -> None:
+def test_price_is_share_of_gain() -> None:
     by_question = {
         f"q{n}": [
             Answer("", True, 1, 0.5),

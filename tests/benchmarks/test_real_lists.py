@@ -37,7 +37,7 @@ def collection(folder: Path) -> Recorded:
     return found
 
 
-def test_a_partly_relevant_passage_counts_as_judged_not_relevant(collection: Recorded) -> None:
+def test_partly_relevant_counts_as_irrelevant(collection: Recorded) -> None:
     assert collection.labels.relevant[0].tolist()[:4] == [True, False, False, False]
     assert collection.labels.judged[0].tolist()[:4] == [True, False, True, False]
     assert collection.labels.n_relevant.tolist() == [1, 1]
@@ -52,9 +52,7 @@ def test_a_partly_relevant_passage_counts_as_judged_not_relevant(collection: Rec
         ("best fixed k", [1, 1]),
     ],
 )
-def test_a_rule_keeps_what_people_mean_by_it(
-    collection: Recorded, rule: str, kept: list[int]
-) -> None:
+def test_rule_keeps_its_meaning(collection: Recorded, rule: str, kept: list[int]) -> None:
     labelled, rows = np.array([0]), np.arange(2)
     assert RULES[rule](collection, labelled, rows).tolist() == kept
 
@@ -65,7 +63,7 @@ def test_recorded_verdicts_answer_by_passage(folder: Path, collection: Recorded)
     np.testing.assert_array_equal(found, [np.nan, 2.0])
 
 
-def test_each_bar_can_be_met_and_missed() -> None:
+def test_bars_can_be_met_and_missed() -> None:
     run = {
         "gain": 0.6,
         "net": 0.6,

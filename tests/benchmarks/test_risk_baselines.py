@@ -29,7 +29,7 @@ def fractional_losses(
     return np.where(rng.random(shape) < certain, ends, between)
 
 
-def test_hoeffding_bentkus_agrees_with_its_formula_written_out() -> None:
+def test_hoeffding_bentkus_equals_its_formula() -> None:
     # 30 losses of 0.1: the sum is 3 but for rounding, and Bentkus must count 3, not 4.
     alpha, n = 0.3, 30
     relative_entropy = stats.entropy([0.1, 0.9], [alpha, 1 - alpha])
@@ -39,32 +39,32 @@ def test_hoeffding_bentkus_agrees_with_its_formula_written_out() -> None:
     assert hoeffding_bentkus_p_value([0.1] * n, alpha) == pytest.approx(expected)
 
 
-def test_hoeffding_bentkus_takes_hoeffding_where_it_is_the_smaller() -> None:
+def test_hoeffding_bentkus_takes_the_smaller() -> None:
     expected = exp(-5 * stats.entropy([0.0, 1.0], [0.4, 0.6]))
     assert hoeffding_bentkus_p_value([0.0] * 5, 0.4) == pytest.approx(expected)
 
 
-def test_clt_p_value_is_the_one_sided_z_test() -> None:
+def test_clt_is_one_sided_z_test() -> None:
     losses = np.array([0.0, 0.1, 0.3, 0.0, 0.2])
     z = (losses.mean() - 0.25) / (losses.std(ddof=1) / sqrt(5))
     assert clt_p_value(losses, 0.25) == pytest.approx(stats.norm.cdf(z))
 
 
-def test_clt_p_value_without_spread_is_decided_by_the_mean() -> None:
+def test_clt_without_spread_uses_mean() -> None:
     assert clt_p_value([[0.0, 0.5]] * 4, 0.1).tolist() == [0.0, 1.0]
 
 
-def test_the_clt_breaks_its_promise_where_few_queries_carry_the_loss() -> None:
+def test_clt_breaks_on_rare_losses() -> None:
     losses = fractional_losses(np.random.default_rng(1), (50, 4000), 0.05, 1.0)
     assert (clt_p_value(losses, 0.05) <= 0.05).mean() > 0.07
     assert (betting_p_value(losses, 0.05) <= 0.05).mean() <= 0.05
 
 
-def test_bonferroni_divides_delta_by_the_number_of_candidates() -> None:
+def test_bonferroni_divides_delta() -> None:
     assert bonferroni([0.06, 0.04, 0.0], 0.15).tolist() == [1, 2]
 
 
-def test_betting_in_sequence_reaches_further_than_hoeffding_bentkus_with_bonferroni() -> None:
+def test_betting_reaches_beyond_bonferroni() -> None:
     """A hundred nested candidates, 200 labels: the order costs 60, and still pays."""
     rng, alpha = np.random.default_rng(4), 0.15
     settings = np.linspace(0.05, 0.9, 100)
@@ -83,20 +83,20 @@ def test_betting_in_sequence_reaches_further_than_hoeffding_bentkus_with_bonferr
     assert np.mean(reach_in_sequence) > best - 0.06
 
 
-def test_risk_control_adds_one_query_of_total_loss() -> None:
+def test_risk_control_adds_one_loss() -> None:
     # (9 × 0.1 + 1) / 10 = 0.19
     losses = np.full((9, 1), 0.1)
     assert conformal_risk_control(losses, 0.191) == 1
     assert conformal_risk_control(losses, 0.189) == 0
 
 
-def test_risk_control_judges_a_candidate_by_the_worst_that_came_before_it() -> None:
+def test_risk_control_judges_by_worst_before() -> None:
     losses = np.array([[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]] * 100)
     assert conformal_risk_control(losses[:, [0, 2]], 0.3) == 2
     assert conformal_risk_control(losses, 0.3) == 1
 
 
-def test_risk_control_keeps_the_expected_loss_but_not_with_high_probability() -> None:
+def test_risk_control_bounds_expectation_only() -> None:
     rng, alpha, settings = np.random.default_rng(6), 0.15, np.linspace(0.05, 0.9, 100)
     true_risk = np.clip(settings - rng.beta(2.0, 2.0, (100_000, 1)), 0.0, 1.0).mean(axis=0)
     chosen = []

@@ -23,26 +23,26 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return prepare(300, tmp_path_factory.mktemp("data"), n_queries=20)
 
 
-def test_the_same_size_gives_the_same_data(corpus: Corpus, tmp_path: Path) -> None:
+def test_same_size_gives_same_data(corpus: Corpus, tmp_path: Path) -> None:
     again = prepare(300, tmp_path, n_queries=20)
     assert again.texts() == corpus.texts()
     assert again.queries == corpus.queries
     assert np.allclose(again.vectors, corpus.vectors, atol=1e-6)
 
 
-def test_data_that_is_there_is_not_made_again(corpus: Corpus) -> None:
+def test_existing_data_is_not_remade(corpus: Corpus) -> None:
     before = (corpus.folder / "vectors.npy").stat().st_mtime_ns
     prepare(300, corpus.folder.parent, n_queries=20)
     assert (corpus.folder / "vectors.npy").stat().st_mtime_ns == before
 
 
-def test_queries_are_unlike_each_other_and_share_words_with_passages(corpus: Corpus) -> None:
+def test_queries_differ_and_share_words(corpus: Corpus) -> None:
     assert len(set(corpus.queries)) == len(corpus.queries) == 20
     known = {word for text in corpus.texts() for word in ENGLISH.analyse(text)}
     assert all(len(known & set(ENGLISH.analyse(query))) >= 3 for query in corpus.queries)
 
 
-def test_the_exact_dense_answer_is_that_of_comparing_everything(corpus: Corpus) -> None:
+def test_exact_dense_compares_everything(corpus: Corpus) -> None:
     assert corpus.exact.dense.shape == (20, 100)
     for rows, cosines in zip(
         corpus.exact.dense, corpus.query_vectors @ corpus.vectors.T, strict=True
@@ -50,7 +50,7 @@ def test_the_exact_dense_answer_is_that_of_comparing_everything(corpus: Corpus) 
         assert_best(rows, cosines)
 
 
-def test_the_retriever_finds_the_exact_top_ten_and_is_timed(corpus: Corpus) -> None:
+def test_retriever_finds_timed_exact_ten(corpus: Corpus) -> None:
     ours = run("ctxguard-none", corpus, [1, 2], LIMITS)
     assert ours["ended"] == "done"
     assert ours["agreement"]["top_10"] == {"hybrid": ALL, "lexical": ALL, "dense": ALL}
@@ -60,31 +60,31 @@ def test_the_retriever_finds_the_exact_top_ten_and_is_timed(corpus: Corpus) -> N
     assert "ctxguard-none " in row_of("ctxguard-none", ours)
 
 
-def test_a_leg_that_scores_otherwise_agrees_less_and_is_still_compared(corpus: Corpus) -> None:
+def test_deviating_leg_agrees_less(corpus: Corpus) -> None:
     top = run("ctxguard-rank-bm25", corpus, [1], LIMITS)["agreement"]["top_10"]
     assert top["dense"] == ALL
     assert 0.5 < top["lexical"] <= 1.0
 
 
 @pytest.mark.slow
-def test_the_engines_called_directly_find_the_exact_legs(corpus: Corpus) -> None:
+def test_direct_engines_find_exact_legs(corpus: Corpus) -> None:
     direct = run("direct", corpus, [1], LIMITS)
     assert direct["agreement"]["top_10"] == {"hybrid": None, "lexical": ALL, "dense": ALL}
 
 
-def test_a_system_over_its_limit_of_time_is_stopped_and_says_so(corpus: Corpus) -> None:
+def test_slow_system_is_stopped(corpus: Corpus) -> None:
     limits = Limits(0.2, total_seconds=0.0, gibibytes=8.0, build_threads=1, threads=1)
     figures = run("ctxguard", corpus, [1], limits)
     assert figures["ended"] == "stopped after 0 s"
     assert row_of("ctxguard", figures).endswith("stopped after 0 s")
 
 
-def test_a_system_over_its_limit_of_memory_is_stopped_and_says_so(corpus: Corpus) -> None:
+def test_memory_hungry_system_is_stopped(corpus: Corpus) -> None:
     limits = Limits(0.2, total_seconds=60.0, gibibytes=0.001, build_threads=1, threads=1)
     assert run("ctxguard-none", corpus, [1], limits)["ended"] == "stopped above 0.001 GiB"
 
 
-def test_a_system_that_is_not_installed_is_shown_as_absent(
+def test_absent_system_is_shown(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "txtai.py").write_text("raise ModuleNotFoundError('No module named txtai')")
@@ -92,7 +92,7 @@ def test_a_system_that_is_not_installed_is_shown_as_absent(
     assert run("txtai", corpus, [1], LIMITS)["ended"].startswith("absent: No module named")
 
 
-def test_a_name_that_no_system_has_is_refused() -> None:
+def test_unknown_system_is_refused() -> None:
     assert peers_of("none") == []
     assert peers_of("all") == list(PEERS)
     with pytest.raises(argparse.ArgumentTypeError, match="unknown 'solr'"):
@@ -101,7 +101,7 @@ def test_a_name_that_no_system_has_is_refused() -> None:
         open_peer("solr")
 
 
-def test_bars_are_read_against_the_nearest_peer_and_not_the_engines_alone() -> None:
+def test_bars_use_the_nearest_peer() -> None:
     def system(p50: float, rate: float) -> dict[str, object]:
         return {
             "clients_1": {"p50_ms": p50, "processor_ms": p50 / 2, "queries_per_second": rate},

@@ -58,7 +58,7 @@ def answers(recorded: Recorded, d: float) -> Answers:
     )
 
 
-def test_the_first_k_are_what_evaluation_says_of_them(recorded: Recorded) -> None:
+def test_first_k_equal_the_evaluation(recorded: Recorded) -> None:
     rows = np.arange(7)
     found = recorded.first(rows)
     values = per_query(recorded.pools.rows(rows), recorded.labels.rows(rows), RatioPolicy(k=5))
@@ -67,7 +67,7 @@ def test_the_first_k_are_what_evaluation_says_of_them(recorded: Recorded) -> Non
     assert found.kept.tolist() == [5.0] * 7
 
 
-def test_the_guard_serves_what_the_policy_of_the_profile_keeps(recorded: Recorded) -> None:
+def test_guard_serves_what_policy_keeps(recorded: Recorded) -> None:
     labelled = few_labels(recorded.dataset, 40, 0)
     made = recorded.calibrated(labelled, Settings(context="utility"))
     rows = recorded.others(labelled)
@@ -78,7 +78,7 @@ def test_the_guard_serves_what_the_policy_of_the_profile_keeps(recorded: Recorde
     np.testing.assert_allclose(found.kept, values.values["kept"])
 
 
-def test_labelled_queries_are_no_part_of_the_truth(recorded: Recorded) -> None:
+def test_labelled_queries_leave_the_truth(recorded: Recorded) -> None:
     labelled = few_labels(recorded.dataset, 25, 4)
     others = {recorded.pools.query_ids[row] for row in recorded.others(labelled).tolist()}
     assert others.isdisjoint({query.query_id for query in labelled.queries})
@@ -86,13 +86,13 @@ def test_labelled_queries_are_no_part_of_the_truth(recorded: Recorded) -> None:
     assert recorded.sizes((20, 48, 49)) == [20, 48]
 
 
-def test_an_assessor_that_is_down_serves_what_there_is_without_one(recorded: Recorded) -> None:
+def test_assessor_down_serves_without_it(recorded: Recorded) -> None:
     labelled = few_labels(recorded.dataset, 30, 0)
     found = asking_figures(recorded, labelled, Settings(), answers(recorded, 3.0))
     assert found["unlike"] == 0.0
 
 
-def test_forecasts_are_compared_where_answers_are_applied() -> None:
+def test_forecasts_compare_where_answers_apply() -> None:
     run = {"share": 0.5, "net": 0.3, "forecast": np.nan, "enforced": 1.0}
     found = mean_figures([run, {**run, "share": 0.0, "net": 0.0, "enforced": 0.0}])
     assert (found["asking"], found["n_enforced"], found["enforced_net"]) == (0.5, 1, 0.3)

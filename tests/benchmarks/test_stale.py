@@ -18,14 +18,14 @@ def wheel(folder: Path, release: Release, word: str) -> None:
         archive.writestr("shop/tests/test_basket.py", functions[0])
 
 
-def test_public_functions_are_documented_by_signature_and_docstring(tmp_path: Path) -> None:
+def test_public_functions_are_documented(tmp_path: Path) -> None:
     wheel(tmp_path, NEW, "paid")
     found = documented(tmp_path / "shop-2.0-py3-none-any.whl")
     assert sorted(found) == [f"shop.basket.add_{n}" for n in "abc"]
     assert found["shop.basket.add_a"].startswith("shop.basket.add_a(item, n=4)\n\nAdds an item")
 
 
-def test_a_third_of_the_questions_names_the_older_release(tmp_path: Path) -> None:
+def test_third_of_questions_name_older(tmp_path: Path) -> None:
     wheel(tmp_path, OLD, "confirmed")
     wheel(tmp_path, NEW, "paid")
     made = documentation([(OLD, NEW)], tmp_path)

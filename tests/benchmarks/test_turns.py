@@ -7,7 +7,7 @@ from benchmarks.turns import of_turns
 TURNS = 15
 
 
-def test_the_interval_lies_between_two_order_statistics() -> None:
+def test_interval_lies_between_order_statistics() -> None:
     former = [100.0] * TURNS
     here = [100.0 + turn for turn in range(TURNS)]
 
@@ -18,7 +18,7 @@ def test_the_interval_lies_between_two_order_statistics() -> None:
     assert (ratio.lower, ratio.upper) == (1.03, 1.11)
 
 
-def test_the_interval_holds_the_median_in_95_of_100_runs() -> None:
+def test_interval_covers_median_95_percent() -> None:
     chance = np.random.default_rng(0)
     held = [
         (found := of_turns(chance.lognormal(0.0, 0.2, TURNS).tolist(), [1.0] * TURNS)).lower

@@ -4,7 +4,7 @@ from benchmarks._collection import RANKERS, unseen_ranker
 from ctxguard.retrieval.signals.ranker import Ranker
 
 
-def test_the_ranker_of_a_benchmark_has_not_seen_the_collection() -> None:
+def test_ranker_has_not_seen_collection() -> None:
     shipped = Ranker.default()
     assert {file.stem for file in RANKERS.glob("*.json")} == set(shipped.trained_on)
     for name in shipped.trained_on:

@@ -33,7 +33,7 @@ def sets_of(own: Summary, today: int = 5) -> dict[Key, Summary]:
     return {(name, context, today, AT): own for name in DENSE for context in CONTEXTS}
 
 
-def test_what_is_not_enforced_counts_as_today() -> None:
+def test_unenforced_counts_as_today() -> None:
     found = summarised([split(), {**dict.fromkeys(FIGURES, 0.0), "kept": 5.0}])
     assert (found["recall"], found["tokens"], found["kept"]) == pytest.approx((0.05, -0.1, 4.0))
     assert (found["enforced"], found["n_enforced"], found["splits"]) == (0.5, 1.0, 2.0)
@@ -44,7 +44,7 @@ def test_refuted_policies_are_counted() -> None:
     assert (found["n_refuted"], found["n_enforced"]) == (2.0, 3.0)
 
 
-def test_every_bar_holds_where_each_policy_gains() -> None:
+def test_bars_hold_where_policies_gain() -> None:
     found = bars(sets_of(summarised([split()] * 20)))
     assert len(found) == sum(map(len, BARS.values())) + 1
     assert all(holds for _, holds in found.values())
@@ -68,7 +68,7 @@ def test_each_bar_can_be_missed(worse: dict[str, float], context: str, bar: str)
     assert not found[words][1]
 
 
-def test_one_bad_set_is_not_hidden_by_the_mean() -> None:
+def test_mean_hides_no_bad_set() -> None:
     sets = sets_of(summarised([split()] * 20))
     sets[DENSE[0], "leaner", 5, AT] = summarised([split(recall=-0.02)] * 20)
     found = bars(sets)
@@ -76,14 +76,14 @@ def test_one_bad_set_is_not_hidden_by_the_mean() -> None:
     assert not found["leaner, today first 5, 50 labels: worst ≥ -0.015"][1]
 
 
-def test_too_many_refuted_or_too_few_enforced_miss_the_bar() -> None:
+def test_too_few_enforced_misses_bar() -> None:
     for splits in ([split(refuted=1.0)] + [split()] * 9, [split()] * 2):
         *_, (value, holds) = bars(sets_of(summarised(splits))).values()
         assert not holds
         assert value == f"{12 * (len(splits) == 10)} of {12 * len(splits)}"
 
 
-def test_bars_need_all_sets_at_so_many_labels() -> None:
+def test_bars_need_all_sets() -> None:
     own = summarised([split()])
     sets = sets_of(own)
     assert mean_of(sets, "balanced", 5, AT) is not None
@@ -93,7 +93,7 @@ def test_bars_need_all_sets_at_so_many_labels() -> None:
     assert [*bars({(DENSE[0], "balanced", 5, AT): own})] == [*bars({})]
 
 
-def test_each_size_of_todays_context_has_its_bars() -> None:
+def test_each_context_size_has_bars() -> None:
     own = summarised([split()] * 20)
     found = bars({**sets_of(own, 5), **sets_of(own, 10)})
     assert sum("today first 10" in words for words in found) == sum(map(len, BARS.values()))
@@ -126,7 +126,7 @@ def recorded() -> Recorded:
     return Recorded("perfect", Dataset("perfect", queries, qrels), pools)
 
 
-def test_a_split_is_measured_on_the_other_queries(recorded: Recorded) -> None:
+def test_split_is_measured_on_others(recorded: Recorded) -> None:
     found = measured(recorded, "balanced", 5, 50, 0)
     assert set(found) == set(FIGURES)
     assert (found["enforced"], found["refuted"]) == (1.0, 0.0)
@@ -135,5 +135,5 @@ def test_a_split_is_measured_on_the_other_queries(recorded: Recorded) -> None:
     assert found["tokens"] < 0.05
 
 
-def test_a_split_with_too_few_labels_is_today(recorded: Recorded) -> None:
+def test_too_few_labels_mean_today(recorded: Recorded) -> None:
     assert measured(recorded, "balanced", 5, 10, 0) == {**dict.fromkeys(FIGURES, 0.0), "kept": 5.0}

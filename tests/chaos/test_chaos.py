@@ -33,9 +33,7 @@ def report_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Report
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_has_the_expected_effect_only(
-    report_of: Callable[[str], Report], fault: str
-) -> None:
+def test_fault_has_expected_effect_only(report_of: Callable[[str], Report], fault: str) -> None:
     report = report_of(fault)
     assert report.passed, (report.wrong, report)
 
@@ -65,7 +63,7 @@ RIGHT = Accounts(7, 7, 0, {})
         ],
     ],
 )
-def test_a_difference_of_one_between_callers_metrics_and_store_is_found(
+def test_difference_of_one_is_found(
     samples: Accounts, rows: int, changes: dict[str, int], *, is_right: bool
 ) -> None:
     ends, callers = {"ok": 4, "degraded": 3, "failed": 2, "shed": 1, "kept": 30}, CallerCounts()

@@ -37,19 +37,19 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> str:
         return archive.read(name).decode()
 
 
-def test_the_wheel_requires_nothing_of_the_other_project(metadata: str) -> None:
+def test_wheel_requires_nothing_foreign(metadata: str) -> None:
     headers = Parser().parsestr(metadata)
     assert headers["Name"] == OURS
     requirements = [Requirement(text) for text in headers.get_all("Requires-Dist", [])]
     assert "ctxguard" not in {each.name for each in requirements}
 
 
-def test_the_readme_in_the_wheel_installs_this_project(metadata: str) -> None:
+def test_wheels_readme_installs_this_project(metadata: str) -> None:
     assert 'pip install -c constraints.txt ".[all]"' in metadata
     assert not FOREIGN_INSTALL.search(metadata)
 
 
-def test_no_page_or_message_installs_the_other_project() -> None:
+def test_nothing_installs_the_other_project() -> None:
     assert len(SHIPPED_TEXT) > 300
     for line in ("pip install ctxguard", "it comes with `ctxguard[fast]`"):
         assert FOREIGN_INSTALL.search(line)
@@ -62,14 +62,14 @@ def test_no_page_or_message_installs_the_other_project() -> None:
     assert found == []
 
 
-def test_no_page_installs_a_release_that_is_not_there() -> None:
+def test_no_page_installs_absent_release() -> None:
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     release = re.compile(rf"pip install[^\n]*{OURS}")
     assert [page.name for page in pages if release.search(page.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("page", ["postgresql", "milvus", "qdrant"])
-def test_the_page_of_an_engine_installs_what_its_commands_need(page: str) -> None:
+def test_engines_page_installs_its_needs(page: str) -> None:
     text = (ROOT / f"docs/integrations/{page}.md").read_text(encoding="utf-8")
     [extras] = re.findall(r'pip install "\.\[([a-z,]+)\]"', text)
     assert "ctxguard index" in text
@@ -92,14 +92,14 @@ def run_beside_the_other_project(folder: Path) -> "subprocess.CompletedProcess[s
     )
 
 
-def test_the_command_warns_beside_the_other_project(tmp_path: Path) -> None:
+def test_command_warns_beside_other_project(tmp_path: Path) -> None:
     done = run_beside_the_other_project(tmp_path)
     assert done.returncode == 0
     assert done.stderr.startswith("warning: ctxguard 0.1.0 is installed, which is another project")
     assert "pip uninstall ctxguard" in done.stderr
 
 
-def test_the_command_stops_where_the_other_project_owns_the_import(tmp_path: Path) -> None:
+def test_command_stops_under_foreign_import(tmp_path: Path) -> None:
     package = tmp_path / "ctxguard"
     package.mkdir()
     for entry in (ROOT / "ctxguard").iterdir():

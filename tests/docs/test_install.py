@@ -115,7 +115,7 @@ def from_wheel(line: str, wheel: Path) -> str:
     return f"{re.sub(r'[.](?=[^.]*$)', str(wheel), fixed, count=1)} --quiet"
 
 
-def test_in_a_folder_named_like_the_other_project_the_line_installs_this_one(
+def test_line_works_in_namesake_folder(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "ctxguard"
@@ -143,7 +143,7 @@ def test_the_core_guards_a_retriever(empty: Environment, wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_serve_has_what_the_service_and_the_monitor_need(
+def test_serve_has_service_and_monitor(
     empty: Environment, wheel: Path, work: Path, made_before: Path
 ) -> None:
     empty.ok(from_wheel(line_with('pip install -c constraints.txt ".[serve]"'), wheel))
@@ -165,9 +165,7 @@ def test_serve_has_what_the_service_and_the_monitor_need(
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_all_runs_every_command_of_the_page(
-    empty: Environment, wheel: Path, work: Path, beir: Path
-) -> None:
+def test_all_runs_pages_commands(empty: Environment, wheel: Path, work: Path, beir: Path) -> None:
     # As the page says, this line is left out where its index cannot be reached.
     torch = line_with("pip install -r locks/torch.txt").replace("locks/", f"{ROOT}/locks/")
     empty.shell(f"{torch} --quiet")

@@ -24,7 +24,7 @@ def example(language: str) -> str:
     return found[1]
 
 
-def test_the_example_is_read_and_follows_the_schema(tmp_path: Path) -> None:
+def test_example_follows_the_schema(tmp_path: Path) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     for line in example("json").splitlines():
         VALIDATOR.validate(json.loads(line))
@@ -56,7 +56,7 @@ def test_the_example_of_distractors_is_read(tmp_path: Path) -> None:
         {**QUESTION, "another": "field"},
     ],
 )
-def test_reader_and_schema_take_the_same_rows(row: dict[str, object], tmp_path: Path) -> None:
+def test_reader_and_schema_take_alike(row: dict[str, object], tmp_path: Path) -> None:
     file = tmp_path / "labels.jsonl"
     file.write_text(json.dumps(row), encoding="utf-8")
     VALIDATOR.validate(row)
@@ -86,7 +86,7 @@ def test_reader_and_schema_take_the_same_rows(row: dict[str, object], tmp_path: 
         {**QUESTION, "metadata": "light"},
     ],
 )
-def test_reader_and_schema_refuse_the_same_rows(row: dict[str, object], tmp_path: Path) -> None:
+def test_reader_and_schema_refuse_alike(row: dict[str, object], tmp_path: Path) -> None:
     file = tmp_path / "labels.jsonl"
     file.write_text(json.dumps(row), encoding="utf-8")
     with pytest.raises(DataError):

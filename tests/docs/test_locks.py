@@ -49,7 +49,7 @@ def test_every_dependency_is_locked(extra: str) -> None:
         assert requirement.specifier.contains(packages[name][0]), f"{name}: run `make lock`"
 
 
-def test_the_versions_are_those_of_the_constraints() -> None:
+def test_versions_are_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     for extra in ("torch", "all", "image", "dev", "clients", "docs"):
@@ -60,7 +60,7 @@ def test_the_versions_are_those_of_the_constraints() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "all", "dev", "clients", "docs"])
-def test_every_package_has_hashes_and_no_place(name: str) -> None:
+def test_packages_have_hashes_without_place(name: str) -> None:
     packages = locked(name)
     assert packages
     assert all(n_files for _, n_files in packages.values())
@@ -70,7 +70,7 @@ def test_every_package_has_hashes_and_no_place(name: str) -> None:
     )
 
 
-def test_torch_comes_from_its_own_index_alone() -> None:
+def test_torch_has_its_own_index() -> None:
     assert list(locked("torch")) == ["torch"]
     for extra in ("all", "dev", "clients", "docs"):
         assert not [each for each in locked(extra) if each.startswith(("torch", "nvidia", "cuda"))]

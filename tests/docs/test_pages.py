@@ -70,7 +70,7 @@ def in_words(page: Path) -> str:
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if blocks(p, "python") and p.parent != OF_LIBRARIES], ids=in_words
 )
-def test_python_snippets_run_in_the_order_of_the_page(
+def test_snippets_run_in_page_order(
     page: Path, beir: Path, made_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ def test_python_snippets_run_in_the_order_of_the_page(
 
 @pytest.mark.model
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=in_words)
-def test_commands_run_in_the_order_of_the_page(
+def test_commands_run_in_page_order(
     page: Path, beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell writes the files and says what the commands are given; they run in this process."""
@@ -106,7 +106,7 @@ def test_commands_run_in_the_order_of_the_page(
         assert result.exit_code == 0, (line, result.stderr[-2000:])
 
 
-def test_an_external_callable_is_calibrated_measured_and_served_in_15_lines() -> None:
+def test_callable_is_served_in_15_lines() -> None:
     text = (ROOT / "examples" / "calibrate_a_callable.py").read_text(encoding="utf-8")
     docstring = ast.parse(text).body[0]
     code = "\n".join(filter(str.strip, text.splitlines()[docstring.end_lineno :]))
@@ -145,12 +145,12 @@ MOST_WORDS = {
 
 
 @pytest.mark.parametrize("pattern", MOST_WORDS)
-def test_pages_are_short_enough_to_be_read(pattern: str) -> None:
+def test_pages_are_short_enough(pattern: str) -> None:
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in ROOT.glob(pattern))
     assert words <= MOST_WORDS[pattern]
 
 
 @pytest.mark.parametrize("page", pages(), ids=in_words)
-def test_quoted_figures_are_those_of_the_reports(page: Path) -> None:
+def test_quoted_figures_match_reports(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert with_figures(text) == text

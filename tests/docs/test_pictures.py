@@ -14,7 +14,7 @@ def test_every_picture_has_sources() -> None:
 
 
 @pytest.mark.parametrize("picture", SOURCES)
-def test_a_picture_was_made_from_the_sources_of_today(picture: str) -> None:
+def test_pictures_are_of_todays_sources(picture: str) -> None:
     recorded = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     sources = ", ".join(SOURCES[picture])
     assert recorded.get(picture) == current()[picture], (
@@ -23,7 +23,7 @@ def test_a_picture_was_made_from_the_sources_of_today(picture: str) -> None:
     )
 
 
-def test_a_digest_changes_with_the_name_and_the_content_of_a_source(tmp_path: Path) -> None:
+def test_digest_follows_name_and_content(tmp_path: Path) -> None:
     folder = tmp_path / "templates"
     (folder / "__pycache__").mkdir(parents=True)
     (folder / "a.html").write_text("one", encoding="utf-8")
@@ -36,6 +36,6 @@ def test_a_digest_changes_with_the_name_and_the_content_of_a_source(tmp_path: Pa
     assert len({before, changed, digest_of(tmp_path, ("templates",))}) == 3
 
 
-def test_a_source_that_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_missing_source_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         digest_of(tmp_path, ("templates",))

@@ -35,7 +35,7 @@ def pages(built: Path) -> dict[str, str]:
     }
 
 
-def test_every_page_is_in_the_nav_once(config: dict[str, Any], pages: dict[str, str]) -> None:
+def test_nav_has_every_page_once(config: dict[str, Any], pages: dict[str, str]) -> None:
     listed = [
         name
         for section in config["nav"]
@@ -47,9 +47,7 @@ def test_every_page_is_in_the_nav_once(config: dict[str, Any], pages: dict[str, 
     assert len(pages) > len(list(ROOT.glob("docs/**/*.md")))
 
 
-def test_llms_txt_has_every_page_with_a_sentence(
-    config: dict[str, Any], pages: dict[str, str]
-) -> None:
+def test_llms_txt_describes_every_page(config: dict[str, Any], pages: dict[str, str]) -> None:
     sections = config["plugins"]["llmstxt"]["sections"]
     described = {
         name: text for each in sections.values() for row in each for name, text in row.items()
@@ -59,7 +57,7 @@ def test_llms_txt_has_every_page_with_a_sentence(
         assert re.fullmatch(r"[^\n]{10,250}\.", text), text
 
 
-def test_links_between_pages_lead_to_files_of_the_site(built: Path, pages: dict[str, str]) -> None:
+def test_links_lead_to_site_files(built: Path, pages: dict[str, str]) -> None:
     for name, text in pages.items():
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", prose):

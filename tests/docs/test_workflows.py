@@ -49,7 +49,7 @@ def test_a_configuration_is_valid_yaml(path: Path) -> None:
     assert isinstance(read(path), dict)
 
 
-def test_workflows_run_targets_of_the_makefile_alone() -> None:
+def test_workflows_run_make_targets_alone() -> None:
     found = list(commands())
     assert {"make test", "make lint demo", "make test-portable", "make test-clients"} <= set(found)
     for command in found:
@@ -62,13 +62,13 @@ def test_workflows_run_targets_of_the_makefile_alone() -> None:
 
 
 @pytest.mark.parametrize("path", [*PAGES, ROOT / ".pre-commit-config.yaml"], ids=lambda p: p.name)
-def test_every_make_target_that_is_named_exists(path: Path) -> None:
+def test_named_make_targets_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     named = re.findall(r"(?:`|^|entry: )make ((?:[a-z][a-z-]*(?: |\b))+)", text, re.M)
     assert {name for names in named for name in names.split()} <= TARGETS
 
 
-def test_ci_runs_on_every_python_that_is_supported() -> None:
+def test_ci_runs_every_supported_python() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     versions = [
         each.rpartition(" ")[2]

@@ -38,13 +38,13 @@ class JudgeContract(ABC):
     def judge(self) -> Judge:
         """Return a judge that can tell ``RELEVANT`` from ``IRRELEVANT`` for ``QUERY``."""
 
-    def test_a_relevant_passage_is_graded_above_an_irrelevant_one(self) -> None:
+    def test_relevant_grades_above_irrelevant(self) -> None:
         relevant, irrelevant = self.judge().judge(self.QUERY, [self.RELEVANT, self.IRRELEVANT])
         assert relevant is not None
         assert irrelevant is not None
         assert relevant.grade > irrelevant.grade == 0
 
-    def test_verdicts_come_in_the_order_of_the_passages_and_bear_their_ids(self) -> None:
+    def test_verdicts_keep_order_and_ids(self) -> None:
         judge = self.judge()
         passages = [self.RELEVANT, self.IRRELEVANT, self.RELEVANT]
         verdicts = judge.judge(self.QUERY, passages)
@@ -53,7 +53,7 @@ class JudgeContract(ABC):
         ]
         assert agree(judge.judge(self.QUERY, passages[1::-1]), verdicts[1::-1])
 
-    def test_a_verdict_does_not_depend_on_the_passages_beside_it(self) -> None:
+    def test_neighbours_leave_verdicts_alone(self) -> None:
         judge = self.judge()
         together = judge.judge(self.QUERY, [self.IRRELEVANT] * 3 + [self.RELEVANT])
         assert agree(together[3:], judge.judge(self.QUERY, [self.RELEVANT]))
@@ -61,14 +61,14 @@ class JudgeContract(ABC):
     def test_no_passages_get_no_verdicts(self) -> None:
         assert list(self.judge().judge(self.QUERY, [])) == []
 
-    def test_grades_are_whole_numbers_up_to_the_highest(self) -> None:
+    def test_grades_are_bounded_whole_numbers(self) -> None:
         judge = self.judge()
         assert judge.max_grade >= 1
         for verdict in judge.judge(self.QUERY, [self.RELEVANT, self.IRRELEVANT, *self.AWKWARD]):
             assert verdict is None or type(verdict.grade) is int
             assert verdict is None or 0 <= verdict.grade <= judge.max_grade
 
-    def test_an_awkward_passage_costs_at_most_its_own_verdict(self) -> None:
+    def test_awkward_passage_costs_itself(self) -> None:
         judge = self.judge()
         alone = judge.judge(self.QUERY, [self.RELEVANT])
         for awkward in self.AWKWARD:
@@ -81,7 +81,7 @@ class JudgeContract(ABC):
             # None where it knows nothing of the query.
             assert len(self.judge().judge(query, [self.RELEVANT])) <= 1
 
-    def test_name_and_version_are_said_and_stay(self) -> None:
+    def test_name_and_version_stay(self) -> None:
         judge = self.judge()
         pinned = (judge.name, judge.version)
         assert all(pinned)

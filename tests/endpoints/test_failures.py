@@ -96,7 +96,7 @@ def test_a_dead_proxy_is_named(call: Call, scheme: str, monkeypatch: pytest.Monk
 
 
 @every_client
-def test_a_proxy_that_refuses_a_tunnel_is_named(
+def test_proxy_refusing_tunnel_is_named(
     call: Call, endpoint: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", endpoint.url.removesuffix("/v1"))
@@ -109,7 +109,7 @@ def test_a_proxy_that_refuses_a_tunnel_is_named(
 @pytest.mark.parametrize(
     "proxy", ["socks5://127.0.0.1:1", "socks5h://h:1", "socks4://h", "ftp://h"]
 )
-def test_a_proxy_of_another_kind_is_refused(
+def test_other_proxies_are_refused(
     call: Call, variable: str, proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, proxy)
@@ -255,7 +255,7 @@ def test_a_hostile_server_is_broken_off(
 
 
 @every_client
-def test_an_answer_may_end_with_its_connection(call: Call) -> None:
+def test_answer_may_end_with_connection(call: Call) -> None:
     with sending(OK + b"\r\n" + GOOD) as url:
         call(url)
 
@@ -288,7 +288,7 @@ def test_environment_names_of_openai_hold(
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/chat/completions", "/v1?a=b"])
-def test_a_base_url_may_name_the_endpoint(endpoint: ChatEndpoint, path: str) -> None:
+def test_base_url_may_name_endpoint(endpoint: ChatEndpoint, path: str) -> None:
     with suppress(StageError):  # the stand-in knows no query
         judge(endpoint.url.removesuffix("/v1") + path)
     assert endpoint.paths == ["/v1/chat/completions" + ("?a=b" if "?" in path else "")]

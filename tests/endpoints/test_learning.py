@@ -132,7 +132,7 @@ def streaming_alone(request: dict[str, Any]) -> str | None:
     ],
 )
 @pytest.mark.parametrize("status", [400, 422])
-def test_what_is_refused_is_left_out_once(
+def test_refused_fields_are_left_out_once(
     endpoint: PickyEndpoint, judge: LLMJudge, refuse: Refuse, status: int
 ) -> None:
     """The first passage teaches what to leave out; later calls are right at once."""
@@ -213,7 +213,7 @@ def test_a_broken_stream_is_no_grade(endpoint: PickyEndpoint, judge: LLMJudge, b
         [{"text": '{"gra'}, {"text": 'de": 3}'}],
     ],
 )
-def test_a_grade_is_read_in_any_usual_form(
+def test_grade_reads_in_usual_forms(
     endpoint: PickyEndpoint, judge: LLMJudge, content: object
 ) -> None:
     endpoint.script.append(Answer(content))
@@ -246,7 +246,7 @@ def test_endless_thoughts_are_said(endpoint: PickyEndpoint, judge: LLMJudge) -> 
         ("overloaded", "server_error"),
     ],
 )
-def test_success_with_an_error_inside_is_an_error(
+def test_error_in_success_is_error(
     endpoint: PickyEndpoint, judge: LLMJudge, error: object, reason: str
 ) -> None:
     bodies = [{"error": error}, {"choices": [{"error": error, "message": {"content": ""}}]}]
@@ -270,7 +270,7 @@ def test_impossible_token_counts_are_not_counted(
 
 
 @pytest.mark.parametrize("charset", ["klingon", "utf-16", "latin-1", "utf-7"])
-def test_an_odd_charset_is_no_fault_of_the_client(
+def test_odd_charset_is_no_client_fault(
     endpoint: PickyEndpoint, judge: LLMJudge, charset: str
 ) -> None:
     """JSON is UTF-8 whatever the header says; what is not is malformed."""

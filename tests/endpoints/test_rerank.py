@@ -94,7 +94,7 @@ OF_TEI = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "truncate": Tr
         ("score", "/score", {"text_1": QUERY, "text_2": DOCUMENTS, "model": "m"}),
     ],
 )
-def test_a_request_has_its_protocols_form_and_scores_the_order_of_the_documents(
+def test_request_has_form_and_order(
     endpoint: RerankEndpoint, make: Make, protocol: Protocol, path: str, body: object
 ) -> None:
     scores = make(f"{endpoint.url}/v1", protocol=protocol, key=KEY, model="m").score(
@@ -119,14 +119,14 @@ def test_a_request_has_its_protocols_form_and_scores_the_order_of_the_documents(
         ("/v1?version=2", "/v1/rerank?version=2"),
     ],
 )
-def test_the_url_is_a_base_or_the_endpoint(
+def test_url_is_base_or_endpoint(
     endpoint: RerankEndpoint, make: Make, path: str, requested: str
 ) -> None:
     make(endpoint.url + path).score(QUERY, DOCUMENTS)
     assert endpoint.paths == [requested]
 
 
-def test_event_loops_and_threads_share_a_client(endpoint: RerankEndpoint, make: Make) -> None:
+def test_loops_and_threads_share_client(endpoint: RerankEndpoint, make: Make) -> None:
     client = make(model="own")
 
     async def twice() -> list[list[float]]:
@@ -167,7 +167,7 @@ def test_no_documents_are_no_request(endpoint: RerankEndpoint, make: Make) -> No
     assert endpoint.requests == []
 
 
-def test_lone_surrogates_are_sent_as_replacement_characters(
+def test_lone_surrogates_become_replacement_characters(
     endpoint: RerankEndpoint, make: Make
 ) -> None:
     make().score("red\ud800 fox", ["a\udfffb", "é 🦊"])
@@ -178,9 +178,7 @@ def test_lone_surrogates_are_sent_as_replacement_characters(
 
 
 @pytest.mark.parametrize("text", ["é" * 500_000, "🦊" * 300_000, "\n" * 500_000 + "."])
-def test_a_server_may_send_the_documents_back(
-    endpoint: RerankEndpoint, make: Make, text: str
-) -> None:
+def test_server_may_return_documents(endpoint: RerankEndpoint, make: Make, text: str) -> None:
     endpoint.sends_documents = True
     assert make().score(QUERY, [text, "red fox"]).tolist() == [0.0, 1.0]
 
@@ -190,7 +188,7 @@ def test_a_server_may_send_the_documents_back(
     data=st.data(),
     protocol=st.sampled_from(list(FORMS)),
 )
-def test_a_score_belongs_to_the_document_of_its_index(
+def test_score_belongs_to_its_index(
     scores: list[float], data: st.DataObject, protocol: Protocol
 ) -> None:
     order = data.draw(st.permutations(range(len(scores))))
@@ -208,7 +206,7 @@ def test_a_score_belongs_to_the_document_of_its_index(
 @pytest.mark.parametrize(
     "score", ["null", "NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400]
 )
-def test_a_document_without_a_finite_score_has_none(score: str) -> None:
+def test_document_without_score_has_none(score: str) -> None:
     answer = f'{{"results": [{{"index": 0, "relevance_score": {score}}}, '
     answer += '{"index": 1, "relevance_score": 0.5}, {"index": 2}]}'
     np.testing.assert_array_equal(
@@ -244,7 +242,7 @@ def test_a_document_without_a_finite_score_has_none(score: str) -> None:
         ('{"results": [{"index": 0, "relevance_score": [1]}]}', "a score that is no number"),
     ],
 )
-def test_an_answer_to_another_request_is_garbage(
+def test_answer_to_another_is_garbage(
     endpoint: RerankEndpoint, make: Make, answer: str, says: str
 ) -> None:
     endpoint.script.append(Answer(answer.encode()))
@@ -252,7 +250,7 @@ def test_an_answer_to_another_request_is_garbage(
     assert (kind(error), says in str(error)) == (FailureKind.GARBAGE, True), error
 
 
-def test_the_other_form_is_garbage_to_a_client_of_tei() -> None:
+def test_other_form_is_garbage_to_tei() -> None:
     with pytest.raises(StageError, match="is not of the tei form: check the protocol"):
         read_scores({"results": []}, 1, "tei")
 
@@ -273,7 +271,7 @@ def test_the_other_form_is_garbage_to_a_client_of_tei() -> None:
         (503, "answered 503"),
     ],
 )
-def test_a_refusal_says_what_mends_it_and_quotes_nothing(
+def test_refusal_says_mend_quotes_nothing(
     endpoint: RerankEndpoint, make: Make, status: int, says: str
 ) -> None:
     body, elsewhere = b"" if status == 204 else b"you sent: nothing", f"{endpoint.url}/elsewhere"
@@ -298,9 +296,7 @@ def test_a_refusal_says_what_mends_it_and_quotes_nothing(
     ],
     ids=["hangs", "drips headers", "drips its body"],
 )
-def test_the_whole_call_has_a_time_limit(
-    endpoint: RerankEndpoint, make: Make, answer: Answer
-) -> None:
+def test_whole_call_has_a_limit(endpoint: RerankEndpoint, make: Make, answer: Answer) -> None:
     client = make()
     client.score(QUERY, DOCUMENTS)
     late = make(timeout_seconds=SOON)
@@ -310,7 +306,7 @@ def test_the_whole_call_has_a_time_limit(
     assert "within 0.05 s" in str(error)
 
 
-def test_a_time_limit_of_the_caller_ends_the_call(endpoint: RerankEndpoint, make: Make) -> None:
+def test_callers_limit_ends_the_call(endpoint: RerankEndpoint, make: Make) -> None:
     endpoint.script.append(Answer(hang=True))
     client, stage = make(), Stage("rerank")
 
@@ -325,9 +321,7 @@ def test_a_time_limit_of_the_caller_ends_the_call(endpoint: RerankEndpoint, make
     assert kind(raised.value) is FailureKind.TIMEOUT
 
 
-def test_an_answer_of_too_many_bytes_is_broken_off_and_a_packed_one_not_unpacked(
-    endpoint: RerankEndpoint, make: Make
-) -> None:
+def test_oversized_answer_is_broken_off(endpoint: RerankEndpoint, make: Make) -> None:
     packed = gzip.compress(b" " * 100_000_000, compresslevel=1)
     endpoint.script.append(Answer(b" " * 3_000_000))
     endpoint.script.append(Answer(packed, headers={"Content-Encoding": "gzip"}))
@@ -374,14 +368,14 @@ ANSWERED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), AN
         b"HTTP/1.1 103 Early Hints\r\n" + b"Link: </a>\r\n" * 50 + b"\r\n",
     ],
 )
-def test_many_interim_answers_before_one_break_it_off(make: Make, interim: bytes) -> None:
+def test_many_interim_answers_break_off(make: Make, interim: bytes) -> None:
     """Each takes the event loop some time, and no deadline ends it."""
     many = interim * (200_000 // len(interim))
     with sending(many, many, ANSWERED) as url:
         assert isinstance(failure(make(url, protocol="tei"), ["a"]), StageUnavailableError)
 
 
-def test_a_few_interim_answers_are_read_over(make: Make) -> None:
+def test_few_interim_answers_are_skipped(make: Make) -> None:
     few = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
     whole = few + ANSWERED
     for cut in (0, 5, 12, 24, 30, 70, len(few) + 3, len(whole) - 2):
@@ -393,9 +387,7 @@ def test_a_few_interim_answers_are_read_over(make: Make) -> None:
             client.close()
 
 
-def test_a_broken_connection_or_none_or_one_without_tls_is_an_outage(
-    endpoint: RerankEndpoint, make: Make
-) -> None:
+def test_broken_connection_is_an_outage(endpoint: RerankEndpoint, make: Make) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -413,7 +405,7 @@ def test_a_broken_connection_or_none_or_one_without_tls_is_an_outage(
     assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
 
 
-def test_a_proxy_of_the_environment_is_asked(
+def test_environments_proxy_is_asked(
     endpoint: RerankEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", endpoint.url)
@@ -424,7 +416,7 @@ def test_a_proxy_of_the_environment_is_asked(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_scores_over_connections_of_its_own(make: Make) -> None:
+def test_forked_child_has_own_connections(make: Make) -> None:
     client = make()
     client.score(QUERY, DOCUMENTS)
     child = os.fork()
@@ -450,13 +442,13 @@ def test_a_forked_child_scores_over_connections_of_its_own(make: Make) -> None:
         ({"key": ""}, "printable ASCII"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any], says: str) -> None:
+def test_unworkable_setting_is_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says) as raised:
         RerankClient(**({"url": "http://host"} | settings))
     assert KEY not in str(raised.value)
 
 
-def test_the_identity_names_protocol_and_model_and_no_url() -> None:
+def test_identity_names_protocol_and_model() -> None:
     made = [RerankClient(url, model="m") for url in ("http://one", "http://other/v1")]
     assert [client.fingerprint for client in made] == ["cohere m"] * 2
     assert RerankClient("http://one", protocol="tei").fingerprint == "tei (default model)"

@@ -152,7 +152,7 @@ def test_blank_documents_are_not_sent(
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 @pytest.mark.parametrize("bad", [{3}, {0, 19}, {2, 7, 11}])
-def test_a_refused_document_alone_has_no_score(
+def test_refused_document_alone_lacks_score(
     endpoint: PickyReranker, client: RerankClient, status: int, bad: set[int]
 ) -> None:
     texts = documents(20)
@@ -185,7 +185,7 @@ def test_a_tiny_limit_bounds_the_calls(endpoint: PickyReranker, client: RerankCl
     assert 100 <= np.isfinite(scores).sum() <= MOST_CALLS
 
 
-def test_what_was_scored_in_time_is_kept(endpoint: PickyReranker) -> None:
+def test_scored_in_time_is_kept(endpoint: PickyReranker) -> None:
     """Parts that come too late have no score, and the others theirs."""
     client = RerankClient(endpoint.url, timeout_seconds=0.5, most_documents=1)
     client.score(QUERY, ["warm"])
@@ -229,9 +229,7 @@ def test_an_outage_still_opens_the_circuit(endpoint: PickyReranker) -> None:
     assert found == ["StageUnavailableError"] * 3 + ["UnansweredError"] * 2
 
 
-def test_an_error_with_status_200_is_an_outage(
-    endpoint: PickyReranker, client: RerankClient
-) -> None:
+def test_error_with_200_is_outage(endpoint: PickyReranker, client: RerankClient) -> None:
     endpoint.script.append(Answer(b'{"error": {"message": "no", "code": 503}}'))
     with pytest.raises(StageUnavailableError, match="answered 503"):
         client.score(QUERY, ["red fox"])

@@ -14,7 +14,7 @@ INPUTS = 60
 
 
 @pytest.mark.parametrize("name", SURFACES)
-def test_a_surface_returns_or_raises_an_error_of_its_own(name: str, tmp_path: Path) -> None:
+def test_surface_returns_or_raises_own_error(name: str, tmp_path: Path) -> None:
     n_inputs = INPUTS // 4 if SURFACES[name].is_slow else INPUTS
     report = run(name, n_inputs, tmp_path, measure=False)
     assert report.failures == []

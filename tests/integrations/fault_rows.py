@@ -36,28 +36,28 @@ class FaultRows(ABC):
         guard = ContextGuard(self.retriever(found, score_kind), **options)
         return guard.retrieve("text")
 
-    def test_ten_thousand_results_are_cut_to_the_depth(self) -> None:
+    def test_many_results_are_cut_to_depth(self) -> None:
         context = self.context(rows([1.0 - at / 20_000 for at in range(10_000)]), depth=100)
         assert context.candidates == 100
         assert context.kept_ids == ("d0", "d1", "d2", "d3", "d4")
 
-    def test_nothing_found_is_an_empty_answer_that_says_so(self) -> None:
+    def test_nothing_found_says_so(self) -> None:
         context = self.context([])
         assert context.empty
         assert Flag.EMPTY_RETRIEVAL in context.flags
 
-    def test_an_id_that_comes_twice_is_served_once(self) -> None:
+    def test_repeated_id_is_served_once(self) -> None:
         found = rows([0.9, 0.8, 0.7])
         context = self.context([*found, found[0]._replace(score=0.6)])
         assert context.kept_ids == ("d0", "d1", "d2")
         assert context.dropped_by_reason == {"duplicate_id": 1}
 
-    def test_a_document_without_text_is_left_out_and_the_others_are_served(self) -> None:
+    def test_textless_document_is_left_out_alone(self) -> None:
         found = [Row("blank", None, 0.9), *rows([0.8, 0.7])]
         context = self.context(found)
         assert context.kept_ids == ("d0", "d1")
 
-    def test_only_documents_without_text_are_an_outage(self) -> None:
+    def test_only_textless_documents_are_an_outage(self) -> None:
         with pytest.raises(StageUnavailableError):
             self.context([Row("blank", None, 0.9)])
 
@@ -85,7 +85,7 @@ class FaultRows(ABC):
         assert list(context.decision.ranking.scores) == [-0.1, -0.2, -3.0]
         assert context.flags == (Flag.UNCALIBRATED,)
 
-    def test_a_score_that_its_kind_cannot_have_leaves_the_order(self) -> None:
+    def test_impossible_score_leaves_the_order(self) -> None:
         if not self.has_scores:
             pytest.skip("no scores are read")
         context = self.context(rows([3.5, 2.0]), policy=RatioPolicy(k=5, min_ratio=0.9))

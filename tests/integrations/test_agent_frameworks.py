@@ -122,7 +122,7 @@ def agents() -> str:
 
 
 @pytest.mark.parametrize("framework", [pydantic_ai, smolagents, agents])
-def test_the_agent_reads_what_the_guard_kept(
+def test_agent_reads_what_guard_kept(
     framework: Callable[[], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip(framework.__name__)

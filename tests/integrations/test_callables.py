@@ -25,7 +25,7 @@ def lance(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return ran("lancedb", SMALL_MODEL)
 
 
-def test_lancedb_gives_each_leg_its_own_scores(lance: dict[str, Any]) -> None:
+def test_lancedb_legs_have_own_scores(lance: dict[str, Any]) -> None:
     context = asked(lance["guard"])
     legs = context.decision.ranking.legs
     assert context.kept_ids[0] == "k1"
@@ -50,7 +50,7 @@ def test_lancedb_searches_for_any_text(lance: dict[str, Any], query: str) -> Non
     assert not lance["lexical"](query, depth=3)[2:]
 
 
-def test_lancedb_without_its_text_index_serves_the_vectors(
+def test_lancedb_without_text_index_serves_vectors(
     lance: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = lance["table"].search
@@ -78,16 +78,14 @@ def test_chroma_distances_are_negated(chroma: dict[str, Any]) -> None:
     assert all(score <= 0 for score in context.decision.ranking.scores)
 
 
-def test_chroma_filters_by_one_condition_and_by_several(chroma: dict[str, Any]) -> None:
+def test_chroma_filters_by_conditions(chroma: dict[str, Any]) -> None:
     assert asked(chroma["guard"], tenant="b").kept_ids == ("k2",)
     assert asked(chroma["guard"], tenant="c").empty
     assert asked(chroma["guard"], tenant=["a", "b"], language="en").empty
 
 
 @pytest.mark.parametrize("values", [[], ["a", 1]])
-def test_chroma_serves_nothing_for_a_filter_that_it_refuses(
-    chroma: dict[str, Any], values: list[Any]
-) -> None:
+def test_chroma_refused_filter_serves_nothing(chroma: dict[str, Any], values: list[Any]) -> None:
     guard = ContextGuard(chroma["search"], score_kind="distance")
     with pytest.raises(StageUnavailableError):
         asked(guard, tenant=values)
@@ -133,7 +131,7 @@ def weaviate() -> dict[str, Any]:
     return ran("weaviate", collection=collection, embed=lambda text: [0.0, 1.0])
 
 
-def test_weaviate_is_asked_as_its_client_demands(weaviate: dict[str, Any]) -> None:
+def test_weaviate_is_asked_correctly(weaviate: dict[str, Any]) -> None:
     context = asked(weaviate["guard"], tenant=["a", "b"], level=3)
     assert context.kept_ids == (str(UUID),)
     legs = context.decision.ranking.legs
@@ -147,19 +145,19 @@ def test_weaviate_is_asked_as_its_client_demands(weaviate: dict[str, Any]) -> No
     assert sorted(sent[1].value_text_array.values) == ["a", "b"]
 
 
-def test_weaviate_filters_nothing_where_nothing_is_asked(weaviate: dict[str, Any]) -> None:
+def test_weaviate_filters_only_when_asked(weaviate: dict[str, Any]) -> None:
     assert asked(weaviate["guard"]).kept_ids == (str(UUID),)
     assert weaviate["collection"].query.filters[-1] is None
 
 
-def test_weaviate_serves_nothing_for_a_filter_that_its_client_refuses(
+def test_weaviate_refused_filter_serves_nothing(
     weaviate: dict[str, Any],
 ) -> None:
     with pytest.raises(StageUnavailableError):
         asked(weaviate["guard"], tenant=[])
 
 
-def test_a_dspy_module_reads_what_the_guard_kept() -> None:
+def test_dspy_module_reads_what_guard_kept() -> None:
     dspy = pytest.importorskip("dspy")
     from dspy.utils import DummyLM
 

@@ -8,7 +8,7 @@ def read(passage_id: str, document: str) -> Passage:
     return Passage(passage_id, document)
 
 
-def test_documents_without_an_id_get_a_digest_of_their_text_and_stay_apart() -> None:
+def test_missing_id_is_digest_of_text() -> None:
     texts = ["one", "two", "one", "three"]
     ranking = ranking_of_documents(texts, [None, "own", "", None], None, None, read)
     digest = text_digest("one")
@@ -17,12 +17,12 @@ def test_documents_without_an_id_get_a_digest_of_their_text_and_stay_apart() -> 
     assert context.dropped_by_reason == {"duplicate_text": 1}
 
 
-def test_ties_keep_the_order_of_the_framework() -> None:
+def test_ties_keep_the_frameworks_order() -> None:
     ranking = ranking_of_documents(["x", "y"], ["b", "a"], [0.5, 0.5], ScoreKind.COSINE, read)
     assert ContextGuard().filter("q", ranking).kept_ids == ("b", "a")
 
 
-def test_what_is_served_has_rank_score_and_flags_in_the_order_of_presentation() -> None:
+def test_served_have_rank_score_and_flags() -> None:
     ids = ["a", "b", "c", "d"]
     ranking = ranking_of_documents(ids, ids, [0.9, 0.8, 0.7, 0.1], ScoreKind.COSINE, read)
     context = ContextGuard(policy=RatioPolicy(k=3), assembly=Assembly(order="edges")).filter(
@@ -41,7 +41,7 @@ def test_what_is_served_has_rank_score_and_flags_in_the_order_of_presentation() 
     }
 
 
-def test_in_shadow_what_would_be_dropped_says_why() -> None:
+def test_shadow_says_why_it_would_drop() -> None:
     ids = ["a", "b", "a", "c"]
     ranking = ranking_of_documents(
         ["w", "x", "y", "z"], ids, [0.9, -0.5, 0.8, 0.7], ScoreKind.COSINE, read

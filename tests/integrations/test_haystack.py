@@ -60,7 +60,7 @@ class TestFaultRows(FaultRows):
         return lambda query, *, depth: ranking_of(documents[:depth], score_kind)  # type: ignore[arg-type]
 
 
-def test_what_is_kept_is_a_copy_with_its_verdict() -> None:
+def test_kept_is_copy_with_verdict() -> None:
     ranker = ContextGuardRanker(
         guard=ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
     )
@@ -80,7 +80,7 @@ def test_what_is_kept_is_a_copy_with_its_verdict() -> None:
     assert asyncio.run(ranker.run_async("q", DOCUMENTS))["documents"][0].id == "d0"
 
 
-def test_a_document_that_is_a_file_is_left_out() -> None:
+def test_file_document_is_left_out() -> None:
     picture = Document(blob=ByteStream(b"\x89PNG"), score=0.95)
     kept = ContextGuardRanker(score_kind="cosine").run("q", [picture, *DOCUMENTS])["documents"]
     assert picture.id not in {each.id for each in kept}
@@ -96,7 +96,7 @@ def test_a_filter_is_checked() -> None:
         ranker.run("q", DOCUMENTS, where={})
 
 
-def test_a_pipeline_is_saved_loaded_and_run_both_ways() -> None:
+def test_pipeline_is_saved_loaded_and_run() -> None:
     """Starts at a store of texts and ends at the text for the model, through YAML."""
     pipeline = Pipeline()
     pipeline.add_component("search", InMemoryBM25Retriever(store_of(()), top_k=10))
@@ -119,7 +119,7 @@ def test_a_pipeline_is_saved_loaded_and_run_both_ways() -> None:
         assert len(answer["guard"]["documents"]) == 2
 
 
-def test_a_guard_of_its_own_is_not_saved_and_is_given_to_a_loaded_pipeline() -> None:
+def test_own_guard_is_given_after_loading() -> None:
     pipeline = Pipeline()
     pipeline.add_component("guard", ContextGuardRanker(guard=ContextGuard(k=1)))
     with pytest.raises(SerializationError, match="cannot be saved"):
@@ -137,7 +137,7 @@ def test_a_guard_of_its_own_is_not_saved_and_is_given_to_a_loaded_pipeline() -> 
     assert [each.id for each in answer["guard"]["documents"]] == ["a"]
 
 
-def test_what_it_cannot_work_with_is_named() -> None:
+def test_unworkable_inputs_are_named() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         ContextGuardRanker(k=3, guard=ContextGuard())
     with pytest.raises(ConfigurationError, match="score_kind 'similar'"):

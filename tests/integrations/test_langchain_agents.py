@@ -64,7 +64,7 @@ def plain_tool(response_format: str = "content_and_artifact", **names: str) -> S
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_the_model_reads_what_the_guard_kept_and_rendered(awaited: bool) -> None:
+def test_model_reads_what_guard_rendered(awaited: bool) -> None:
     guard = ContextGuard(FakeRetriever(PASSAGES), policy=RatioPolicy(k=5, min_ratio=0.6))
     tool = retriever_tool(GuardedRetriever(guard=guard), "search", "Finds passages.")
     message = ask(tool, awaited=awaited)
@@ -75,7 +75,7 @@ def test_the_model_reads_what_the_guard_kept_and_rendered(awaited: bool) -> None
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_another_tools_documents_are_filtered_and_rendered_anew(awaited: bool) -> None:
+def test_other_tools_documents_are_filtered(awaited: bool) -> None:
     guard = ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="ratio")
     middleware = GuardedTools(guard, tools=["search"], score_key="relevance")
     message = ask(plain_tool(), awaited=awaited, middleware=[middleware])
@@ -85,7 +85,7 @@ def test_another_tools_documents_are_filtered_and_rendered_anew(awaited: bool) -
     assert str(message.content).count("</passage>") == 2
 
 
-def test_an_empty_context_says_what_assembly_says() -> None:
+def test_empty_context_says_assemblys_words() -> None:
     guard = ContextGuard(
         policy=RatioPolicy(k=5, min_keep=0),
         assembly=Assembly(insufficient_text="Nothing suits.", max_tokens=1, truncate=False),
@@ -100,7 +100,7 @@ def test_other_tools_pass_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_a_text_output_passes_with_a_note(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_output_passes_with_note(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
     middleware = GuardedTools(ContextGuard(k=1), tools=["search"])
     for _ in range(2):
         message = ask(plain_tool("content"), awaited=awaited, middleware=[middleware])
@@ -112,7 +112,7 @@ def test_a_text_output_passes_with_a_note(awaited: bool, caplog: pytest.LogCaptu
     assert "content_and_artifact" in record.getMessage()
 
 
-def test_an_output_of_several_parts_passes_with_a_note() -> None:
+def test_multipart_output_passes_with_note() -> None:
     def search(query: str) -> Any:
         return [{"type": "text", "text": query}, {"type": "image", "url": "https://i.example/1"}]
 
@@ -123,7 +123,7 @@ def test_an_output_of_several_parts_passes_with_a_note() -> None:
     assert parts == search(QUERY)
 
 
-def test_a_tool_that_returns_something_else_is_named() -> None:
+def test_wrong_tool_return_is_named() -> None:
     middleware = GuardedTools(ContextGuard(), tools=["search"])
     command = Command(update={"messages": [ToolMessage("done", tool_call_id="call-1")]})
 

@@ -97,7 +97,7 @@ NODES = [
 ]
 
 
-def test_what_is_kept_is_a_copy_with_its_verdict_that_no_model_is_shown() -> None:
+def test_kept_is_copy_with_hidden_verdict() -> None:
     guard = ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
     kept = GuardPostprocessor(guard=guard).postprocess_nodes(NODES, query_str="q")
     assert [each.node_id for each in kept] == ["n0", "n1", "n3"]
@@ -115,7 +115,7 @@ def test_awaited_it_does_the_same() -> None:
     assert [each.node_id for each in kept] == ["n0", "n1"]
 
 
-def test_a_text_that_assembly_cut_is_cut_in_the_node() -> None:
+def test_cut_text_is_cut_in_node() -> None:
     text = "The kettle boils. The kettle whistles loudly, and then it is quiet again."
     guard = ContextGuard(assembly=Assembly(max_passage_chars=30), score_kind="cosine")
     (cut,) = GuardPostprocessor(guard=guard).postprocess_nodes(
@@ -124,7 +124,7 @@ def test_a_text_that_assembly_cut_is_cut_in_the_node() -> None:
     assert cut.get_content() == "The kettle boils."
 
 
-def test_nodes_of_other_types_without_scores_keep_type_and_order() -> None:
+def test_scoreless_nodes_keep_type_and_order() -> None:
     image = ImageNode(text="A caption.", image="aGk=", id_="i")
     nodes = [NodeWithScore(node=image), NodeWithScore(node=TextNode(text="Text.", id_="t"))]
     kept = GuardPostprocessor(guard=ContextGuard()).postprocess_nodes(nodes, query_str="q")
@@ -142,7 +142,7 @@ def test_a_filter_is_checked() -> None:
         postprocessor.postprocess_nodes([*NODES, other], query_str="q")
 
 
-def test_what_it_cannot_work_with_is_named() -> None:
+def test_unworkable_inputs_are_named() -> None:
     postprocessor = GuardPostprocessor(guard=ContextGuard())
     with pytest.raises(QueryError, match="query_str"):
         postprocessor.postprocess_nodes(NODES)
@@ -153,7 +153,7 @@ def test_what_it_cannot_work_with_is_named() -> None:
             postprocessor.postprocess_nodes(wrong, query_str="q")
 
 
-def test_a_query_engine_answers_from_what_was_kept() -> None:
+def test_query_engine_answers_from_the_kept() -> None:
     """Starts at an index of texts and ends at what the language model is told."""
     guard = ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.9), score_kind="cosine")
     engine = index_of(RetrieverContract.PASSAGES).as_query_engine(

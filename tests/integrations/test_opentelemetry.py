@@ -74,7 +74,7 @@ class Traced:
         return self.registry.get_sample_value("ctxguard_observer_failures_total", labels)
 
 
-def test_a_request_is_a_retrieval_span_with_its_decision_below() -> None:
+def test_request_span_has_decision_below() -> None:
     traced = Traced()
     context = traced.guard.retrieve("where is the key")
     spans = traced.spans()
@@ -92,7 +92,7 @@ def test_a_request_is_a_retrieval_span_with_its_decision_below() -> None:
     assert traced.failures() == 0
 
 
-def test_texts_enter_no_span_unless_asked_for() -> None:
+def test_texts_enter_spans_only_when_asked() -> None:
     traced = Traced()
     traced.guard.retrieve("where is the key")
     written = repr([dict(span.attributes or {}) for span in traced.exporter.get_finished_spans()])
@@ -110,7 +110,7 @@ def test_captured_texts_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(each["id"], each["score"]) for each in documents] == [("a", 10.0), ("b", 9.0)]
 
 
-def test_a_redactor_that_fails_keeps_the_text_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_redactor_keeps_text_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CAPTURE, "SPAN_ONLY")
     traced = Traced(redactor=lambda text: 1 / 0)  # type: ignore[arg-type]
     traced.guard.retrieve("where is the key")
@@ -121,9 +121,7 @@ def test_a_redactor_that_fails_keeps_the_text_out(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("query", "error"), [("down", StageUnavailableError), ("x" * 20_000, QueryError)]
 )
-def test_a_failed_request_ends_its_span_without_its_message(
-    query: str, error: type[Exception]
-) -> None:
+def test_failed_request_ends_span_without_message(query: str, error: type[Exception]) -> None:
     traced = Traced()
     with pytest.raises(error):
         traced.guard.retrieve(query, request_id="r1")
@@ -133,7 +131,7 @@ def test_a_failed_request_ends_its_span_without_its_message(
     assert traced.attributes("retrieval handbook")["ctxguard.request_id"] == "r1"
 
 
-def test_spans_of_the_retriever_lie_below_the_request() -> None:
+def test_retrievers_spans_lie_below_request() -> None:
     traced = Traced()
     tracer = traced.tracing.tracer
 
@@ -181,7 +179,7 @@ def _reranked(query: str) -> tuple[Traced, float, float]:
     return traced, began, time()
 
 
-def test_the_stages_of_the_embedded_retriever_are_spans_with_their_own_times() -> None:
+def test_embedded_stages_are_timed_spans() -> None:
     traced, began, ended = _reranked("where is the key")
     spans = traced.spans()
     outer = spans["retrieval handbook"]
@@ -197,7 +195,7 @@ def test_the_stages_of_the_embedded_retriever_are_spans_with_their_own_times() -
     assert traced.failures() == 0
 
 
-def test_a_reranker_that_fails_has_a_span_that_says_how() -> None:
+def test_failing_reranker_has_its_span() -> None:
     traced, _, _ = _reranked("broken key")
     span = traced.spans()["rerank"]
     assert span.status.status_code.name == "ERROR"
@@ -205,7 +203,7 @@ def test_a_reranker_that_fails_has_a_span_that_says_how() -> None:
     assert "no answer" not in repr((span.status, span.events, span.attributes))
 
 
-def test_timings_that_are_none_fail_no_request() -> None:
+def test_missing_timings_fail_no_request() -> None:
     traced = Traced()
     ranking = Ranking.from_hits(HITS, "ratio")
     for garbage in ((StageTiming("rerank", float("nan"), 1.0),), (None,), 7):
@@ -256,7 +254,7 @@ def test_the_service_traces_its_reranker() -> None:
     assert traced.attributes("retrieval handbook")["ctxguard.request_id"] == answer["id"]
 
 
-def test_the_service_traces_through_the_providers_of_its_process() -> None:
+def test_service_uses_its_process_providers() -> None:
     registry = CollectorRegistry()
     body = {"query": "q", "candidates": [{"id": "a", "score": 0.5}]}
     assert _answer("/v1/filter", body, registry=registry)["kept"] == ["a"]
@@ -278,7 +276,7 @@ def test_tracing_that_raises_fails_no_request() -> None:
     assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 1
 
 
-def test_a_trace_that_is_not_sampled_costs_no_attributes() -> None:
+def test_unsampled_trace_costs_no_attributes() -> None:
     traced = Traced(provider=TracerProvider(sampler=ALWAYS_OFF))
     context = traced.guard.retrieve("where is the key")
     assert traced.exporter.get_finished_spans() == ()
@@ -296,7 +294,7 @@ def store(url: str) -> Iterator[SampleStore]:
         yield opened
 
 
-def test_a_sample_leads_back_to_its_trace(url: str, store: SampleStore) -> None:
+def test_sample_leads_to_its_trace(url: str, store: SampleStore) -> None:
     samples = sample_to(url, rate=1.0)
     traced = Traced(samples.sampler)
     traced.guard.retrieve("where is the key")

@@ -63,7 +63,7 @@ class TestContractAwaitedWithALimit(TestContract):
         return SeparateLegs(legs, leg_seconds=30.0)
 
 
-def test_every_candidate_has_a_score_of_every_leg() -> None:
+def test_candidates_have_every_legs_score() -> None:
     legs = SeparateLegs(
         {
             "lexical": found(Hit("a", 4.0, "A"), Hit("b", 2.0, "B")),
@@ -82,7 +82,7 @@ def test_every_candidate_has_a_score_of_every_leg() -> None:
     assert [leg.kind.value for leg in ranking.legs.values()] == ["ratio", "cosine", "logit"]
 
 
-def test_a_leg_whose_scores_are_not_of_its_kind_gives_ranks_only() -> None:
+def test_foreign_scores_give_ranks_only() -> None:
     legs = SeparateLegs(
         {"a": found(Hit("x", 7.0, "X")), "b": found(Hit("x", 1.0, "X"))},
         score_kinds={"a": "cosine", "b": "ratio"},
@@ -90,7 +90,7 @@ def test_a_leg_whose_scores_are_not_of_its_kind_gives_ranks_only() -> None:
     assert list(legs.retrieve("q", depth=10).legs) == ["b"]
 
 
-def test_a_leg_without_a_match_has_no_match_for_all_if_zero_means_that() -> None:
+def test_zero_may_mean_no_match() -> None:
     legs = SeparateLegs(
         {"a": found(), "b": found(), "c": found(Hit("x", 0.5, "X"))},
         score_kinds={"a": "ratio", "b": "cosine", "c": "cosine"},
@@ -102,14 +102,14 @@ def test_a_leg_without_a_match_has_no_match_for_all_if_zero_means_that() -> None
     }
 
 
-def test_a_leg_that_raises_is_left_out_and_said() -> None:
+def test_raising_leg_is_left_out() -> None:
     context = retrieve(SeparateLegs({"a": raises(OSError("no")), "b": found(Hit("x", text="X"))}))
     assert context.kept_ids == ("x",)
     assert Flag.DEGRADED in context.flags
     assert [(failure.stage, failure.kind.value) for failure in context.failures] == [("a", "error")]
 
 
-def test_a_leg_that_hangs_is_left_out_in_time() -> None:
+def test_hanging_leg_is_left_out_timely() -> None:
     released = Event()
 
     def hangs(query: str, *, depth: int) -> list[Hit]:
@@ -132,7 +132,7 @@ def test_a_leg_that_hangs_is_left_out_in_time() -> None:
     assert [failure.kind.value for failure in ranking.failures] == ["timeout"]
 
 
-def test_a_leg_that_fails_again_and_again_is_not_called_for_a_while() -> None:
+def test_failing_leg_is_left_alone_awhile() -> None:
     calls = []
 
     def fails(query: str, *, depth: int) -> list[Hit]:
@@ -148,7 +148,7 @@ def test_a_leg_that_fails_again_and_again_is_not_called_for_a_while() -> None:
     assert changes == [("a", True)]
 
 
-def test_a_fault_of_the_caller_is_raised_and_no_outage() -> None:
+def test_callers_fault_is_no_outage() -> None:
     fine = found(Hit("x", text="X"))
     with pytest.raises(QueryError):
         retrieve(SeparateLegs({"a": raises(QueryError("empty")), "b": fine}))
@@ -181,7 +181,7 @@ def test_legs_that_cannot_work_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["cosine", "inner_product", "ratio"])
 @pytest.mark.parametrize("awaited", [False, True])
-def test_a_leg_of_distances_keeps_its_order(kind: str, *, awaited: bool) -> None:
+def test_distance_leg_keeps_its_order(kind: str, *, awaited: bool) -> None:
     rows = enumerate([0.05, 0.31, 0.62, 0.8])
     distances = [Hit(f"p{at}", score, f"text {at}") for at, score in rows]
     others = [Hit(hit.passage_id, 9.0 - at, hit.text) for at, hit in enumerate(distances)]

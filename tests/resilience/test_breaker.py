@@ -11,7 +11,7 @@ def opened() -> Breaker:
     return breaker
 
 
-def test_it_opens_after_failures_in_a_row(clock: Clock) -> None:
+def test_opens_after_consecutive_failures(clock: Clock) -> None:
     breaker = Breaker("dense")
     for _ in range(FAILURES - 1):
         breaker.failed(None)
@@ -20,7 +20,7 @@ def test_it_opens_after_failures_in_a_row(clock: Clock) -> None:
     assert breaker.admit(None) is REFUSED
 
 
-def test_a_success_between_failures_starts_the_count_again(clock: Clock) -> None:
+def test_success_restarts_the_count(clock: Clock) -> None:
     breaker = Breaker("dense")
     for _ in range(3 * FAILURES):
         breaker.failed(None)
@@ -28,7 +28,7 @@ def test_a_success_between_failures_starts_the_count_again(clock: Clock) -> None
     assert breaker.is_closed
 
 
-def test_one_call_at_a_time_probes_once_that_is_due(clock: Clock) -> None:
+def test_due_probe_is_one_call(clock: Clock) -> None:
     breaker = opened()
     clock.now += RETRY_SECONDS + 0.01
     probe = breaker.admit(None)
@@ -38,7 +38,7 @@ def test_one_call_at_a_time_probes_once_that_is_due(clock: Clock) -> None:
     assert breaker.admit(None) is None
 
 
-def test_every_failed_probe_doubles_the_wait_up_to_a_limit(clock: Clock) -> None:
+def test_failed_probe_doubles_the_wait(clock: Clock) -> None:
     breaker = opened()
     wait = RETRY_SECONDS
     for _ in range(8):
@@ -59,7 +59,7 @@ def test_every_failed_probe_doubles_the_wait_up_to_a_limit(clock: Clock) -> None
     assert breaker.admit(None) not in (None, REFUSED)
 
 
-def test_a_probe_that_is_late_has_failed(clock: Clock) -> None:
+def test_late_probe_has_failed(clock: Clock) -> None:
     breaker = opened()
     clock.now += RETRY_SECONDS + 0.01
     late = breaker.admit(0.2)
@@ -72,7 +72,7 @@ def test_a_probe_that_is_late_has_failed(clock: Clock) -> None:
     assert breaker.admit(0.2) not in (None, REFUSED)
 
 
-def test_without_a_limit_a_lost_probe_does_not_keep_the_stage_out_for_ever(clock: Clock) -> None:
+def test_lost_probe_is_not_final(clock: Clock) -> None:
     breaker = opened()
     clock.now += RETRY_SECONDS + 0.01
     breaker.admit(None)
@@ -82,7 +82,7 @@ def test_without_a_limit_a_lost_probe_does_not_keep_the_stage_out_for_ever(clock
     assert breaker.admit(None) not in (None, REFUSED)
 
 
-def test_what_calls_from_before_the_opening_come_to_changes_nothing(clock: Clock) -> None:
+def test_earlier_calls_change_nothing(clock: Clock) -> None:
     breaker = opened()
     breaker.succeeded(None)
     breaker.failed(None)
@@ -97,7 +97,7 @@ def test_what_calls_from_before_the_opening_come_to_changes_nothing(clock: Clock
     assert breaker.is_closed
 
 
-def test_watchers_are_told_once_when_it_opens_and_once_when_it_is_closed_again(
+def test_watchers_are_told_once_each(
     clock: Clock,
 ) -> None:
     told: list[tuple[str, bool]] = []

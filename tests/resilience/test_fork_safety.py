@@ -27,7 +27,7 @@ class Writer(Thing):
         self.noted.append("resumed")
 
 
-def test_nothing_is_resumed_before_everything_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reset_before_any_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that began before its store was reset waited for its parent's transactions."""
     noted: list[str] = []
     monkeypatch.setattr(fork_safety, "_registered", [Writer(noted), Thing(noted), Thing(noted)])
@@ -47,7 +47,7 @@ class Owner:
         self.plain = "kept"
 
 
-def test_a_child_makes_anew_what_its_parent_used_and_leaves_the_parents_alone() -> None:
+def test_child_makes_anew_sparing_parents() -> None:
     owner, unused = Owner(), Owner()
     owner.lock.acquire()
     owner.counts["a"] += 1
@@ -59,7 +59,7 @@ def test_a_child_makes_anew_what_its_parent_used_and_leaves_the_parents_alone() 
     assert unused.lock is not owner.lock
 
 
-def test_threads_that_use_it_first_at_once_share_one() -> None:
+def test_first_threads_share_one() -> None:
     owner, found, barrier = Owner(), [], threading.Barrier(8)
 
     def use() -> None:

@@ -12,7 +12,7 @@ from ctxguard.resilience.pool import DaemonPool, PoolFullError
 from tests.timing import NEVER, PATIENCE_SECONDS
 
 
-def test_no_more_calls_run_at_once_than_there_are_workers() -> None:
+def test_calls_are_bounded_by_workers() -> None:
     pool = DaemonPool("test", workers=3, waiting=100)
     running = itertools.count()
     most, lock, now = 0, threading.Lock(), 0
@@ -32,7 +32,7 @@ def test_no_more_calls_run_at_once_than_there_are_workers() -> None:
     assert next(running) == 100
 
 
-def test_a_call_that_waits_can_be_given_up_before_it_begins(hang: Callable[[], None]) -> None:
+def test_waiting_call_can_be_abandoned(hang: Callable[[], None]) -> None:
     pool = DaemonPool("test", workers=1, waiting=2)
     pool.submit(hang)
     waiting = pool.submit(hang)
@@ -41,7 +41,7 @@ def test_a_call_that_waits_can_be_given_up_before_it_begins(hang: Callable[[], N
     assert pool.written_off == 0
 
 
-def test_a_hung_call_that_is_written_off_gives_its_place_to_another(
+def test_written_off_call_yields_its_place(
     hang: Callable[[], None],
 ) -> None:
     pool = DaemonPool("test", workers=1, waiting=2)
@@ -57,7 +57,7 @@ def test_a_hung_call_that_is_written_off_gives_its_place_to_another(
     assert pool.submit(lambda: "answered").result(NEVER) == "answered"
 
 
-def test_hung_threads_are_bounded_and_then_calls_are_refused_at_once() -> None:
+def test_hung_threads_are_bounded() -> None:
     pool = DaemonPool("test", workers=2, waiting=100)
     over = threading.Event()
     for _ in range(4):
@@ -73,7 +73,7 @@ def test_hung_threads_are_bounded_and_then_calls_are_refused_at_once() -> None:
     assert pool.submit(int).result(NEVER) == 0
 
 
-def test_a_system_without_threads_left_refuses_instead_of_waiting_for_ever(
+def test_threadless_system_refuses_without_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def start(thread: threading.Thread) -> None:
@@ -106,7 +106,7 @@ stage.submit(lambda: time.sleep(600))
     assert ended.stdout.split() == ["timeout"] * 2
 
 
-def test_a_forked_child_has_threads_of_its_own() -> None:
+def test_forked_child_has_own_threads() -> None:
     script = """
 import os, threading, warnings
 warnings.simplefilter("ignore")

@@ -42,11 +42,11 @@ def opened_stage() -> Stage:
     return stage
 
 
-def test_without_a_limit_the_call_is_made_on_the_callers_thread() -> None:
+def test_without_limit_callers_thread_calls() -> None:
     assert Stage("dense").call(threading.current_thread) is threading.current_thread()
 
 
-def test_with_a_limit_on_another_that_sees_the_callers_context() -> None:
+def test_with_limit_context_crosses_threads() -> None:
     variable: ContextVar[str] = ContextVar("variable", default="unset")
     variable.set("set")
     thread, value = Stage("dense").call(lambda: (threading.current_thread(), variable.get()), NEVER)
@@ -54,7 +54,7 @@ def test_with_a_limit_on_another_that_sees_the_callers_context() -> None:
     assert value == "set"
 
 
-def test_a_late_call_is_left_to_itself(hang: Callable[[], None]) -> None:
+def test_late_call_is_left_alone(hang: Callable[[], None]) -> None:
     with pytest.raises(UnansweredError, match="no answer within 50 ms") as caught:
         Stage("dense").call(hang, SOON)
     assert failure_of("dense", caught.value).kind is FailureKind.TIMEOUT
@@ -69,7 +69,7 @@ def test_no_time_left_is_no_call() -> None:
 @pytest.mark.parametrize(
     "error", [OSError("down"), TimeoutError("its own"), StopIteration(), MemoryError()]
 )
-def test_what_a_call_raises_is_raised_as_it_is(error: Exception, seconds: float | None) -> None:
+def test_calls_error_is_raised_unchanged(error: Exception, seconds: float | None) -> None:
     def call() -> None:
         raise error
 
@@ -104,7 +104,7 @@ def test_every_error_has_one_label(error: Exception, kind: FailureKind) -> None:
     assert failure_of("dense", error).kind is kind
 
 
-def test_a_refused_query_says_nothing_against_the_stage() -> None:
+def test_refused_query_spares_the_stage() -> None:
     stage = Stage("dense")
 
     def refuse() -> None:
@@ -117,9 +117,7 @@ def test_a_refused_query_says_nothing_against_the_stage() -> None:
 
 
 @pytest.mark.parametrize("seconds", [None, NEVER])
-def test_one_call_tries_an_open_stage_again_and_is_answered_by_it(
-    seconds: float | None, clock: Clock
-) -> None:
+def test_retry_of_open_stage_answers(seconds: float | None, clock: Clock) -> None:
     stage = opened_stage()
     with pytest.raises(UnansweredError, match="circuit open") as caught:
         stage.call(pytest.fail, seconds)
@@ -142,7 +140,7 @@ AWAITED = pytest.mark.parametrize("call", [Stage.await_within, Stage.await_endin
 
 @AWAITED
 @pytest.mark.parametrize("seconds", [None, NEVER])
-def test_an_awaited_stage_is_tried_again_in_the_same_way(
+def test_awaited_stage_retries_alike(
     call: Callable[..., Awaitable[str]], seconds: float | None, clock: Clock
 ) -> None:
     stage, work = Stage("rerank"), Unsteady()
@@ -165,7 +163,7 @@ def test_an_awaited_stage_is_tried_again_in_the_same_way(
 
 
 @pytest.mark.parametrize("call", [None, Stage.await_within, Stage.await_ending])
-def test_a_probe_that_is_cancelled_leaves_the_stage_open_and_another_may_try(
+def test_cancelled_probe_leaves_another_try(
     call: Callable[..., Any] | None, clock: Clock, hang: Callable[[], None]
 ) -> None:
     stage = opened_stage()
@@ -189,7 +187,7 @@ def test_a_probe_that_is_cancelled_leaves_the_stage_open_and_another_may_try(
     assert stage.call(lambda: "back", NEVER) == "back"
 
 
-def test_hung_probes_do_not_use_up_the_threads_that_a_recovery_needs(clock: Clock) -> None:
+def test_hung_probes_leave_threads_for_recovery(clock: Clock) -> None:
     stage, over = Stage("dense", workers=2), threading.Event()
     for _ in range(FAILURES):
         with pytest.raises(OSError, match="down"):
@@ -206,7 +204,7 @@ def test_hung_probes_do_not_use_up_the_threads_that_a_recovery_needs(clock: Cloc
     over.set()
 
 
-def test_a_full_pool_refuses_and_that_opens_no_circuit(hang: Callable[[], None]) -> None:
+def test_full_pool_opens_no_circuit(hang: Callable[[], None]) -> None:
     stage = Stage("dense", workers=1, waiting=1)
     begun = threading.Event()
     stage.submit(lambda: (begun.set(), hang()))
@@ -219,7 +217,7 @@ def test_a_full_pool_refuses_and_that_opens_no_circuit(hang: Callable[[], None])
     assert not stage.is_open
 
 
-def test_a_call_that_no_thread_took_up_in_time_is_saturation(hang: Callable[[], None]) -> None:
+def test_untaken_call_is_saturation(hang: Callable[[], None]) -> None:
     stage, begun = Stage("dense", workers=1), threading.Event()
     stage.submit(lambda: (begun.set(), hang()))
     assert begun.wait(NEVER)
@@ -228,7 +226,7 @@ def test_a_call_that_no_thread_took_up_in_time_is_saturation(hang: Callable[[], 
     assert caught.value.kind is FailureKind.SATURATED
 
 
-def test_a_call_without_a_limit_is_made_by_the_caller_where_no_thread_took_it_up(
+def test_limitless_call_falls_to_caller(
     hang: Callable[[], None],
 ) -> None:
     stage, begun = Stage("dense", workers=1), threading.Event()
@@ -237,7 +235,7 @@ def test_a_call_without_a_limit_is_made_by_the_caller_where_no_thread_took_it_up
     assert stage.submit(threading.current_thread).result() is threading.current_thread()
 
 
-def test_calls_are_not_made_one_at_a_time() -> None:
+def test_calls_run_side_by_side() -> None:
     stage = Stage("dense")
     together = threading.Barrier(4)
     pending = [stage.submit(lambda: together.wait(NEVER), NEVER) for _ in range(3)]
@@ -245,7 +243,7 @@ def test_calls_are_not_made_one_at_a_time() -> None:
     assert {each.result() for each in pending} <= {0, 1, 2, 3}
 
 
-def test_giving_up_an_awaited_call_leaves_the_event_loop_free(hang: Callable[[], None]) -> None:
+def test_abandoned_await_leaves_loop_free(hang: Callable[[], None]) -> None:
     async def main() -> None:
         waiting = asyncio.create_task(Stage("dense").submit(hang).aresult())
         await asyncio.sleep(0)
@@ -256,9 +254,7 @@ def test_giving_up_an_awaited_call_leaves_the_event_loop_free(hang: Callable[[],
     asyncio.run(main())
 
 
-def test_a_stage_says_once_that_it_fails_is_left_out_and_has_recovered(
-    caplog: pytest.LogCaptureFixture, clock: Clock
-) -> None:
+def test_stage_announces_each_change_once(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     stage, work = Stage("idle"), Unsteady()
     for _ in range(4 * FAILURES):
         with suppress(OSError, UnansweredError):
@@ -275,7 +271,7 @@ def test_a_stage_says_once_that_it_fails_is_left_out_and_has_recovered(
     ]
 
 
-def test_a_stage_that_fails_now_and_then_does_not_fill_the_log(
+def test_flaky_stage_fills_no_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage = Stage("idle")
@@ -287,7 +283,7 @@ def test_a_stage_that_fails_now_and_then_does_not_fill_the_log(
 
 
 @AWAITED
-def test_an_awaited_call_that_is_late_is_cancelled_and_its_own_errors_are_its_own(
+def test_late_awaited_call_is_cancelled(
     call: Callable[..., Awaitable[None]],
 ) -> None:
     stage, ended = Stage("rerank"), list[str]()
@@ -311,7 +307,7 @@ def test_an_awaited_call_that_is_late_is_cancelled_and_its_own_errors_are_its_ow
     assert ended == ["cancelled"]
 
 
-def test_a_call_that_ends_when_cancelled_is_awaited_in_the_running_task() -> None:
+def test_ending_on_cancel_is_awaited() -> None:
     async def main() -> None:
         async def own_task() -> object:
             return asyncio.current_task()

@@ -69,7 +69,7 @@ def hits(retriever: HybridRetriever, query: str) -> list[str]:
 
 
 class TestEnglish:
-    def test_it_is_the_default_with_the_fingerprint_that_profiles_hold(self) -> None:
+    def test_default_keeps_the_profiles_fingerprint(self) -> None:
         built = HybridRetriever.build([Passage("a", "text")], embedder=WordHashEmbedder())
         assert built.analyser is ENGLISH is analyser_for("en")
         assert built.fingerprint()["lexical"] == (
@@ -81,11 +81,11 @@ class TestEnglish:
 
 @pytest.mark.parametrize("language", INFLECTED)
 class TestSnowball:
-    def test_a_query_in_other_forms_finds_its_passage_and_nothing_else(self, language: str) -> None:
+    def test_inflected_query_finds_its_passage_only(self, language: str) -> None:
         query, passage = INFLECTED[language]
         assert hits(lexical((passage, *OTHERS), language), query) == ["p0"]
 
-    def test_it_leaves_out_stop_words_and_joins_forms_of_a_word(self, language: str) -> None:
+    def test_leaves_stop_words_and_joins_forms(self, language: str) -> None:
         query, passage, *_ = INFLECTED[language]
 
         def shared(split: Callable[[str], list[str]]) -> int:
@@ -99,13 +99,13 @@ class TestSnowball:
         analyser, query = analyser_for(language), INFLECTED[language][0]
         assert analyser.analyse(unicodedata.normalize("NFD", query)) == analyser.analyse(query)
 
-    def test_it_names_its_rules_and_their_versions(self, language: str) -> None:
+    def test_names_its_rules_and_versions(self, language: str) -> None:
         fingerprint = analyser_for(language).fingerprint
         assert f"stems of {language!r}" in fingerprint
         assert "Snowball 3." in fingerprint
         assert "stop words" in fingerprint
 
-    def test_an_identifier_is_found_by_name_and_by_its_words(self, language: str) -> None:
+    def test_identifier_is_found_by_its_words(self, language: str) -> None:
         retriever = lexical(("OrderedDict.move_to_end", *INFLECTED[language]), language)
         for query in ("OrderedDict", "dict", "move_to_end", "move"):
             assert hits(retriever, query) == ["p0"]
@@ -146,7 +146,7 @@ class TestUnspaced:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @given(text=st.text())
-def test_any_text_can_be_analysed_and_gives_the_same_terms_again(language: str, text: str) -> None:
+def test_any_text_is_analysed_reproducibly(language: str, text: str) -> None:
     analyser = analyser_for(language)
     terms = analyser.analyse(text)
     assert all(terms)
@@ -160,7 +160,7 @@ def test_any_text_can_be_analysed_and_gives_the_same_terms_again(language: str, 
         (str.split, "an object with name, fingerprint, scripts"),
     ],
 )
-def test_an_unknown_analyser_is_refused_with_the_known_ones(analyser: Any, message: str) -> None:
+def test_unknown_analyser_lists_the_known(analyser: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         lexical(("text",), analyser)
 
@@ -181,7 +181,7 @@ class Letters:
 class TestSaved:
     @pytest.mark.parametrize("engine", ["bm25s", "rank-bm25"])
     @pytest.mark.parametrize("language", ["en", "de", "cjk"])
-    def test_a_loaded_index_has_the_analyser_that_it_was_built_with(
+    def test_loaded_index_keeps_its_analyser(
         self, tmp_path: Path, language: str, engine: str
     ) -> None:
         texts = (*INFLECTED["de"], *UNSPACED["Japanese"])
@@ -202,14 +202,14 @@ class TestSaved:
         made = {analyser_for(language).fingerprint for language in LANGUAGES}
         assert len(made) == len(LANGUAGES)
 
-    def test_passages_of_an_update_are_analysed_alike(self) -> None:
+    def test_updates_are_analysed_alike(self) -> None:
         query, passage = INFLECTED["de"]
         retriever = lexical(OTHERS, "de")
         others = [retriever.passage(each) for each in retriever.passage_ids]
         retriever.update([*others, Passage("new", passage)])
         assert hits(retriever, query) == ["new"]
 
-    def test_an_analyser_of_ones_own_is_given_again(self, tmp_path: Path) -> None:
+    def test_own_analyser_is_given_again(self, tmp_path: Path) -> None:
         retriever = lexical(("abc", "xyz"), Letters())
         assert hits(retriever, "c") == ["p0"]
         assert retriever.fingerprint()["lexical"] == BM25S + "letters 1"
@@ -222,21 +222,21 @@ class TestSaved:
         loaded = HybridRetriever.load(tmp_path, embedder=embedder, analyser=Letters())
         assert hits(loaded.on_route(Route.LEXICAL), "c") == ["p0"]
 
-    def test_an_index_is_refused_when_its_analyser_has_changed(self, tmp_path: Path) -> None:
+    def test_changed_analyser_refuses_the_index(self, tmp_path: Path) -> None:
         lexical(("abc", "xyz"), Letters()).save(tmp_path)
         with pytest.raises(IndexFolderError, match="letters 2"):
             HybridRetriever.load(
                 tmp_path, embedder=WordHashEmbedder(), analyser=Letters("letters 2")
             )
 
-    def test_reloading_keeps_an_analyser_of_ones_own(self, tmp_path: Path) -> None:
+    def test_reloading_keeps_own_analyser(self, tmp_path: Path) -> None:
         retriever = lexical(("abc", "xyz"), Letters())
         retriever.save(tmp_path)
         lexical(("abd", "xyz"), Letters()).save(tmp_path)
         assert retriever.reload(tmp_path)
         assert hits(retriever, "d") == ["p0"]
 
-    def test_reloading_takes_the_language_of_the_new_index(self, tmp_path: Path) -> None:
+    def test_reloading_takes_the_new_language(self, tmp_path: Path) -> None:
         query, *passages = INFLECTED["de"]
         retriever = lexical(tuple(passages), "en")
         lexical(tuple(passages), "de").save(tmp_path)
@@ -247,7 +247,7 @@ class TestSaved:
 
 class TestScripts:
     @pytest.mark.parametrize("language", ["Japanese", "Chinese", "Korean", "Thai"])
-    def test_a_corpus_without_spaces_is_said_not_to_be_english(self, language: str) -> None:
+    def test_corpus_without_spaces_is_not_english(self, language: str) -> None:
         report = lexical(UNSPACED[language], "en").report
         assert report.unhandled_letters == 1.0
         assert report.script_warning is not None
@@ -262,24 +262,24 @@ class TestScripts:
             (("Η γάτα κοιμάται όλη μέρα.",), "en", ["(GREEK)", "give an analyser of your own"]),
         ],
     )
-    def test_the_warning_names_the_script_and_the_analyser_for_it(
+    def test_warning_names_script_and_analyser(
         self, passages: tuple[str, ...], language: str, said: list[str]
     ) -> None:
         warning = str(lexical(passages, language).report.script_warning)
         assert all(each in warning for each in said)
 
     @pytest.mark.parametrize("language", INFLECTED)
-    def test_latin_letters_fit_every_analyser_and_others_their_own(self, language: str) -> None:
+    def test_letters_fit_their_own_analysers(self, language: str) -> None:
         for analyser in [language] if language == "ru" else LANGUAGES:
             assert unhandled_letters(INFLECTED[language], analyser_for(analyser)) == (0.0, None)
 
-    def test_a_few_foreign_letters_are_counted_and_not_warned_of(self) -> None:
+    def test_few_foreign_letters_are_only_counted(self) -> None:
         report = lexical(("a formula with π in it " * 10,), "en").report
         assert 0.0 < report.unhandled_letters < 0.1
         report = lexical(("the value of a formula with π in it " + "text " * 100,), "en").report
         assert 0.0 < report.unhandled_letters < 0.01
         assert report.script_warning is None
 
-    def test_nothing_is_warned_of_without_letters_or_with_an_analyser_for_all(self) -> None:
+    def test_nothing_warns_without_letters(self) -> None:
         assert lexical(("1 + 2 = 3",), "en").report.unhandled_letters == 0.0
         assert lexical(UNSPACED["Thai"], Letters()).report.script_warning is None

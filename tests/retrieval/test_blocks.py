@@ -29,7 +29,7 @@ def built() -> HybridIndex:
 
 
 @pytest.mark.parametrize("size", [1, 3, 52, 53])
-def test_the_size_of_a_block_does_not_show(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_show(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = built()
     for module, name in (
         (hybrid_index, "_BLOCK"),
@@ -64,7 +64,7 @@ def test_weights_are_those_of_bm25() -> None:
     assert not entries
 
 
-def test_a_saved_index_keeps_what_a_search_reads(tmp_path: Path) -> None:
+def test_saved_index_keeps_what_searches_read(tmp_path: Path) -> None:
     """The first search of an opened index counts nothing over all passages."""
     index = built()
     index.save(tmp_path / "i")
@@ -76,7 +76,7 @@ def test_a_saved_index_keeps_what_a_search_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 512, 513, 1_100])
-def test_progress_has_its_total_from_the_start(n: int) -> None:
+def test_progress_knows_its_total(n: int) -> None:
     many = [Passage(f"p{at:04}", f"fox {at}") for at in range(n)]
     seen: list[tuple[int, int]] = []
     retriever = HybridRetriever.build(
@@ -93,7 +93,7 @@ def test_progress_has_its_total_from_the_start(n: int) -> None:
     assert (seen[0], seen[-1]) == ((0, 2), (2, 2))
 
 
-def test_a_broken_vector_of_a_later_block_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_vector_of_later_block_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(WordTokenEmbedder):
         def encode_query(self, text: str) -> Float32Array:
             vector = super().encode_query(text)

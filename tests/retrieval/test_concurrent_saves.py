@@ -71,7 +71,7 @@ def run_before_line(
 @pytest.mark.parametrize(
     ("before", "meanwhile"), [([], ["second"]), (["zeroth"], ["second"]), ([], ["second", "third"])]
 )
-def test_saves_between_any_two_lines_of_another_leave_a_whole_index(
+def test_interleaved_saves_leave_a_whole_index(
     tmp_path: Path, before: list[str], meanwhile: list[str]
 ) -> None:
     """The first of two replaces the index whose files the other saw in the folder."""
@@ -92,7 +92,7 @@ def test_saves_between_any_two_lines_of_another_leave_a_whole_index(
     assert number > 30
 
 
-def test_a_save_that_is_interrupted_at_any_line_loses_nothing(tmp_path: Path) -> None:
+def test_interrupted_save_loses_nothing(tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -108,7 +108,7 @@ def test_a_save_that_is_interrupted_at_any_line_loses_nothing(tmp_path: Path) ->
         gc.collect()
 
 
-def test_a_generation_that_is_being_saved_is_left_alone(tmp_path: Path) -> None:
+def test_generation_being_saved_is_left_alone(tmp_path: Path) -> None:
     def slow(files: Path) -> None:
         written(files, "slow")
         save(tmp_path, "meanwhile")
@@ -139,7 +139,7 @@ else:
 """
 
 
-def test_two_processes_may_save_while_a_third_loads(tmp_path: Path) -> None:
+def test_two_processes_save_while_one_loads(tmp_path: Path) -> None:
     folder = tmp_path / "index"
 
     def start(role: str, turns: int) -> "subprocess.Popen[str]":

@@ -62,9 +62,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("gone", LEFT, ids="+".join)
-def test_hung_stages_are_left_out_and_the_others_answer(
-    gone: tuple[str, ...], system: System, hang: Instead
-) -> None:
+def test_hung_stages_are_left_out(gone: tuple[str, ...], system: System, hang: Instead) -> None:
     system.switch(gone, hang)
     limits = replace(AMPLE, **{f"{stage}_seconds": SOON for stage in gone})
     ranking = system.retriever.with_deadlines(limits).retrieve(QUERY)
@@ -75,9 +73,7 @@ def test_hung_stages_are_left_out_and_the_others_answer(
 
 
 @pytest.mark.parametrize("gone", LEFT, ids="+".join)
-def test_dead_stages_are_left_out_with_and_without_deadlines(
-    gone: tuple[str, ...], system: System
-) -> None:
+def test_dead_stages_are_left_out(gone: tuple[str, ...], system: System) -> None:
     system.switch(gone, fail)
     for retriever in (system.retriever, system.retriever.with_deadlines(AMPLE)):
         ranking = retriever.retrieve(QUERY)
@@ -87,13 +83,13 @@ def test_dead_stages_are_left_out_with_and_without_deadlines(
         assert {failure.kind for failure in ranking.failures} == {FailureKind.ERROR}
 
 
-def test_with_every_leg_hung_it_is_an_outage_by_the_deadline(system: System, hang: Instead) -> None:
+def test_all_legs_hung_is_an_outage(system: System, hang: Instead) -> None:
     system.switch(("lexical", "dense"), hang)
     with pytest.raises(StageUnavailableError, match="lexical and dense: no answer within"):
         system.retriever.with_deadlines(Deadlines(total_seconds=SOON)).retrieve(QUERY)
 
 
-def test_the_time_for_the_whole_bounds_every_stage(system: System, hang: Instead) -> None:
+def test_whole_time_bounds_every_stage(system: System, hang: Instead) -> None:
     system.switch(("dense",), hang)
     ranking = system.retriever.with_deadlines(Deadlines(total_seconds=0.5)).retrieve(QUERY)
     assert ranking.route is Route.LEXICAL
@@ -101,7 +97,7 @@ def test_the_time_for_the_whole_bounds_every_stage(system: System, hang: Instead
     assert ranking.failures[1].cause == "no time was left when its turn came"
 
 
-def test_in_time_the_answer_is_the_one_without_deadlines(system: System) -> None:
+def test_in_time_answer_needs_no_deadlines(system: System) -> None:
     for retriever in (system.bare, system.retriever):
         unhurried = retriever.retrieve(QUERY)
         for limits in (AMPLE, Deadlines(lexical_seconds=NEVER), Deadlines(dense_seconds=NEVER)):
@@ -111,7 +107,7 @@ def test_in_time_the_answer_is_the_one_without_deadlines(system: System) -> None
             assert ranking.failures == ()
 
 
-def test_out_of_memory_in_the_reranker_is_a_failure_like_any_other(system: System) -> None:
+def test_memory_error_in_reranker_is_failure(system: System) -> None:
     def exhausted(_: Callable[[], Any]) -> None:
         raise MemoryError
 
@@ -121,7 +117,7 @@ def test_out_of_memory_in_the_reranker_is_a_failure_like_any_other(system: Syste
     assert ranking.failures[0].kind is FailureKind.OUT_OF_MEMORY
 
 
-def test_a_dead_leg_is_not_called_again_until_a_retry_is_due(system: System, clock: Clock) -> None:
+def test_dead_leg_waits_for_its_retry(system: System, clock: Clock) -> None:
     calls = 0
 
     def fail_and_count(work: Callable[[], Any]) -> None:
@@ -141,9 +137,7 @@ def test_a_dead_leg_is_not_called_again_until_a_retry_is_due(system: System, clo
     assert system.bare.retrieve(QUERY).failures == ()
 
 
-def test_with_all_circuits_open_the_request_that_tries_again_is_answered_by_it(
-    system: System, clock: Clock
-) -> None:
+def test_retry_answers_with_all_circuits_open(system: System, clock: Clock) -> None:
     system.switch(("lexical", "dense"), fail)
     for _ in range(2 * FAILURES):
         with pytest.raises(StageUnavailableError, match="OSError"):
@@ -153,7 +147,7 @@ def test_with_all_circuits_open_the_request_that_tries_again_is_answered_by_it(
     assert system.bare.retrieve(QUERY).route is Route.HYBRID
 
 
-def test_a_vector_that_the_caller_got_wrong_says_nothing_against_the_leg(system: System) -> None:
+def test_callers_bad_vector_spares_the_leg(system: System) -> None:
     for _ in range(2 * FAILURES):
         ranking = system.bare.retrieve(QUERY, query_vector=np.zeros(64, np.float32))
         assert ranking.route is Route.LEXICAL
@@ -170,11 +164,11 @@ def test_rerankers_have_circuits_of_their_own(system: System) -> None:
     assert other.retrieve(QUERY).route is Route.HYBRID_RERANK
 
 
-def test_warming_up_takes_as_long_as_it_takes(system: System) -> None:
+def test_warming_up_has_no_limit(system: System) -> None:
     system.retriever.with_deadlines(Deadlines(total_seconds=1e-9)).warm_up()
 
 
-def test_legs_without_a_free_thread_are_overload_not_an_outage(system: System) -> None:
+def test_legs_without_threads_are_overload(system: System) -> None:
     full = {leg: Stage(leg, workers=1, waiting=0) for leg in ("lexical", "dense")}
     settings = SearchSettings(embedder=FaultyEmbedder(), fusion=Fusion())
     index = system.bare.generation
@@ -192,7 +186,7 @@ def test_views_share_their_circuits(system: System) -> None:
 
 
 @pytest.mark.parametrize("limits", [Deadlines(), AMPLE], ids=["no limits", "limits"])
-def test_an_open_circuit_counts_only_while_something_else_answers(
+def test_open_circuit_counts_beside_answers_only(
     limits: Deadlines, system: System, clock: Clock
 ) -> None:
     retriever = system.bare.with_deadlines(limits)

@@ -14,7 +14,7 @@ def random_units(n: int, dimension: int = 16, seed: int = 0) -> np.ndarray:
     return unit_rows(vectors, [str(row) for row in range(n)])
 
 
-def test_above_the_exact_limit_codes_are_compared_first_and_nearly_the_same_is_found() -> None:
+def test_codes_first_finds_nearly_the_same() -> None:
     """A code is a sixteenth of its vector."""
     vectors, queries = random_units(2500, 64), random_units(20, 64, seed=1)
     exact, coded = DenseIndex(vectors), DenseIndex(vectors, exact_limit=1)
@@ -24,7 +24,7 @@ def test_above_the_exact_limit_codes_are_compared_first_and_nearly_the_same_is_f
     assert np.mean(shared) > 9.8
 
 
-def test_cosines_are_those_of_the_vectors_also_where_codes_were_compared_first() -> None:
+def test_cosines_are_exact_after_codes() -> None:
     vectors = random_units(2000)
     query = random_units(1, seed=1)[0]
     rows, scores = DenseIndex(vectors, exact_limit=1).search(query, 30)
@@ -35,7 +35,7 @@ def test_cosines_are_those_of_the_vectors_also_where_codes_were_compared_first()
 class TestAllowedRows:
     @pytest.mark.parametrize("exact_limit", [1, 5000])
     @pytest.mark.parametrize("n_allowed", [1, 7, 900])
-    def test_the_best_of_the_allowed_rows_are_found(self, n_allowed: int, exact_limit: int) -> None:
+    def test_best_allowed_rows_are_found(self, n_allowed: int, exact_limit: int) -> None:
         vectors = random_units(2000, dimension=64)
         query = random_units(1, dimension=64, seed=1)[0]
         picked = np.random.default_rng(2).permutation(2000)[:n_allowed]
@@ -48,7 +48,7 @@ class TestAllowedRows:
         assert scores == pytest.approx(vectors[rows] @ query, abs=1e-6)
         assert np.mean(scores) >= np.mean(best) - 0.02
 
-    def test_where_the_best_codes_are_forbidden_every_allowed_vector_is_compared(self) -> None:
+    def test_forbidden_best_codes_compare_all_allowed(self) -> None:
         # The 1,000 forbidden vectors are all nearer than the 1,000 allowed ones.
         vectors = random_units(2000)
         query = random_units(1, seed=1)[0]
@@ -58,20 +58,20 @@ class TestAllowedRows:
         assert set(rows.tolist()) <= set(allowed.rows.tolist())
         assert scores == pytest.approx((vectors @ query)[nearest_first[1000:1050]], abs=1e-6)
 
-    def test_no_allowed_row_is_an_empty_result(self) -> None:
+    def test_no_allowed_row_gives_nothing(self) -> None:
         none = AllowedRows(np.zeros(0, np.int64), 500)
         rows, scores = DenseIndex(random_units(500)).search(random_units(1)[0], 5, none)
         assert rows.size == scores.size == 0
 
 
-def test_codes_leave_no_gap_where_every_row_is_asked_for() -> None:
+def test_codes_leave_no_gap() -> None:
     vectors = random_units(1500)
     rows, scores = DenseIndex(vectors, exact_limit=1).search(vectors[0], 9999)
     assert sorted(rows.tolist()) == list(range(1500))
     assert rows.size == scores.size
 
 
-def test_building_leaves_the_number_of_threads_as_it_was() -> None:
+def test_building_leaves_thread_count() -> None:
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(3)
     try:
@@ -82,17 +82,17 @@ def test_building_leaves_the_number_of_threads_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(("n", "dimension"), [(1000, 16), (2000, 15)])
-def test_few_vectors_and_odd_dimensions_are_searched_exactly(n: int, dimension: int) -> None:
+def test_few_vectors_are_searched_exactly(n: int, dimension: int) -> None:
     assert DenseIndex(random_units(n, dimension), exact_limit=1).codes is None
 
 
-def test_a_vector_that_is_no_number_names_its_passage() -> None:
+def test_bad_vector_names_its_passage() -> None:
     vectors = np.ones((3, 4), np.float32)
     vectors[1, 2] = np.nan
     with pytest.raises(DataError, match=r"1 of 3 passages, first for passage 'bad'"):
         unit_rows(vectors, ["good", "bad", "fine"])
 
 
-def test_vectors_are_brought_to_unit_length_and_a_zero_vector_stays_zero() -> None:
+def test_vectors_get_unit_length_except_zero() -> None:
     units = unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32), ["a", "b"])
     assert units.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0.0, 0.0]]

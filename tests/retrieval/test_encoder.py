@@ -80,9 +80,7 @@ def test_vectors_are_those_of_sentence_transformers(
     assert encoder.name == in_torch.name  # so that its index opens on either
 
 
-def test_states_of_word_pieces_are_those_of_sentence_transformers(
-    encoder: Encoder, library: Any
-) -> None:
+def test_word_piece_states_equal_sentence_transformers(encoder: Encoder, library: Any) -> None:
     text = TEXTS[3]
     expected = library.encode(text, output_value=None, show_progress_bar=False)
     states = expected["token_embeddings"].numpy()[1:-1]  # between the model's own marks
@@ -99,16 +97,14 @@ def test_no_texts_have_no_vectors(small: Encoder) -> None:
     assert small.pieces([]) == []
 
 
-def test_progress_counts_the_texts_that_are_encoded(
-    small: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_counts_encoded_texts(small: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedder, "_CHUNK", 7)
     done: list[int] = []
     small.encode_passages(["a text"] * 17, done.append)
     assert done == [7, 14, 17]
 
 
-def test_pieces_beyond_the_window_are_read_in_up_to_eight(
+def test_long_texts_are_read_in_windows(
     small: Encoder,
 ) -> None:
     long, empty, short = small.pieces(["cat " * 4000, "", TEXTS[3]])
@@ -118,7 +114,7 @@ def test_pieces_beyond_the_window_are_read_in_up_to_eight(
     assert short.dtype == np.int32
 
 
-def test_the_table_has_each_piece_by_itself(small: Encoder) -> None:
+def test_table_has_each_piece_alone(small: Encoder) -> None:
     mark = small.query("!")
     (piece,) = mark.piece_ids.tolist()
     table = small.piece_table
@@ -126,7 +122,7 @@ def test_the_table_has_each_piece_by_itself(small: Encoder) -> None:
     assert float(table[piece] @ mark.states[0]) > 0.99
 
 
-def test_vectors_do_not_depend_on_the_number_of_threads(
+def test_vectors_ignore_the_thread_count(
     small: Encoder, tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = 3 if embedder._processors() == 1 else 1
@@ -164,9 +160,7 @@ class _Counting(Encoder):
 
 
 @pytest.mark.parametrize(("remembered", "encoded"), [(2, "abca"), (0, "aabcba")])
-def test_a_query_seen_before_is_not_encoded_again(
-    tiny: Path, remembered: int, encoded: str
-) -> None:
+def test_seen_query_is_not_encoded_again(tiny: Path, remembered: int, encoded: str) -> None:
     """No more of the last ones than are to be remembered, which may be none."""
     encoder = _Counting(tiny, remembered)
     for text in "aabcba":
@@ -202,7 +196,7 @@ def test_prompts_and_another_pooling_are_kept(tmp_path: Path, cache: Path) -> No
     assert expected["query"] @ expected["passage"] < 0.999
 
 
-def test_a_score_is_a_logit_whatever_activation_the_model_asks_for(cross_encoder: Path) -> None:
+def test_score_is_always_a_logit(cross_encoder: Path) -> None:
     from sentence_transformers import CrossEncoder
 
     with quiet_loading():
@@ -213,7 +207,7 @@ def test_a_score_is_a_logit_whatever_activation_the_model_asks_for(cross_encoder
     assert 1.0 / (1.0 + np.exp(-logits)) == pytest.approx(chances, abs=1e-5)
 
 
-def test_a_cross_encoder_of_several_outputs_is_no_reranker(tmp_path: Path) -> None:
+def test_several_outputs_are_no_reranker(tmp_path: Path) -> None:
     folder = tiny_classifier(tmp_path, "contradiction", "entailment", "neutral")
     with pytest.raises(ConfigurationError, match="has 3 outputs; a reranker needs one"):
         CrossEncoderReranker(folder).score("a query", TEXTS)

@@ -91,13 +91,13 @@ class TestWhere:
             (Where(tenant=Tenant.A), [{"tenant": "a"}], [{"tenant": "A"}]),
         ],
     )
-    def test_a_filter_allows_passages_whose_values_match(
+    def test_filter_allows_matching_values(
         self, where: Where, allowed: list[object], refused: list[object]
     ) -> None:
         assert all(map(where.allows, allowed))
         assert not any(map(where.allows, refused))
 
-    def test_integers_that_python_hashes_alike_do_not_collide(self) -> None:
+    def test_python_equal_integers_stay_apart(self) -> None:
         """Multiples of 2**61 - 1 all hash to 0: a set of them takes quadratic time."""
         integers = [n * (2**61 - 1) for n in range(1_000)]
         assert len(set(map(hash, integers))) == 1
@@ -106,7 +106,7 @@ class TestWhere:
         assert Where(n=integers).allows({"n": integers[-1]})
         assert not Where(n=integers).allows({"n": -integers[-1]})
 
-    def test_filters_have_one_digest_if_they_allow_the_same(self) -> None:
+    def test_equal_filters_share_one_digest(self) -> None:
         where = Where(tenant="a", groups=["b", 1])
         assert where.digest == Where(groups=[1, "b"], tenant=["a"]).digest
         others = [
@@ -130,7 +130,7 @@ class TestWhere:
 
         assert not Where(tenant="a").allows(Broken())
 
-    def test_a_filter_without_a_condition_is_refused(self) -> None:
+    def test_filter_without_condition_is_refused(self) -> None:
         for empty in (Where, lambda: Where({}), lambda: Where(None)):
             with pytest.raises(ConfigurationError, match="let everything through"):
                 empty()
@@ -138,11 +138,11 @@ class TestWhere:
     @pytest.mark.parametrize(
         "value", [None, 1.5, b"a", {"a": 1}, [None], ["a", 1.5], [["a"]], object(), iter("ab")]
     )
-    def test_a_value_that_cannot_be_compared_is_refused(self, value: Any) -> None:
+    def test_incomparable_value_is_refused(self, value: Any) -> None:
         with pytest.raises(ConfigurationError, match="filter on 'tenant'"):
             Where(tenant=value)
 
-    def test_a_field_with_any_name_can_be_given(self) -> None:
+    def test_any_field_name_works(self) -> None:
         where = Where({"tenant.id": "a"}, language="en")
         assert where.fields == ("language", "tenant.id")
         with pytest.raises(ConfigurationError, match="twice"):
@@ -152,14 +152,14 @@ class TestWhere:
         with pytest.raises(ConfigurationError, match="a mapping"):
             Where("tenant")  # type: ignore[arg-type]
 
-    def test_equal_filters_are_equal_and_none_can_be_changed(self) -> None:
+    def test_filters_are_equal_and_immutable(self) -> None:
         assert Where(a="x", b=["y", "z"]) == Where({"b": ("z", "y")}, a=["x"])
         assert hash(Where(a=1)) == hash(Where(a=[1, 1]))
         assert Where(a=1) != Where(a=True)
         with pytest.raises(AttributeError):
             Where(a=1).conditions = ()  # type: ignore[misc]
 
-    def test_its_description_names_fields_and_no_values(self) -> None:
+    def test_description_names_fields_without_values(self) -> None:
         assert repr(Where(tenant="secret", groups=["x"])) == "Where(groups=…, tenant=…)"
 
 
@@ -228,7 +228,7 @@ class TestSearching:
         depth=st.integers(1, 30),
     )
     @settings(max_examples=40, deadline=None)
-    def test_the_ranking_is_the_unfiltered_one_with_forbidden_passages_cut_out_first(
+    def test_filtered_ranking_cuts_forbidden_first(
         self,
         engine: Any,
         corpus: list[Passage],
@@ -262,7 +262,7 @@ class TestSearching:
             retriever.retrieve("red", where={"tenant": "a"})  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("dead", ["lexical", "dense", "rerank"])
-    def test_a_dead_stage_lets_nothing_forbidden_through(self, dead: str) -> None:
+    def test_dead_stage_passes_nothing_forbidden(self, dead: str) -> None:
         faulty = FaultyRetriever(passages(*[n % 2 for n in range(10)]))
 
         def fail(_: object) -> None:
@@ -328,12 +328,12 @@ class TestReadingFields:
         assert held.allowed(where).rows.tolist() == rows
         assert read.count == 1
 
-    def test_a_filter_that_allows_nothing_reads_nothing(self) -> None:
+    def test_impossible_filter_reads_nothing(self) -> None:
         read = Readings(self.every)
         assert MetadataRows(read, 60).allowed(Where(t=1, u=[])).rows.size == 0
         assert read.count == 0
 
-    def test_filters_on_other_fields_are_answered_while_a_field_is_read(self) -> None:
+    def test_reading_blocks_no_other_fields(self) -> None:
         read = HeldUp(self.every)
         held = MetadataRows(read, 60)
         held.prepare(["t"])
@@ -356,7 +356,7 @@ class TestReadingFields:
         assert found.rows.tolist() == list(range(2, 60, 5))
         assert held.fields == ("t", "u")
 
-    def test_those_who_need_the_field_that_is_being_read_wait_for_that_one_pass(self) -> None:
+    def test_readers_of_one_field_share_it(self) -> None:
         read = HeldUp(self.every)
         held = MetadataRows(read, 60)
         read.let_go.clear()
@@ -370,7 +370,7 @@ class TestReadingFields:
         assert found == [list(range(n % 5, 60, 5)) for n in range(8)]
         assert read.count == 1
 
-    def test_after_a_pass_that_failed_the_next_filter_reads_again(self) -> None:
+    def test_failed_pass_is_read_again(self) -> None:
         read = Readings(self.every)
         failures = iter([OSError("a page is missing")])
 
@@ -384,7 +384,7 @@ class TestReadingFields:
             held.prepare(["t"])
         assert held.allowed(Where(t=1)).rows.size == 12
 
-    def test_a_forked_child_does_not_wait_for_its_parents_pass(self) -> None:
+    def test_forked_child_waits_for_nobody(self) -> None:
         held = MetadataRows(Readings(self.every), 60)
         with held._reading:
             fork_safety._reset_all()
@@ -419,7 +419,7 @@ class TestWarmingUp:
         retriever.warm_up()
         assert readings == []
 
-    def test_the_generations_that_follow_read_them_before_they_answer(
+    def test_new_generations_read_before_answering(
         self, retriever: HybridRetriever, readings: list[int]
     ) -> None:
         retriever.warm_up(filter_fields=iter(("tenant", "groups")))
@@ -431,7 +431,7 @@ class TestWarmingUp:
         assert sorted(ranking.passage_ids) == ["p3", "p5"]
         assert readings == [6, 6]
 
-    def test_a_pinned_view_prepares_the_passages_that_it_searches(
+    def test_pinned_view_prepares_its_own_passages(
         self, retriever: HybridRetriever, readings: list[int]
     ) -> None:
         pinned = retriever.pinned()
@@ -441,7 +441,7 @@ class TestWarmingUp:
         assert len(pinned.retrieve("red", where=Where(tenant=1))) == 3
         assert readings == [6]
 
-    def test_one_text_instead_of_several_names_is_refused(self, retriever: HybridRetriever) -> None:
+    def test_one_string_of_names_is_refused(self, retriever: HybridRetriever) -> None:
         with pytest.raises(ConfigurationError, match=r"give \['tenant'\]"):
             retriever.warm_up(filter_fields="tenant")
 
@@ -449,14 +449,12 @@ class TestWarmingUp:
 class TestRowsOfMetadata:
     @given(corpora(), WHERES)
     @settings(max_examples=50, deadline=None)
-    def test_the_rows_are_those_that_the_filter_allows(
-        self, corpus: list[Passage], where: Where
-    ) -> None:
+    def test_allowed_rows_follow_the_filter(self, corpus: list[Passage], where: Where) -> None:
         held = MetadataRows(lambda: [each.metadata for each in corpus], len(corpus))
         rows = held.allowed(where).rows.tolist()
         assert rows == [n for n, each in enumerate(corpus) if where.allows(each.metadata)]
 
-    def test_what_a_text_says_of_its_metadata_is_not_believed(self) -> None:
+    def test_text_cannot_claim_metadata(self) -> None:
         """Nor a nested field, nor a line of a saved index that is not as it was written."""
         claim = ', "metadata": {"t": "a"}}\n'
         corpus = [
@@ -472,16 +470,14 @@ class TestRowsOfMetadata:
         odd = PassageTable.of(lines, ["p", "q"], np.zeros(2, np.uint64))
         assert odd.metadata_rows.allowed(Where(t="a")).rows.size == 0
 
-    def test_tenants_that_no_encoding_carries_are_not_mixed_up(self, tmp_path: Path) -> None:
+    def test_unencodable_tenants_stay_apart(self, tmp_path: Path) -> None:
         tenants = ("a?", "a\ud800", "a\ufffd")
         build(passages(*tenants)).save(tmp_path / "index")
         loaded = HybridRetriever.load(tmp_path / "index", embedder=WordHashEmbedder())
         for n, tenant in enumerate(tenants):
             assert loaded.retrieve("red", where=Where(t=tenant)).passage_ids == (f"p{n}",)
 
-    def test_a_leg_that_gives_a_forbidden_row_is_found_out(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_forbidden_row_of_leg_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         retriever = build(passages(0, 1, 2))
         unfiltered = lambda index, query, k, allowed: index.lexical.search(query, k)  # noqa: E731
         monkeypatch.setattr(HybridIndex, "search_lexical", unfiltered)
@@ -550,7 +546,7 @@ class Guarded:
 
 class TestThroughTheGuard:
     @pytest.mark.parametrize("mode", list(Mode))
-    def test_the_filter_reaches_the_retriever_and_what_it_gives_is_served(self, mode: Mode) -> None:
+    def test_filter_reaches_retriever_and_serves(self, mode: Mode) -> None:
         retriever = Ranked(HITS)
         guarded = Guarded(retriever, mode=mode)
         for context in (
@@ -562,9 +558,7 @@ class TestThroughTheGuard:
 
     @pytest.mark.parametrize("mode", list(Mode))
     @pytest.mark.parametrize("awaited", [False, True])
-    def test_a_retriever_that_does_not_keep_to_it_is_a_failure_and_nothing_is_served(
-        self, mode: Mode, awaited: bool
-    ) -> None:
+    def test_disobedient_retriever_serves_nothing(self, mode: Mode, awaited: bool) -> None:
         guarded = Guarded(Ranked(HITS, honest=False), mode=mode)
 
         def ask() -> object:
@@ -579,7 +573,7 @@ class TestThroughTheGuard:
         assert guarded.counted("requests") == 0
         assert guarded.sampler.contexts == []
 
-    def test_a_retriever_that_cannot_filter_is_never_asked(self) -> None:
+    def test_retriever_without_filter_is_never_asked(self) -> None:
         asked = []
 
         def blind(query: str, *, depth: int) -> Ranking:
@@ -598,7 +592,7 @@ class TestThroughTheGuard:
             assert guarded.counted("failed_requests") == 2
         assert asked == []
 
-    def test_an_asynchronous_half_that_cannot_filter_is_never_asked_either(self) -> None:
+    def test_async_half_without_filter_never_asked(self) -> None:
         class Half(Ranked):
             async def aretrieve(self, query: str, *, depth: int) -> Ranking:
                 return Ranking.from_hits(HITS, ScoreKind.RATIO)
@@ -607,7 +601,7 @@ class TestThroughTheGuard:
             asyncio.run(Guarded(Half(HITS)).guard.aretrieve("q?", where=TENANT_A))
 
     @pytest.mark.parametrize("where", [{"tenant": "a"}, "tenant=a", [], 0, False])
-    def test_what_is_no_filter_is_refused_before_anything_is_asked(self, where: Any) -> None:
+    def test_only_a_filter_is_accepted(self, where: Any) -> None:
         retriever = Ranked(HITS)
         guarded = Guarded(retriever)
         for ask in (
@@ -627,7 +621,7 @@ class TestThroughTheGuard:
         with pytest.raises(FilterViolationError):
             guard.filter("q?", HITS, where=TENANT_A)
 
-    def test_a_passage_that_cannot_be_read_costs_itself_and_cannot_come_back(self) -> None:
+    def test_unreadable_passage_stays_out(self) -> None:
         class Flaky:
             """Unreadable when it is checked, readable afterwards."""
 
@@ -647,7 +641,7 @@ class TestThroughTheGuard:
         assert [passage.passage_id for passage in context.passages] == ["p1"]
         assert context.dropped_by_reason == {DropReason.UNREADABLE: 1}
 
-    def test_what_is_served_is_what_was_checked(self) -> None:
+    def test_served_is_what_was_checked(self) -> None:
         class Turncoat:
             def __init__(self) -> None:
                 self.readings = 0
@@ -661,7 +655,7 @@ class TestThroughTheGuard:
         checked = verified(ranking, TENANT_A)
         assert checked.passages[0].text == checked.passages[0].text == "text of a"
 
-    def test_a_degraded_answer_is_checked_like_any_other(self) -> None:
+    def test_degraded_answer_is_checked_too(self) -> None:
         class Degraded(Ranked):
             def retrieve(
                 self, query: str, *, depth: int = 100, where: Where | None = None
@@ -679,9 +673,10 @@ class TestThroughTheGuard:
 
     @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
     @settings(max_examples=25, deadline=None)
-    def test_no_forbidden_passage_is_served_ranked_or_sampled_whatever_changes_between(
+    def test_forbidden_passages_never_leave(
         self, corpus: list[Passage], query: str, where: Where, mode: Mode, data: st.DataObject
     ) -> None:
+        """No forbidden passage is served, ranked or sampled, whatever changes in between."""
         retriever = build(corpus)
         guarded = Guarded(retriever, mode=mode)
         known = {passage.passage_id: passage for passage in corpus}

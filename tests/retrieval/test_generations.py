@@ -60,14 +60,14 @@ def names(retriever: HybridRetriever) -> set[str]:
 
 
 class TestReloading:
-    def test_the_generation_that_was_saved_since_answers(self, retriever: HybridRetriever) -> None:
+    def test_saved_generation_answers_after_reload(self, retriever: HybridRetriever) -> None:
         view = retriever.with_fusion(Fusion("convex")).on_route(Route.LEXICAL)
         built("second").save(retriever.folder)
         assert names(retriever) == {"first"}
         assert retriever.reload()
         assert names(retriever) == names(view) == {"second"}
 
-    def test_the_generation_in_use_is_not_opened_again(self, retriever: HybridRetriever) -> None:
+    def test_current_generation_is_not_reopened(self, retriever: HybridRetriever) -> None:
         before = retriever.generation
         assert not retriever.reload()
         assert retriever.generation is before
@@ -84,19 +84,17 @@ class TestReloading:
         assert pinned.passage("p00").text.endswith("first")
         assert pinned.passage_ids != retriever.passage_ids
 
-    def test_another_folder_can_be_given_and_is_then_the_one(
-        self, retriever: HybridRetriever, tmp_path: Path
-    ) -> None:
+    def test_another_folder_can_be_given(self, retriever: HybridRetriever, tmp_path: Path) -> None:
         built("other").save(tmp_path / "other")
         assert retriever.reload(tmp_path / "other")
         assert names(retriever) == {"other"}
         assert retriever.folder == tmp_path / "other"
 
-    def test_what_was_built_in_memory_has_no_folder_to_reload(self) -> None:
+    def test_in_memory_index_cannot_reload(self) -> None:
         with pytest.raises(ConfigurationError, match="built in memory"):
             built("first").reload()
 
-    def test_a_damaged_generation_leaves_the_one_before(self, retriever: HybridRetriever) -> None:
+    def test_damaged_generation_leaves_the_former(self, retriever: HybridRetriever) -> None:
         built("second").save(retriever.folder)
         file = next(retriever.folder.glob("generation-*/passages.jsonl"))
         file.write_bytes(file.read_bytes().replace(b"fox", b"dog"))
@@ -104,7 +102,7 @@ class TestReloading:
             retriever.reload()
         assert names(retriever) == {"first"}
 
-    def test_saving_over_what_is_being_opened_opens_the_newer_one(
+    def test_saving_while_opening_opens_the_newer(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read = HybridIndex.load
@@ -125,16 +123,14 @@ class TestReloading:
 
 @pytest.mark.skipif(os.name != "posix", reason="files in use cannot be deleted here")
 class TestOneGenerationOnly:
-    def test_a_ranking_reads_its_passages_from_its_own_generation(
-        self, retriever: HybridRetriever
-    ) -> None:
+    def test_ranking_reads_its_own_generation(self, retriever: HybridRetriever) -> None:
         ranking = retriever.retrieve("red fox", depth=N)
         built("second").save(retriever.folder)
         retriever.reload()
         assert {ranking.passages[n].text.split()[-1] for n in range(N)} == {"first"}
 
     @pytest.mark.parametrize("mapped_from", [0, 2**40], ids=["mapped", "read"])
-    def test_files_deleted_under_a_reader_are_read_on(
+    def test_deleted_files_are_read_on(
         self, folder: Path, mapped_from: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(hybrid_index, "_MAPPED_FROM_BYTES", mapped_from)
@@ -175,7 +171,7 @@ class TestTheProfileFollows:
             telemetry=Telemetry(registry),
         )
 
-    def test_after_a_swap_thresholds_of_another_corpus_are_not_applied(
+    def test_swap_suspends_another_corpus_thresholds(
         self,
         guard: ContextGuard,
         retriever: HybridRetriever,
@@ -205,9 +201,7 @@ class TestTheProfileFollows:
         guard.use_profile(profile_for(retriever))
         assert guard.retrieve("red fox number3").flags == ()
 
-    def test_a_profile_with_a_sketch_stays_in_force_while_passages_come_and_go(
-        self, retriever: HybridRetriever
-    ) -> None:
+    def test_sketched_profile_stays_in_force(self, retriever: HybridRetriever) -> None:
         profile = profile_for(retriever).model_copy(update={"corpus": retriever.corpus_sketch()})
         guard = ContextGuard(retriever, profile=profile, check=ProfileCheck(strict=True))
         new = Passage("new", "red fox number3", metadata={"of": "first"})
@@ -222,7 +216,7 @@ class TestTheProfileFollows:
         assert context.flags == (Flag.CORPUS_CHANGED,)
         assert "has changed since calibration" in context.differences[0]
 
-    def test_a_fingerprint_that_cannot_be_read_counts_as_another_systems(
+    def test_unreadable_fingerprint_is_another_system(
         self, guard: ContextGuard, retriever: HybridRetriever, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def broken(_: object) -> dict[str, str]:
@@ -234,7 +228,7 @@ class TestTheProfileFollows:
         assert guard.retrieve("red fox").flags == (Flag.PROFILE_MISMATCH,)
 
 
-def test_a_retriever_that_cannot_be_bound_any_more_is_a_counted_failure(
+def test_unbindable_retriever_is_counted_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(_: object) -> None:
@@ -281,16 +275,14 @@ class Watched:
 
 
 class TestWatching:
-    def test_a_new_generation_is_taken_up_by_itself(self, retriever: HybridRetriever) -> None:
+    def test_new_generation_is_taken_by_itself(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
         with watched.watcher:
             built("second").save(retriever.folder)
             until(lambda: names(retriever) == {"second"})
         assert watched.outcomes == {"reloaded": 1}
 
-    def test_what_the_retriever_has_already_is_nothing_new(
-        self, retriever: HybridRetriever
-    ) -> None:
+    def test_current_generation_is_nothing_new(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
         assert watched.watcher.check() is None
         assert watched.outcomes == {}
@@ -311,7 +303,7 @@ class TestWatching:
             *("a file is missing", "a file is empty", "no generation"),
         ],
     )
-    def test_a_folder_that_cannot_be_used_leaves_the_generation_before_and_raises_the_alarm(
+    def test_unusable_folder_keeps_generation_and_alarms(
         self,
         retriever: HybridRetriever,
         spoil: Callable[[Path], object],
@@ -336,7 +328,7 @@ class TestWatching:
         assert watched.failing == 0
 
     @pytest.mark.parametrize("times", [1, 9])
-    def test_a_generation_that_is_cleared_away_while_it_is_read_is_no_failure(
+    def test_cleared_generation_is_no_failure(
         self, retriever: HybridRetriever, times: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         watched = Watched(retriever)
@@ -356,7 +348,7 @@ class TestWatching:
         assert watched.failing == 0
         assert names(retriever) == {f"later{times - 1}"}
 
-    def test_an_index_saved_every_few_milliseconds_never_fails(
+    def test_index_saved_constantly_never_fails(
         self, retriever: HybridRetriever, caplog: pytest.LogCaptureFixture
     ) -> None:
         watched, generations = Watched(retriever), [built("even"), built("odd")]
@@ -375,9 +367,7 @@ class TestWatching:
         assert watched.failing == 0
         assert caplog.records == []
 
-    def test_a_generation_that_is_deleted_while_it_serves_is_no_failure(
-        self, retriever: HybridRetriever
-    ) -> None:
+    def test_deleted_serving_generation_is_no_failure(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
         watched.watcher.check()
         shutil.rmtree(next(retriever.folder.glob("generation-*")))
@@ -385,13 +375,13 @@ class TestWatching:
         assert names(retriever) == {"first"}
         assert watched.failing == 0
 
-    def test_an_index_of_another_embedder_is_a_mismatch(self, retriever: HybridRetriever) -> None:
+    def test_index_of_another_embedder_mismatches(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
         other = WordHashEmbedder(salt="other")
         HybridRetriever.build(generation("second"), embedder=other).save(retriever.folder)
         assert watched.watcher.check() is ReloadOutcome.MISMATCHED
         assert names(retriever) == {"first"}
 
-    def test_what_was_built_in_memory_cannot_be_watched(self) -> None:
+    def test_in_memory_index_cannot_be_watched(self) -> None:
         with pytest.raises(ConfigurationError, match="built in memory"):
             IndexWatcher(built("first"))

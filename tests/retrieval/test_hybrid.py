@@ -27,9 +27,7 @@ def fail(_: Callable[[], Any]) -> None:
 
 
 class TestRanking:
-    def test_a_candidate_of_one_leg_alone_is_scored_as_the_other_would(
-        self, retriever: HybridRetriever
-    ) -> None:
+    def test_one_legged_candidate_gets_both_scores(self, retriever: HybridRetriever) -> None:
         ranking = retriever.retrieve("suspend the JSON queue", depth=8)
         assert {name: leg.kind for name, leg in ranking.legs.items()} == {
             "lexical": ScoreKind.RATIO,
@@ -43,14 +41,14 @@ class TestRanking:
             ):
                 assert score == pytest.approx(own.get(passage_id, 0.0), abs=1e-6)
 
-    def test_the_scores_are_the_fusion_of_the_legs(self, retriever: HybridRetriever) -> None:
+    def test_scores_are_the_fusion_of_legs(self, retriever: HybridRetriever) -> None:
         fusion = Fusion("convex", weight=0.7)
         ranking = retriever.with_fusion(fusion).retrieve(QUERY)
         assert ranking.scores == pytest.approx(fuse(ranking.legs, fusion).tolist())
         assert list(ranking.scores) == sorted(ranking.scores, reverse=True)
         assert ranking.kind is ScoreKind.RATIO
 
-    def test_the_ranker_is_the_default_where_there_are_signals(
+    def test_ranker_is_default_with_signals(
         self, retriever: HybridRetriever, corpus: list[Passage], embedder: WordHashEmbedder
     ) -> None:
         ranking = retriever.retrieve(QUERY)
@@ -61,7 +59,7 @@ class TestRanking:
         assert plain.retrieve(QUERY).kind is ScoreKind.RANK
         assert not plain.retrieve(QUERY).signals
 
-    def test_under_another_fusion_no_signal_is_computed(self, retriever: HybridRetriever) -> None:
+    def test_other_fusion_computes_no_signal(self, retriever: HybridRetriever) -> None:
         ranking = retriever.with_fusion(Fusion()).retrieve(QUERY)
         assert ranking.kind is ScoreKind.RANK
         assert not ranking.signals
@@ -71,7 +69,7 @@ class TestRanking:
     @pytest.mark.parametrize(
         ("depth", "kept"), [(10, 10), (60, 60), (61, 60), (100, 60), (150, 90), (300, 120)]
     )
-    def test_a_deep_list_ends_with_its_signals(
+    def test_deep_list_ends_with_its_signals(
         self, embedder: WordHashEmbedder, depth: int, kept: int
     ) -> None:
         """The best by reciprocal ranks have signals and are ranked; what follows is left out."""
@@ -88,7 +86,7 @@ class TestRanking:
         lexical = retriever.on_route(Route.LEXICAL).retrieve("JSON number 7", depth=depth)
         assert len(lexical) == len(lexical.signals["ranker"]) == n
 
-    def test_a_deep_reranker_has_all_its_candidates(self, embedder: WordHashEmbedder) -> None:
+    def test_deep_reranker_has_all_candidates(self, embedder: WordHashEmbedder) -> None:
         many = [Passage(f"p{n:03}", f"JSON number {n} " + "x " * n) for n in range(120)]
         retriever = HybridRetriever.build(
             many, embedder=embedder, reranker=FaultyReranker(), rerank_depth=110
@@ -98,7 +96,7 @@ class TestRanking:
     @pytest.mark.parametrize(
         ("route", "kind"), [(Route.DENSE, ScoreKind.COSINE), (Route.LEXICAL, ScoreKind.RATIO)]
     )
-    def test_one_leg_keeps_its_order_and_has_signals(
+    def test_one_leg_keeps_order_and_signals(
         self, retriever: HybridRetriever, route: Route, kind: ScoreKind
     ) -> None:
         ranking = retriever.on_route(route).retrieve(QUERY)
@@ -108,7 +106,7 @@ class TestRanking:
         assert list(ranking.legs) == [route.value]
         assert {"length", "ranker", "vector_support_3"} <= ranking.signals.keys()
 
-    def test_without_signals_the_order_is_that_of_reciprocal_ranks_and_that_is_reported(
+    def test_without_signals_reciprocal_ranks_are_reported(
         self, corpus: list[Passage], embedder: WordHashEmbedder
     ) -> None:
         plain = HybridRetriever.build(corpus, embedder=embedder, signals="none")
@@ -117,9 +115,7 @@ class TestRanking:
         assert ranking.kind is ScoreKind.RANK
         assert [failure.stage for failure in ranking.failures] == ["signals"]
 
-    def test_ties_are_broken_by_passage_id_whatever_the_order_of_the_corpus(
-        self, embedder: WordHashEmbedder
-    ) -> None:
+    def test_ties_break_by_id_not_corpus(self, embedder: WordHashEmbedder) -> None:
         twins = [Passage(f"p{n}", "the very same text") for n in range(9)]
         rankings, ranked = set(), set()
         for seed in range(5):
@@ -133,7 +129,7 @@ class TestRanking:
         assert len(ranked) == 1
         assert rankings == {tuple(f"p{n}" for n in range(9))}
 
-    def test_a_given_query_vector_is_used_instead_of_encoding(
+    def test_given_query_vector_replaces_encoding(
         self, corpus: list[Passage], embedder: WordHashEmbedder
     ) -> None:
         faulty = FaultyRetriever(corpus)
@@ -145,7 +141,7 @@ class TestRanking:
 
     @pytest.mark.parametrize("route", [Route.HYBRID, Route.DENSE, Route.LEXICAL])
     @pytest.mark.parametrize("shape", [(32,), (1, 64), ()])
-    def test_a_query_vector_of_another_shape_is_the_callers_error(
+    def test_misshapen_query_vector_blames_caller(
         self, retriever: HybridRetriever, route: Route, shape: tuple[int, ...]
     ) -> None:
         view = retriever.on_route(route)
@@ -157,9 +153,7 @@ class TestRanking:
 
 
 class TestRoutes:
-    def test_reranking_gives_logits_for_the_best_candidates_alone(
-        self, retriever: HybridRetriever
-    ) -> None:
+    def test_reranking_scores_the_best_alone(self, retriever: HybridRetriever) -> None:
         reranked = retriever.with_reranker(FaultyReranker(), rerank_depth=3)
         ranking = reranked.retrieve(QUERY)
         assert (ranking.route, ranking.kind) == (Route.HYBRID_RERANK, ScoreKind.LOGIT)
@@ -170,13 +164,13 @@ class TestRoutes:
         assert reranked.on_route(Route.HYBRID).retrieve(QUERY).route is Route.HYBRID
         assert reranked.on_route(Route.LEXICAL_RERANK).retrieve(QUERY).kind is ScoreKind.LOGIT
 
-    def test_a_route_that_cannot_be_taken_is_refused(self, retriever: HybridRetriever) -> None:
+    def test_unavailable_route_is_refused(self, retriever: HybridRetriever) -> None:
         with pytest.raises(ConfigurationError, match="no reranker was given"):
             retriever.on_route(Route.HYBRID_RERANK)
         with pytest.raises(ConfigurationError, match="names no stages"):
             retriever.on_route(Route.EXTERNAL)
 
-    def test_views_see_an_update_of_the_original(
+    def test_views_see_the_originals_update(
         self, retriever: HybridRetriever, corpus: list[Passage]
     ) -> None:
         view = retriever.on_route(Route.LEXICAL).with_fusion(Fusion("convex"))
@@ -196,7 +190,7 @@ class TestFailures:
             (lambda _: np.ones(32, np.float32), "(32,), the index has (64", FailureKind.GARBAGE),
         ],
     )
-    def test_a_dead_dense_leg_is_left_out_and_named(
+    def test_dead_dense_leg_is_named(
         self, corpus: list[Passage], instead: Callable[..., Any], cause: str, kind: FailureKind
     ) -> None:
         faulty = FaultyRetriever(corpus)
@@ -209,7 +203,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("deadlines", [None, Deadlines(total_seconds=5.0)])
     @pytest.mark.parametrize("dead", ["lexical", "dense"])
-    def test_a_dead_leg_leaves_nothing_for_the_garbage_collector(
+    def test_dead_leg_leaves_no_garbage(
         self, corpus: list[Passage], dead: str, deadlines: Deadlines | None
     ) -> None:
         faulty = FaultyRetriever(corpus)
@@ -229,7 +223,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         "deadlines", [None, Deadlines(total_seconds=NEVER)], ids=["no limit", "limit"]
     )
-    def test_a_damaged_vector_loses_the_dense_leg_and_not_the_answer(
+    def test_damaged_vector_costs_only_its_leg(
         self,
         retriever: HybridRetriever,
         embedder: WordHashEmbedder,
@@ -249,9 +243,7 @@ class TestFailures:
         assert (ranking.route, ranking.passage_ids[0]) == (Route.LEXICAL, "json.loads")
         assert [failure.kind for failure in ranking.failures] == [FailureKind.GARBAGE]
 
-    def test_with_both_legs_dead_nothing_pretends_to_be_an_answer(
-        self, corpus: list[Passage]
-    ) -> None:
+    def test_both_legs_dead_is_no_answer(self, corpus: list[Passage]) -> None:
         faulty = FaultyRetriever(corpus)
         retriever = faulty.retriever
         faulty.faults["lexical"].instead = faulty.faults["dense"].instead = fail
@@ -263,7 +255,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         "instead", [lambda _: np.array([1.0]), lambda _: np.full(8, np.nan), fail]
     )
-    def test_a_dead_reranker_leaves_the_fused_order(
+    def test_dead_reranker_leaves_fused_order(
         self, retriever: HybridRetriever, instead: Callable[..., Any]
     ) -> None:
         reranker = FaultyReranker()
@@ -280,11 +272,11 @@ class TestQueries:
         with pytest.raises(QueryError, match="is empty"):
             retriever.retrieve(query)
 
-    def test_a_megabyte_is_refused_naming_the_limit(self, retriever: HybridRetriever) -> None:
+    def test_megabyte_is_refused_with_limit(self, retriever: HybridRetriever) -> None:
         with pytest.raises(QueryError, match=r"1,000,000 characters, the limit is 10,000"):
             retriever.retrieve("x" * 1_000_000)
 
-    def test_the_limit_is_set_when_it_is_built_or_loaded_or_by_a_view(
+    def test_limit_is_set_everywhere(
         self, corpus: list[Passage], embedder: WordHashEmbedder, tmp_path: Path
     ) -> None:
         long = f"{QUERY} " * 1000
@@ -304,7 +296,7 @@ class TestQueries:
             with pytest.raises(ConfigurationError, match="max_query_chars 0 must be at least 1"):
                 refused()
 
-    def test_deadlines_are_set_when_it_is_built_or_loaded(
+    def test_deadlines_are_set_on_build_or_load(
         self, corpus: list[Passage], tmp_path: Path, hang: Callable[..., None]
     ) -> None:
         embedder, limits = FaultyEmbedder(), Deadlines(dense_seconds=SOON)
@@ -315,7 +307,7 @@ class TestQueries:
             for retriever in (built, loaded):
                 assert retriever.retrieve(QUERY).failures[0].kind is FailureKind.TIMEOUT
 
-    def test_unknown_words_are_answered_by_the_dense_leg(self, retriever: HybridRetriever) -> None:
+    def test_dense_leg_answers_unknown_words(self, retriever: HybridRetriever) -> None:
         ranking = retriever.retrieve("zebra quagga")
         assert ranking.route is Route.HYBRID
         assert not ranking.legs["lexical"].scores.any()
@@ -323,7 +315,7 @@ class TestQueries:
         nothing = retriever.on_route(Route.LEXICAL).retrieve("zebra quagga")
         assert (len(nothing), nothing.failures) == (0, ())
 
-    def test_lone_surrogates_in_a_query_are_replaced(self, retriever: HybridRetriever) -> None:
+    def test_lone_surrogates_are_replaced(self, retriever: HybridRetriever) -> None:
         assert retriever.retrieve(f"\ud800 {QUERY}").passage_ids[0] == "json.loads"
 
     @pytest.mark.parametrize("depth", [0, -1])
@@ -333,9 +325,7 @@ class TestQueries:
 
 
 class TestBuilding:
-    def test_passages_without_text_are_left_out_and_counted(
-        self, embedder: WordHashEmbedder
-    ) -> None:
+    def test_textless_passages_are_counted_out(self, embedder: WordHashEmbedder) -> None:
         passages = [Passage("a", "one"), Passage("b", " \n"), Passage("c", "", title="three")]
         retriever = HybridRetriever.build(passages, embedder=embedder)
         assert retriever.passage_ids == ("a", "c")
@@ -365,7 +355,7 @@ class TestBuilding:
 
 
 class TestFingerprint:
-    def test_each_change_changes_its_own_entry_only(
+    def test_changes_change_their_own_entry(
         self, corpus: list[Passage], embedder: WordHashEmbedder, retriever: HybridRetriever
     ) -> None:
         base = retriever.fingerprint()

@@ -19,7 +19,7 @@ def run(program: str) -> str:
     return finished.stdout.strip()
 
 
-def test_no_optional_library_is_imported_before_it_is_used() -> None:
+def test_optional_libraries_are_imported_late() -> None:
     loaded = run(
         """
         import sys

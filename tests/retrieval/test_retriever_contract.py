@@ -251,7 +251,7 @@ FAULTS: dict[str, tuple[str, Callable[[Sequence[Passage]], Any]]] = {
 
 
 @pytest.mark.parametrize(("test", "retriever"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_fails_the_test_that_is_about_it(
+def test_fault_fails_only_its_test(
     test: str, retriever: Callable[[Sequence[Passage]], Any]
 ) -> None:
     class Contract(RetrieverContract):

@@ -54,13 +54,13 @@ def test_a_damaged_archive_is_not_used(
     assert "is damaged and made again" in caplog.text
 
 
-def test_the_archive_of_another_model_under_this_ones_name_is_refused(tmp_path: Path) -> None:
+def test_another_models_archive_is_refused(tmp_path: Path) -> None:
     kept(tmp_path, 0)
     (tmp_path / "pieces-1.npz").rename(tmp_path / "pieces-2.npz")
     assert kept(tmp_path, 1, "pieces-2") == {1}
 
 
-def test_a_table_is_kept_unless_it_is_damaged(
+def test_table_is_kept_unless_damaged(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
@@ -92,9 +92,7 @@ def test_another_pooling_is_another_model(tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
-def test_a_cache_that_cannot_be_written_gives_only_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_cache_only_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("not a folder")
     with caplog.at_level(logging.WARNING):
         assert kept(tmp_path / "file" / "models", 1) == {1}
@@ -102,7 +100,7 @@ def test_a_cache_that_cannot_be_written_gives_only_a_warning(
 
 
 @in_onnxruntime
-def test_an_export_whose_results_are_not_torchs_is_not_used(
+def test_export_unlike_torch_is_unused(
     tiny: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The archive is undamaged, but this processor does not compute what torch did.
@@ -143,9 +141,7 @@ def test_without_the_extra_torch_is_used(
     assert f"the extra fast: {install_line('fast')}" in caplog.text
 
 
-def test_a_requested_runtime_that_is_not_installed_is_an_error(
-    absent: str, tiny: Path, tmp_path: Path
-) -> None:
+def test_absent_requested_runtime_is_an_error(absent: str, tiny: Path, tmp_path: Path) -> None:
     encoder = Encoder(tiny, runtime="onnxruntime", cache=tmp_path)
     for purpose in ("queries", "passages"):
         with pytest.raises(MissingExtraError, match="fast"):
@@ -176,7 +172,7 @@ def test_the_fastest_way_is_the_default(
 
 
 @in_onnxruntime
-def test_a_model_that_cannot_be_exported_stays_on_torch(
+def test_unexportable_model_stays_on_torch(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> object:
@@ -190,7 +186,7 @@ def test_a_model_that_cannot_be_exported_stays_on_torch(
     assert encoder.query("a question").vector.shape == (32,)
 
 
-def test_rounded_weights_leave_others_as_they_are() -> None:
+def test_rounded_weights_leave_others_alone() -> None:
     """A weight that something else reads too stays; a column of zeros stays zeros."""
     onnx = pytest.importorskip("onnx")
     library = pytest.importorskip("onnxruntime")
@@ -254,9 +250,7 @@ def test_torch_holds_one_model_for_both(tiny: Path) -> None:
     assert encoder._model("queries") is encoder._model("passages")
 
 
-def test_a_model_of_something_else_than_texts_is_refused(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_not_of_texts_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Images:
         tokenizer = None
 
@@ -265,6 +259,6 @@ def test_a_model_of_something_else_than_texts_is_refused(
         Encoder(tiny, runtime="torch").query("a question")
 
 
-def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
+def test_unknown_runtime_lists_the_known() -> None:
     with pytest.raises(ConfigurationError, match="'cuda' is unknown; use onnxruntime or torch"):
         Encoder(runtime="cuda")

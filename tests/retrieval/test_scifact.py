@@ -11,7 +11,7 @@ from ctxguard.retrieval.index.lexical import Bm25sIndex
 
 
 @pytest.mark.shared
-def test_bm25_reaches_its_known_ndcg_on_the_claims_that_have_evidence(shared_data: Path) -> None:
+def test_bm25_reaches_its_known_ndcg(shared_data: Path) -> None:
     folder = shared_data / "scifact"
     corpus, dataset = list(read_corpus(folder / "corpus.jsonl")), read_beir(folder)
     index = Bm25sIndex.build([passage.text for passage in corpus], ENGLISH)

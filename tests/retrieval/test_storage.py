@@ -44,7 +44,7 @@ def many(n: int) -> list[Passage]:
 
 @pytest.mark.parametrize("lexical", ["bm25s", "rank-bm25"])
 @pytest.mark.parametrize("exact_limit", [1, 2000])
-def test_a_loaded_index_answers_as_the_one_saved(
+def test_loaded_index_answers_the_same(
     corpus: list[Passage],
     embedder: WordHashEmbedder,
     tmp_path: Path,
@@ -73,7 +73,7 @@ def test_the_folder_holds_plain_formats_only(saved: Path) -> None:
     assert suffixes == {".json", ".jsonl", ".npy"}
 
 
-def test_the_passages_are_readable_lines_of_json(saved: Path) -> None:
+def test_passages_are_lines_of_json(saved: Path) -> None:
     lines = data_file(saved, "passages.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["_id"] for line in lines] == sorted(
         json.loads(line)["_id"] for line in lines
@@ -122,7 +122,7 @@ def change(file: Path, changed: Callable[[bytes], bytes]) -> None:
         ],
     ],
 )
-def test_a_damaged_folder_is_refused_with_what_is_wrong(
+def test_damaged_folder_names_the_fault(
     saved: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(saved)
@@ -150,7 +150,7 @@ def zip_bytes() -> bytes:
     [b"", zip_bytes(), b"[" * 100_000, b"[1e999]", b"\x93NUMPY\x01\x00\xff\xff"],
     ids=["empty", "zip", "deep JSON", "a number", "half a header"],
 )
-def test_a_file_of_anything_else_under_its_digest_is_refused(saved: Path, content: bytes) -> None:
+def test_foreign_file_under_digest_is_refused(saved: Path, content: bytes) -> None:
     for file in saved.glob("generation-*/*"):
         before = file.read_bytes()
         file.write_bytes(content)
@@ -161,7 +161,7 @@ def test_a_file_of_anything_else_under_its_digest_is_refused(saved: Path, conten
         list_as_it_is(saved, file)
 
 
-def test_a_term_outside_of_the_vocabulary_is_refused_before_anything_is_counted(
+def test_term_outside_vocabulary_is_refused_early(
     saved: Path,
 ) -> None:
     """A count by term would take 16 GB for the largest number."""
@@ -174,9 +174,7 @@ def test_a_term_outside_of_the_vocabulary_is_refused_before_anything_is_counted(
         load(saved)
 
 
-def test_codes_are_never_read_unless_their_digest_is_right(
-    embedder: WordHashEmbedder, tmp_path: Path
-) -> None:
+def test_codes_need_the_right_digest(embedder: WordHashEmbedder, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     HybridRetriever.build(many(1001), embedder=embedder, exact_limit=1).save(folder)
     flip_a_byte(data_file(folder, "vectors.codes"))
@@ -188,7 +186,7 @@ def test_codes_are_never_read_unless_their_digest_is_right(
     ("name", "message"),
     [("thesis.txt", r"thesis\.txt"), ("manifest.json", "not written by ctxguard")],
 )
-def test_an_index_is_not_saved_over_somebody_elses_files(
+def test_foreign_files_are_not_overwritten(
     retriever: HybridRetriever, tmp_path: Path, name: str, message: str
 ) -> None:
     (tmp_path / name).write_text('{"name": "a web application"}')
@@ -197,7 +195,7 @@ def test_an_index_is_not_saved_over_somebody_elses_files(
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_a_failed_save_leaves_the_good_index_in_place(
+def test_failed_save_keeps_the_good_index(
     retriever: HybridRetriever, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(index: HybridIndex, folder: Path) -> None:
@@ -212,9 +210,7 @@ def test_a_failed_save_leaves_the_good_index_in_place(
     assert len(list(saved.iterdir())) == 2
 
 
-def test_an_interrupted_first_save_can_be_repeated(
-    retriever: HybridRetriever, tmp_path: Path
-) -> None:
+def test_interrupted_first_save_can_repeat(retriever: HybridRetriever, tmp_path: Path) -> None:
     (tmp_path / "generation-00000000").mkdir()
     (tmp_path / "generation-00000000" / "vectors.npy").write_bytes(b"half")
     retriever.save(tmp_path)
@@ -222,13 +218,13 @@ def test_an_interrupted_first_save_can_be_repeated(
     assert not (tmp_path / "generation-00000000").exists()
 
 
-def test_another_embedder_than_the_indexs_is_refused(saved: Path) -> None:
+def test_other_embedder_is_refused(saved: Path) -> None:
     with pytest.raises(ConfigurationError, match="was built with the embedder 'word-hash'"):
         HybridRetriever.load(saved, embedder=WordHashEmbedder(salt="another model"))
 
 
 @pytest.mark.parametrize("metadata", [{1: "a", "1": "b"}, {"in": [{True: 1, "true": 2}]}])
-def test_metadata_keys_that_would_be_one_after_saving_are_refused(
+def test_colliding_metadata_keys_are_refused(
     metadata: dict[str, object],
 ) -> None:
     with pytest.raises(DataError, match="'p' cannot be kept as JSON: two of its keys"):
@@ -272,7 +268,7 @@ OFFSETS = ("passages.offsets", "lexical.starts", "postings.starts")
         ("passages.digests", "longer"),
     ],
 )
-def test_arrays_that_do_not_belong_together_are_refused(saved: Path, name: str, how: str) -> None:
+def test_mismatched_arrays_are_refused(saved: Path, name: str, how: str) -> None:
     """Each under its own digest, as another program may have written it."""
     file = data_file(saved, f"{name}.npy")
     np.save(file, _changed(np.load(file), how))

@@ -71,16 +71,14 @@ def assert_same_answers(updated: HybridRetriever, anew: HybridRetriever) -> None
 
 @given(first=corpora, then=st.lists(corpora, min_size=1, max_size=3))
 @settings(max_examples=8, deadline=None)
-def test_any_updates_give_the_answers_of_an_index_built_anew(
-    first: dict[str, str], then: list[dict[str, str]]
-) -> None:
+def test_updates_equal_building_anew(first: dict[str, str], then: list[dict[str, str]]) -> None:
     retriever = build(first)
     for corpus in then:
         retriever.update(passages_of(corpus))
     assert_same_answers(retriever, build(then[-1]))
 
 
-def test_updates_of_a_saved_index_give_the_answers_of_one_built_anew(tmp_path: Path) -> None:
+def test_saved_updates_equal_building_anew(tmp_path: Path) -> None:
     """Each is saved, and followed by a reader; the last into another folder too."""
     chance = random.Random(0)
 
@@ -104,7 +102,7 @@ def test_updates_of_a_saved_index_give_the_answers_of_one_built_anew(tmp_path: P
     assert_same_answers(load(tmp_path / "other"), build(now))
 
 
-def test_an_update_keeps_to_codes_above_the_exact_limit() -> None:
+def test_update_keeps_codes_above_limit() -> None:
     corpus = {f"p{n:04}": f"word{n} word{n % 40} sun" for n in range(1100)}
     retriever = HybridRetriever.build(
         passages_of(corpus), embedder=WordHashEmbedder(), exact_limit=1
@@ -197,7 +195,7 @@ class TestUpdate:
         anew = build({"x": "dog", "y": "cat"}, embedder=WordHashEmbedder())
         assert_same_answers(retriever, anew)
 
-    def test_the_report_is_that_of_what_is_there(self, retriever: HybridRetriever) -> None:
+    def test_report_is_of_what_exists(self, retriever: HybridRetriever) -> None:
         own = passages_of({"a": "red fox", "b": "sea", "c": "sun"})
         retriever.update([*own, Passage("j", "東京" * 100)])
         assert retriever.report.indexed == 4
@@ -207,7 +205,7 @@ class TestUpdate:
         assert retriever.report.script_warning is None
 
     @pytest.mark.parametrize("settings", [{"lexical": "rank-bm25"}, {"signals": "none"}])
-    def test_an_index_stays_what_it_was_built_as(self, settings: dict[str, Any]) -> None:
+    def test_index_stays_what_it_was(self, settings: dict[str, Any]) -> None:
         now = {"a": "dog", "c": "sun", "d": "red"}
         retriever = build({"a": "red fox", "b": "sea", "c": "sun"}, **settings)
         retriever.update(passages_of(now))
@@ -223,7 +221,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "index"
 
 
-def test_a_generation_in_use_is_never_written_to(folder: Path) -> None:
+def test_generation_in_use_is_never_written(folder: Path) -> None:
     retriever = load(folder)
     (generation,) = folder.glob("generation-*")
     held = {file: file.open("rb") for file in generation.iterdir()}
@@ -237,7 +235,7 @@ def test_a_generation_in_use_is_never_written_to(folder: Path) -> None:
         open_file.close()
 
 
-def test_a_follower_reads_the_fields_that_its_filters_use(folder: Path) -> None:
+def test_follower_reads_its_filters_fields(folder: Path) -> None:
     writer, reader = load(folder), load(folder)
     reader.warm_up(filter_fields=["first"])
     writer.update(passages_of({"new": "sea"}))
@@ -247,7 +245,7 @@ def test_a_follower_reads_the_fields_that_its_filters_use(folder: Path) -> None:
     assert reader.retrieve("sea", where=Where(first="sea")).passage_ids == ("new",)
 
 
-def test_readers_follow_a_writer_and_see_one_generation_at_a_time(folder: Path) -> None:
+def test_readers_see_one_generation_each(folder: Path) -> None:
     """Of each pair of passages that is added together, both are there or neither."""
     writer, reader = load(folder), load(folder)
     done = threading.Event()

@@ -33,7 +33,7 @@ HEADER = "| name | price |\n| --- | --- |"
 CODE = [f"value_{n} = compute({n})" for n in range(30)]
 
 
-def test_each_part_of_a_table_has_its_header(window: PassageWindow) -> None:
+def test_table_parts_have_their_header(window: PassageWindow) -> None:
     chunks = window.split("\n".join([HEADER, *ROWS]))
     assert len(chunks) > 3
     assert all(chunk.startswith(HEADER) for chunk in chunks)
@@ -43,7 +43,7 @@ def test_each_part_of_a_table_has_its_header(window: PassageWindow) -> None:
 
 @pytest.mark.parametrize("fence", ["```", "~~~~"])
 @pytest.mark.parametrize("end", [True, False])
-def test_each_part_of_code_has_its_fence(fence: str, end: bool, window: PassageWindow) -> None:
+def test_code_parts_have_their_fence(fence: str, end: bool, window: PassageWindow) -> None:
     chunks = window.split("\n".join([f"{fence}python", *CODE, *([fence] if end else [])]))
     assert len(chunks) > 3
     assert all(chunk.startswith(f"{fence}python\n") for chunk in chunks)
@@ -59,21 +59,21 @@ def test_what_stands_around_is_kept(window: PassageWindow) -> None:
     assert all(each in joined for each in ("Before.", "Between.", "After.", *ROWS, *CODE))
 
 
-def test_a_row_longer_than_a_window_is_split(window: PassageWindow) -> None:
+def test_overlong_row_is_split(window: PassageWindow) -> None:
     long = "| " + " ".join(f"word{n}" for n in range(100)) + " | x |"
     chunks = window.split(f"{HEADER}\n{long}\n{ROWS[0]}")
     assert all(f"word{n}" in " ".join(chunks) for n in range(100))
     assert not any(window.is_longer(chunk) for chunk in chunks)
 
 
-def test_a_header_as_long_as_a_window_is_not_repeated(window: PassageWindow) -> None:
+def test_overlong_header_is_not_repeated(window: PassageWindow) -> None:
     header = "| " + " | ".join(f"column{n}" for n in range(30)) + " |\n|" + " --- |" * 30
     chunks = window.split(f"{header}\n| " + " | ".join("x" * 30) + " |")
     assert sum("column3 " in chunk for chunk in chunks) == 1
 
 
 @pytest.mark.parametrize("text", ["a | b", "a ``` b", "| a |\ntext", "---\n| - |"])
-def test_lines_that_only_look_so_are_text(text: str, window: PassageWindow) -> None:
+def test_lookalike_lines_are_text(text: str, window: PassageWindow) -> None:
     words = " ".join(f"word{n}" for n in range(60))
     assert len(window.split(f"{text}\n{words}")) < 5
 

@@ -89,7 +89,7 @@ def test_what_the_assessor_knows_decides(
     assert counted(registry, "ctxguard_assessor_cost_total") == pytest.approx(300 / 1e6)
 
 
-def test_a_hanging_assessor_leaves_the_calibrated_answer(
+def test_hanging_assessor_leaves_calibrated_answer(
     serve: Serve, settings: Settings, endpoint: ModelEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.hanging_on = "fox"

@@ -63,7 +63,7 @@ NO_JSON = [b"", b"{", b"\xff", b"[" * 5_000, b'{"query": "\\ud800']
         *[(("/rerank", each), 400, "invalid-json") for each in NO_JSON],
     ],
 )
-def test_a_body_that_cannot_be_answered_is_a_problem_document(
+def test_bad_body_is_problem_document(
     serve: Serve, scorer: NamedScores, asked: tuple[str, object], status: int, slug: str
 ) -> None:
     path, body = asked

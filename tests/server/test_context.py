@@ -22,7 +22,7 @@ PASSAGES = [
 ]
 
 
-def test_a_query_is_answered_with_a_context(client: TestClient) -> None:
+def test_query_is_answered_with_context(client: TestClient) -> None:
     response = client.post("/v1/context", json={"query": "red fox"})
     answer = response.json()
     assert "a red fox in the snow" in answer["text"]
@@ -36,7 +36,7 @@ def test_a_filter_on_metadata_holds(client: TestClient) -> None:
     assert [each["passage_id"] for each in answer["passages"]] == ["hound"]
 
 
-def test_a_stage_that_fails_degrades_the_answer(
+def test_failing_stage_degrades_the_answer(
     serve: Serve, index: FaultyRetriever, registry: CollectorRegistry
 ) -> None:
     def down(_work) -> None:
@@ -50,7 +50,7 @@ def test_a_stage_that_fails_degrades_the_answer(
     assert counted(registry, "ctxguard_http_requests_total", outcome="degraded") == 1
 
 
-def test_an_outage_is_an_error_and_never_an_empty_context(serve: Serve) -> None:
+def test_outage_is_error_never_empty(serve: Serve) -> None:
     def retrieve(_query: str, *, depth: int) -> list[Hit]:
         raise StageUnavailableError("retriever", "http://secret.example is down")
 
@@ -59,7 +59,7 @@ def test_an_outage_is_an_error_and_never_an_empty_context(serve: Serve) -> None:
     assert "secret" not in response.text
 
 
-def test_a_retriever_that_ignores_a_filter_is_not_served(serve: Serve) -> None:
+def test_filter_ignorer_is_not_served(serve: Serve) -> None:
     def retrieve(_query: str, *, depth: int, where: object = None) -> list[Hit]:
         return [Hit("a", 1.0, "text", metadata={"tenant": "b"})]
 
@@ -75,9 +75,7 @@ def test_a_retriever_that_ignores_a_filter_is_not_served(serve: Serve) -> None:
         {f"field {n}": 1 for n in range(MOST_CONDITIONS + 1)},
     ],
 )
-def test_a_filter_has_as_many_conditions_and_values_as_the_limits_allow(
-    client: TestClient, where: dict[str, object]
-) -> None:
+def test_filter_size_is_limited(client: TestClient, where: dict[str, object]) -> None:
     body = {"query": "q", "where": where}
     response = client.post("/v1/context", json=body)
     assert response.status_code == 422
@@ -85,19 +83,19 @@ def test_a_filter_has_as_many_conditions_and_values_as_the_limits_allow(
     assert cap in response.json()["detail"]
 
 
-def test_a_filter_of_as_many_values_as_the_limit_allows_is_applied(client: TestClient) -> None:
+def test_largest_filter_is_applied(client: TestClient) -> None:
     where = {"tenant": ["a", *map(str, range(MOST_VALUES - 1))]}
     answer = client.post("/v1/context", json={"query": "red fox", "where": where})
     assert [each["passage_id"] for each in answer.json()["passages"]] == ["fox"]
 
 
-def test_the_body_of_a_search_is_smaller_than_one_with_documents(client: TestClient) -> None:
+def test_search_body_is_smaller(client: TestClient) -> None:
     body = {"query": "q", "where": {"n": "a" * MOST_QUERY_BODY_BYTES}}
     assert client.post("/v1/context", json=body).status_code == 413
     assert client.post("/v1/filter", json={**body, "candidates": []}).status_code == 200
 
 
-def test_a_name_that_is_stored_has_a_length(client: TestClient) -> None:
+def test_stored_name_has_a_length(client: TestClient) -> None:
     for length, status in ((MOST_NAME_CHARS, 200), (MOST_NAME_CHARS + 1, 422)):
         body = {"query": "red fox", "session_id": "a" * length}
         assert client.post("/v1/context", json=body).status_code == status
@@ -108,7 +106,7 @@ def test_a_name_that_is_stored_has_a_length(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "error", [IndexFolderError("/home/a secret: damaged"), ConfigurationError("a secret")]
 )
-def test_a_damaged_index_is_a_failure_of_the_service_and_tells_nothing(
+def test_damaged_index_is_discreet_service_failure(
     serve: Serve, registry: CollectorRegistry, error: Exception
 ) -> None:
     def retrieve(_query: str, *, depth: int) -> list[Hit]:
@@ -121,6 +119,6 @@ def test_a_damaged_index_is_a_failure_of_the_service_and_tells_nothing(
     assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 1
 
 
-def test_there_is_no_reranker_beside_an_index(client: TestClient) -> None:
+def test_index_has_no_reranker_beside(client: TestClient) -> None:
     assert client.post("/rerank", json={"query": "q", "documents": []}).status_code == 404
     assert "/rerank" not in client.get("/openapi.json").json()["paths"]

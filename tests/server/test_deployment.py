@@ -29,7 +29,7 @@ def test_the_linter_of_dockerfiles_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_image_runs_as_an_ordinary_user_and_holds_no_secret() -> None:
+def test_image_is_unprivileged_without_secrets() -> None:
     assert re.findall(r"^USER (\d+):", DOCKERFILE, re.M) == ["10001"]
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.M)) == {"${BASE}"}
     assert re.findall(r"^ARG (.*)", DOCKERFILE, re.M) == ["BASE"]  # without a default: required
@@ -38,7 +38,7 @@ def test_the_image_runs_as_an_ordinary_user_and_holds_no_secret() -> None:
         assert all((ROOT / name).exists() for name in copied.split()), copied
 
 
-def test_every_package_of_the_image_is_installed_by_its_hash() -> None:
+def test_image_packages_install_by_hash() -> None:
     installs = re.findall(r"pip install (.+?)(?: \\)?$", DOCKERFILE, re.M)
     *locked, own = installs
     assert locked == [
@@ -49,7 +49,7 @@ def test_every_package_of_the_image_is_installed_by_its_hash() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_is_hardened_and_reached_from_this_machine_alone(name: str) -> None:
+def test_service_is_hardened_and_local(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -83,14 +83,14 @@ def test_every_secret_comes_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_command_has_the_options_that_it_is_given(name: str) -> None:
+def test_command_has_its_given_options(name: str) -> None:
     command, *options = SERVICES[name]["command"]
     known = invoke([command, "--help"]).output
     for option in options:
         assert re.search(rf"^ .*{option.partition('=')[0]}\b", known, re.M), option
 
 
-def test_prometheus_scrapes_what_is_served_and_loads_the_rules() -> None:
+def test_prometheus_scrapes_and_loads_rules() -> None:
     config = yaml.safe_load((ROOT / "examples/deploy/prometheus.yml").read_text(encoding="utf-8"))
     targets = {
         target.partition(":")[0]
@@ -117,7 +117,7 @@ def test_grafana_finds_the_dashboard_and_prometheus() -> None:
     assert source["url"] == "http://prometheus:9090"
 
 
-def test_what_the_image_copies_is_sent_to_the_builder() -> None:
+def test_copied_files_reach_the_builder() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
     copied = " ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M)).split()

@@ -20,9 +20,7 @@ CANDIDATES = [
 ]
 
 
-def test_every_candidate_has_its_reason_and_the_threshold_that_would_have_kept_it(
-    serve: Serve, profile: Path
-) -> None:
+def test_candidates_have_reason_and_threshold(serve: Serve, profile: Path) -> None:
     body = {"query": "q", "candidates": CANDIDATES}
     answer = serve(profile=profile).post("/v1/filter", json=body).json()
     assert answer["kept"] == ["a"]
@@ -36,7 +34,7 @@ def test_every_candidate_has_its_reason_and_the_threshold_that_would_have_kept_i
     assert [each["rank"] for each in aside] == [None, None]
 
 
-def test_a_request_says_what_its_scores_mean(serve: Serve) -> None:
+def test_request_says_what_scores_mean(serve: Serve) -> None:
     body = {
         "query": "q",
         "score_kind": "logit",
@@ -46,7 +44,7 @@ def test_a_request_says_what_its_scores_mean(serve: Serve) -> None:
     assert verdicts[1]["relative_score"] == pytest.approx(0.3679, abs=1e-4)
 
 
-def test_signals_and_legs_are_columns_with_gaps(serve: Serve) -> None:
+def test_signals_and_legs_may_have_gaps(serve: Serve) -> None:
     body = {
         "query": "q",
         "leg_kinds": {"dense": "cosine"},
@@ -59,7 +57,7 @@ def test_signals_and_legs_are_columns_with_gaps(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("field", ["signals", "legs"])
-def test_a_request_has_so_many_names_of_signals_and_legs(serve: Serve, field: str) -> None:
+def test_names_of_signals_are_limited(serve: Serve, field: str) -> None:
     def candidates(n: int) -> list[dict]:
         return [{"id": str(at), "score": 0.5, field: {f"name {at}": 1.0}} for at in range(n)]
 
@@ -71,7 +69,7 @@ def test_a_request_has_so_many_names_of_signals_and_legs(serve: Serve, field: st
     assert f"{MOST_NAMES} names of {field}" in response.json()["detail"]
 
 
-def test_a_list_of_wrong_things_is_one_error(serve: Serve) -> None:
+def test_list_of_wrongs_is_one_error(serve: Serve) -> None:
     body = {"query": "q", "candidates": [1] * 1_000}
     assert len(serve().post("/v1/filter", json=body).json()["errors"]) == 1
     many = {f"name {at}": "x" for at in range(MOST_NAMES + 1)}
@@ -81,7 +79,7 @@ def test_a_list_of_wrong_things_is_one_error(serve: Serve) -> None:
     assert len(serve().post("/rerank", json=body).json()["errors"]) == 2  # a text, or an object
 
 
-def test_a_number_that_json_lacks_is_no_score(serve: Serve) -> None:
+def test_number_json_lacks_is_no_score(serve: Serve) -> None:
     body = '{"query": "q", "candidates": [{"id": "a", "score": NaN}, {"id": "b", "score": 1e999}]}'
     headers = {"content-type": "application/json"}
     answer = serve().post("/v1/filter", content=body, headers=headers).json()
@@ -89,9 +87,7 @@ def test_a_number_that_json_lacks_is_no_score(serve: Serve) -> None:
     assert "invalid_scores" in answer["flags"]
 
 
-def test_copies_share_the_verdict_of_the_better_one_and_take_no_place(
-    serve: Serve, profile: Path
-) -> None:
+def test_copies_share_verdict_without_place(serve: Serve, profile: Path) -> None:
     texts = ["One  text", "one text", "another", "ＯＮＥ ＴＥＸＴ", "a third"]
     candidates = [
         {"id": f"{at}", "score": score, "text": text}
@@ -116,15 +112,13 @@ def test_copies_share_the_verdict_of_the_better_one_and_take_no_place(
         ({"größe": 1.5}, {"größe": 1.5}),
     ],
 )
-def test_an_answer_is_json_whatever_its_metadata_holds(value: object, written: object) -> None:
+def test_answer_is_json_despite_metadata(value: object, written: object) -> None:
     body = bytes(answer({"field": value}).body)
     assert json.loads(body) == {"field": written}
 
 
 @pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
-def test_all_are_kept_where_nothing_is_enforced(
-    serve: Serve, tmp_path: Path, settings: str
-) -> None:
+def test_all_kept_where_nothing_enforced(serve: Serve, tmp_path: Path, settings: str) -> None:
     """In their order; the verdicts say what the policy would do."""
     options: dict[str, object] = {"mode": "off"} if settings == "off" else {}
     if settings in ("keep", "shadow"):

@@ -27,7 +27,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def test_a_token_is_needed_where_there_is_one(serve: Serve) -> None:
+def test_token_is_needed_if_set(serve: Serve) -> None:
     client = serve(host="0.0.0.0", secrets=Secrets(token=TOKEN))  # noqa: S104
     for headers in ({}, bearer("c" * 16), {"authorization": f"Basic {TOKEN}"}, bearer(TOKEN + "a")):
         response = client.post("/rerank", json=BODY, headers=headers)
@@ -39,7 +39,7 @@ def test_a_token_is_needed_where_there_is_one(serve: Serve) -> None:
     assert client.get("/openapi.json").status_code == 401
 
 
-def test_metrics_have_a_token_of_their_own(serve: Serve) -> None:
+def test_metrics_have_their_own_token(serve: Serve) -> None:
     client = serve(secrets=Secrets(token=TOKEN, metrics_token=METRICS_TOKEN))
     assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 401
     assert client.get("/metrics", headers=bearer(METRICS_TOKEN)).status_code == 200
@@ -53,9 +53,7 @@ def test_metrics_have_a_token_of_their_own(serve: Serve) -> None:
         (("localhost", "127.0.0.1:80", "[::1]:8765", "127.8.8.8"), 200),
     ],
 )
-def test_without_a_token_only_this_machine_is_answered(
-    serve: Serve, hosts: tuple[str, ...], status: int
-) -> None:
+def test_without_token_only_this_machine(serve: Serve, hosts: tuple[str, ...], status: int) -> None:
     client = serve()
     for host in hosts:
         assert client.post("/rerank", json=BODY, headers={"host": host}).status_code == status
@@ -73,7 +71,7 @@ def test_without_a_token_only_this_machine_is_answered(
         ("", "", 200),
     ],
 )
-def test_a_body_is_json_and_a_page_of_another_site_says_so(
+def test_body_is_json_cross_site_refused(
     serve: Serve, scorer: NamedScores, content_type: str, origin: str, status: int
 ) -> None:
     """Such a page may send what is no JSON without asking first."""
@@ -88,9 +86,7 @@ def pieces(n: int) -> Iterator[bytes]:
         yield b" " * 1000
 
 
-def test_a_long_body_is_refused_before_and_while_it_is_read(
-    serve: Serve, registry: CollectorRegistry
-) -> None:
+def test_long_body_is_refused_early(serve: Serve, registry: CollectorRegistry) -> None:
     client = serve(max_body_bytes=10_000)
     headers = {"content-type": "application/json"}
     for content in (b" " * 10_001, pieces(11)):
@@ -135,7 +131,7 @@ async def gone() -> dict:
 @pytest.mark.parametrize(
     ("receive", "status", "outcome"), [(never, 408, "rejected"), (gone, 0, "cancelled")]
 )
-def test_a_body_that_is_never_whole_is_given_up(
+def test_incomplete_body_is_given_up(
     serve: Serve, registry: CollectorRegistry, receive, status: int, outcome: str
 ) -> None:
     """A client that goes away is counted and not answered."""
@@ -143,9 +139,7 @@ def test_a_body_that_is_never_whole_is_given_up(
     assert counted(registry, "ctxguard_http_requests_total", outcome=outcome) == 1
 
 
-def test_more_bodies_than_may_be_held_are_refused(
-    serve: Serve, registry: CollectorRegistry
-) -> None:
+def test_too_many_bodies_are_refused(serve: Serve, registry: CollectorRegistry) -> None:
     client = serve(max_buffered_bytes=4)
     response = client.post("/rerank", json=BODY)
     assert response.status_code == 503
@@ -155,7 +149,7 @@ def test_more_bodies_than_may_be_held_are_refused(
     assert counted(registry, "ctxguard_http_requests_total", outcome="shed") == 2
 
 
-def test_more_requests_than_may_be_answered_are_refused_but_not_metrics(
+def test_too_many_requests_spare_metrics(
     serve: Serve, scorer: NamedScores, registry: CollectorRegistry
 ) -> None:
     client = serve(max_in_flight=1)
@@ -179,7 +173,7 @@ def test_more_requests_than_may_be_answered_are_refused_but_not_metrics(
     assert received == sum(by_outcome)
 
 
-def test_a_request_id_begins_with_the_callers_and_ends_in_the_services_own(serve: Serve) -> None:
+def test_request_id_joins_both_parts(serve: Serve) -> None:
     client = serve()
     ids = []
     for _ in range(2):
@@ -194,7 +188,7 @@ def test_a_request_id_begins_with_the_callers_and_ends_in_the_services_own(serve
         assert re.fullmatch("[0-9a-f]{16}", response.headers["x-request-id"])
 
 
-def test_a_caller_cannot_choose_what_is_sampled(serve: Serve, tmp_path: Path) -> None:
+def test_caller_cannot_choose_samples(serve: Serve, tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     drawn = HashSampler("sampling")
     ids = [str(n) for n in range(1_000) if drawn.selects(str(n), 0.2)][:60]
@@ -208,7 +202,7 @@ def test_a_caller_cannot_choose_what_is_sampled(serve: Serve, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["host", "authorization"])
-def test_a_header_that_says_who_asks_may_not_come_twice(serve: Serve, name: str) -> None:
+def test_callers_header_comes_once(serve: Serve, name: str) -> None:
     client = serve(secrets=Secrets(token=TOKEN))
     twice = [*bearer(TOKEN).items(), ("host", "localhost"), (name, "another")]
     response = client.get("/openapi.json", headers=twice)
@@ -227,9 +221,7 @@ def test_health_and_metrics_take_no_body(serve: Serve) -> None:
         assert client.get(path).status_code == 200
 
 
-def test_requests_without_a_token_have_a_budget_of_their_own(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokenless_requests_have_a_budget(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_OPEN_BUFFERED_BYTES", 10)
     monkeypatch.setattr(limits, "MOST_FORM_BYTES", 20)
     client = serve(secrets=Secrets(token=TOKEN), max_buffered_bytes=1_000)
@@ -240,7 +232,7 @@ def test_requests_without_a_token_have_a_budget_of_their_own(
     assert client.post("/rerank", json=BODY, headers=bearer(TOKEN)).status_code == 200
 
 
-def test_unknown_paths_and_methods_are_problem_documents(serve: Serve) -> None:
+def test_unknown_paths_are_problem_documents(serve: Serve) -> None:
     client = serve()
     assert client.get("/nothing").json()["status"] == 404
     response = client.get("/rerank")
@@ -248,7 +240,7 @@ def test_unknown_paths_and_methods_are_problem_documents(serve: Serve) -> None:
     assert response.headers["allow"] == "POST"
 
 
-def test_an_error_of_our_own_is_a_problem_document_that_tells_nothing(
+def test_own_error_tells_nothing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry
 ) -> None:
     def fail(_context: object) -> object:
@@ -283,7 +275,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict) -> None:
         ServiceSettings(**{**settings, "secrets": Secrets(**settings.get("secrets", {}))})
 
 
-def test_settings_reach_a_worker_without_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_reach_workers_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ServiceSettings(port=1, fingerprint={"engine": "x"}, secrets=Secrets(token=TOKEN))
     variables = settings.to_environment()
     assert TOKEN not in str(variables)
@@ -296,7 +288,7 @@ def test_settings_reach_a_worker_without_their_secrets(monkeypatch: pytest.Monke
         ServiceSettings.from_environment()
 
 
-def test_a_count_that_fails_costs_no_answer(
+def test_failing_count_costs_no_answer(
     serve: Serve, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve()
@@ -310,7 +302,7 @@ def test_a_count_that_fails_costs_no_answer(
     assert client.post("/rerank", json=BODY).status_code == 200
 
 
-def test_a_failed_request_is_failed_though_it_went_on_without_a_stage(
+def test_failed_request_stays_failed(
     serve: Serve,
     scorer: NamedScores,
     registry: CollectorRegistry,

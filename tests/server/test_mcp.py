@@ -67,7 +67,7 @@ def content(result: Any) -> Any:
     return found
 
 
-def test_search_and_fetch_answer_in_the_shape_that_connectors_expect(
+def test_search_and_fetch_suit_connectors(
     guarded: ContextGuard,
 ) -> None:
     tools, found, fetched = asked(guarded, SEARCH, ("fetch", {"id": "kettle"}))
@@ -87,7 +87,7 @@ def test_search_and_fetch_answer_in_the_shape_that_connectors_expect(
     assert content(fetched) == {**results[0], "metadata": {"tenant": "a"}}
 
 
-def test_an_agent_reads_when_and_how_to_use_a_tool(guarded: ContextGuard) -> None:
+def test_agent_reads_how_to_use_tools(guarded: ContextGuard) -> None:
     """And nothing that is written for those who change the code."""
     [[search, fetch]] = asked(guarded)
     for part in ("empty list", "best first", "`sufficient`", "null"):
@@ -100,7 +100,7 @@ def test_an_agent_reads_when_and_how_to_use_a_tool(guarded: ContextGuard) -> Non
         assert all(each["description"] for each in described)
 
 
-def test_what_is_dropped_is_neither_found_nor_fetched(retriever: HybridRetriever) -> None:
+def test_dropped_is_neither_found_nor_fetched(retriever: HybridRetriever) -> None:
     """From a profile to an agent: a low threshold first, then a high one."""
 
     def kept(min_ratio: float) -> tuple[list[str], bool]:
@@ -116,7 +116,7 @@ def test_what_is_dropped_is_neither_found_nor_fetched(retriever: HybridRetriever
     assert kept(1.0) == (["kettle"], True)
 
 
-def test_a_filter_holds_for_search_and_for_fetch(guarded: ContextGuard) -> None:
+def test_filter_holds_for_both_tools(guarded: ContextGuard) -> None:
     _, found, fetched = asked(guarded, SEARCH, FETCH, where=Where(tenant="a"))
     results = content(found)["results"]
     assert {each["id"] for each in results} == {"kettle", "piano"}
@@ -135,7 +135,7 @@ def test_a_filter_holds_for_search_and_for_fetch(guarded: ContextGuard) -> None:
         ("fetch", {"id": 3}, "id"),
     ],
 )
-def test_a_call_that_cannot_be_answered_is_an_error_of_the_tool(
+def test_unanswerable_call_is_tool_error(
     guarded: ContextGuard, tool: str, arguments: dict[str, object], says: str
 ) -> None:
     _, result = asked(guarded, (tool, arguments))
@@ -147,7 +147,7 @@ def test_a_call_that_cannot_be_answered_is_an_error_of_the_tool(
 @pytest.mark.parametrize(
     "error", [ConnectionError("password=hunter2"), IndexFolderError("/home/hunter2: damaged")]
 )
-def test_an_outage_is_an_error_of_the_tool_that_tells_nothing(error: Exception) -> None:
+def test_outage_is_discreet_tool_error(error: Exception) -> None:
     def search(query: str, *, depth: int) -> list[Any]:
         raise error
 

@@ -52,7 +52,7 @@ def document_of(name: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["reranking", "searching"])
-def test_every_answer_is_one_that_the_document_describes(name: str) -> None:
+def test_answers_are_as_the_document_describes(name: str) -> None:
     schemathesis = pytest.importorskip("schemathesis")
     known = pytest.importorskip("schemathesis.checks")
     checks = [getattr(known, each) for each in CHECKS]
@@ -83,7 +83,7 @@ def test_the_document_says_what_is_served() -> None:
 
 
 @pytest.mark.parametrize("name", ["reranking", "searching"])
-def test_a_generator_finds_a_named_object_type_for_each_body(name: str) -> None:
+def test_each_body_has_named_type(name: str) -> None:
     """Generators type an alternative at the top of a body as ``Any``, and an unnamed object as a
     dictionary."""
     document = document_of(name)

@@ -41,9 +41,7 @@ def post(client, documents, path="/rerank", **fields):
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-def test_kept_documents_have_scores_above_zero_and_dropped_ones_exactly_zero(
-    serve: Serve, profile: Path, path: str
-) -> None:
+def test_kept_score_above_zero_dropped_zero(serve: Serve, profile: Path, path: str) -> None:
     answer = post(serve(profile=profile), DOCUMENTS, path).json()
     assert [each["index"] for each in answer["results"]] == [1, 4, 2, 5, 3, 0]
     scores = list(scores_of(answer).values())
@@ -73,7 +71,7 @@ def test_kept_documents_have_scores_above_zero_and_dropped_ones_exactly_zero(
         (None, "ctxguard:full", 6),
     ],
 )
-def test_dropped_documents_are_left_out_where_fewer_results_are_asked_for(
+def test_fewer_results_leave_out_dropped(
     serve: Serve, profile: Path, top_n: int | None, model: str | None, expected: int
 ) -> None:
     answer = post(serve(profile=profile), DOCUMENTS, top_n=top_n, model=model).json()
@@ -89,7 +87,7 @@ def test_dropped_documents_are_left_out_where_fewer_results_are_asked_for(
         ({}, "another", "profile_mismatch"),
     ],
 )
-def test_it_is_plain_reranking_where_no_calibrated_policy_is_enforced(
+def test_plain_reranking_without_calibrated_policy(
     serve: Serve,
     scorer: NamedScores,
     profile: Path,
@@ -123,7 +121,7 @@ def test_it_is_plain_reranking_where_no_calibrated_policy_is_enforced(
         ],
     ],
 )
-def test_each_form_has_its_own_fields_and_the_same_decision(
+def test_each_form_has_same_decision(
     serve: Serve, profile: Path, path: str, fields: dict, query: dict
 ) -> None:
     body = {**(query or {"query": "q"}), "model": "m", **fields}
@@ -143,7 +141,7 @@ def test_each_form_has_its_own_fields_and_the_same_decision(
         assert (page["object"], page["model"], page["usage"]["total_tokens"]) == ("list", "m", 0)
 
 
-def test_top_k_bounds_the_results_and_one_text_may_be_scored(serve: Serve) -> None:
+def test_top_k_bounds_even_one_text(serve: Serve) -> None:
     client, body = serve(), {"query": "q", "documents": DOCUMENTS, "top_k": 1}
     page = client.post("/v1/rerank", json=body).json()
     assert [each["index"] for each in page["data"]] == [1]
@@ -151,7 +149,7 @@ def test_top_k_bounds_the_results_and_one_text_may_be_scored(serve: Serve) -> No
     assert [each["score"] for each in page["data"]] == [0.4]
 
 
-def test_models_and_limits_can_be_asked_for(serve: Serve) -> None:
+def test_models_and_limits_are_listed(serve: Serve) -> None:
     client = serve(rerank_model="bge", max_documents=7)
     page = client.get("/v1/models").json()
     assert page["object"] == "list"
@@ -163,16 +161,14 @@ def test_models_and_limits_can_be_asked_for(serve: Serve) -> None:
     assert "reranker" in info["model_type"]
 
 
-def test_documents_are_sent_back_beside_their_own_scores(serve: Serve) -> None:
+def test_documents_return_beside_own_scores(serve: Serve) -> None:
     documents = [{"text": text, "title": "t"} for text in DOCUMENTS]
     answer = post(serve(), documents, return_documents=True).json()
     for each in answer["results"]:
         assert each["document"] == {"text": DOCUMENTS[each["index"]]}
 
 
-def test_the_model_is_passed_on_unless_a_profile_or_a_setting_fixes_it(
-    serve: Serve, profile: Path, scorer: NamedScores
-) -> None:
+def test_model_is_passed_unless_fixed(serve: Serve, profile: Path, scorer: NamedScores) -> None:
     post(serve(), ["0.5"], model="some-reranker", max_tokens_per_doc=7)
     post(serve(rerank_model="fixed"), ["0.5"], model="some-reranker")
     post(serve(profile=profile), ["0.5"], model="some-reranker")
@@ -181,14 +177,14 @@ def test_the_model_is_passed_on_unless_a_profile_or_a_setting_fixes_it(
     assert scorer.asked[0]["max_tokens_per_doc"] == 7
 
 
-def test_a_document_without_a_score_is_last(serve: Serve, profile: Path) -> None:
+def test_scoreless_document_is_last(serve: Serve, profile: Path) -> None:
     documents = ["nan", "0.5 a", "inf", "0.9 b"]
     assert [each["index"] for each in post(serve(), documents).json()["results"]][:2] == [3, 1]
     answer = post(serve(profile=profile), documents).json()
     assert scores_of(answer)[0] == scores_of(answer)[2] == 0.0
 
 
-def test_equal_scores_keep_the_order_of_the_request(serve: Serve) -> None:
+def test_equal_scores_keep_request_order(serve: Serve) -> None:
     answer = post(serve(), ["0.5"] * 12).json()
     assert [each["index"] for each in answer["results"]] == list(range(12))
 
@@ -200,7 +196,7 @@ def test_equal_scores_keep_the_order_of_the_request(serve: Serve) -> None:
     model=st.sampled_from([None, "m", "ctxguard:omit", "ctxguard:full"]),
     is_calibrated=st.booleans(),
 )
-def test_no_score_is_ever_paired_with_another_document(
+def test_scores_never_pair_with_others(
     profile: Path, scores: list[float], top_n: int | None, model: str | None, is_calibrated: bool
 ) -> None:
     app = create_app(
@@ -251,7 +247,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("is_calibrated", [False, True])
-def test_whatever_the_reranker_does_the_documents_are_answered_in_their_order(
+def test_any_reranker_leaves_documents_in_order(
     serve: Serve,
     scorer: NamedScores,
     registry: CollectorRegistry,
@@ -278,9 +274,7 @@ def test_whatever_the_reranker_does_the_documents_are_answered_in_their_order(
     )
 
 
-def test_a_reranker_that_keeps_failing_is_left_out_at_once(
-    serve: Serve, scorer: NamedScores
-) -> None:
+def test_failing_reranker_is_left_out(serve: Serve, scorer: NamedScores) -> None:
     client = serve()
     with scorer.fault.injected(down):
         kinds = [post(client, ["0.5"]).headers["x-ctxguard-degraded"] for _ in range(5)]
@@ -288,9 +282,7 @@ def test_a_reranker_that_keeps_failing_is_left_out_at_once(
     assert client.get("/readyz").json()["reranker"].startswith("left out")
 
 
-def test_a_model_that_the_reranker_does_not_know_leaves_it_in_use_for_others(
-    serve: Serve, scorer: NamedScores
-) -> None:
+def test_unknown_model_leaves_reranker_in_use(serve: Serve, scorer: NamedScores) -> None:
     client = serve()
     with scorer.fault.injected(down):
         for _ in range(5):
@@ -299,7 +291,7 @@ def test_a_model_that_the_reranker_does_not_know_leaves_it_in_use_for_others(
     assert "x-ctxguard-degraded" not in post(client, ["0.5"]).headers
 
 
-def test_more_requests_than_the_reranker_takes_are_answered_without_it(
+def test_excess_requests_skip_the_reranker(
     serve: Serve, scorer: NamedScores, registry: CollectorRegistry
 ) -> None:
     client = serve(max_scoring=1, deadline_seconds=5.0)
@@ -324,7 +316,7 @@ def test_no_documents_are_an_empty_answer(serve: Serve, scorer: NamedScores) -> 
     assert not scorer.asked
 
 
-def test_one_document_and_many_and_large_ones_are_answered(serve: Serve, profile: Path) -> None:
+def test_one_many_and_large_are_answered(serve: Serve, profile: Path) -> None:
     client = serve(profile=profile)
     assert len(post(client, ["0.4 alone"]).json()["results"]) == 1
     assert len(post(client, ["0.4"] * 10_000).json()["results"]) == 10_000
@@ -332,7 +324,7 @@ def test_one_document_and_many_and_large_ones_are_answered(serve: Serve, profile
     assert post(client, ["0.4"] * 10_001).status_code == 422
 
 
-def test_half_a_surrogate_pair_is_read_as_a_question_mark(serve: Serve) -> None:
+def test_half_surrogate_reads_as_question_mark(serve: Serve) -> None:
     body = json.dumps({"query": "\ud800", "documents": ["0.5 \udc00 x"], "return_documents": True})
     response = serve().post("/rerank", content=body, headers={"content-type": "application/json"})
     assert response.json()["results"][0]["document"]["text"] == "0.5 ? x"
@@ -358,9 +350,7 @@ def test_a_profile_is_replaced_while_serving(
 COPIES = ["0.9 best", "0.9  BEST", "0.9 best ", "0.9 best", "0.87 second", "0.1 third"]
 
 
-def test_copies_of_a_document_leave_its_place_to_the_next_best(
-    serve: Serve, profile: Path, scorer: NamedScores
-) -> None:
+def test_copies_yield_their_place(serve: Serve, profile: Path, scorer: NamedScores) -> None:
     """Of at most three that are kept, four are one text."""
     answer = post(serve(profile=profile), [*COPIES, "0.88 another"]).json()
     scores = scores_of(answer)
@@ -375,7 +365,7 @@ def test_copies_of_a_document_leave_its_place_to_the_next_best(
 
 
 @pytest.mark.parametrize("is_calibrated", [True, False])
-def test_fewer_results_than_documents_are_of_different_texts(
+def test_fewer_results_are_different_texts(
     serve: Serve, profile: Path, *, is_calibrated: bool
 ) -> None:
     client = serve(profile=profile if is_calibrated else None)
@@ -403,7 +393,7 @@ FOURTEEN = [f"{at / 100:.2f} text {at}" for at in (4, 1, 19, 7, 2, 3, 11, 5, 13,
 @pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
 @pytest.mark.parametrize("top_n", [None, 1, 3, 10, 14, 50])
 @pytest.mark.parametrize("model", [None, "ctxguard:omit", "ctxguard:full"])
-def test_the_rerankers_answer_passes_where_nothing_is_enforced(
+def test_answer_passes_where_nothing_enforced(
     serve: Serve, tmp_path: Path, settings: str, top_n: int | None, model: str | None
 ) -> None:
     """All documents or ``top_n``, by the reranker's order, with its own scores."""
@@ -457,9 +447,7 @@ def test_a_sample_says_what_was_served(
     assert len(names) == served
 
 
-def test_a_degraded_request_under_a_policy_serves_all(
-    serve: Serve, scorer: NamedScores, profile: Path
-) -> None:
+def test_degraded_request_serves_all(serve: Serve, scorer: NamedScores, profile: Path) -> None:
     """The reranker is down, so that the policy of three documents cannot be applied."""
     client = serve(profile=profile)
     with scorer.fault.injected(down):

@@ -62,7 +62,7 @@ def comes_to(client, expected: list[str]) -> None:
     ("scale", "expected", "told"),
     [(1.0, [], "applies"), (1.5, ["profile_mismatch"], "its scores of the probe texts differ")],
 )
-def test_a_profile_holds_for_the_reranker_whose_scores_it_knows(
+def test_profile_holds_for_known_scores(
     serve: Serve,
     probed: Path,
     scorer: Reranker,
@@ -82,9 +82,7 @@ def test_a_profile_holds_for_the_reranker_whose_scores_it_knows(
     assert (told in caplog.text) is bool(expected)
 
 
-def test_a_profile_without_scores_is_told_apart_by_the_name_and_asks_for_none(
-    serve: Serve, profile: Path, scorer: Reranker
-) -> None:
+def test_scoreless_profile_compares_names(serve: Serve, profile: Path, scorer: Reranker) -> None:
     assert flags(serve(profile=profile)) == []
     assert len(scorer.asked) == 1
     known = Profile.load(profile).fingerprint["reranker"]
@@ -95,9 +93,7 @@ def test_a_profile_without_scores_is_told_apart_by_the_name_and_asks_for_none(
     assert serve(profile=None).get("/readyz").json()["profile"] is None
 
 
-def test_the_reranker_is_asked_again_while_serving(
-    serve: Serve, probed: Path, scorer: Reranker
-) -> None:
+def test_reranker_is_asked_again_serving(serve: Serve, probed: Path, scorer: Reranker) -> None:
     client = serve(profile=probed, probe_seconds=0.05)
     assert flags(client) == []
     scorer.scale = 1.5
@@ -106,7 +102,7 @@ def test_the_reranker_is_asked_again_while_serving(
     comes_to(client, [])
 
 
-def test_a_reranker_that_does_not_answer_leaves_the_profile_unverified(
+def test_silent_reranker_leaves_profile_unverified(
     serve: Serve, probed: Path, scorer: Reranker
 ) -> None:
     scorer.is_down = True
@@ -116,7 +112,7 @@ def test_a_reranker_that_does_not_answer_leaves_the_profile_unverified(
     comes_to(client, [])
 
 
-def test_the_log_speaks_of_no_former_profile_where_there_was_none(
+def test_log_invents_no_former_profile(
     serve: Serve, probed: Path, scorer: Reranker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

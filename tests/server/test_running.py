@@ -105,9 +105,7 @@ def service(
         running.stop()
 
 
-def test_a_service_from_the_first_request_to_the_last_sample(
-    service: Process, upstream: RerankEndpoint
-) -> None:
+def test_service_from_start_to_last_sample(service: Process, upstream: RerankEndpoint) -> None:
     for number in range(6):
         response = service.rerank(**{"x-request-id": f"request-{number}"})
         assert [each["index"] for each in response.json()["results"]] == [1, 2, 0]
@@ -149,7 +147,7 @@ def connected(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
 
 
-def test_slow_and_half_and_endless_requests_do_not_keep_others_waiting(small: Process) -> None:
+def test_slow_requests_hold_no_others(small: Process) -> None:
     head = b"POST /v1/filter HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     halves = [connected(small.port) for _ in range(20)]
     for one in halves:
@@ -194,14 +192,14 @@ def answers(one: socket.socket, n: int) -> int:
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
-def test_a_connection_may_send_a_few_requests_ahead_and_is_closed_for_more(small: Process) -> None:
+def test_pipelined_requests_are_limited(small: Process) -> None:
     for sent, answered in ((1, 1), (1 + MOST_PIPELINED, 1 + MOST_PIPELINED), (1_000, 0)):
         with connected(small.port) as one:
             one.sendall((HEALTH + b"\r\n") * sent)
             assert answers(one, sent) == answered
 
 
-def test_a_head_above_its_limit_is_not_answered_though_it_comes_in_one_piece(
+def test_overlong_head_is_not_answered(
     small: Process,
 ) -> None:
     for size, answered in ((MOST_HEAD_BYTES - 1_000, 1), (MOST_HEAD_BYTES + 1_000, 0)):
@@ -212,11 +210,11 @@ def test_a_head_above_its_limit_is_not_answered_though_it_comes_in_one_piece(
                 assert answers(one, 1) == answered
 
 
-def test_no_series_says_when_a_counter_was_made(small: Process) -> None:
+def test_no_series_says_its_creation(small: Process) -> None:
     assert "_created" not in small.client.get("/metrics").text
 
 
-def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MOST_UNREAD_SECONDS", 0.05)
     ended = threading.Event()
 
@@ -238,7 +236,7 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         assert ended.wait(PATIENCE_SECONDS)
 
 
-def test_what_is_no_http_fills_no_log_and_a_request_under_way_is_finished(small: Process) -> None:
+def test_non_http_fills_no_log(small: Process) -> None:
     """The last test of this process, which is told to end."""
     with connected(small.port) as one:
         one.sendall(b"this is no request\r\n\r\n")
@@ -269,7 +267,7 @@ def test_what_is_no_http_fills_no_log_and_a_request_under_way_is_finished(small:
         (["--system", "no-such.toml"], "no-such.toml"),
     ],
 )
-def test_what_cannot_be_served_is_said_at_the_start(options: list[str], words: str) -> None:
+def test_unservable_is_said_at_start(options: list[str], words: str) -> None:
     result = invoke(["serve", "--port", "0", *options])
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
@@ -284,7 +282,7 @@ def test_what_cannot_be_served_is_said_at_the_start(options: list[str], words: s
         (["127.0.0.0/8"], "203.0.113.9 https"),
     ],
 )
-def test_a_forwarded_address_is_believed_of_a_proxy_that_is_named(
+def test_forwarded_address_needs_named_proxy(
     proxies: list[str], seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each attempt to sign in could come from another address."""

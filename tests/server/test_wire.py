@@ -30,7 +30,7 @@ MANY = {
 
 @pytest.mark.parametrize("form", MANY)
 @pytest.mark.parametrize("surrogate", [b"", b'{"id": "\\ud800"}'])
-def test_too_many_values_are_refused_before_anything_is_built_from_them(
+def test_too_many_values_are_refused_first(
     form: str, surrogate: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = WITH_METADATA % MANY[form] + surrogate
@@ -42,13 +42,13 @@ def test_too_many_values_are_refused_before_anything_is_built_from_them(
     tracemalloc.stop()
 
 
-def test_commas_and_brackets_in_texts_are_no_values() -> None:
+def test_punctuation_in_texts_is_no_value() -> None:
     text = 'a, [b], {c} \\ " ' * N
     body = WITH_TEXTS % b",".join([json.dumps(text).encode()] * 2)
     assert RERANK.read(body)["documents"] == [text, text]
 
 
-def test_as_many_values_as_may_be_are_read() -> None:
+def test_largest_number_of_values_is_read() -> None:
     body = WITH_METADATA % (b"[" + b",".join([b"1"] * (N - 10)) + b"]")
     assert len(REQUEST.read(body)["candidates"][0]["metadata"]["m"]) == N - 10
 
@@ -75,7 +75,7 @@ def test_no_value_escapes_the_count(content: object) -> None:
         assert has_more_values(body, most) == refused
 
 
-def test_half_a_surrogate_pair_is_read_as_a_question_mark() -> None:
+def test_half_surrogate_reads_as_question_mark() -> None:
     halves = ("\\ud800", "\\udc00", "\\ud800\\ud83d\\ude00", "\\\\ud800", "\\uD83D\\uDE00")
     for one, other in product(halves, halves):
         read = RERANK.read(WITH_TEXTS % f'"{one} {other}"'.encode())["documents"][0]

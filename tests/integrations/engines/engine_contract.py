@@ -86,7 +86,7 @@ class EngineContract(RetrieverContract):
             _searched[type(self)] = self.built(passages)
         return _searched[type(self)]
 
-    def test_what_was_built_is_opened_and_finds_the_same(self) -> None:
+    def test_opened_index_finds_the_same(self) -> None:
         url = self.url(f"index_{next(_names)}")
         options: Any = {"embedder": WordHashEmbedder()}
         with EngineRetriever.build(PASSAGES, url, **options) as built:
@@ -109,7 +109,7 @@ class EngineContract(RetrieverContract):
             EngineRetriever.build(PASSAGES[:2], url, **options)
         del built
 
-    def test_an_index_that_is_not_there_is_named(self) -> None:
+    def test_absent_index_is_named(self) -> None:
         with pytest.raises(ConfigurationError, match="no index of that name"):
             EngineRetriever.open(self.url("absent"), embedder=WordHashEmbedder())
 
@@ -119,7 +119,7 @@ class EngineContract(RetrieverContract):
         with pytest.raises(ConfigurationError, match="embedder"):
             EngineRetriever.open(url, embedder=WordHashEmbedder(dimension=32))
 
-    def test_candidates_have_the_signals_of_a_folder(self) -> None:
+    def test_candidates_have_a_folders_signals(self) -> None:
         """All passages are candidates, so that words are as rare among them as in the index."""
         options: Any = {"embedder": WordTokenEmbedder(), "signals": "full"}
         others = [replace(PASSAGES[0], text="Umbrellas. A fox runs by."), *PASSAGES[2:]]
@@ -148,7 +148,7 @@ class EngineContract(RetrieverContract):
             assert first_ids == {each.passage_id for each in PASSAGES[:6]}
             assert second_ids == {each.passage_id for each in PASSAGES[6:]}
 
-    def test_each_leg_scores_as_a_folders_does(self) -> None:
+    def test_legs_score_as_a_folders(self) -> None:
         folder = HybridRetriever.build(PASSAGES, embedder=WordHashEmbedder(), signals="none")
         with self.built() as built:
             for route, factor in ((Route.DENSE, 1.0), (Route.LEXICAL, self.bm25_factor)):
@@ -174,7 +174,7 @@ class EngineContract(RetrieverContract):
             with pytest.raises(KeyError):
                 built.passage("absent")
 
-    def test_filters_are_exact_and_apply_before_the_best_are_taken(self) -> None:
+    def test_filters_are_exact_and_come_first(self) -> None:
         with self.built() as built:
             for where in (
                 Where(tenant="a"),
@@ -199,7 +199,7 @@ class EngineContract(RetrieverContract):
             found = built.retrieve("foxes", depth=5, where=Where(tenant=f"{long}b"))
             assert found.passage_ids == (PASSAGES[1].passage_id,)
 
-    def test_an_update_writes_what_has_changed_and_encodes_nothing_else(self) -> None:
+    def test_update_writes_only_changes(self) -> None:
         embedder = CountingEmbedder()
         with self.built(embedder=embedder) as built:
             assert embedder.encoded == len(PASSAGES)
@@ -228,7 +228,7 @@ class EngineContract(RetrieverContract):
             assert not built.known_ids(ids)
             assert not set(ids) & set(built.retrieve("foxes", depth=50).passage_ids)
 
-    def test_an_interrupted_build_is_finished_by_an_update(self) -> None:
+    def test_update_finishes_an_interrupted_build(self) -> None:
         class Stopping(WordHashEmbedder):
             def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:
                 raise OSError("the machine was stopped")
@@ -241,7 +241,7 @@ class EngineContract(RetrieverContract):
             assert opened.upsert(PASSAGES).added == len(PASSAGES)
             assert len(opened) == len(PASSAGES)
 
-    def test_the_sketch_is_that_of_the_corpus(self) -> None:
+    def test_sketch_is_of_the_corpus(self) -> None:
         """Of its smallest digests, where there are more passages than a sketch has."""
         with self.built() as built, pytest.MonkeyPatch.context() as patch:
             for size in (corpus_sketch.SKETCH_SIZE, 5):
@@ -260,10 +260,10 @@ class EngineContract(RetrieverContract):
             assert stored == {each.passage_id: each for each in (*PASSAGES, *chunks)}
             assert built.labelled_ids(asked) == {"whole", "whole#2", PASSAGES[0].passage_id}
 
-    def test_a_vector_of_another_length_is_refused(self) -> None:
+    def test_vector_of_other_length_is_refused(self) -> None:
         with self.built() as built, pytest.raises(CtxguardError):
             built._engine.search(LegQuery(["fox"], np.ones(3, np.float32), 5))
 
-    def test_metadata_that_is_no_json_is_refused(self) -> None:
+    def test_metadata_must_be_json(self) -> None:
         with pytest.raises(DataError, match="p1"):
             self.built([Passage("p1", "text", metadata={"when": object()})])

@@ -50,7 +50,7 @@ class TestEngine(EngineContract):
 
 
 @pytest.mark.parametrize("fusion", [Fusion(), Fusion("convex", weight=0.3)])
-def test_candidates_of_both_legs_are_fused_as_in_the_core(fusion: Fusion) -> None:
+def test_candidates_are_fused_as_in_core(fusion: Fusion) -> None:
     ranking = _built().with_fusion(fusion).retrieve("kettles and ladders", depth=50)
     assert ranking.kind is fusion.kind
     assert ranking.route is Route.HYBRID
@@ -62,7 +62,7 @@ def test_candidates_of_both_legs_are_fused_as_in_the_core(fusion: Fusion) -> Non
 @pytest.mark.parametrize(
     ("route", "kind"), [(Route.LEXICAL, ScoreKind.RATIO), (Route.DENSE, ScoreKind.COSINE)]
 )
-def test_a_route_of_one_leg_has_its_kind(route: Route, kind: ScoreKind) -> None:
+def test_one_leg_route_has_its_kind(route: Route, kind: ScoreKind) -> None:
     ranking = _built().on_route(route).retrieve("kettles", depth=3)
     assert (ranking.route, ranking.kind, len(ranking)) == (route, kind, 3)
     assert list(ranking.legs) == [route.value]
@@ -87,7 +87,7 @@ class _Failing(WordHashEmbedder):
         return super().encode_query(text)
 
 
-def test_without_the_embedder_the_words_answer_and_the_answer_is_flagged() -> None:
+def test_without_embedder_words_answer_flagged() -> None:
     embedder = _Failing()
     built = _built(embedder=embedder)
     embedder.failing = True
@@ -103,9 +103,7 @@ def test_without_the_embedder_the_words_answer_and_the_answer_is_flagged() -> No
 @pytest.mark.parametrize(
     ("failing", "answering"), [("dense", Route.LEXICAL), ("lexical", Route.DENSE)]
 )
-def test_a_leg_that_fails_in_the_engine_is_left_out_and_its_route_answers(
-    failing: str, answering: Route
-) -> None:
+def test_failing_leg_is_left_out(failing: str, answering: Route) -> None:
     built = _built(signals="full")
     expected = built.on_route(answering).retrieve("kettles and ladders")
     _engine().failing = {failing}
@@ -119,7 +117,7 @@ def test_a_leg_that_fails_in_the_engine_is_left_out_and_its_route_answers(
     assert registry.get_sample_value("ctxguard_stage_failures_total", labels) == 1.0
 
 
-def test_an_engine_whose_legs_both_fail_is_an_outage() -> None:
+def test_both_legs_failing_is_an_outage() -> None:
     built = _built()
     _engine().failing = {"lexical", "dense"}
     with pytest.raises(StageError, match="out of order"):
@@ -130,7 +128,7 @@ def _fails() -> None:
     raise StageError("memory", "out of order")
 
 
-def test_signals_that_fail_are_reported_and_the_legs_order_stands() -> None:
+def test_failed_signals_leave_legs_order() -> None:
     _built(signals="full")
     _engine().before_evidence = _fails
     built = EngineRetriever(_engine(), embedder=WordHashEmbedder())
@@ -142,7 +140,7 @@ def test_signals_that_fail_are_reported_and_the_legs_order_stands() -> None:
     assert not ranking.signals
 
 
-def test_a_passage_that_is_deleted_meanwhile_is_no_candidate() -> None:
+def test_passage_deleted_meanwhile_is_no_candidate() -> None:
     built = _built(signals="full")
     best = built.retrieve("kettles and ladders", depth=50).passage_ids[0]
     _engine().before_evidence = lambda: _engine().delete([best])
@@ -159,7 +157,7 @@ def test_without_signals_the_ranker_is_refused() -> None:
         built.with_fusion(Fusion("ranker"))
 
 
-def test_a_reranker_orders_an_engines_candidates_too() -> None:
+def test_reranker_orders_an_engines_candidates() -> None:
     class Reversing:
         fingerprint = "reversing"
 
@@ -176,7 +174,7 @@ def test_a_reranker_orders_an_engines_candidates_too() -> None:
     assert [each.stage for each in ranking.timings] == ["search", "rerank"]
 
 
-def test_a_query_that_cannot_be_searched_is_refused() -> None:
+def test_unsearchable_query_is_refused() -> None:
     built = _built()
     for query in ("", "  \n", "x" * 10_001):
         with pytest.raises(QueryError):
@@ -186,7 +184,7 @@ def test_a_query_that_cannot_be_searched_is_refused() -> None:
             built.retrieve("a", **options)  # type: ignore[arg-type]
 
 
-def test_calibrated_it_is_guarded_by_every_route_and_the_profile_fits() -> None:
+def test_calibrated_engine_guards_every_route() -> None:
     built = _built(signals="full")
     queries = [Query(f"q{n}", each.text) for n, each in enumerate(PASSAGES)]
     qrels = {f"q{n}": {each.passage_id: 1} for n, each in enumerate(PASSAGES)}
@@ -202,7 +200,7 @@ def test_calibrated_it_is_guarded_by_every_route_and_the_profile_fits() -> None:
     assert ContextGuard(built, profile=calibration.profile).comparison.reservations
 
 
-def test_an_update_of_no_change_finishes_what_an_interrupted_one_left() -> None:
+def test_empty_update_finishes_an_interrupted_one() -> None:
     built = _built()
     engine = _engine()
     before = engine.finished
@@ -210,7 +208,7 @@ def test_an_update_of_no_change_finishes_what_an_interrupted_one_left() -> None:
     assert engine.finished == before + 1
 
 
-def test_vectors_are_stored_and_asked_at_length_one() -> None:
+def test_vectors_have_length_one() -> None:
     class Long(WordHashEmbedder):
         def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:
             return 3.0 * super().encode_passages(texts, progress)
@@ -235,19 +233,19 @@ def test_vectors_are_stored_and_asked_at_length_one() -> None:
         *[(f"qdrant://h?timeout={each}", "timeout") for each in ("0", "-1", "soon", "inf")],
     ],
 )
-def test_a_url_that_names_no_index_is_refused(url: str, match: str) -> None:
+def test_url_without_index_is_refused(url: str, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         EngineAddress.parse(url)
 
 
 @pytest.mark.parametrize("password", ["se#cret", "se/cret", "se?cret", "se[cret", "12/secret"])
-def test_a_password_that_is_not_encoded_is_not_repeated(password: str) -> None:
+def test_unencoded_password_is_not_repeated(password: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read") as caught:
         EngineAddress.parse(f"postgresql://u:{password}@h:5432/db")
     assert "cret" not in str(caught.value)
 
 
-def test_an_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_hides_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CTXGUARD_ENGINE_KEY", "secret")
     url = "postgresql://u:secret@h:5432/db?password=secret#docs"
     address = EngineAddress.parse(url)

@@ -115,7 +115,7 @@ def _hit(row: Row) -> dict[str, Any]:
     return {"key": "k", "distance": row.score, "entity": entity}
 
 
-def test_bm25_that_rises_down_the_list_is_an_order_only(
+def test_rising_bm25_is_an_order_only(
     retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [Row("d0", "A text.", 0.5), Row("d1", "A text.", 2.0)]
@@ -125,7 +125,7 @@ def test_bm25_that_rises_down_the_list_is_an_order_only(
 
 
 @pytest.mark.parametrize("answer", [None, [], [[], []], [[None]], [["text"]], "text", [3]])
-def test_an_answer_that_cannot_be_read_is_an_outage(
+def test_unreadable_answer_is_an_outage(
     retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
     _answer(monkeypatch, answer)
@@ -136,7 +136,7 @@ def test_an_answer_that_cannot_be_read_is_an_outage(
 @pytest.mark.parametrize(
     "entity", [None, {}, {"passage_id": "a", "title": "", "text": "t", "metadata": "{"}]
 )
-def test_a_row_without_a_passage_is_left_out(
+def test_row_without_passage_is_left_out(
     retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch, entity: object
 ) -> None:
     rows = [{"distance": 0.9, "entity": entity}, _hit(Row("d1", "A text.", 0.8))]
@@ -161,7 +161,7 @@ class _Code:
         ((_Code("UNAVAILABLE"), "secret"), StageUnavailableError, "cannot be reached"),
     ],
 )
-def test_errors_of_a_server_are_typed_and_quote_nothing(
+def test_server_errors_are_typed_unquoted(
     retriever: EngineRetriever,
     monkeypatch: pytest.MonkeyPatch,
     raised: tuple[Any, str],
@@ -177,7 +177,7 @@ def test_errors_of_a_server_are_typed_and_quote_nothing(
     assert "secret" not in str(caught.value)
 
 
-def test_a_timeout_in_the_middle_of_reading_all_is_said(
+def test_timeout_while_reading_all_is_said(
     retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Pages:
@@ -199,7 +199,7 @@ def test_a_timeout_in_the_middle_of_reading_all_is_said(
     assert pages.asked == -1
 
 
-def test_a_server_is_used_by_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_is_used_by_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Milvus Lite serves its file over a port as a cluster does, without an index of arrays."""
     monkeypatch.setattr(milvus, "_INDEXES", milvus._INDEXES_OF_FILE)
     host = lite.start_and_get_uri(str(_File.path)).partition("://")[2]
@@ -217,7 +217,7 @@ def _refused(*_: Any, **__: Any) -> None:
     raise pymilvus.MilvusException(1100, "no sparse\n\u202evectors " + "x" * 1_000)
 
 
-def test_a_build_that_is_refused_says_why_and_leaves_nothing(
+def test_refused_build_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = _File().url("refused")
@@ -230,7 +230,7 @@ def test_a_build_that_is_refused_says_why_and_leaves_nothing(
         assert len(built) == len(PASSAGES)
 
 
-def test_a_collection_that_was_left_without_indexes_is_finished(
+def test_collection_without_indexes_is_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As by a build that was killed before it could remove what it had begun."""
@@ -266,29 +266,29 @@ def test_a_version_without_bm25_is_refused(
         _built(server=f"milvus://{host}?timeout=20")
 
 
-def test_a_server_that_never_answers_is_given_up(silent_server: str) -> None:
+def test_silent_server_is_given_up(silent_server: str) -> None:
     with pytest.raises(StageError, match="milvus"):
         EngineRetriever.open(f"{silent_server}#x", embedder=WordHashEmbedder())
 
 
-def test_a_file_without_the_suffix_is_refused() -> None:
+def test_file_without_suffix_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"\.db"):
         EngineRetriever.build(PASSAGES, "milvus:///tmp/index", embedder=WordHashEmbedder())
 
 
-def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_absent_file_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no index of that name"):
         EngineRetriever.open(f"milvus://{tmp_path}/a.db", embedder=WordHashEmbedder())
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_text("no database")
     with pytest.raises(StageUnavailableError, match="no file of Milvus Lite"):
         EngineRetriever.open(f"milvus://{tmp_path}/a.db", embedder=WordHashEmbedder())
 
 
-def test_a_collection_of_somebody_else_is_refused() -> None:
+def test_foreign_collection_is_refused() -> None:
     client = pymilvus.MilvusClient(str(_File.path))
     client.create_collection("foreign", dimension=4)
     client.close()
@@ -296,7 +296,7 @@ def test_a_collection_of_somebody_else_is_refused() -> None:
         EngineRetriever.open(_File().url("foreign"), embedder=WordHashEmbedder())
 
 
-def test_what_milvus_cannot_hold_is_refused_and_named() -> None:
+def test_unholdable_is_refused_and_named() -> None:
     long = "é" * (milvus.MAX_BYTES // 2 + 1)
     for passage in (
         Passage("a", long),
@@ -309,7 +309,7 @@ def test_what_milvus_cannot_hold_is_refused_and_named() -> None:
             _built([passage])
 
 
-def test_a_text_as_long_as_milvus_holds_is_found() -> None:
+def test_longest_text_is_found() -> None:
     text = "violin " + "x" * (milvus.MAX_BYTES - 7)
     with _built([Passage("a", text), *PASSAGES]) as built:
         assert built.passage("a").text == text
@@ -326,7 +326,7 @@ def test_quotes_and_brackets_reach_no_filter() -> None:
         assert built.known_ids(odd) == set(odd[2:])
 
 
-def test_terms_that_milvus_would_split_are_matched_whole() -> None:
+def test_split_terms_are_matched_whole() -> None:
     passages = [Passage("a", "asyncio.wait_for timeout"), Passage("b", "wait, for a timeout")]
     with _built(passages) as built:
         found = built.on_route(Route.LEXICAL).retrieve("wait_for")
@@ -335,7 +335,7 @@ def test_terms_that_milvus_would_split_are_matched_whole() -> None:
         assert len(built.on_route(Route.LEXICAL).retrieve("for")) == 0
 
 
-def test_the_smallest_digests_are_found_without_an_order(
+def test_smallest_digests_need_no_order(
     retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = retriever._engine
@@ -345,12 +345,12 @@ def test_the_smallest_digests_are_found_without_an_order(
         assert engine.smallest_digests(n) == everything[:n]
 
 
-def test_a_query_without_terms_asks_for_nothing(retriever: EngineRetriever) -> None:
+def test_query_without_terms_asks_nothing(retriever: EngineRetriever) -> None:
     found = retriever._engine.search(LegQuery([], None, 5))
     assert len(found["lexical"]) == 0
 
 
-def test_a_child_process_is_told_that_the_file_is_its_parents(retriever: EngineRetriever) -> None:
+def test_child_learns_file_is_its_parents(retriever: EngineRetriever) -> None:
     engine = retriever._engine
     read, write = os.pipe()
     child = os.fork()

@@ -46,13 +46,13 @@ def build(url: str) -> EngineRetriever:
     return EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder(), signals="none")
 
 
-def test_a_server_that_is_too_old_is_named_with_the_version_needed(server: str) -> None:
+def test_old_server_names_version_needed(server: str) -> None:
     with pytest.raises(ConfigurationError, match=r"Milvus v2\.3\.5.* needs 2\.5 or later"):
         build(server)
     assert collections(server) == []
 
 
-def test_a_build_that_the_server_refuses_says_why_and_leaves_nothing(
+def test_build_refused_by_server_leaves_nothing(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a server would whose version says less than it cannot do."""

@@ -65,7 +65,7 @@ class TestEngine(EngineContract):
         return built
 
 
-def test_a_wrong_password_is_refused_and_the_key_is_one(postgresql_process: Any) -> None:
+def test_wrong_password_is_refused(postgresql_process: Any) -> None:
     import psycopg
 
     rules = Path(postgresql_process.pgdata) / "pg_hba.conf"
@@ -87,7 +87,7 @@ def test_a_wrong_password_is_refused_and_the_key_is_one(postgresql_process: Any)
             connection.execute("DROP ROLE locked")
 
 
-def test_bm25_stays_that_of_an_index_built_anew(built: EngineRetriever) -> None:
+def test_bm25_equals_an_index_built_anew(built: EngineRetriever) -> None:
     changed = [Passage(PASSAGES[1].passage_id, "Foxes, foxes and a ladder."), *PASSAGES[2:]]
     built.update(changed)
     anew = HybridRetriever.build(changed, embedder=WordHashEmbedder(), signals="none")
@@ -99,15 +99,13 @@ def test_bm25_stays_that_of_an_index_built_anew(built: EngineRetriever) -> None:
         assert found == pytest.approx(own)
 
 
-def test_all_passages_are_read_page_by_page(
-    built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passages_are_read_by_page(built: EngineRetriever, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgresql, "_PAGE", 3)
     found = [row["passage_id"] for row in built._engine.rows(("passage_id",))]
     assert sorted(found) == sorted(each.passage_id for each in PASSAGES)
 
 
-def test_vectors_past_2000_dimensions_are_kept_at_half_precision() -> None:
+def test_long_vectors_are_half_precision() -> None:
     with _built(PASSAGES[:4], embedder=WordHashEmbedder(dimension=2_500)) as retriever:
         assert "halfvec" in retriever.fingerprint()["engine"]
         found = retriever.on_route(Route.DENSE).retrieve(PASSAGES[2].text, depth=1)
@@ -116,7 +114,7 @@ def test_vectors_past_2000_dimensions_are_kept_at_half_precision() -> None:
         _built(PASSAGES[:1], embedder=WordHashEmbedder(dimension=4_001))
 
 
-def test_writers_of_the_same_passages_count_each_once(built: EngineRetriever) -> None:
+def test_concurrent_writers_count_each_once(built: EngineRetriever) -> None:
     changed = [
         [Passage(each.passage_id, f"{each.text} writer{n}") for each in PASSAGES] for n in range(3)
     ]
@@ -135,7 +133,7 @@ def test_writers_of_the_same_passages_count_each_once(built: EngineRetriever) ->
     assert terms == lengths == counts
 
 
-def test_vectors_have_an_index_that_a_search_can_use(built: EngineRetriever) -> None:
+def test_vectors_have_a_usable_index(built: EngineRetriever) -> None:
     vector = vector_of(built.encode_query("kettles and ladders"))
     with _engine(built)._transaction() as run:
         # Of so few passages the planner would rather compare all.
@@ -145,7 +143,7 @@ def test_vectors_have_an_index_that_a_search_can_use(built: EngineRetriever) -> 
         assert len(run(statement, values)) == 3
 
 
-def test_an_index_is_searched_by_a_role_that_may_only_read(built: EngineRetriever) -> None:
+def test_read_only_role_can_search(built: EngineRetriever) -> None:
     import psycopg
 
     name = _engine(built).address.name
@@ -162,7 +160,7 @@ def test_an_index_is_searched_by_a_role_that_may_only_read(built: EngineRetrieve
             opened.delete([PASSAGES[0].passage_id])
 
 
-def test_nul_characters_are_replaced_and_ids_with_one_refused() -> None:
+def test_nul_characters_are_replaced_or_refused() -> None:
     odd = Passage("odd", "a\0b kettles", "t\0", {"k": "v\0"})
     with _built([odd]) as retriever:
         found = retriever.passage("odd")
@@ -185,7 +183,7 @@ def test_nul_characters_are_replaced_and_ids_with_one_refused() -> None:
         ("DROP TABLE about", ConfigurationError, "no index of that name"),
     ],
 )  # fmt: skip
-def test_what_is_no_index_of_this_release_is_refused(
+def test_foreign_index_is_refused(
     built: EngineRetriever, fault: str, error: type[Exception], said: str
 ) -> None:
     _engine(built)._maintain(fault)
@@ -194,7 +192,7 @@ def test_what_is_no_index_of_this_release_is_refused(
         EngineRetriever.open(url, embedder=WordHashEmbedder())
 
 
-def test_a_statement_that_takes_too_long_is_an_outage(built: EngineRetriever) -> None:
+def test_slow_statement_is_an_outage(built: EngineRetriever) -> None:
     url = f"{_server}&timeout=0.2#{_engine(built).address.name}"
     with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
         with pytest.raises(StageUnavailableError, match="57014"):
@@ -202,7 +200,7 @@ def test_a_statement_that_takes_too_long_is_an_outage(built: EngineRetriever) ->
         assert len(opened.retrieve("kettles", depth=3)) == 3
 
 
-def test_an_unreachable_server_is_named_without_its_credentials(
+def test_unreachable_server_hides_its_credentials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
@@ -229,7 +227,7 @@ class TestFaultRows(FaultRows):
         return self.index.on_route(Route.DENSE)
 
 
-def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) -> None:
+def test_child_opens_its_own_connections(built: EngineRetriever) -> None:
     built.retrieve("kettles", depth=1)
     pool = _engine(built)._client.client
     fork_safety._reset_all()
@@ -238,7 +236,7 @@ def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) ->
     type(pool).close(pool)
 
 
-def test_a_server_that_is_killed_in_mid_traffic_loses_no_account(postgresql_process: Any) -> None:
+def test_killed_server_loses_no_account(postgresql_process: Any) -> None:
     seen = outage(
         postgresql_process,
         f"{_server}#contract_{next(_names)}",
@@ -293,7 +291,7 @@ class TestPooled:
         ) as built:
             assert len(built) == len(PASSAGES)
 
-    def test_options_that_cannot_be_followed_name_the_mend(self) -> None:
+    def test_unsupported_options_name_the_mend(self) -> None:
         with pytest.raises(ConfigurationError, match="ALTER ROLE … SET search_path = mine"):
             EngineAddress.parse("postgres://someone@127.0.0.1/db?schema=mine#name")
         with pytest.raises(ConfigurationError, match="'connection_limit' is none"):

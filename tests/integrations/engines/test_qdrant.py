@@ -78,7 +78,7 @@ def _raising(error: Exception) -> Callable[..., Any]:
     return answer
 
 
-def test_both_legs_are_one_call_with_filter_and_without_vectors() -> None:
+def test_both_legs_are_one_call() -> None:
     asked: list[Any] = []
 
     def answer(name: str, requests: list[Any], timeout: int) -> list[Any]:
@@ -115,7 +115,7 @@ def test_both_legs_are_one_call_with_filter_and_without_vectors() -> None:
     ]
 
 
-def test_a_collection_is_made_with_both_vectors_and_indexes_of_the_payload() -> None:
+def test_collection_has_vectors_and_payload_indexes() -> None:
     made: dict[str, Any] = {}
     indexes: dict[str, Any] = {}
 
@@ -140,7 +140,7 @@ def test_a_collection_is_made_with_both_vectors_and_indexes_of_the_payload() -> 
     assert (indexes["digest"].range, indexes["digest"].lookup) == (True, False)
 
 
-def test_terms_that_share_a_place_count_together() -> None:
+def test_terms_sharing_a_place_count_together() -> None:
     weights = bm25_weights(["fox", "fox", "dog"], 3.0)
     norm = 1.5
     assert weights == {term_index("fox"): 2 / (2 + norm), term_index("dog"): 1 / (1 + norm)}
@@ -173,7 +173,7 @@ class TestFaultRows(FaultRows):
 @pytest.mark.parametrize(
     "payload", [{"text": None}, {"passage_id": 7}, {"metadata": "{"}, {"metadata": {"tenant": "a"}}]
 )
-def test_a_point_without_a_whole_passage_is_left_out(payload: dict[str, Any]) -> None:
+def test_point_without_passage_is_left_out(payload: dict[str, Any]) -> None:
     odd = point(0, 0.9, **payload)
     assert answering([odd, point(1, 0.8)]).retrieve("foxes").passage_ids == ("d1",)
     with pytest.raises(StageError):
@@ -181,7 +181,7 @@ def test_a_point_without_a_whole_passage_is_left_out(payload: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("answer", [[], [None], ["points"], [SimpleNamespace(points=None)]])
-def test_an_answer_of_another_form_is_an_outage(answer: Any) -> None:
+def test_malformed_answer_is_an_outage(answer: Any) -> None:
     with built(PASSAGES[:2]) as retriever:
         _fake(retriever, lambda *_, **__: answer)
         with pytest.raises(StageError, match="qdrant"):
@@ -204,7 +204,7 @@ def _status(status: int) -> UnexpectedResponse:
         (ResponseHandlingException(httpx.ConnectError("secret")), StageUnavailableError, "reached"),
     ],
 )
-def test_errors_of_the_client_are_typed_and_quote_nothing(
+def test_client_errors_are_typed_unquoted(
     error: Exception, expected: type[Exception], message: str
 ) -> None:
     with built(PASSAGES[:2]) as retriever:
@@ -222,7 +222,7 @@ def server() -> Iterator[RerankEndpoint]:
     started.close()
 
 
-def test_a_server_that_stops_in_the_middle_of_an_answer_is_an_outage_in_time(
+def test_server_stopping_midway_is_an_outage(
     server: RerankEndpoint,
 ) -> None:
     server.script.extend([Answer(hang=True)] * 9)
@@ -230,9 +230,7 @@ def test_a_server_that_stops_in_the_middle_of_an_answer_is_an_outage_in_time(
         EngineRetriever.open(f"{server.url}?timeout=1#any".replace("http", "qdrant"), **OPTIONS)
 
 
-def test_a_key_goes_into_a_header_and_into_no_message(
-    server: RerankEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_in_a_header_only(server: RerankEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CTXGUARD_ENGINE_KEY", "a-secret-key")
     server.script.extend([Answer(status=401, body=b"a-secret-key")] * 9)
     with (
@@ -244,13 +242,13 @@ def test_a_key_goes_into_a_header_and_into_no_message(
     assert "a-secret-key" not in str(caught.value)
 
 
-def test_an_address_with_a_password_is_refused() -> None:
+def test_address_with_password_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="CTXGUARD_ENGINE_KEY") as caught:
         EngineRetriever.open("qdrant://user:secret@localhost#x", **OPTIONS)
     assert "secret" not in str(caught.value)
 
 
-def test_opening_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
+def test_opening_absent_folder_makes_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no index of that name"):
         EngineRetriever.open(f"qdrant://{tmp_path}/absent#x", **OPTIONS)
     assert not (tmp_path / "absent").exists()
@@ -258,7 +256,7 @@ def test_opening_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
 
 # The client leaves its lock file to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_folder_that_another_client_has_open_is_refused(tmp_path: Path) -> None:
+def test_folder_open_elsewhere_is_refused(tmp_path: Path) -> None:
     other = QdrantClient(path=str(tmp_path))
     try:
         with pytest.raises(ConfigurationError, match="another process"):
@@ -267,7 +265,7 @@ def test_a_folder_that_another_client_has_open_is_refused(tmp_path: Path) -> Non
         other.close()
 
 
-def test_a_collection_of_another_program_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_collection_is_left_alone(tmp_path: Path) -> None:
     other = QdrantClient(path=str(tmp_path))
     other.create_collection("mine", models.VectorParams(size=2, distance=models.Distance.DOT))
     other.close()
@@ -275,7 +273,7 @@ def test_a_collection_of_another_program_is_left_alone(tmp_path: Path) -> None:
         EngineRetriever.open(f"qdrant://{tmp_path}#mine", **OPTIONS)
 
 
-def test_indexes_of_a_folder_share_it_until_the_last_is_closed(tmp_path: Path) -> None:
+def test_indexes_share_a_folder(tmp_path: Path) -> None:
     url = f"qdrant://{tmp_path}#one"
     first = EngineRetriever.build(PASSAGES, url, signals="none", **OPTIONS)
     second = EngineRetriever.build(PASSAGES[:3], f"qdrant://{tmp_path}#two", **OPTIONS)
@@ -311,7 +309,7 @@ def test_threads_may_search_while_another_writes() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_forked_child_leaves_the_folder_to_its_parent() -> None:
+def test_forked_child_leaves_parents_folder() -> None:
     with built() as retriever:
         reader, writer = os.pipe()
         child = os.fork()

@@ -181,7 +181,8 @@ def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
 class TestSignals:
     @given(st.integers(2, 30), st.integers(0, 10_000))
     @settings(deadline=None, max_examples=40)
-    def test_it_is_the_formulas_in_plain_loops(self, n: int, seed: int) -> None:
+    def test_signals_follow_their_formulas(self, n: int, seed: int) -> None:
+        """The signals equal the formulas written in plain loops."""
         pool = Pool(n, seed)
         found = pool.ranked()
         expected = plain(pool, Ranker.default())
@@ -191,7 +192,7 @@ class TestSignals:
 
     @given(st.integers(2, 30), st.integers(0, 10_000))
     @settings(deadline=None, max_examples=40)
-    def test_candidates_in_another_order_have_the_same_signals(self, n: int, seed: int) -> None:
+    def test_candidate_order_changes_no_signal(self, n: int, seed: int) -> None:
         pool = Pool(n, seed)
         pool.agree()
         positions = np.random.default_rng(seed).permutation(n).tolist()
@@ -207,19 +208,17 @@ class TestSignals:
         alone += [name for name in NAMES if name.startswith(("smoothed", "term_", "vector_s"))]
         assert {found[name].item() for name in alone} == {0.0}
 
-    def test_a_score_that_is_far_higher_leaves_the_others_finite(self) -> None:
+    def test_far_higher_score_leaves_others_finite(self) -> None:
         pair = Cosines(np.array([[0.0, 0.5], [0.5, 0.0]], np.float32), np.arange(2))
         for values in second_pass(pair, pair, np.array([1000.0, -1000.0])).values():
             assert np.isfinite(values).all()
 
-    def test_of_equal_candidates_the_first_is_the_better_one(self) -> None:
+    def test_first_of_equal_candidates_is_better(self) -> None:
         assert Pool(1).ranked([0, 0, 0])["redundancy"] == pytest.approx(np.array([0.0, 1.0, 1.0]))
 
     @given(st.integers(6, 30), st.integers(0, 10_000))
     @settings(deadline=None, max_examples=20)
-    def test_one_more_candidate_that_both_legs_put_last_changes_no_better_ones_list_signals(
-        self, n: int, seed: int
-    ) -> None:
+    def test_last_candidate_leaves_better_ones_signals(self, n: int, seed: int) -> None:
         pool = Pool(n, seed)
         pool.agree()
         order = np.argsort(-pool.legs["dense"].scores).tolist()
@@ -227,7 +226,7 @@ class TestSignals:
         for name in ("redundancy", "similarity_3", "term_similarity_3"):
             assert with_last[name][:-1] == pytest.approx(without[name], abs=1e-6)
 
-    def test_what_is_not_known_is_left_out_and_says_nothing(self) -> None:
+    def test_unknown_is_left_out(self) -> None:
         pool = Pool(12)
         candidates = pool.candidates()._replace(vectors=None)
         found = likeness.signals(candidates, pool.query, Ranker.default())
@@ -239,7 +238,7 @@ class TestSignals:
 
     @given(st.integers(2, 30), st.integers(0, 10_000), st.sampled_from([1, 10, 500]))
     @settings(deadline=None, max_examples=20)
-    def test_the_order_is_that_of_the_scores_given(self, n: int, seed: int, constant: int) -> None:
+    def test_order_follows_the_given_scores(self, n: int, seed: int, constant: int) -> None:
         """Another constant of the reciprocal ranks, or ranks among more, may order otherwise."""
         pool = Pool(n, seed)
         fused = fuse(pool.legs, Fusion(constant=constant))
@@ -251,7 +250,7 @@ class TestSignals:
         assert found["redundancy"].tolist() == pytest.approx(expected, abs=1e-5)
 
     @pytest.mark.parametrize("leg", ["lexical", "dense"])
-    def test_a_leg_that_did_not_answer_says_nothing(self, leg: str) -> None:
+    def test_unanswered_leg_says_nothing(self, leg: str) -> None:
         pool = Pool(12)
         legs = {leg: pool.legs[leg]}
         only = pool.candidates()._replace(legs=legs, fused=fuse(legs, Fusion()))
@@ -259,13 +258,13 @@ class TestSignals:
         assert set(NAMES) - found.keys() == {"match", "vector_match"}
         assert np.isfinite(found["ranker"]).all()
 
-    def test_a_passage_without_word_pieces_matches_least(self) -> None:
+    def test_passage_without_pieces_matches_least(self) -> None:
         pool = Pool(5)
         pool.pieces[2] = np.zeros(0, np.int32)
         pool.vectors[2] = pool.vectors[1]
         assert pool.ranked()["match"][2] < pool.ranked()["match"][1]
 
-    def test_of_many_query_pieces_the_rarest_count(self) -> None:
+    def test_rarest_of_many_query_pieces_count(self) -> None:
         rng, n = np.random.default_rng(0), likeness.MOST_QUERY_PIECES + 36
         states = QueryStates(np.ones(4, np.float32), np.arange(n), _units(rng, n, 4))
         rarity = np.arange(float(n))
@@ -274,7 +273,7 @@ class TestSignals:
         assert kept.weights.sum() == pytest.approx(1.0)
         assert kept.states[0].tolist() == states.states[-1].tolist()
 
-    def test_a_long_list_is_compared_with_its_first_hundred(self) -> None:
+    def test_long_list_compares_its_first_hundred(self) -> None:
         pool = Pool(130)
         pool.agree()
         order = np.argsort(-pool.legs["dense"].scores).tolist()
@@ -285,20 +284,20 @@ class TestSignals:
 
 
 class TestRankerInputs:
-    def test_a_z_score_is_clipped_at_4(self) -> None:
+    def test_z_score_is_clipped_at_4(self) -> None:
         values = np.zeros(100)
         values[7] = 1.0  # √99 standard deviations above the mean
         inputs = self.inputs(length=values)
         assert inputs["length.z"][7] == 4.0
         assert inputs["length.z"][0] == pytest.approx(-0.01 / math.sqrt(0.01 * 0.99))
 
-    def test_an_unknown_value_is_the_mean_and_ranks_last(self) -> None:
+    def test_unknown_value_is_mean_ranked_last(self) -> None:
         inputs = self.inputs(match=np.array([1.0, math.nan, 3.0]))
         assert inputs["match.z"].tolist() == [-1.0, 0.0, 1.0]
         expected = 0.5 * np.log([2.0, 3.0, 1.0])
         assert inputs["match.log_rank"] == pytest.approx(expected)
 
-    def test_equal_values_say_nothing_and_share_the_first_rank(self) -> None:
+    def test_equal_values_share_first_rank(self) -> None:
         inputs = self.inputs(match=np.full(5, 0.1))
         assert inputs["match.z"].tolist() == [0.0] * 5
         assert inputs["match.log_rank"].tolist() == [0.0] * 5

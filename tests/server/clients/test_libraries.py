@@ -197,14 +197,14 @@ def test_asynchronous_calls_of_litellm_too(case: Case, plain: str, guarded: str)
 
 
 @each_case
-def test_a_threshold_above_zero_leaves_out_what_is_dropped(case: Case, guarded: str) -> None:
+def test_threshold_above_zero_drops_the_dropped(case: Case, guarded: str) -> None:
     found = haystack_jina(guarded, case.documents, DEFAULT, score_threshold=1e-6)
     kept = [at for at, score in enumerate(truth(guarded, case.documents)) if score > 0.0]
     assert sorted(at for at, _ in found) == kept
 
 
 @each_case
-def test_mem0_by_the_alias_leaves_out_what_is_dropped(case: Case, guarded: str) -> None:
+def test_mem0_by_alias_drops_the_dropped(case: Case, guarded: str) -> None:
     """And all copies of a text but one."""
     found = mem0(guarded, case.documents, DEFAULT, model="ctxguard:omit")
     pairs = zip(case.documents, truth(guarded, case.documents), strict=True)

@@ -161,7 +161,7 @@ def asked(case: Case) -> int:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @each_case
-def test_no_document_gets_the_score_of_another(program: Program, case: Case, guarded: str) -> None:
+def test_no_document_gets_anothers_score(program: Program, case: Case, guarded: str) -> None:
     """Rescaled or not, the order of the documents is that of their own scores."""
     served = program(guarded, case.documents, asked(case), 0.0)
     scores = truth(guarded, case.documents)
@@ -176,9 +176,7 @@ def test_no_document_gets_the_score_of_another(program: Program, case: Case, gua
 
 @pytest.mark.parametrize("program", WITH_THRESHOLD)
 @each_case
-def test_its_own_threshold_leaves_out_what_is_dropped(
-    program: Program, case: Case, guarded: str
-) -> None:
+def test_own_threshold_drops_the_dropped(program: Program, case: Case, guarded: str) -> None:
     scores = truth(guarded, case.documents)
     served = program(guarded, case.documents, asked(case), LEAST)
     assert all(scores[at] > 0.0 for at, _ in served)
@@ -191,7 +189,7 @@ def case_of(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def test_dify_s_rescaling_drops_the_last_of_the_kept(guarded: str) -> None:
+def test_dify_rescaling_drops_last_kept(guarded: str) -> None:
     """Where nothing with a score of zero came back, the least of the kept becomes zero."""
     fewer = case_of("fewer")
     assert len(dify_min_max(guarded, fewer.documents, 3, LEAST)) == 2
@@ -199,7 +197,7 @@ def test_dify_s_rescaling_drops_the_last_of_the_kept(guarded: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["one document", "only one is relevant"])
-def test_dify_s_rescaling_gives_a_single_kept_document_zero(case: str, guarded: str) -> None:
+def test_dify_rescaling_zeroes_a_single_kept(case: str, guarded: str) -> None:
     documents = case_of(case).documents
     ((kept, score),) = dify_min_max(guarded, documents, 3, 0.0, model="ctxguard:omit")
     assert score == 0.0
@@ -208,16 +206,14 @@ def test_dify_s_rescaling_gives_a_single_kept_document_zero(case: str, guarded: 
 
 
 @pytest.mark.parametrize("program", [dify, dify_min_max])
-def test_dify_without_a_threshold_serves_what_the_alias_keeps(
-    program: Program, guarded: str
-) -> None:
+def test_dify_without_threshold_serves_the_kept(program: Program, guarded: str) -> None:
     documents = case_of("as many as there are").documents
     served = program(guarded, documents, 12, 0.0, model="ctxguard:omit")
     scores = truth(guarded, documents)
     assert {at for at, _ in served} == {at for at, score in enumerate(scores) if score > 0.0}
 
 
-def test_ragflow_rescales_only_what_lies_beyond_0_and_1(plain: str, guarded: str) -> None:
+def test_ragflow_rescales_only_outside_unit_interval(plain: str, guarded: str) -> None:
     """All scores of the service lie between; a reranker's own may not."""
     documents = case_of("as many as there are").documents
     assert dict(ragflow(guarded, documents, 12, 0.0)) == dict(enumerate(truth(guarded, documents)))
@@ -225,22 +221,20 @@ def test_ragflow_rescales_only_what_lies_beyond_0_and_1(plain: str, guarded: str
     assert [score for _, score in ragflow(plain, logits, 3, 0.0)] == [1.0, 2 / 3, 0.0]
 
 
-def test_librechat_serves_dropped_documents_where_it_asks_for_all(guarded: str) -> None:
+def test_librechat_asking_for_all_serves_dropped(guarded: str) -> None:
     documents = case_of("only one is relevant").documents
     assert len(librechat(guarded, documents, 5, 0.0)) == 3
     assert len(librechat(guarded, documents, 2, 0.0)) == 1
 
 
 @pytest.mark.parametrize("program", [continue_cohere, continue_tei, r2r])
-def test_programs_that_always_ask_for_all_fill_up_with_dropped_documents(
-    program: Program, guarded: str
-) -> None:
+def test_asking_for_all_fills_with_dropped(program: Program, guarded: str) -> None:
     documents = case_of("only one is relevant").documents
     served = program(guarded, documents, 2, 0.0)
     assert [score > 0.0 for _, score in served] == [True, False]
 
 
-def test_leaving_dropped_documents_out_would_shift_open_webui_s_scores(guarded: str) -> None:
+def test_omitting_would_shift_open_webui_scores(guarded: str) -> None:
     """Why all are answered where a client asks for all, and ``ctxguard:omit`` is neither for it nor
     for Continue."""
     case = case_of("as many as there are")

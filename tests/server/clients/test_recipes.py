@@ -39,11 +39,11 @@ def test_a_recipe_serves_what_was_kept(code: str, guarded: str) -> None:
     assert names["kept"] == kept_of(DOCUMENTS) != DOCUMENTS
 
 
-def test_the_page_has_a_recipe_of_each_client() -> None:
+def test_each_client_has_a_recipe() -> None:
     assert len(RECIPES) == 7
 
 
-def test_the_table_at_the_top_is_true(guarded: str) -> None:
+def test_table_at_the_top_is_true(guarded: str) -> None:
     kept = kept_of(DOCUMENTS)
 
     def ask(**options: object) -> list[str]:
@@ -59,13 +59,13 @@ def test_the_table_at_the_top_is_true(guarded: str) -> None:
 
 
 @each_case
-def test_exactly_the_dropped_documents_of_a_case_have_zero(guarded: str, case: Case) -> None:
+def test_exactly_the_dropped_have_zero(guarded: str, case: Case) -> None:
     ratios = relative_scores(ScoreKind.PROBABILITY, relevance(QUERY, case.documents))
     scores = truth(guarded, case.documents)
     assert [score > 0.0 for score in scores] == [ratio >= MIN_RATIO for ratio in ratios]
     assert all(0.0 <= score <= 1.0 for score in scores)
 
 
-def test_the_cases_of_the_clients_drop_some_and_keep_some(guarded: str) -> None:
+def test_clients_cases_drop_and_keep_some(guarded: str) -> None:
     found = [truth(guarded, case.documents) for case in CASES]
     assert sum(0.0 in scores and any(scores) for scores in found) > len(CASES) / 2

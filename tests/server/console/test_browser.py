@@ -92,9 +92,7 @@ def is_relevant(passage_id: str) -> bool:
     return rank == "1" or (rank == "0" and int(number) % 2 == 0)
 
 
-def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
-    page: "Page", address: str, store: SampleStore
-) -> None:
+def test_keyboard_labels_reach_live_report(page: "Page", address: str, store: SampleStore) -> None:
     """Of the four passages that are served one or two are relevant; the judge errs on some."""
     begin(page, address)
     page.focus("[data-current]")
@@ -137,9 +135,7 @@ IN_SIGHT = """() => {
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_the_question_stays_in_sight_while_requests_are_graded(
-    page: "Page", tmp_path: Path, width: int, height: int
-) -> None:
+def test_question_stays_in_sight(page: "Page", tmp_path: Path, width: int, height: int) -> None:
     """By keyboard alone; each passage that has the focus is in sight as well."""
     page.set_viewport_size({"width": width, "height": height})
     with SampleStore.open(filled(tmp_path, 10)) as store, console_at(store) as address:
@@ -158,7 +154,7 @@ def test_the_question_stays_in_sight_while_requests_are_graded(
         assert len(store.labels()) >= n_requests
 
 
-def test_keys_pressed_while_the_next_query_loads_are_not_lost(page: "Page", tmp_path: Path) -> None:
+def test_keys_during_loading_are_kept(page: "Page", tmp_path: Path) -> None:
     with SampleStore.open(filled(tmp_path, 2)) as store, console_at(store) as address:
         begin(page, address, n=24)
         for pressed in f"{'2' * 12}n{'2' * 12}":
@@ -167,9 +163,7 @@ def test_keys_pressed_while_the_next_query_loads_are_not_lost(page: "Page", tmp_
         assert len(store.labels()) == 24
 
 
-def test_axe_finds_no_fault_of_accessibility_on_any_page(
-    browser: "Browser", address: str, store: SampleStore
-) -> None:
+def test_axe_finds_no_fault(browser: "Browser", address: str, store: SampleStore) -> None:
     """On a phone, which is dark, and on a desktop, which is light."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe").Axe()
     opened = browser.new_page(bypass_csp=True)  # so that axe itself may run
@@ -207,7 +201,7 @@ def check_with_axe(opened: "Page", axe: Any, addresses: Iterable[str]) -> None:
             assert opened.evaluate("document.documentElement.scrollWidth") <= width, one
 
 
-def test_a_hostile_passage_does_nothing_in_a_browser(page: "Page", address: str) -> None:
+def test_hostile_passage_does_nothing(page: "Page", address: str) -> None:
     page.goto(f"{address}/request?id=which-shelf-holds-tool-1")
     for summary in page.query_selector_all("summary"):
         summary.click()

@@ -31,7 +31,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         yield visitor(store)
 
 
-def test_requests_are_listed_newest_first_page_by_page(
+def test_requests_are_paged_newest_first(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decisions, "PAGE_ROWS", 3)
@@ -45,7 +45,7 @@ def test_requests_are_listed_newest_first_page_by_page(
     assert seen == [[4, 5, 6], [1, 2, 3], [0]]
 
 
-def test_one_request_is_shown_with_reasons_and_thresholds(client: TestClient) -> None:
+def test_request_shows_reasons_and_thresholds(client: TestClient) -> None:
     page = client.get("/console/request", params={"id": f" {REQUEST(2)} "}).text
     assert "Served, best first (4)" in page
     assert "Dropped, best first (8)" in page
@@ -55,7 +55,7 @@ def test_one_request_is_shown_with_reasons_and_thresholds(client: TestClient) ->
     assert "at most 5 passages, each with at least 0.85 of the top score" in page
 
 
-def test_in_shadow_it_shows_what_would_be_dropped_and_the_p_of_each_passage(
+def test_shadow_shows_would_be_drops(
     tmp_path: Path,
 ) -> None:
     with SampleStore.open(filled(tmp_path, 1, mode=Mode.SHADOW)) as store:
@@ -78,7 +78,7 @@ def test_in_shadow_it_shows_what_would_be_dropped_and_the_p_of_each_passage(
 
 
 @pytest.mark.parametrize("request_id", ["", "never", "\ud800\0", "x" * 2_000])
-def test_an_unknown_request_is_a_page_that_says_why(client: TestClient, request_id: str) -> None:
+def test_unknown_request_page_says_why(client: TestClient, request_id: str) -> None:
     query = {"id": request_id.encode("utf-8", "surrogatepass")}
     page = client.get("/console/request", params=query)
     assert page.status_code == 404
@@ -86,26 +86,26 @@ def test_an_unknown_request_is_a_page_that_says_why(client: TestClient, request_
 
 
 @pytest.mark.parametrize("before", ["-1", "x", "1e9", "9" * 30, "²"])
-def test_a_place_in_the_list_that_is_no_number_is_refused(client: TestClient, before: str) -> None:
+def test_invalid_place_is_refused(client: TestClient, before: str) -> None:
     page = client.get("/console/decisions", params={"before": before})
     assert page.status_code == 400
     assert "before is no whole number" in page.text
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_before_the_first_sample_there_is_nothing(client: TestClient, before: int) -> None:
+def test_before_first_sample_is_nothing(client: TestClient, before: int) -> None:
     page = client.get(f"/console/decisions?before={before}")
     assert "There are no older samples" in page.text
 
 
-def test_an_empty_store_is_said_in_words(tmp_path: Path) -> None:
+def test_empty_store_is_said(tmp_path: Path) -> None:
     with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as store:
         page = visitor(store).get("/console/")
     assert page.url.path == "/console/decisions"
     assert "No request has been sampled yet" in page.text
 
 
-def test_a_sample_whose_text_was_deleted_is_still_listed(tmp_path: Path) -> None:
+def test_sample_without_text_is_listed(tmp_path: Path) -> None:
     with SampleStore.open(filled(tmp_path, 2), limits=Limits(max_bytes=1)) as store:
         store.clean()
         client = visitor(store)
@@ -114,7 +114,7 @@ def test_a_sample_whose_text_was_deleted_is_still_listed(tmp_path: Path) -> None
     assert "deleted to bound the store" in page
 
 
-def test_a_hostile_passage_is_text_with_its_hidden_characters_shown(tmp_path: Path) -> None:
+def test_hostile_passage_shows_as_text(tmp_path: Path) -> None:
     with SampleStore.open(
         filled(
             tmp_path,
@@ -130,7 +130,7 @@ def test_a_hostile_passage_is_text_with_its_hidden_characters_shown(tmp_path: Pa
     assert not {"\u202e", "\u200b", "\U000e0068"} & set(page)
 
 
-def test_a_store_that_cannot_be_read_is_a_page(tmp_path: Path) -> None:
+def test_unreadable_store_is_a_page(tmp_path: Path) -> None:
     file = tmp_path / "samples.db"
     with SampleStore.open(f"sqlite:///{file}") as store:
         client = visitor(store)

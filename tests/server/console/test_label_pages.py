@@ -81,7 +81,7 @@ def labels(store: SampleStore) -> list[tuple[str, int | None, str | None]]:
     return [(row.passage_id, row.grade, row.negative) for _, row in store.labels()]
 
 
-def test_the_page_and_a_file_are_one_sample(store: SampleStore, client: TestClient) -> None:
+def test_page_and_file_are_one_sample(store: SampleStore, client: TestClient) -> None:
     pick(client, 20)
     for sample in to_label(store, SERIES, 20):
         rows = sample.rows()
@@ -110,9 +110,7 @@ def test_a_grade_is_stored_at_once(
     assert [row.annotator for _, row in store.labels()] == ["ann"]
 
 
-def test_a_grade_that_is_taken_back_leaves_no_trace_in_what_counts(
-    store: SampleStore, client: TestClient
-) -> None:
+def test_withdrawn_grade_leaves_no_trace(store: SampleStore, client: TestClient) -> None:
     text = pick(client).text
     sample, passage = sample_on(text), shown(text)[0]
     give(client, "2", passage, sample)
@@ -126,9 +124,7 @@ def test_a_grade_that_is_taken_back_leaves_no_trace_in_what_counts(
     assert found.people[passage].grade == 1
 
 
-def test_the_last_grade_counts_also_when_the_clock_is_set_back(
-    store: SampleStore, client: TestClient
-) -> None:
+def test_last_grade_counts_despite_clock(store: SampleStore, client: TestClient) -> None:
     text = pick(client).text
     sample, passage = sample_on(text), shown(text)[0]
     request_id = request_of(store, sample)
@@ -138,9 +134,7 @@ def test_the_last_grade_counts_also_when_the_clock_is_set_back(
     assert found.people[passage].grade == 1
 
 
-def test_another_person_sees_that_it_is_graded_but_not_how(
-    store: SampleStore, client: TestClient
-) -> None:
+def test_others_grades_show_without_value(store: SampleStore, client: TestClient) -> None:
     text = pick(client).text
     sample, passage = sample_on(text), shown(text)[0]
     give(client, "3", passage, sample)
@@ -150,7 +144,7 @@ def test_another_person_sees_that_it_is_graded_but_not_how(
     assert 'aria-pressed="true"' not in theirs
 
 
-def test_a_run_ends_at_the_first_that_is_relevant(tmp_path: Path) -> None:
+def test_run_ends_at_first_relevant(tmp_path: Path) -> None:
     with SampleStore.open(filled(tmp_path, 6)) as store:
         client = visitor(store)
         pick(client, 6)
@@ -164,7 +158,7 @@ def test_a_run_ends_at_the_first_that_is_relevant(tmp_path: Path) -> None:
         assert "This query is graded" in give(client, "1", further, sample).text
 
 
-def test_an_id_with_line_breaks_comes_back_from_a_form(tmp_path: Path) -> None:
+def test_id_with_line_breaks_returns(tmp_path: Path) -> None:
     with SampleStore.open(filled(tmp_path, 1, ids="d{}\n-{}".format)) as store:
         client = visitor(store)
         text = pick(client, 1).text
@@ -173,13 +167,11 @@ def test_an_id_with_line_breaks_comes_back_from_a_form(tmp_path: Path) -> None:
         assert [row.passage_id for _, row in store.labels()] == [shown(text)[0]]
 
 
-def test_whole_requests_are_graded_with_their_dropped_passages(
-    store: SampleStore, client: TestClient
-) -> None:
+def test_whole_requests_grade_dropped_passages(store: SampleStore, client: TestClient) -> None:
     assert len(shown(pick(client, 24, **WHOLE).text)) == 12
 
 
-def test_a_tenants_page_holds_only_requests_of_that_tenant(tmp_path: Path) -> None:
+def test_tenants_page_holds_own_requests(tmp_path: Path) -> None:
     url = filled(tmp_path, 6, filters=[Where(tenant="a"), Where(tenant="b"), None])
     with SampleStore.open(url) as store:
         client = visitor(store)
@@ -207,7 +199,7 @@ def test_a_tenants_page_holds_only_requests_of_that_tenant(tmp_path: Path) -> No
         ({"judge": "another"}, 404),
     ],
 )
-def test_what_cannot_be_a_grade_is_refused_in_words(
+def test_invalid_grade_is_refused_in_words(
     store: SampleStore, client: TestClient, changes: dict[str, str], status: int
 ) -> None:
     text = pick(client).text
@@ -226,19 +218,17 @@ def test_only_what_was_picked_is_graded(store: SampleStore, client: TestClient) 
 
 
 @pytest.mark.parametrize("n", ["", "0", "-1", "1.5", "1001", "9" * 30, "²"])
-def test_a_number_of_requests_that_is_none_is_refused(
-    store: SampleStore, client: TestClient, n: str
-) -> None:
+def test_invalid_request_count_is_refused(store: SampleStore, client: TestClient, n: str) -> None:
     assert pick(client, n).status_code == 400
     assert store.picked(SERIES) == {}
 
 
-def test_an_empty_store_says_that_requests_are_missing(tmp_path: Path) -> None:
+def test_empty_store_says_requests_are_missing(tmp_path: Path) -> None:
     with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as store:
         assert "No request has been sampled yet" in visitor(store).get("/console/label").text
 
 
-def test_people_grade_requests_that_no_judge_has_seen(tmp_path: Path) -> None:
+def test_people_grade_unjudged_requests(tmp_path: Path) -> None:
     """From served requests to an estimate from grades alone."""
     n = 6
     with SampleStore.open(filled(tmp_path, n, judge=False)) as store:
@@ -266,7 +256,7 @@ def test_the_guide_is_the_files_guide(client: TestClient) -> None:
     assert "hard negative" in text
 
 
-def test_a_hostile_passage_and_name_are_text(tmp_path: Path) -> None:
+def test_hostile_passage_and_name_are_text(tmp_path: Path) -> None:
     url = filled(tmp_path, 1, ids=lambda number, rank: f"d{number}-{rank} {HOSTILE}")
     with SampleStore.open(url) as store:
         client = visitor(store)

@@ -16,7 +16,7 @@ def day_of(store: SampleStore) -> str:
     return str(datetime.fromtimestamp(store.newest_samples(1)[0].time_seconds, UTC).date())
 
 
-def test_served_traffic_is_on_the_page_with_what_was_dropped_and_why(tmp_path: Path) -> None:
+def test_page_shows_drops_and_reasons(tmp_path: Path) -> None:
     """The guard keeps four passages; the fifth is the relevant one."""
     hostile = "d{}-{} ".format
     url = filled(tmp_path, 3, relevant=4, ids=lambda *place: hostile(*place) + HOSTILE)
@@ -46,20 +46,20 @@ def test_without_any_it_opens_on_yesterday(tmp_path: Path) -> None:
     assert f'value="{datetime.now(UTC).date() - timedelta(days=1)}"' in page
 
 
-def test_what_todays_first_k_lack_was_not_lost(tmp_path: Path) -> None:
+def test_absent_from_first_k_is_unlost(tmp_path: Path) -> None:
     """Without the policy ten are served, and the twelfth is the relevant one."""
     with SampleStore.open(filled(tmp_path, 2, relevant=11)) as store:
         page = visitor(store).get("/console/mistakes", params={"day": day_of(store)}).text
     assert "None of the 2 judged requests is known to have lost one" in page
 
 
-def test_a_request_that_lost_nothing_is_not_on_the_page(tmp_path: Path) -> None:
+def test_request_losing_nothing_is_absent(tmp_path: Path) -> None:
     with SampleStore.open(filled(tmp_path, 3, relevant=0)) as store:
         page = visitor(store).get("/console/mistakes", params={"day": day_of(store)}).text
     assert "None of the 3 judged requests is known to have lost one" in page
 
 
-def test_of_a_tenant_nothing_of_another_is_shown(tmp_path: Path) -> None:
+def test_tenants_see_only_their_own(tmp_path: Path) -> None:
     filters = (Where(tenant="a"), Where(tenant="b"))
     with SampleStore.open(filled(tmp_path, 4, relevant=4, filters=filters)) as store:
         client, day = visitor(store), day_of(store)
@@ -71,9 +71,7 @@ def test_of_a_tenant_nothing_of_another_is_shown(tmp_path: Path) -> None:
         assert "None is known of this tenant" in none
 
 
-def test_the_worst_are_first_and_the_others_a_page_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worst_come_first_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "MISTAKES_SHOWN", 2)
     with SampleStore.open(filled(tmp_path, 5, relevant=4)) as store:
         client = visitor(store)
@@ -95,7 +93,7 @@ def test_the_worst_are_first_and_the_others_a_page_on(
         *[(day, 200, 'class="button"') for day in ("0001-01-01", "9999-12-31")],
     ],
 )
-def test_a_day_that_is_none_is_refused(tmp_path: Path, day: str, status: int, said: str) -> None:
+def test_invalid_day_is_refused(tmp_path: Path, day: str, status: int, said: str) -> None:
     with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as store:
         page = visitor(store).get("/console/mistakes", params={"day": day})
     assert page.status_code == status

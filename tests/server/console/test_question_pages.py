@@ -66,7 +66,7 @@ def grade_all(client: TestClient, grade: str, question: int) -> str:
     return text
 
 
-def test_grades_and_marks_are_in_the_file_at_once(client: TestClient, path: Path) -> None:
+def test_grades_reach_the_file_at_once(client: TestClient, path: Path) -> None:
     """Ids with line breaks, which forms change, are those of the retriever."""
     assert "0 of 12 questions graded" in client.get("/console/").text
     give(client, "1", IDS[0])
@@ -81,14 +81,14 @@ def test_grades_and_marks_are_in_the_file_at_once(client: TestClient, path: Path
     assert list(read_jsonl(path).qrels.values()) == [{IDS[0]: 1}]
 
 
-def test_no_answer_is_offered_while_nothing_is_relevant(client: TestClient) -> None:
+def test_answers_need_a_relevant_passage(client: TestClient) -> None:
     assert "No answer here" in give(client, "0", IDS[0])
     assert "No answer here" not in give(client, "1", IDS[1])
     form = {"sample": "0", "passage": "", "grade": "x"}
     assert client.post("/console/label/grade", data=form).status_code in (400, 404)
 
 
-def test_what_labels_buy_is_said_after_ten(client: TestClient) -> None:
+def test_labels_worth_is_said_after_ten(client: TestClient) -> None:
     said = [grade_all(client, "1", question) for question in range(10)]
     words = "10 questions with a relevant passage: 10 more to extend"
     assert [words in text for text in said] == [False] * 9 + [True]
@@ -100,7 +100,7 @@ def test_what_labels_buy_is_said_after_ten(client: TestClient) -> None:
     assert words in end
 
 
-def test_hostile_texts_are_shown_as_they_are(client: TestClient) -> None:
+def test_hostile_texts_show_as_text(client: TestClient) -> None:
     text = client.get("/console/label").text
     assert "<script>document" not in text
     assert SHOWN in text
@@ -126,7 +126,7 @@ def test_a_form_of_nothing_is_refused(
     assert not path.exists()
 
 
-def test_a_changed_file_is_said_on_the_page(client: TestClient, path: Path) -> None:
+def test_changed_file_is_said(client: TestClient, path: Path) -> None:
     give(client, "1", IDS[0])
     path.write_text("{}\n")
     form = {"sample": "0", "passage": IDS[1], "grade": "1"}

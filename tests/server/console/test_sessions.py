@@ -40,7 +40,7 @@ def test_every_page_asks_for_the_token(client: TestClient, page: str) -> None:
     assert client.post("/console/label/grade", data={}).status_code == 401
 
 
-def test_the_token_lets_in_and_leads_to_the_page_that_was_asked_for(client: TestClient) -> None:
+def test_token_leads_to_requested_page(client: TestClient) -> None:
     answer = sign_in(client, page="/console/request?id=7")
     assert answer.status_code == 303
     assert answer.headers["location"] == "/console/request?id=7"
@@ -66,7 +66,7 @@ def test_a_wrong_token_is_refused(client: TestClient, wrong: str) -> None:
     "page",
     ["//evil.example", "https://evil.example", "/console\\@evil.example", "/other", "/\\evil"],
 )
-def test_signing_in_leads_to_no_other_site(client: TestClient, page: str) -> None:
+def test_signing_in_leads_nowhere_else(client: TestClient, page: str) -> None:
     assert sign_in(client, page=page).headers["location"] == "/console/"
 
 
@@ -89,7 +89,7 @@ def test_a_forged_cookie_is_refused(client: TestClient, forge) -> None:  # type:
     assert client.get("/console/decisions", headers=headers).status_code == 401
 
 
-def test_signing_out_ends_the_session_in_every_process(store: SampleStore) -> None:
+def test_signing_out_ends_every_process(store: SampleStore) -> None:
     one, another = visitor(store, token=TOKEN), visitor(store, token=TOKEN)
     for client in (one, another):
         sign_in(client)
@@ -101,7 +101,7 @@ def test_signing_out_ends_the_session_in_every_process(store: SampleStore) -> No
     assert another.get("/console/decisions").status_code == 200
 
 
-def test_sessions_that_ended_by_themselves_are_not_remembered(store: SampleStore) -> None:
+def test_ended_sessions_are_not_remembered(store: SampleStore) -> None:
     now = [0.0]
     client = visitor(store, token=TOKEN, clock=lambda: now[0])
     for _ in range(3):
@@ -111,9 +111,7 @@ def test_sessions_that_ended_by_themselves_are_not_remembered(store: SampleStore
     assert len((store.get_state(sessions._ENDED_KEY) or "").split()) == 1
 
 
-def test_an_address_may_try_to_sign_in_a_few_times_a_minute(
-    store: SampleStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sign_in_attempts_are_limited(store: SampleStore, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     client = visitor(store, token=TOKEN, clock=lambda: now[0])
     for _ in range(sessions.MOST_ATTEMPTS):
@@ -149,14 +147,14 @@ def test_a_session_ends(store: SampleStore, monkeypatch: pytest.MonkeyPatch) -> 
         (SAME_SITE, 400),
     ],
 )
-def test_a_form_of_another_site_is_refused(
+def test_other_sites_form_is_refused(
     store: SampleStore, headers: dict[str, str], status: int
 ) -> None:
     answer = TestClient(application(store)).post("/console/label/pick", headers=headers)
     assert answer.status_code == status
 
 
-def test_a_form_that_is_too_large_or_none_is_refused(store: SampleStore) -> None:
+def test_oversized_or_missing_form_is_refused(store: SampleStore) -> None:
     client = visitor(store)
     assert client.post("/console/label/pick", content=b"a" * 70_000).status_code == 413
     assert client.post("/console/label/pick", content=b"a=%ff&b=\xff").status_code == 400
@@ -164,7 +162,7 @@ def test_a_form_that_is_too_large_or_none_is_refused(store: SampleStore) -> None
 
 
 @pytest.mark.parametrize("page", ["/console/decisions", "/console/no", "/console/sign-in"])
-def test_every_page_forbids_what_it_does_not_need(client: TestClient, page: str) -> None:
+def test_pages_forbid_what_they_need_not(client: TestClient, page: str) -> None:
     headers = client.get(page).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -174,7 +172,7 @@ def test_every_page_forbids_what_it_does_not_need(client: TestClient, page: str)
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_pages_name_their_files_by_content_and_nothing_else(store: SampleStore) -> None:
+def test_pages_name_files_by_content(store: SampleStore) -> None:
     client = visitor(store)
     page = client.get("/console/decisions").text
     for name in ("console.css", "console.js"):
