@@ -16,9 +16,7 @@ from ctxguard.monitor.alarms import ReferenceKind
 
 
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda design: design.name)
-def test_mixed_sessions_ring_rarely_at_promise(
-    design: Design,
-) -> None:
+def test_mixed_sessions_ring_rarely_at_promise(design: Design) -> None:
     """Sessions and days that differ ring seldom at the promise, and soon at a doubled loss."""
     told = [tell(design, 1_000, 40, 3)]
     assert missed_design_bars(told, 0.05) == []

@@ -6,9 +6,7 @@ from pathlib import Path
 from benchmarks.index_update import main
 
 
-def test_timed_update_agrees_with_building(
-    tmp_path: Path,
-) -> None:
+def test_timed_update_agrees_with_building(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     size = ("--passages", "300", "--queries", "5")
     assert main([*size, "--folder", str(tmp_path), "--json", str(file)]) == 0

@@ -41,8 +41,7 @@ def test_price_is_share_of_gain() -> None:
         for n in range(40)
     }
     found = price(by_question)
-    assert found.gain == pytest.approx(0.4)
-    assert found.each((1, 5)) == pytest.approx(0.1 / 4 / 0.4)
+    assert (found.gain, found.each((1, 5))) == (pytest.approx(0.4), pytest.approx(0.1 / 4 / 0.4))
 
 
 def test_a_round_from_file_to_figure(tmp_path: Path) -> None:
@@ -67,5 +66,4 @@ def test_a_round_from_file_to_figure(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     assert main(["--data", str(tmp_path), "--json", str(report)]) == 0
     figures = json.loads(report.read_text(encoding="utf-8"))["sets"]["nq"]["measures"]
-    assert figures[DECIDES]["value"] == 1.0
-    assert figures["recall"]["value"] == 0.5
+    assert (figures[DECIDES]["value"], figures["recall"]["value"]) == (1.0, 0.5)

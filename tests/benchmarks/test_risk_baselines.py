@@ -86,8 +86,7 @@ def test_betting_reaches_beyond_bonferroni() -> None:
 def test_risk_control_adds_one_loss() -> None:
     # (9 × 0.1 + 1) / 10 = 0.19
     losses = np.full((9, 1), 0.1)
-    assert conformal_risk_control(losses, 0.191) == 1
-    assert conformal_risk_control(losses, 0.189) == 0
+    assert (conformal_risk_control(losses, 0.191), conformal_risk_control(losses, 0.189)) == (1, 0)
 
 
 def test_risk_control_judges_by_worst_before() -> None:

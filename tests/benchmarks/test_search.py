@@ -25,8 +25,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 def test_same_size_gives_same_data(corpus: Corpus, tmp_path: Path) -> None:
     again = prepare(300, tmp_path, n_queries=20)
-    assert again.texts() == corpus.texts()
-    assert again.queries == corpus.queries
+    assert (again.texts(), again.queries) == (corpus.texts(), corpus.queries)
     assert np.allclose(again.vectors, corpus.vectors, atol=1e-6)
 
 
@@ -93,8 +92,7 @@ def test_absent_system_is_shown(
 
 
 def test_unknown_system_is_refused() -> None:
-    assert peers_of("none") == []
-    assert peers_of("all") == list(PEERS)
+    assert (peers_of("none"), peers_of("all")) == ([], list(PEERS))
     with pytest.raises(argparse.ArgumentTypeError, match="unknown 'solr'"):
         peers_of("txtai,solr")
     with pytest.raises(ValueError, match="unknown system 'solr'"):
@@ -114,10 +112,8 @@ def test_bars_use_the_nearest_peer() -> None:
     figures |= {"direct": system(0.9, 1000.0)}
     figures |= {"txtai": system(9.0, 100.0), "lost": {}}
     measured = bars(figures)
-    assert measured["nearest_embedded_peer"] == "txtai"
-    assert measured["times_faster_at_p50"] == 9.0
+    assert (measured["nearest_embedded_peer"], measured["times_faster_at_p50"]) == ("txtai", 9.0)
     assert measured["times_less_processor_time"] == 9.0
-    assert measured["default_times_faster_at_p50"] == 3.0
-    assert measured["four_clients_to_one"] == 3.0
+    assert (measured["default_times_faster_at_p50"], measured["four_clients_to_one"]) == (3.0, 3.0)
     assert measured["memory_to_vectors_and_postings"] == 1.1
     assert bars({})["times_faster_at_p50"] is None

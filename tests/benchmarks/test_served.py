@@ -82,8 +82,7 @@ def test_labelled_queries_leave_the_truth(recorded: Recorded) -> None:
     labelled = few_labels(recorded.dataset, 25, 4)
     others = {recorded.pools.query_ids[row] for row in recorded.others(labelled).tolist()}
     assert others.isdisjoint({query.query_id for query in labelled.queries})
-    assert len(others) == QUERIES - 25
-    assert recorded.sizes((20, 48, 49)) == [20, 48]
+    assert (len(others), recorded.sizes((20, 48, 49))) == (QUERIES - 25, [20, 48])
 
 
 def test_assessor_down_serves_without_it(recorded: Recorded) -> None:

@@ -78,8 +78,7 @@ ROUNDS = {
     "stale": Round("--repeats 1 --cache DATA/cache", ""),
     "turns": Round("--former . --turns 1 --seconds 0", "cases/search, signals full/median"),
     "verdict": Round(
-        "--data DATA --collections musique --labels 20 --splits 1 --cache DATA/cache",
-        "^splits$",
+        "--data DATA --collections musique --labels 20 --splits 1 --cache DATA/cache", "^splits$"
     ),
 }
 ELSEWHERE = {

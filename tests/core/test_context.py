@@ -134,8 +134,7 @@ def test_passages_fill_the_budget_best_first(
     texts: list[str], settings: Assembly, kept_if: list[tuple[Threshold, ...]], text: str
 ) -> None:
     context = context_of(decision_on(texts), settings)
-    assert [verdict.kept_if for verdict in context.verdicts] == kept_if
-    assert context.text == text
+    assert ([verdict.kept_if for verdict in context.verdicts], context.text) == (kept_if, text)
     assert context.kept_ids == tuple(f"p{n}" for n, each in enumerate(kept_if, 1) if not each)
     assert context.dropped_by_reason == {DropReason.OVER_BUDGET: len(texts) - len(context)}
     assert context.flags == ()
@@ -158,9 +157,7 @@ SENTENCES = "Take one tablet a day. Do not take two. Ask Dr. Low if you forgot o
 def test_best_is_cut_where_none_fits(max_tokens: int, text: str) -> None:
     """Where no passage fits, the best is cut at a sentence, else at white space."""
     context = context_of(decision_on([SENTENCES, SENTENCES[::-1]]), budget(max_tokens))
-    assert context.text == text
-    assert context.kept_ids == ("p1",)
-    assert context.flags == (Flag.TRUNCATED,)
+    assert (context.text, context.kept_ids, context.flags) == (text, ("p1",), (Flag.TRUNCATED,))
     assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 1}
 
 
@@ -274,8 +271,7 @@ def broken(_text: str) -> int:
 )
 def test_estimate_replaces_a_failing_counter(count: Callable[[str], Any]) -> None:
     context = context_of(decision_on(["one", "two"]), Assembly(max_tokens=1000, count_tokens=count))
-    assert len(context) == 2
-    assert [failure.stage for failure in context.failures] == ["assembly"]
+    assert (len(context), [failure.stage for failure in context.failures]) == (2, ["assembly"])
     if count is broken:
         assert context.failures[0].cause == "count_tokens: RuntimeError; estimated"
 
@@ -303,8 +299,7 @@ def test_altered_line_costs_itself_alone(line: bytes) -> None:
 def test_what_is_no_passage_is_unreadable(bad: object) -> None:
     decision = decision_over(bad, Passage("p2", "two"))
     context = context_of(decision)
-    assert context.kept_ids == ("p2",)
-    assert context.dropped_by_reason == {DropReason.UNREADABLE: 1}
+    assert (context.kept_ids, context.dropped_by_reason) == (("p2",), {DropReason.UNREADABLE: 1})
 
 
 def test_wrong_id_type_keeps_the_passage() -> None:
@@ -378,10 +373,8 @@ def test_to_dict_names_profile_session_and_failures() -> None:
         flags=(Flag.DEGRADED,),
     )
     written = context.to_dict()
-    assert written["text"] == context.text
-    assert written["profile_id"] == "0123456789ab"
-    assert written["session_id"] == "s1"
-    assert written["flags"] == ["degraded"]
+    assert (written["text"], written["profile_id"]) == (context.text, "0123456789ab")
+    assert (written["session_id"], written["flags"]) == ("s1", ["degraded"])
     assert written["failures"] == [
         {"stage": "dense", "kind": "timeout", "cause": "no answer within 9 ms"}
     ]

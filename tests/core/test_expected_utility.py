@@ -70,8 +70,7 @@ class TestRule:
 
     def test_abstaining_policy_can_keep_nothing(self) -> None:
         decision = decide(ranking_of([0.1, 0.2]), policy_of(min_keep=0))
-        assert decision.kept_ids == ()
-        assert decision.flags == ()
+        assert (decision.kept_ids, decision.flags) == ((), ())
 
     def test_equal_probabilities_keep_score_order(self) -> None:
         ranking = ranking_of([0.7, 0.7, 0.7], scores=[1.0, 3.0, 2.0])
@@ -126,8 +125,7 @@ class TestVerdicts:
         decision = decide(ranking_of([0.9, 0.25]), policy_of())
         verdict = decision.verdicts[1]
         assert verdict.reason is DropReason.BELOW_PROBABILITY
-        assert verdict.probability == pytest.approx(0.25)
-        assert verdict.relative_score == 0.5
+        assert (verdict.probability, verdict.relative_score) == (pytest.approx(0.25), 0.5)
         assert verdict.kept_if == (Threshold("min_probability", verdict.probability),)
         cheaper = policy_of(cost=0.25 / 0.75 - 1e-9)
         assert decide(ranking_of([0.9, 0.25]), cheaper).kept_ids == ("a", "b")
@@ -152,8 +150,7 @@ class TestMissingSignals:
     def test_top_k_is_kept_and_flagged(self, legs: dict[str, Leg]) -> None:
         ranking = replace(ranking_of([0.1, 0.9, 0.5]), legs=legs)
         decision = decide(ranking, policy_of(k=2))
-        assert decision.kept_ids == ("a", "b")
-        assert decision.flags == (Flag.MISSING_SIGNALS,)
+        assert (decision.kept_ids, decision.flags) == (("a", "b"), (Flag.MISSING_SIGNALS,))
         assert decision.probabilities is None
         assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
 
@@ -165,8 +162,7 @@ class TestMissingSignals:
 
     def test_an_empty_ranking_misses_nothing(self) -> None:
         decision = decide(ranking_of([]), policy_of())
-        assert decision.kept_ids == ()
-        assert decision.flags == ()
+        assert (decision.kept_ids, decision.flags) == ((), ())
 
 
 def with_lengths(ranking: Ranking, tokens: Sequence[float]) -> Ranking:
@@ -240,8 +236,7 @@ class TestPerToken:
         if tokens is not None:
             ranking = with_lengths(ranking, tokens)
         decision = decide(ranking, self.policy(k=2))
-        assert decision.kept_ids == ("a", "b")
-        assert decision.flags == (Flag.MISSING_SIGNALS,)
+        assert (decision.kept_ids, decision.flags) == (("a", "b"), (Flag.MISSING_SIGNALS,))
         assert decision.probabilities is None
 
     def test_an_empty_ranking_misses_no_lengths(self) -> None:
@@ -269,10 +264,7 @@ class TestPerToken:
 
     @given(lengthy(), policies(), st.randoms())
     def test_order_of_input_does_not_matter(
-        self,
-        given: tuple[list[float], list[float]],
-        policy: ExpectedUtilityPolicy,
-        random: object,
+        self, given: tuple[list[float], list[float]], policy: ExpectedUtilityPolicy, random: object
     ) -> None:
         probabilities, tokens = given
         ranking = with_lengths(ranking_of(probabilities), tokens)
@@ -293,8 +285,7 @@ class TestPerToken:
             [0.9, 0.8, 0.7, 0.6], scores=[4.0, math.nan, 2.0, 1.0], ids=["a", "b", "a", "c"]
         )
         decision = decide(with_lengths(ranking, [100, 0, 0, 900]), self.policy())
-        assert decision.kept_ids == ("a",)
-        assert decision.weighed == pytest.approx([0.9, 0.12])
+        assert (decision.kept_ids, decision.weighed) == (("a",), pytest.approx([0.9, 0.12]))
 
 
 class TestSetAside:
@@ -303,8 +294,7 @@ class TestSetAside:
             [0.9, 0.8, 0.7, 0.6], scores=[4.0, math.nan, 2.0, 1.0], ids=["a", "b", "a", "c"]
         )
         decision = decide(ranking, policy_of())
-        assert decision.kept_ids == ("a", "c")
-        assert decision.flags == (Flag.INVALID_SCORES,)
+        assert (decision.kept_ids, decision.flags) == (("a", "c"), (Flag.INVALID_SCORES,))
         reasons = {ranking.passage_ids[i]: reason for i, reason in decision.set_aside}
         assert reasons == {"b": DropReason.INVALID_SCORE, "a": DropReason.DUPLICATE_ID}
 

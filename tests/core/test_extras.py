@@ -72,9 +72,7 @@ def test_checkout_is_named_with_its_versions(
     assert install_line("judge,mcp") == line
 
 
-def test_uninstalled_checkout_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_uninstalled_checkout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise PackageNotFoundError(name)
 

@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.metrics import (
-    PRESETS,
-    Negative,
-    Utilities,
-    keyword_first_ranks,
-    udcg,
-    worths,
-)
+from ctxguard.core.metrics import PRESETS, Negative, Utilities, keyword_first_ranks, udcg, worths
 from ctxguard.errors import ConfigurationError
 
 EXACT = 1e-9
@@ -89,12 +82,7 @@ def test_udcg_is_gain_less_harm(utilities: list[float]) -> None:
             {"unjudged": -0.3},
             [1.0, -0.02, -0.3],
         ),
-        (
-            [0, 0],
-            {"top_grade": 1, "judged": [True, False]},
-            {"by_grade": {0: -0.4}},
-            [-0.4, -0.02],
-        ),
+        ([0, 0], {"top_grade": 1, "judged": [True, False]}, {"by_grade": {0: -0.4}}, [-0.4, -0.02]),
         # A map replaces the preset for the grades that it names, a labelled negative comes first.
         (
             [2, 1, 0, 0],
@@ -107,17 +95,13 @@ def test_udcg_is_gain_less_harm(utilities: list[float]) -> None:
     ],
 )
 def test_what_each_label_is_worth(
-    grades: list[int],
-    settings: dict[str, Any],
-    utilities: dict[str, Any],
-    expected: list[float],
+    grades: list[int], settings: dict[str, Any], utilities: dict[str, Any], expected: list[float]
 ) -> None:
     assert worths(grades, utilities=Utilities(**utilities), **settings) == expected
 
 
 def test_worst_utility_is_the_lowest() -> None:
-    assert Utilities().worst == -0.2
-    assert Utilities(unjudged=-2.0).worst == -2.0
+    assert (Utilities().worst, Utilities(unjudged=-2.0).worst) == (-0.2, -2.0)
     assert Utilities(by_grade={0: -3.0}).worst == -3.0
 
 

@@ -314,8 +314,7 @@ class TestDomain:
         self, kind: ScoreKind, scores: list[float], min_ratio: float
     ) -> None:
         decision = decide(ranked(scores, kind), RatioPolicy(k=2, min_ratio=min_ratio))
-        assert decision.kept_ids == ("a", "b")
-        assert decision.flags == (Flag.DOMAIN_VIOLATION,)
+        assert (decision.kept_ids, decision.flags) == (("a", "b"), (Flag.DOMAIN_VIOLATION,))
         assert [verdict.relative_score for verdict in decision.verdicts] == [None] * 3
         assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
 
@@ -328,8 +327,7 @@ class TestDomain:
         hits = [Hit(name, score) for name, score in zip("cab", scores, strict=True)]
         ranking = Ranking.from_hits(hits, ScoreKind.DISTANCE)
         decision = decide(ranking, RatioPolicy(k=2, min_ratio=min_ratio))
-        assert decision.kept_ids == ("c", "a")
-        assert decision.flags == (Flag.DOMAIN_VIOLATION,)
+        assert (decision.kept_ids, decision.flags) == (("c", "a"), (Flag.DOMAIN_VIOLATION,))
         assert decision.verdicts[0].relative_score is None
 
     def test_positive_distances_sort_by_upstream_rank(self) -> None:
@@ -372,17 +370,14 @@ class TestGarbage:
     def test_nothing_but_padding_keeps_nothing(self) -> None:
         padding = replace(ranked([None, math.nan]), passage_ids=("-1", "-1"))
         decision = decide(padding, RatioPolicy())
-        assert decision.kept_ids == ()
-        assert decision.flags == (Flag.INVALID_SCORES,)
+        assert (decision.kept_ids, decision.flags) == ((), (Flag.INVALID_SCORES,))
         assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 2}
 
     def test_repeated_id_keeps_its_best_score(self) -> None:
         ranking = replace(ranked([1.0, 9.0, 8.0]), passage_ids=("a", "a", "b"))
         decision = decide(ranking, RatioPolicy())
-        assert decision.kept_ids == ("a", "b")
-        assert list(decision.kept) == [1, 2]
-        assert decision.dropped_by_reason == {DropReason.DUPLICATE_ID: 1}
-        assert decision.flags == ()
+        assert (decision.kept_ids, list(decision.kept)) == (("a", "b"), [1, 2])
+        assert (decision.dropped_by_reason, decision.flags) == ({DropReason.DUPLICATE_ID: 1}, ())
 
     def test_unequal_lengths_are_refused(self) -> None:
         ranking = replace(ranked([2.0, 1.0]), scores=(2.0,))

@@ -184,8 +184,7 @@ class TestRoundTrip:
         path = tmp_path / "profile.json"
         profile.save(path)
         loaded = Profile.load(path)
-        assert loaded == profile
-        assert loaded.to_json().encode() == path.read_bytes()
+        assert (loaded, loaded.to_json().encode()) == (profile, path.read_bytes())
         assert loaded.profile_id == profile.profile_id
 
     def test_order_of_routes_does_not_show(self) -> None:
@@ -257,8 +256,7 @@ class TestSaving:
         monkeypatch.setattr(os, "fsync", full_disk)
         with pytest.raises(ProfileError, match=r"cannot be written \(No space .*\): make room"):
             PROFILE.model_copy(update={"fingerprint": {}}).save(file)
-        assert file.read_bytes() == before
-        assert list(file.parent.glob("*.json")) == [file]
+        assert (file.read_bytes(), list(file.parent.glob("*.json"))) == (before, [file])
 
     def test_unwritable_places_are_typed(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

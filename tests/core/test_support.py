@@ -20,11 +20,7 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError
-from ctxguard.monitor.labels.files import (
-    RowToLabel,
-    read_label_file,
-    write_label_file,
-)
+from ctxguard.monitor.labels.files import RowToLabel, read_label_file, write_label_file
 from ctxguard.retrieval import HybridRetriever
 from tests.doubles import WordHashEmbedder
 
@@ -36,8 +32,7 @@ class TestAtomicWrite:
         with atomic_write(file) as stream:
             stream.write(b"new")
             assert file.read_text() == "old"
-        assert file.read_text() == "new"
-        assert list(tmp_path.iterdir()) == [file]
+        assert (file.read_text(), list(tmp_path.iterdir())) == ("new", [file])
 
     def test_failed_block_leaves_old_content_alone(self, tmp_path: Path) -> None:
         file = tmp_path / "file"
@@ -45,8 +40,7 @@ class TestAtomicWrite:
         with pytest.raises(KeyboardInterrupt), atomic_write(file) as stream:  # noqa: PT012
             stream.write(b"new")
             raise KeyboardInterrupt
-        assert file.read_text() == "old"
-        assert list(tmp_path.iterdir()) == [file]
+        assert (file.read_text(), list(tmp_path.iterdir())) == ("old", [file])
 
     def test_a_folder_is_not_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
@@ -82,8 +76,7 @@ class TestAtomicWrite:
             writer.kill()
         with atomic_write(file) as stream:
             stream.write(b"newer")
-        assert set(tmp_path.iterdir()) == {file} | others
-        assert file.read_text() == "newer"
+        assert (set(tmp_path.iterdir()), file.read_text()) == ({file} | others, "newer")
 
     @pytest.mark.parametrize("mode", [0o644, 0o600])
     def test_new_file_has_given_permissions(self, tmp_path: Path, mode: int) -> None:
@@ -170,10 +163,7 @@ class TestReadRegular:
             lambda folder: read_label_file(folder / "snapshot.json", "me", 1.0, 3),
             lambda folder: AnswerFile(folder / "snapshot.json", "reader"),
         ],
-        ids=[
-            *("frozen set", "corpus", "questions"),
-            *("labels", "answers"),
-        ],
+        ids=[*("frozen set", "corpus", "questions"), *("labels", "answers")],
     )
     def test_no_reader_waits_for_a_pipe(
         self, read: Callable[[Path], object], tmp_path: Path

@@ -115,9 +115,7 @@ def from_wheel(line: str, wheel: Path) -> str:
     return f"{re.sub(r'[.](?=[^.]*$)', str(wheel), fixed, count=1)} --quiet"
 
 
-def test_line_works_in_namesake_folder(
-    tmp_path: Path,
-) -> None:
+def test_line_works_in_namesake_folder(tmp_path: Path) -> None:
     folder = tmp_path / "ctxguard"
     for name in ("ctxguard", "calibration", "haystack_integrations"):
         shutil.copytree(ROOT / name, folder / name)

@@ -31,8 +31,7 @@ def test_example_follows_the_schema(tmp_path: Path) -> None:
     file = tmp_path / "labels.jsonl"
     file.write_text(example("json"), encoding="utf-8")
     data = read_jsonl(file)
-    assert data.qrels["q1"] == {"kettle-3": 2, "kettle-7": 1, "iron-1": 0}
-    assert data.qrels["q3"] == {}
+    assert (data.qrels["q1"], data.qrels["q3"]) == ({"kettle-3": 2, "kettle-7": 1, "iron-1": 0}, {})
     assert data.distractors == {"q2": {"tent-9": "hard_negative"}}
     assert data.keywords == {"q4": ("E27",)}
     assert not data.positives_only

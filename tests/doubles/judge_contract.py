@@ -86,8 +86,7 @@ class JudgeContract(ABC):
         pinned = (judge.name, judge.version)
         assert all(pinned)
         judge.judge(self.QUERY, [self.RELEVANT])
-        assert (judge.name, judge.version) == pinned
-        assert self.judge().version == judge.version
+        assert ((judge.name, judge.version), self.judge().version) == (pinned, judge.version)
 
     def test_many_threads_may_ask_at_once(self) -> None:
         judge = self.judge()

@@ -232,9 +232,7 @@ def test_answers_count_where_first_k_stay(world: World) -> None:
     assert world.counted("changed_decisions", answers="applied") > 0
 
 
-def test_own_verdict_serves_answers_in_shadow(
-    world: World,
-) -> None:
+def test_own_verdict_serves_answers_in_shadow(world: World) -> None:
     assert world.alone(None).mode is Mode.SHADOW
     guard = world.guard(stage_of(world.oracle), mode=None)
     found = list(world.contexts(guard))
@@ -271,8 +269,7 @@ def test_without_signals_nobody_is_asked(world: World) -> None:
     ranking = world.retriever.rankings[query]
     guard = world.guard(stage_of(world.oracle), alone=RatioPolicy(k=5))
     context = guard.filter(query, replace(ranking, legs={}))
-    assert world.oracle.calls == []
-    assert [failure.stage for failure in context.failures] == ["assess"]
+    assert (world.oracle.calls, [failure.stage for failure in context.failures]) == ([], ["assess"])
     assert any("the assessor is not asked" in line for line in context.differences)
 
 
@@ -416,8 +413,7 @@ def test_reordered_call_is_not_repeated() -> None:
     stage = stage_of(oracle)
     texts = [f"text {n % 4}" for n in range(5)]
     first = asked_about(stage, texts, by="one")
-    assert asked_about(stage, texts[::-1], by="another") == first
-    assert len(oracle.calls) == 1
+    assert (asked_about(stage, texts[::-1], by="another"), len(oracle.calls)) == (first, 1)
 
 
 def test_answers_expire(now: list[float]) -> None:
@@ -476,9 +472,7 @@ def test_accounts_are_exact(world: World) -> None:
     )
 
 
-def test_samples_keep_and_explain_the_answers(
-    world: World,
-) -> None:
+def test_samples_keep_and_explain_the_answers(world: World) -> None:
     guard = world.guard(stage_of(world.oracle))
     found = next(
         each
@@ -494,5 +488,4 @@ def test_samples_keep_and_explain_the_answers(
     assert signals["answer_place"] == pytest.approx(found.assessment.places, nan_ok=True)
     explained, notes = decided(record, guard.profile)
     assert explained is not None
-    assert explained.kept_ids == found.decision.kept_ids
-    assert notes == []
+    assert (explained.kept_ids, notes) == (found.decision.kept_ids, [])

@@ -91,15 +91,12 @@ def guard_of(engine: object, profile: Profile | None, **settings: object) -> Con
     return ContextGuard(engine, profile=profile, **settings)  # type: ignore[arg-type]
 
 
-def test_one_change_keeps_the_profile_in_force(
-    engine: Engine,
-) -> None:
+def test_one_change_keeps_the_profile_in_force(engine: Engine) -> None:
     profile = profile_of(engine)
     guard = guard_of(engine, profile)
     engine.swap(corpus(range(101)))
     context = guard.retrieve("q?")
-    assert (context.flags, context.differences) == ((), ())
-    assert context.decision.policy == SEVENTY
+    assert (context.flags, context.differences, context.decision.policy) == ((), (), SEVENTY)
     engine.swap(corpus(range(1, 101)))
     assert guard_of(engine, profile, check=ProfileCheck(strict=True)).retrieve("q?").flags == ()
 
@@ -210,8 +207,7 @@ class TestUnverified:
         assert profile.unverified
         guard = guard_of(search, profile)
         context = guard.retrieve("q?")
-        assert context.flags == (Flag.UNVERIFIED,)
-        assert context.decision.policy == SEVENTY
+        assert (context.flags, context.decision.policy) == ((Flag.UNVERIFIED,), SEVENTY)
         assert "calibrated without a fingerprint" in context.differences[0]
         with pytest.raises(ProfileMismatchError, match="calibrated without a fingerprint"):
             guard_of(search, profile, check=ProfileCheck(strict=True))

@@ -94,8 +94,7 @@ class TestDeadline:
         guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=SOON))
         with pytest.raises(StageUnavailableError, match="no answer within"):
             asyncio.run(guard.aretrieve("q?"))
-        assert cancelled == ["q?"]
-        assert counts.failed == {"timeout": 1}
+        assert (cancelled, counts.failed) == (["q?"], {"timeout": 1})
 
     def test_uncancellable_retriever_is_not_awaited(self, counts: Counted) -> None:
         async def main() -> None:
@@ -186,14 +185,12 @@ class TestCircuit:
         for _ in range(FAILURES + 3):
             with pytest.raises(StageUnavailableError):
                 asked(guard, awaited)
-        assert len(asks) == FAILURES
-        assert counts.failed == {"error": FAILURES, "circuit_open": 3}
+        assert (len(asks), counts.failed) == (FAILURES, {"error": FAILURES, "circuit_open": 3})
         assert counts.by_label("open_circuits") == {("retriever",): 1}
 
         healthy = True
         clock.now += RETRY_SECONDS + 0.01
-        assert len(asked(guard, awaited)) == 2
-        assert len(asked(guard, awaited)) == 2
+        assert (len(asked(guard, awaited)), len(asked(guard, awaited))) == (2, 2)
         assert counts.by_label("open_circuits") == {}
         assert counts.by_label("circuit_changes") == {
             ("retriever", "open"): 1,

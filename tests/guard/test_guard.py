@@ -144,8 +144,7 @@ class TestWhatItWraps:
     def test_retrieve_is_asked_for_candidate_depth(self) -> None:
         retriever = Answering()
         context = guard_of(retriever, policy=SEVENTY, depth=37).retrieve("q?")
-        assert served(context) == ["a", "b", "c"]
-        assert retriever.depths == [37]
+        assert (served(context), retriever.depths) == (["a", "b", "c"], [37])
 
     @pytest.mark.parametrize(
         "search",
@@ -236,8 +235,7 @@ class TestWhatItWraps:
                 return await answer
 
         context = asyncio.run(main())
-        assert len(context) == 5
-        assert context.failures == ()
+        assert (len(context), context.failures) == (5, ())
 
     @settings(max_examples=50)
     @given(st.data())
@@ -275,16 +273,14 @@ class TestWhatItWraps:
 class TestModes:
     def test_shadow_serves_top_k_and_records(self) -> None:
         context = guard_of(policy=SEVENTY, mode="shadow", k=4).retrieve("q?")
-        assert served(context) == ["a", "b", "c", "d"]
-        assert context.kept_ids == ("a", "b", "c")
+        assert (served(context), context.kept_ids) == (["a", "b", "c", "d"], ("a", "b", "c"))
         assert context.verdicts[3].reason is DropReason.BELOW_RATIO
 
     def test_shadow_records_what_assembly_would_drop(self, counted: Counted) -> None:
         hits = [*HITS[:2], replace(HITS[2], text="the  FIRST."), replace(HITS[3], text=None)]  # type: ignore[arg-type]
         answer = Answering(Ranking.from_hits(hits, ScoreKind.RATIO))
         context = guard_of(answer, mode="shadow", telemetry=counted.telemetry).retrieve("q?")
-        assert served(context) == ["a", "b", "c"]
-        assert context.kept_ids == ("a", "b")
+        assert (served(context), context.kept_ids) == (["a", "b", "c"], ("a", "b"))
         assert context.verdicts[-1].reason is DropReason.DUPLICATE_TEXT
         assert counted.dropped() == {DropReason.DUPLICATE_TEXT: 1, DropReason.UNREADABLE: 1}
 
@@ -452,8 +448,7 @@ class TestErrors:
         assert context.empty
         assert context.text == ""
         assert Flag.EMPTY_RETRIEVAL in context.flags
-        assert counted.requests("ok") == 1
-        assert counted["failed_requests"] == 0
+        assert (counted.requests("ok"), counted["failed_requests"]) == (1, 0)
 
     def test_rank_only_falls_back_to_top_k(self) -> None:
         fused = replace(RANKING, kind=ScoreKind.RANK)
@@ -482,8 +477,7 @@ class TestCalibration:
         self, retriever: type[Answering], settings: dict[str, Any], flags: tuple[Flag, ...]
     ) -> None:
         context = guard_of(retriever(), **settings).retrieve("q?")
-        assert served(context) == ["a", "b", "c"]
-        assert context.flags == flags
+        assert (served(context), context.flags) == (["a", "b", "c"], flags)
 
     def test_strict_mode_refuses_foreign_profile(self) -> None:
         profile = profile_of(fingerprint={"embedder": "large", "corpus_size": "6"})
@@ -537,8 +531,7 @@ class TestCalibration:
         original = Fusing()
         guard = guard_of(original, profile=profile_of(fusion=Fusion("convex", 0.3)))
         assert isinstance(guard.retriever, Fusing)
-        assert guard.retriever.fusion == Fusion("convex", 0.3)
-        assert original.fusion == Fusion()
+        assert (guard.retriever.fusion, original.fusion) == (Fusion("convex", 0.3), Fusion())
 
     def test_profile_is_read_from_path(self, tmp_path: object) -> None:
         file = f"{tmp_path}/profile.json"
@@ -852,8 +845,7 @@ class TestNeverEmptyByAccident:
         for kind in ("rank", ScoreKind.RANK, None):
             guard = guard_of(lambda query, depth: hits, score_kind=kind, k=3)
             context = guard.retrieve("q?")
-            assert served(context) == ["a", "b", "c"]
-            assert context.flags == (Flag.UNCALIBRATED,)
+            assert (served(context), context.flags) == (["a", "b", "c"], (Flag.UNCALIBRATED,))
             assert context.decision.ranking.kind is ScoreKind.RANK
 
     def test_upstream_ranks_order_hits_without_scores(self) -> None:
@@ -948,8 +940,7 @@ class TestDirection:
         assert served(context) == [hit.passage_id for hit in hits]
         assert Flag.SCORES_CONTRADICTED in context.flags
         counted = registry.get_sample_value("ctxguard_flags_total", {"flag": "scores_contradicted"})
-        assert counted == 1.0
-        assert [verdict.score for verdict in context.verdicts] == scores
+        assert (counted, [verdict.score for verdict in context.verdicts]) == (1.0, scores)
         assert served(asyncio.run(guard.aretrieve("q?"))) == served(context)
 
     def test_model_does_not_order_them_either(self) -> None:

@@ -98,8 +98,7 @@ class TestUseProfile:
     def test_next_request_uses_new_profile_and_fusion(self, scene: Scene) -> None:
         scene.guard.use_profile(profile_of(4))
         context = scene.guard.retrieve("q?")
-        assert len(context) == 4
-        assert context.passages[0].passage_id == "w=0.4"
+        assert (len(context), context.passages[0].passage_id) == (4, "w=0.4")
         assert scene.guard.profile == profile_of(4)
 
     def test_profile_is_read_from_path(self, scene: Scene, tmp_path: Path) -> None:
@@ -138,9 +137,7 @@ class TestUseProfile:
             scene.guard.use_profile(profile_of(5))
             go_on.set()
             context = answer.result()
-        assert context.passages[0].passage_id == "w=0.2"
-        assert len(context) == 2
-        assert scene.k() == 5
+        assert (context.passages[0].passage_id, len(context), scene.k()) == ("w=0.2", 2, 5)
 
     def test_no_request_sees_half_a_swap(self, scene: Scene) -> None:
         profiles = [profile_of(k) for k in (2, 3, 5)]
@@ -170,8 +167,7 @@ class TestWatching:
         profile_of(4).save(scene.path)
         assert scene.watcher.check() is ReloadOutcome.RELOADED
         assert scene.watcher.check() is None
-        assert scene.k() == 4
-        assert scene.counted("reloaded") == 1
+        assert (scene.k(), scene.counted("reloaded")) == (4, 1)
 
     def test_change_before_watching_is_taken(self, tmp_path: Path) -> None:
         scene = Scene(tmp_path)
@@ -270,16 +266,13 @@ class TestBadFiles:
         assert outcome in said
         for content in ("not json", "garbage", "surprise", "99", "large"):
             assert content not in said
-        assert scene.k() == 2
-        assert scene.guard.retrieve("q?").flags == ()
-        assert scene.failing == 1
+        assert (scene.k(), scene.guard.retrieve("q?").flags, scene.failing) == (2, (), 1)
         assert scene.counted(outcome) == 1
         if scene.path.is_dir():
             scene.path.rmdir()
         profile_of(4).save(scene.path)
         assert scene.watcher.check() is ReloadOutcome.RELOADED
-        assert scene.k() == 4
-        assert scene.failing == 0
+        assert (scene.k(), scene.failing) == (4, 0)
 
     def test_another_failure_is_logged_again(
         self, scene: Scene, caplog: pytest.LogCaptureFixture
@@ -288,8 +281,7 @@ class TestBadFiles:
             for kind in ("malformed", "foreign", "vanished"):
                 SPOILING[kind][1](scene.path)
                 scene.watcher.check()
-        assert len(caplog.records) == 3
-        assert scene.failing == 1
+        assert (len(caplog.records), scene.failing) == (3, 1)
 
     @pytest.mark.skipif(
         not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is closed to root"

@@ -50,9 +50,7 @@ def first(guard: ContextGuard, retriever: Recorded, *, sufficient: bool) -> Cont
     return next(each for each in answers(guard, retriever) if each.sufficient is sufficient)
 
 
-def test_sufficiency_follows_relevance(
-    file: Path,
-) -> None:
+def test_sufficiency_follows_relevance(file: Path) -> None:
     """Most contexts with a relevant passage are sufficient, and many others are not."""
     own, dataset = simulate(200, seed=1, noise=0.2, unanswerable=0.4)
     guard = guard_of(Recorded(own.rankings, {"simulated": "0"}), file)

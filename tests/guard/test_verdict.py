@@ -80,8 +80,7 @@ def test_verdict_decides_unless_mode_is_given(
     guard = guard_of(profile_of(hybrid=decision), **settings)
     context = asked(guard)
     assert guard.mode is context.mode is mode
-    assert served(context) == n
-    assert context.decision.n_kept == (4 if mode is not Mode.OFF else n)
+    assert (served(context), context.decision.n_kept) == (n, 4 if mode is not Mode.OFF else n)
 
 
 class TestTheVerdictDecides:
@@ -138,8 +137,7 @@ class TestAModeGivenByHandWins:
     ) -> None:
         with caplog.at_level(logging.WARNING):
             context = asked(guard_of(profile_of(hybrid=decision), mode=mode))
-        assert caplog.messages == said
-        assert (BY_HAND in context.differences) == (said == [BY_HAND])
+        assert (caplog.messages, BY_HAND in context.differences) == (said, said == [BY_HAND])
 
     def test_none_returns_the_word_to_verdict(self) -> None:
         guard = guard_of(profile_of(hybrid="shadow"), mode="enforce")

@@ -38,8 +38,7 @@ class FaultRows(ABC):
 
     def test_many_results_are_cut_to_depth(self) -> None:
         context = self.context(rows([1.0 - at / 20_000 for at in range(10_000)]), depth=100)
-        assert context.candidates == 100
-        assert context.kept_ids == ("d0", "d1", "d2", "d3", "d4")
+        assert (context.candidates, context.kept_ids) == (100, ("d0", "d1", "d2", "d3", "d4"))
 
     def test_nothing_found_says_so(self) -> None:
         context = self.context([])

@@ -150,9 +150,7 @@ def test_weaviate_filters_only_when_asked(weaviate: dict[str, Any]) -> None:
     assert weaviate["collection"].query.filters[-1] is None
 
 
-def test_weaviate_refused_filter_serves_nothing(
-    weaviate: dict[str, Any],
-) -> None:
+def test_weaviate_refused_filter_serves_nothing(weaviate: dict[str, Any]) -> None:
     with pytest.raises(StageUnavailableError):
         asked(weaviate["guard"], tenant=[])
 

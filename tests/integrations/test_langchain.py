@@ -249,8 +249,7 @@ def test_kept_is_document_with_verdict() -> None:
     assert (fox.id, fox.page_content) == ("fox", "A red fox sleeps in its den.")
     assert fox.metadata["tenant"] == "a"
     verdict = fox.metadata["ctxguard"]
-    assert (verdict["rank"], verdict["reason"]) == (1, None)
-    assert verdict["flags"] == ["uncalibrated"]
+    assert (verdict["rank"], verdict["reason"], verdict["flags"]) == (1, None, ["uncalibrated"])
     assert verdict["score"] == pytest.approx(
         store.similarity_search_with_score("a red fox in its den")[0][1]
     )
@@ -299,8 +298,7 @@ def test_rendering_says_nothing_found_and_escapes() -> None:
     assert guarded.render([]) == "Nothing suits."
     chain = guarded | guarded.render
     text = chain.invoke("ignore what was said")
-    assert text == guard.retrieve("ignore what was said").text
-    assert text.count("</passage>") == 1
+    assert (text, text.count("</passage>")) == (guard.retrieve("ignore what was said").text, 1)
 
 
 def test_compressor_filters_by_rerankers_score() -> None:

@@ -88,8 +88,7 @@ def test_request_span_has_decision_below() -> None:
     assert attributes["ctxguard.request_id"] == context.request_id
     decision = traced.attributes("decide")
     assert (decision["ctxguard.candidates"], decision["ctxguard.kept"]) == (3, 2)
-    assert decision["ctxguard.dropped.below_ratio"] == 1
-    assert traced.failures() == 0
+    assert (decision["ctxguard.dropped.below_ratio"], traced.failures()) == (1, 0)
 
 
 def test_texts_enter_spans_only_when_asked() -> None:
@@ -191,8 +190,7 @@ def test_embedded_stages_are_timed_spans() -> None:
         assert span.parent.span_id == outer.context.span_id
         assert span.status.is_ok or span.status.status_code.name == "UNSET"
         assert (began - 1) * 1e9 <= span.start_time <= span.end_time <= (ended + 1) * 1e9
-    assert traced.attributes("rerank") == {"ctxguard.stage": "rerank"}
-    assert traced.failures() == 0
+    assert (traced.attributes("rerank"), traced.failures()) == ({"ctxguard.stage": "rerank"}, 0)
 
 
 def test_failing_reranker_has_its_span() -> None:
@@ -209,8 +207,7 @@ def test_missing_timings_fail_no_request() -> None:
     for garbage in ((StageTiming("rerank", float("nan"), 1.0),), (None,), 7):
         broken = replace(ranking, timings=garbage)  # type: ignore[arg-type]
         assert len(traced.guard.filter("where is the key", broken)) == 2
-    assert traced.failures() == 3
-    assert len(traced.exporter.get_finished_spans()) == 6
+    assert (traced.failures(), len(traced.exporter.get_finished_spans())) == (3, 6)
 
 
 def _answer(path: str, body: dict[str, object], **options: Any) -> dict[str, Any]:
@@ -279,8 +276,7 @@ def test_tracing_that_raises_fails_no_request() -> None:
 def test_unsampled_trace_costs_no_attributes() -> None:
     traced = Traced(provider=TracerProvider(sampler=ALWAYS_OFF))
     context = traced.guard.retrieve("where is the key")
-    assert traced.exporter.get_finished_spans() == ()
-    assert len(context) == 2
+    assert (traced.exporter.get_finished_spans(), len(context)) == ((), 2)
 
 
 @pytest.fixture

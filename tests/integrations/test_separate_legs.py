@@ -76,8 +76,7 @@ def test_candidates_have_every_legs_score() -> None:
     assert ranking.kind is ScoreKind.RANK
     assert list(ranking.passage_ids) == ["a", "b", "c"]  # all in two legs: 1st and 2nd
     scores = {name: leg.scores.tolist() for name, leg in ranking.legs.items()}
-    assert scores["lexical"] == [4.0, 2.0, 0.0]
-    assert scores["dense"] == [0.4, 0.9, 0.4]
+    assert (scores["lexical"], scores["dense"]) == ([4.0, 2.0, 0.0], [0.4, 0.9, 0.4])
     assert scores["ordered"] == pytest.approx([-np.log(2), -np.log(2), 0.0])
     assert [leg.kind.value for leg in ranking.legs.values()] == ["ratio", "cosine", "logit"]
 
@@ -125,8 +124,7 @@ def test_hanging_leg_is_left_out_timely() -> None:
         context = retrieve(SeparateLegs({"a": hangs, "b": fine}, leg_seconds=0.05))
     finally:
         released.set()
-    assert context.kept_ids == ("x",)
-    assert context.failures[0].kind.value == "timeout"
+    assert (context.kept_ids, context.failures[0].kind.value) == (("x",), "timeout")
     legs = SeparateLegs({"a": ahangs, "b": fine}, leg_seconds=0.05)
     ranking = asyncio.run(legs.aretrieve("q", depth=5))
     assert [failure.kind.value for failure in ranking.failures] == ["timeout"]

@@ -97,9 +97,7 @@ def test_earlier_calls_change_nothing(clock: Clock) -> None:
     assert breaker.is_closed
 
 
-def test_watchers_are_told_once_each(
-    clock: Clock,
-) -> None:
+def test_watchers_are_told_once_each(clock: Clock) -> None:
     told: list[tuple[str, bool]] = []
     breaker = Breaker("dense")
 

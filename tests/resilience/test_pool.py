@@ -41,9 +41,7 @@ def test_waiting_call_can_be_abandoned(hang: Callable[[], None]) -> None:
     assert pool.written_off == 0
 
 
-def test_written_off_call_yields_its_place(
-    hang: Callable[[], None],
-) -> None:
+def test_written_off_call_yields_its_place(hang: Callable[[], None]) -> None:
     pool = DaemonPool("test", workers=1, waiting=2)
     begun = threading.Event()
 
@@ -73,9 +71,7 @@ def test_hung_threads_are_bounded() -> None:
     assert pool.submit(int).result(NEVER) == 0
 
 
-def test_threadless_system_refuses_without_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threadless_system_refuses_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

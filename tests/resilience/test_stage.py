@@ -226,9 +226,7 @@ def test_untaken_call_is_saturation(hang: Callable[[], None]) -> None:
     assert caught.value.kind is FailureKind.SATURATED
 
 
-def test_limitless_call_falls_to_caller(
-    hang: Callable[[], None],
-) -> None:
+def test_limitless_call_falls_to_caller(hang: Callable[[], None]) -> None:
     stage, begun = Stage("dense", workers=1), threading.Event()
     stage.submit(lambda: (begun.set(), hang()))
     assert begun.wait(NEVER)
@@ -271,9 +269,7 @@ def test_stage_announces_each_change_once(caplog: pytest.LogCaptureFixture, cloc
     ]
 
 
-def test_flaky_stage_fills_no_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_flaky_stage_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage("idle")
     for _ in range(10):
         with pytest.raises(OSError, match="down"):
@@ -283,9 +279,7 @@ def test_flaky_stage_fills_no_log(
 
 
 @AWAITED
-def test_late_awaited_call_is_cancelled(
-    call: Callable[..., Awaitable[None]],
-) -> None:
+def test_late_awaited_call_is_cancelled(call: Callable[..., Awaitable[None]]) -> None:
     stage, ended = Stage("rerank"), list[str]()
 
     async def failing() -> None:

@@ -191,8 +191,7 @@ class TestSaved:
         built.save(tmp_path)
         loaded = HybridRetriever.load(tmp_path, embedder=embedder)
         assert loaded.analyser is analyser_for(language)
-        assert loaded.fingerprint() == built.fingerprint()
-        assert loaded.report == built.report
+        assert (loaded.fingerprint(), loaded.report) == (built.fingerprint(), built.report)
         for query in (INFLECTED["de"][0], UNSPACED["Japanese"][0]):
             assert hits(loaded.on_route(Route.LEXICAL), query) == hits(
                 built.on_route(Route.LEXICAL), query

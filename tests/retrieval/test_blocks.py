@@ -84,8 +84,7 @@ def test_progress_knows_its_total(n: int) -> None:
         embedder=WordTokenEmbedder(),
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert (seen[0], seen[-1]) == ((0, n), (n, n))
-    assert {total for _, total in seen} == {n}
+    assert (seen[0], seen[-1], {total for _, total in seen}) == ((0, n), (n, n), {n})
     assert sorted(seen) == seen
     seen.clear()
     changed = [*many[1:], Passage("new", "sun"), Passage(many[0].passage_id, "sea")]

@@ -114,8 +114,7 @@ def test_generation_being_saved_is_left_alone(tmp_path: Path) -> None:
         save(tmp_path, "meanwhile")
 
     storage.save(tmp_path, {"saved": "slow"}, slow)
-    assert loaded(tmp_path) == "slow"
-    assert len(list(tmp_path.iterdir())) == 2
+    assert (loaded(tmp_path), len(list(tmp_path.iterdir()))) == ("slow", 2)
 
 
 PROGRAM = """

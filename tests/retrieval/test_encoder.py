@@ -63,9 +63,7 @@ def expected(library: Any) -> np.ndarray:
 
 
 def test_vectors_are_those_of_sentence_transformers(
-    encoder: Encoder,
-    in_torch: Encoder,
-    expected: np.ndarray,
+    encoder: Encoder, in_torch: Encoder, expected: np.ndarray
 ) -> None:
     queries = np.stack([encoder.query(text).vector for text in TEXTS])
     in_eight_bits = encoder._model("queries").form == "int8"
@@ -75,8 +73,7 @@ def test_vectors_are_those_of_sentence_transformers(
         assert (vectors.dtype, vectors.shape) == (np.float32, (len(TEXTS), 384))
         assert np.linalg.norm(vectors, axis=1) == pytest.approx(1.0, abs=1e-3)
         assert (vectors * expected).sum(axis=1).min() >= least[purpose]
-    assert encoder.dimension == 384
-    assert encoder.fingerprint() == DEFAULT_MODEL_SHA256
+    assert (encoder.dimension, encoder.fingerprint()) == (384, DEFAULT_MODEL_SHA256)
     assert encoder.name == in_torch.name  # so that its index opens on either
 
 
@@ -93,8 +90,7 @@ def test_word_piece_states_equal_sentence_transformers(encoder: Encoder, library
 
 
 def test_no_texts_have_no_vectors(small: Encoder) -> None:
-    assert small.encode_passages([]).shape == (0, 32)
-    assert small.pieces([]) == []
+    assert (small.encode_passages([]).shape, small.pieces([])) == ((0, 32), [])
 
 
 def test_progress_counts_encoded_texts(small: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +100,10 @@ def test_progress_counts_encoded_texts(small: Encoder, monkeypatch: pytest.Monke
     assert done == [7, 14, 17]
 
 
-def test_long_texts_are_read_in_windows(
-    small: Encoder,
-) -> None:
+def test_long_texts_are_read_in_windows(small: Encoder) -> None:
     long, empty, short = small.pieces(["cat " * 4000, "", TEXTS[3]])
     assert long.tolist() == [int(small.query("cat").piece_ids[0])] * (8 * 256)
-    assert empty.tolist() == []
-    assert short.tolist() == small.query(TEXTS[3]).piece_ids.tolist()
+    assert (empty.tolist(), short.tolist()) == ([], small.query(TEXTS[3]).piece_ids.tolist())
     assert short.dtype == np.int32
 
 

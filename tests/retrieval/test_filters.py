@@ -325,13 +325,11 @@ class TestReadingFields:
         for names in prepared:
             held.prepare(names)
             assert set(held.fields) <= {"t", "u", "f0"}
-        assert held.allowed(where).rows.tolist() == rows
-        assert read.count == 1
+        assert (held.allowed(where).rows.tolist(), read.count) == (rows, 1)
 
     def test_impossible_filter_reads_nothing(self) -> None:
         read = Readings(self.every)
-        assert MetadataRows(read, 60).allowed(Where(t=1, u=[])).rows.size == 0
-        assert read.count == 0
+        assert (MetadataRows(read, 60).allowed(Where(t=1, u=[])).rows.size, read.count) == (0, 0)
 
     def test_reading_blocks_no_other_fields(self) -> None:
         read = HeldUp(self.every)
@@ -352,8 +350,7 @@ class TestReadingFields:
             finally:
                 read.let_go.set()
             preparing.result(PATIENCE_SECONDS)
-        assert absent.rows.size == 0
-        assert found.rows.tolist() == list(range(2, 60, 5))
+        assert (absent.rows.size, found.rows.tolist()) == (0, list(range(2, 60, 5)))
         assert held.fields == ("t", "u")
 
     def test_readers_of_one_field_share_it(self) -> None:
@@ -367,8 +364,7 @@ class TestReadingFields:
             read.let_go.set()
             preparing.result(PATIENCE_SECONDS)
             found = [each.result(PATIENCE_SECONDS).rows.tolist() for each in asked]
-        assert found == [list(range(n % 5, 60, 5)) for n in range(8)]
-        assert read.count == 1
+        assert (found, read.count) == ([list(range(n % 5, 60, 5)) for n in range(8)], 1)
 
     def test_failed_pass_is_read_again(self) -> None:
         read = Readings(self.every)
@@ -428,8 +424,7 @@ class TestWarmingUp:
         retriever.update([*kept, new])
         assert readings == [6, 6]
         ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
-        assert sorted(ranking.passage_ids) == ["p3", "p5"]
-        assert readings == [6, 6]
+        assert (sorted(ranking.passage_ids), readings) == (["p3", "p5"], [6, 6])
 
     def test_pinned_view_prepares_its_own_passages(
         self, retriever: HybridRetriever, readings: list[int]
@@ -437,8 +432,7 @@ class TestWarmingUp:
         pinned = retriever.pinned()
         retriever.update([retriever.passage("p2")])
         pinned.warm_up(filter_fields=["tenant"])
-        assert readings == [6]
-        assert len(pinned.retrieve("red", where=Where(tenant=1))) == 3
+        assert (readings, len(pinned.retrieve("red", where=Where(tenant=1)))) == ([6], 3)
         assert readings == [6]
 
     def test_one_string_of_names_is_refused(self, retriever: HybridRetriever) -> None:
@@ -568,10 +562,8 @@ class TestThroughTheGuard:
 
         with pytest.raises(FilterViolationError, match=r"2 of 4 candidates .* 'tenant'"):
             ask()
-        assert guarded.counted("failed_requests") == 1
-        assert guarded.counted("filter_violations") == 1
-        assert guarded.counted("requests") == 0
-        assert guarded.sampler.contexts == []
+        assert (guarded.counted("failed_requests"), guarded.counted("filter_violations")) == (1, 1)
+        assert (guarded.counted("requests"), guarded.sampler.contexts) == (0, [])
 
     def test_retriever_without_filter_is_never_asked(self) -> None:
         asked = []
@@ -611,8 +603,7 @@ class TestThroughTheGuard:
         ):
             with pytest.raises(ConfigurationError, match=r"must be a ctxguard\.Where"):
                 ask()
-        assert retriever.asked == []
-        assert guarded.counted("failed_requests") == 3
+        assert (retriever.asked, guarded.counted("failed_requests")) == ([], 3)
 
     def test_results_at_hand_are_checked_too(self) -> None:
         guard = Guarded(None, score_kind="ratio").guard

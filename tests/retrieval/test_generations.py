@@ -77,8 +77,7 @@ class TestReloading:
         digest = pinned.fingerprint()["corpus_digest"]
         built("second", n=3).save(retriever.folder)
         retriever.reload()
-        assert names(pinned) == {"first"}
-        assert (len(pinned), len(retriever)) == (N, 3)
+        assert (names(pinned), len(pinned), len(retriever)) == ({"first"}, N, 3)
         assert pinned.fingerprint()["corpus_digest"] == digest
         assert retriever.fingerprint()["corpus_digest"] != digest
         assert pinned.passage("p00").text.endswith("first")
@@ -87,8 +86,7 @@ class TestReloading:
     def test_another_folder_can_be_given(self, retriever: HybridRetriever, tmp_path: Path) -> None:
         built("other").save(tmp_path / "other")
         assert retriever.reload(tmp_path / "other")
-        assert names(retriever) == {"other"}
-        assert retriever.folder == tmp_path / "other"
+        assert (names(retriever), retriever.folder) == ({"other"}, tmp_path / "other")
 
     def test_in_memory_index_cannot_reload(self) -> None:
         with pytest.raises(ConfigurationError, match="built in memory"):
@@ -137,8 +135,7 @@ class TestOneGenerationOnly:
         retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
         shutil.rmtree(folder)
         ranking = retriever.retrieve("red fox", depth=N, where=Where(odd=1))
-        assert len(ranking) == N // 2
-        assert retriever.passage("p03").text == "red fox number3 of first"
+        assert (len(ranking), retriever.passage("p03").text) == (N // 2, "red fox number3 of first")
 
 
 def profile_for(retriever: HybridRetriever) -> Profile:
@@ -185,8 +182,7 @@ class TestTheProfileFollows:
         with caplog.at_level(logging.WARNING, "ctxguard"):
             for _ in range(2):
                 context = guard.retrieve("red fox number3")
-                assert context.flags == (Flag.PROFILE_MISMATCH,)
-                assert len(context) == 3
+                assert (context.flags, len(context)) == ((Flag.PROFILE_MISMATCH,), 3)
         assert [record.name for record in caplog.records if record.name != "bm25s"] == [
             "ctxguard.guard.context_guard"
         ]
@@ -228,9 +224,7 @@ class TestTheProfileFollows:
         assert guard.retrieve("red fox").flags == (Flag.PROFILE_MISMATCH,)
 
 
-def test_unbindable_retriever_is_counted_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unbindable_retriever_is_counted_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> None:
         raise OSError("gone")
 
@@ -316,16 +310,12 @@ class TestWatching:
         spoil(retriever.folder)
         with caplog.at_level(logging.WARNING, "ctxguard"):
             looks = [watched.watcher.check() for _ in range(4)]
-        assert looks == [ReloadOutcome(outcome), None, None, None]
-        assert names(retriever) == {"first"}
-        assert watched.outcomes == {outcome: 1}
-        assert watched.failing == 1
-        assert len(caplog.records) == 1
+        assert (looks, names(retriever)) == ([ReloadOutcome(outcome), None, None, None], {"first"})
+        assert (watched.outcomes, watched.failing, len(caplog.records)) == ({outcome: 1}, 1, 1)
         shutil.rmtree(retriever.folder, ignore_errors=True)
         built("second").save(retriever.folder)
         assert watched.watcher.check() is ReloadOutcome.RELOADED
-        assert names(retriever) == {"second"}
-        assert watched.failing == 0
+        assert (names(retriever), watched.failing) == ({"second"}, 0)
 
     @pytest.mark.parametrize("times", [1, 9])
     def test_cleared_generation_is_no_failure(
@@ -344,8 +334,7 @@ class TestWatching:
         monkeypatch.setattr(storage, "_check_file", save_another_first)
         assert watched.watcher.check() is ReloadOutcome.RELOADED
         assert not later
-        assert watched.outcomes == {"reloaded": 1}
-        assert watched.failing == 0
+        assert (watched.outcomes, watched.failing) == ({"reloaded": 1}, 0)
         assert names(retriever) == {f"later{times - 1}"}
 
     def test_index_saved_constantly_never_fails(
@@ -362,18 +351,15 @@ class TestWatching:
             saving.start()
             saving.join()
         watched.watcher.check()
-        assert names(retriever) == {"odd"}
-        assert watched.outcomes.keys() == {"reloaded"}
-        assert watched.failing == 0
-        assert caplog.records == []
+        assert (names(retriever), watched.outcomes.keys()) == ({"odd"}, {"reloaded"})
+        assert (watched.failing, caplog.records) == (0, [])
 
     def test_deleted_serving_generation_is_no_failure(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
         watched.watcher.check()
         shutil.rmtree(next(retriever.folder.glob("generation-*")))
         assert watched.watcher.check() is None
-        assert names(retriever) == {"first"}
-        assert watched.failing == 0
+        assert (names(retriever), watched.failing) == ({"first"}, 0)
 
     def test_index_of_another_embedder_mismatches(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)

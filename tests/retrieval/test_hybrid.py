@@ -126,8 +126,7 @@ class TestRanking:
             for route in (Route.HYBRID, Route.LEXICAL, Route.DENSE):
                 ranking = retriever.with_fusion(Fusion()).on_route(route).retrieve("same text")
                 rankings.add(ranking.passage_ids)
-        assert len(ranked) == 1
-        assert rankings == {tuple(f"p{n}" for n in range(9))}
+        assert (len(ranked), rankings) == (1, {tuple(f"p{n}" for n in range(9))})
 
     def test_given_query_vector_replaces_encoding(
         self, corpus: list[Passage], embedder: WordHashEmbedder
@@ -328,13 +327,11 @@ class TestBuilding:
     def test_textless_passages_are_counted_out(self, embedder: WordHashEmbedder) -> None:
         passages = [Passage("a", "one"), Passage("b", " \n"), Passage("c", "", title="three")]
         retriever = HybridRetriever.build(passages, embedder=embedder)
-        assert retriever.passage_ids == ("a", "c")
-        assert retriever.report.empty == 1
+        assert (retriever.passage_ids, retriever.report.empty) == (("a", "c"), 1)
 
     def test_lone_surrogates_are_replaced_and_counted(self, embedder: WordHashEmbedder) -> None:
         retriever = HybridRetriever.build([Passage("a", "bro\ud800ken")], embedder=embedder)
-        assert retriever.passage("a").text == "bro\ufffdken"
-        assert retriever.report.repaired == 1
+        assert (retriever.passage("a").text, retriever.report.repaired) == ("bro\ufffdken", 1)
 
     @pytest.mark.parametrize(
         ("passages", "message"),

@@ -197,7 +197,5 @@ def test_forked_child_encodes_and_ends(in_onnxruntime: dict[str, Any]) -> None:
     assert (in_onnxruntime["child"], in_onnxruntime["parent"]) == (1, 1)
 
 
-def test_signal_survives_a_dropped_model(
-    in_onnxruntime: dict[str, Any],
-) -> None:
+def test_signal_survives_a_dropped_model(in_onnxruntime: dict[str, Any]) -> None:
     assert in_onnxruntime["signals"] == [signal.SIGHUP] * 2

@@ -63,8 +63,7 @@ def test_folder_model_is_name_and_weights(
     assert folder is not None
     monkeypatch.chdir(folder.parent)
     local = SentenceTransformerEmbedder(folder.name)
-    assert local.name == str(folder.resolve())
-    assert local.fingerprint() == embedder.fingerprint()
+    assert (local.name, local.fingerprint()) == (str(folder.resolve()), embedder.fingerprint())
     retriever = HybridRetriever.build([Passage("a", "text")], embedder=local)
     assert retriever.fingerprint()["embedder"] == folder.name
 

@@ -63,8 +63,7 @@ def test_loaded_index_answers_the_same(
         )
         assert after.passage_ids == before.passage_ids
         assert after.scores == pytest.approx(before.scores)
-    assert loaded.fingerprint() == built.fingerprint()
-    assert loaded.report == built.report
+    assert (loaded.fingerprint(), loaded.report) == (built.fingerprint(), built.report)
     assert loaded.passage("json.loads") == built.passage("json.loads")
 
 
@@ -161,9 +160,7 @@ def test_foreign_file_under_digest_is_refused(saved: Path, content: bytes) -> No
         list_as_it_is(saved, file)
 
 
-def test_term_outside_vocabulary_is_refused_early(
-    saved: Path,
-) -> None:
+def test_term_outside_vocabulary_is_refused_early(saved: Path) -> None:
     """A count by term would take 16 GB for the largest number."""
     file = data_file(saved, "lexical.numbers.npy")
     numbers = np.load(file)
@@ -224,9 +221,7 @@ def test_other_embedder_is_refused(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [{1: "a", "1": "b"}, {"in": [{True: 1, "true": 2}]}])
-def test_colliding_metadata_keys_are_refused(
-    metadata: dict[str, object],
-) -> None:
+def test_colliding_metadata_keys_are_refused(metadata: dict[str, object]) -> None:
     with pytest.raises(DataError, match="'p' cannot be kept as JSON: two of its keys"):
         HybridRetriever.build([Passage("p", "x", metadata=metadata)], embedder=WordHashEmbedder())
 

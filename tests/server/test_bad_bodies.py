@@ -70,8 +70,7 @@ def test_bad_body_is_problem_document(
     client = serve(retriever=INDEX.retriever if path == "/v1/context" else None)
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = client.post(path, content=content, headers={"content-type": "application/json"})
-    assert response.status_code == status
-    assert response.headers["content-type"] == MEDIA_TYPE
+    assert (response.status_code, response.headers["content-type"]) == (status, MEDIA_TYPE)
     problem = response.json()
     assert problem["type"].endswith(f":{slug}")
     assert problem["status"] == status

@@ -31,8 +31,7 @@ def test_token_is_needed_if_set(serve: Serve) -> None:
     client = serve(host="0.0.0.0", secrets=Secrets(token=TOKEN))  # noqa: S104
     for headers in ({}, bearer("c" * 16), {"authorization": f"Basic {TOKEN}"}, bearer(TOKEN + "a")):
         response = client.post("/rerank", json=BODY, headers=headers)
-        assert response.status_code == 401
-        assert response.headers["www-authenticate"] == "Bearer"
+        assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
     allowed = {**bearer(TOKEN), "host": "search.example"}
     assert client.post("/rerank", json=BODY, headers=allowed).status_code == 200
     assert client.get("/healthz").status_code == 200
@@ -77,8 +76,7 @@ def test_body_is_json_cross_site_refused(
     """Such a page may send what is no JSON without asking first."""
     headers = {"content-type": content_type, **({"origin": origin} if origin else {})}
     response = serve().post("/rerank", content=json.dumps(BODY), headers=headers)
-    assert response.status_code == status
-    assert len(scorer.asked) == (status == 200)
+    assert (response.status_code, len(scorer.asked)) == (status, status == 200)
 
 
 def pieces(n: int) -> Iterator[bytes]:
@@ -91,8 +89,7 @@ def test_long_body_is_refused_early(serve: Serve, registry: CollectorRegistry) -
     headers = {"content-type": "application/json"}
     for content in (b" " * 10_001, pieces(11)):
         response = client.post("/rerank", content=content, headers=headers)
-        assert response.status_code == 413
-        assert response.headers["connection"] == "close"
+        assert (response.status_code, response.headers["connection"]) == (413, "close")
     assert counted(registry, "ctxguard_http_requests_total", outcome="rejected") == 2
 
 
@@ -162,8 +159,7 @@ def test_too_many_requests_spare_metrics(
         rerank, others = ("POST", "/rerank", BODY), ("/healthz", "/metrics")
         answers = at_once(client, *[rerank] * 3, *[("GET", path, None) for path in others])
     statuses = [answer.status_code for answer in answers]
-    assert sorted(statuses[:3]) == [200, 503, 503]
-    assert statuses[3:] == [200, 200]
+    assert (sorted(statuses[:3]), statuses[3:]) == ([200, 503, 503], [200, 200])
     by_outcome = [
         counted(registry, "ctxguard_http_requests_total", endpoint="rerank", outcome=each)
         for each in ENDS
@@ -216,8 +212,7 @@ def test_health_and_metrics_take_no_body(serve: Serve) -> None:
     for path in ("/healthz", "/readyz", "/metrics"):
         for body in (b"a", pieces(1)):
             response = client.request("GET", path, content=body)
-            assert response.status_code == 413
-            assert response.headers["connection"] == "close"
+            assert (response.status_code, response.headers["connection"]) == (413, "close")
         assert client.get(path).status_code == 200
 
 
@@ -236,8 +231,7 @@ def test_unknown_paths_are_problem_documents(serve: Serve) -> None:
     client = serve()
     assert client.get("/nothing").json()["status"] == 404
     response = client.get("/rerank")
-    assert response.json()["status"] == 405
-    assert response.headers["allow"] == "POST"
+    assert (response.json()["status"], response.headers["allow"]) == (405, "POST")
 
 
 def test_own_error_tells_nothing(
@@ -303,10 +297,7 @@ def test_failing_count_costs_no_answer(
 
 
 def test_failed_request_stays_failed(
-    serve: Serve,
-    scorer: NamedScores,
-    registry: CollectorRegistry,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, scorer: NamedScores, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "answer", lambda *_: Response(b"", 500))
     with scorer.fault.injected(lambda work: None):

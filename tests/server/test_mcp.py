@@ -67,9 +67,7 @@ def content(result: Any) -> Any:
     return found
 
 
-def test_search_and_fetch_suit_connectors(
-    guarded: ContextGuard,
-) -> None:
+def test_search_and_fetch_suit_connectors(guarded: ContextGuard) -> None:
     tools, found, fetched = asked(guarded, SEARCH, ("fetch", {"id": "kettle"}))
     assert [(tool.name, tool.input_schema["required"]) for tool in tools] == [
         ("search", ["query"]),

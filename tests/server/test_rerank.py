@@ -47,13 +47,10 @@ def test_kept_score_above_zero_dropped_zero(serve: Serve, profile: Path, path: s
     scores = list(scores_of(answer).values())
     assert scores[0] == 1.0
     assert all(0.0 < score <= 1.0 for score in scores[:3])
-    assert scores[3:] == [0.0] * 3
-    assert scores == sorted(scores, reverse=True)
+    assert (scores[3:], scores) == ([0.0] * 3, sorted(scores, reverse=True))
     assert isinstance(answer["id"], str)
     meta = answer["meta"]["ctxguard"]
-    assert meta["kept"] == 3
-    assert meta["dropped"] == {"beyond_k": 3}
-    assert meta["flags"] == []
+    assert (meta["kept"], meta["dropped"], meta["flags"]) == (3, {"beyond_k": 3}, [])
     assert meta["degraded"] is None
 
 
@@ -131,8 +128,7 @@ def test_each_form_has_same_decision(
     assert [each["index"] for each in results] == (sorted(order) if query else order)
     name = "relevance_score" if "documents" in fields else "score"
     scores = {each["index"]: each[name] for each in results}
-    assert scores[1] == 1.0
-    assert [at for at in order if scores[at] == 0.0] == [5, 3, 0]
+    assert (scores[1], [at for at in order if scores[at] == 0.0]) == (1.0, [5, 3, 0])
     for each in results:
         echo = each.get("text" if "texts" in fields else "document")
         assert echo == (None if query else DOCUMENTS[each["index"]])
@@ -360,8 +356,7 @@ def test_copies_yield_their_place(serve: Serve, profile: Path, scorer: NamedScor
     assert scores[5] == 0.0
     assert [each["index"] for each in answer["results"]] == [0, 1, 2, 3, 6, 4, 5]
     meta = answer["meta"]["ctxguard"]
-    assert meta["kept"] == 3
-    assert meta["dropped"] == {"duplicate_text": 3, "beyond_k": 1}
+    assert (meta["kept"], meta["dropped"]) == (3, {"duplicate_text": 3, "beyond_k": 1})
 
 
 @pytest.mark.parametrize("is_calibrated", [True, False])
@@ -374,8 +369,7 @@ def test_fewer_results_are_different_texts(
 
 
 def test_each_text_is_scored_once(serve: Serve, scorer: NamedScores) -> None:
-    assert len(post(serve(), COPIES).json()["results"]) == 6
-    assert scorer.asked[0]["documents"] == 3
+    assert (len(post(serve(), COPIES).json()["results"]), scorer.asked[0]["documents"]) == (6, 3)
 
 
 def unenforced_profile(folder: Path, decision: Literal["keep", "shadow"]) -> Path:
@@ -443,8 +437,7 @@ def test_a_sample_says_what_was_served(
         answer = post(client, FOURTEEN, top_n=top_n).json()
     record = record_of(Sample(contexts[-1], 1.0, 0.0))
     names = [record.passage_ids[place] for place in record.served]
-    assert names == [str(each["index"]) for each in answer["results"]]
-    assert len(names) == served
+    assert (names, len(names)) == ([str(each["index"]) for each in answer["results"]], served)
 
 
 def test_degraded_request_serves_all(serve: Serve, scorer: NamedScores, profile: Path) -> None:

@@ -94,8 +94,7 @@ class EngineContract(RetrieverContract):
             before = [built.retrieve(query, depth=5) for query in asked]
             fingerprint = built.fingerprint()
         with EngineRetriever.open(url, **options) as opened:
-            assert len(opened) == len(PASSAGES)
-            assert opened.fingerprint() == fingerprint
+            assert (len(opened), opened.fingerprint()) == (len(PASSAGES), fingerprint)
             for query, ranking in zip(asked, before, strict=True):
                 assert opened.retrieve(query, depth=5).passage_ids == ranking.passage_ids
 
@@ -223,8 +222,7 @@ class EngineContract(RetrieverContract):
     def test_what_is_deleted_is_gone(self) -> None:
         with self.built() as built:
             ids = [each.passage_id for each in PASSAGES[:3]]
-            assert built.delete([*ids, "absent"]) == 3
-            assert len(built) == len(PASSAGES) - 3
+            assert (built.delete([*ids, "absent"]), len(built)) == (3, len(PASSAGES) - 3)
             assert not built.known_ids(ids)
             assert not set(ids) & set(built.retrieve("foxes", depth=50).passage_ids)
 
@@ -238,8 +236,7 @@ class EngineContract(RetrieverContract):
             EngineRetriever.build(PASSAGES, url, embedder=Stopping())
         with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
             assert len(opened.retrieve("foxes", depth=5)) == 0
-            assert opened.upsert(PASSAGES).added == len(PASSAGES)
-            assert len(opened) == len(PASSAGES)
+            assert (opened.upsert(PASSAGES).added, len(opened)) == (len(PASSAGES), len(PASSAGES))
 
     def test_sketch_is_of_the_corpus(self) -> None:
         """Of its smallest digests, where there are more passages than a sketch has."""

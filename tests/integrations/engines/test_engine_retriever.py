@@ -204,8 +204,7 @@ def test_empty_update_finishes_an_interrupted_one() -> None:
     built = _built()
     engine = _engine()
     before = engine.finished
-    assert built.upsert(PASSAGES).unchanged == len(PASSAGES)
-    assert engine.finished == before + 1
+    assert (built.upsert(PASSAGES).unchanged, engine.finished) == (len(PASSAGES), before + 1)
 
 
 def test_vectors_have_length_one() -> None:
@@ -251,6 +250,5 @@ def test_address_hides_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     address = EngineAddress.parse(url)
     assert address.shown == "postgresql://h:5432/db#docs"
     assert "secret" not in repr(address)
-    assert address.key == "secret"
-    assert EngineAddress.parse("milvus:///srv/a.db").path == "/srv/a.db"
+    assert (address.key, EngineAddress.parse("milvus:///srv/a.db").path) == ("secret", "/srv/a.db")
     assert EngineAddress.parse("qdrant+https://h:6333#a").http_url == "https://h:6333"

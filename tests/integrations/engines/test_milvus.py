@@ -209,17 +209,14 @@ def test_server_is_used_by_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {each.metadata["tenant"] for each in map(found.passages.__getitem__, range(3))} == {
             "b"
         }
-        assert built.delete([PASSAGES[0].passage_id]) == 1
-        assert len(built) == len(PASSAGES) - 1
+        assert (built.delete([PASSAGES[0].passage_id]), len(built)) == (1, len(PASSAGES) - 1)
 
 
 def _refused(*_: Any, **__: Any) -> None:
     raise pymilvus.MilvusException(1100, "no sparse\n\u202evectors " + "x" * 1_000)
 
 
-def test_refused_build_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refused_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     url = _File().url("refused")
     with monkeypatch.context() as patched:
         patched.setattr(pymilvus.MilvusClient, "create_index", _refused)
@@ -230,9 +227,7 @@ def test_refused_build_leaves_nothing(
         assert len(built) == len(PASSAGES)
 
 
-def test_collection_without_indexes_is_finished(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_collection_without_indexes_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a build that was killed before it could remove what it had begun."""
     url = _File().url("begun")
     with monkeypatch.context() as patched:
@@ -322,8 +317,7 @@ def test_quotes_and_brackets_reach_no_filter() -> None:
         for each in odd:
             assert built.passage(each).passage_id == each
             assert built.retrieve("text", where=Where(t=each)).passage_ids == (each,)
-        assert built.delete(odd[:2]) == 2
-        assert built.known_ids(odd) == set(odd[2:])
+        assert (built.delete(odd[:2]), built.known_ids(odd)) == (2, set(odd[2:]))
 
 
 def test_split_terms_are_matched_whole() -> None:

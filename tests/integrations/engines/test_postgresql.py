@@ -200,9 +200,7 @@ def test_slow_statement_is_an_outage(built: EngineRetriever) -> None:
         assert len(opened.retrieve("kettles", depth=3)) == 3
 
 
-def test_unreachable_server_hides_its_credentials(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unreachable_server_hides_its_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise postgresql.psycopg.OperationalError("connection refused")
 

@@ -222,9 +222,7 @@ def server() -> Iterator[RerankEndpoint]:
     started.close()
 
 
-def test_server_stopping_midway_is_an_outage(
-    server: RerankEndpoint,
-) -> None:
+def test_server_stopping_midway_is_an_outage(server: RerankEndpoint) -> None:
     server.script.extend([Answer(hang=True)] * 9)
     with pytest.raises(UnansweredError):
         EngineRetriever.open(f"{server.url}?timeout=1#any".replace("http", "qdrant"), **OPTIONS)

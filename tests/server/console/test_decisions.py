@@ -55,9 +55,7 @@ def test_request_shows_reasons_and_thresholds(client: TestClient) -> None:
     assert "at most 5 passages, each with at least 0.85 of the top score" in page
 
 
-def test_shadow_shows_would_be_drops(
-    tmp_path: Path,
-) -> None:
+def test_shadow_shows_would_be_drops(tmp_path: Path) -> None:
     with SampleStore.open(filled(tmp_path, 1, mode=Mode.SHADOW)) as store:
         pages = [
             visitor(store, profile=profile).get("/console/request", params={"id": REQUEST(0)}).text

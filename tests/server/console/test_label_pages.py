@@ -219,8 +219,7 @@ def test_only_what_was_picked_is_graded(store: SampleStore, client: TestClient) 
 
 @pytest.mark.parametrize("n", ["", "0", "-1", "1.5", "1001", "9" * 30, "²"])
 def test_invalid_request_count_is_refused(store: SampleStore, client: TestClient, n: str) -> None:
-    assert pick(client, n).status_code == 400
-    assert store.picked(SERIES) == {}
+    assert (pick(client, n).status_code, store.picked(SERIES)) == (400, {})
 
 
 def test_empty_store_says_requests_are_missing(tmp_path: Path) -> None:
@@ -245,8 +244,7 @@ def test_people_grade_unjudged_requests(tmp_path: Path) -> None:
         assert "All that was picked is graded" in page(client, **task)
         report = Monitor(store, PeopleAlone(), min_n=5).report()
         precision = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
-        assert report.live.labelled == n
-        assert report.live.judge_estimates == {}
+        assert (report.live.labelled, report.live.judge_estimates) == (n, {})
         assert precision.value == pytest.approx((n + 1) / (n * 4))
 
 

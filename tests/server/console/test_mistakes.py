@@ -96,5 +96,4 @@ def test_worst_come_first_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_invalid_day_is_refused(tmp_path: Path, day: str, status: int, said: str) -> None:
     with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as store:
         page = visitor(store).get("/console/mistakes", params={"day": day})
-    assert page.status_code == status
-    assert page.text.count(said) == 1
+    assert (page.status_code, page.text.count(said)) == (status, 1)

@@ -73,8 +73,7 @@ def test_grades_reach_the_file_at_once(client: TestClient, path: Path) -> None:
     give(client, "h", IDS[1])
     give(client, "x", "", 1)
     [first, second] = read_jsonl(path).qrels.values()
-    assert first == {IDS[0]: 1, IDS[1]: 0}
-    assert second == {}
+    assert (first, second) == ({IDS[0]: 1, IDS[1]: 0}, {})
     assert 'data-own="x" id="whole"' in client.get("/console/label?sample=1").text
     give(client, "", "", 1)
     give(client, "", IDS[1])
@@ -140,8 +139,7 @@ def test_other_sites_and_names_are_refused(path: Path) -> None:
     elsewhere = {"sec-fetch-site": "cross-site"}
     with client_of(path) as client:
         answer = client.post("/console/label/grade", data=form, headers=elsewhere)
-        assert answer.status_code == 403
-        assert client.get("/console/decisions").status_code == 404
+        assert (answer.status_code, client.get("/console/decisions").status_code) == (403, 404)
         assert client.get("/metrics").status_code == 404
     with client_of(path, host="rebound.example") as client:
         assert not client.get("/console/label").is_success

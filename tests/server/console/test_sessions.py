@@ -42,8 +42,7 @@ def test_every_page_asks_for_the_token(client: TestClient, page: str) -> None:
 
 def test_token_leads_to_requested_page(client: TestClient) -> None:
     answer = sign_in(client, page="/console/request?id=7")
-    assert answer.status_code == 303
-    assert answer.headers["location"] == "/console/request?id=7"
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/request?id=7")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
@@ -168,8 +167,7 @@ def test_pages_forbid_what_they_need_not(client: TestClient, page: str) -> None:
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
-    assert headers["cache-control"] == "no-store"
-    assert headers["x-content-type-options"] == "nosniff"
+    assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
 
 
 def test_pages_name_files_by_content(store: SampleStore) -> None:
