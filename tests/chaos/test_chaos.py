@@ -22,7 +22,7 @@ def report_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Report
     names = [
         item.callspec.params["fault"]
         for item in request.session.items
-        if getattr(item, "originalname", "") == "test_a_fault_has_the_expected_effect_only"
+        if getattr(item, "originalname", "") == test_fault_has_expected_effect_only.__name__
     ]
     pool = ThreadPoolExecutor(_AT_ONCE)
     running: dict[str, Future[Report]] = {
