@@ -61,7 +61,7 @@ def value_at(report: Any, path: str) -> float | str:
         except (KeyError, StopIteration, TypeError, ValueError):
             raise FigureError(f"no {key!r} of {path!r}") from None
     if not isinstance(value, int | float | str):
-        raise FigureError(f"{path!r} is no figure but a {type(value).__name__}")
+        raise FigureError(f"{path!r} is not a figure but a {type(value).__name__}")
     return value
 
 

@@ -59,7 +59,7 @@ def asked_questions(path: Path) -> dict[str, int]:
         except ValueError:
             n = 0
         if n < 1:
-            raise record.error(f"count {shown(given)} is no whole number from 1")
+            raise record.error(f"count {shown(given)} is not a whole number from 1")
         first, before = asked.get(folded(text), (text, 0))
         asked[folded(text)] = first, before + n
     if not asked:

@@ -68,8 +68,8 @@ class Pools:
         skipped: Queries left out, with the reason: the retriever refused them, or answered on
             another route or with another kind of score than most.
         copies: For each query, by a candidate's place, the other passages with its text, whether
-            they were retrieved too, below it, or are named by labels alone. They are no candidates:
-            a guard serves one of them in the place of all.
+            they were retrieved too, below it, or are named by labels alone. They are not
+            candidates: a guard serves one of them in the place of all.
         documents: For each query, by the place of a document's best-ranked chunk, the document;
             several where chunks are copies.
         same: The ids of passages and documents that have one text, to one of them.

@@ -164,7 +164,7 @@ def differences(
     first = [row for row, query_id in enumerate(these.query_ids) if query_id in place]
     second = [place[these.query_ids[row]] for row in first]
     own = these.of_queries(first)
-    # Rounded, so that another machine's last digit is no difference.
+    # Rounded, so that another machine's last digit is not a difference.
     gaps = {name: np.round(own.values[name] - those.values[name][second], 12) for name in metrics}
     return {name: as_difference(name, gap) for name, gap in own.intervals(gaps, seed).items()}
 

@@ -106,7 +106,7 @@ class RankingSource(RetrieverAdapter):
         directions: Whether the order of the lists contradicts their scores.
 
     Raises:
-        ConfigurationError: it is no retriever, or there is no such kind of score.
+        ConfigurationError: it is not a retriever, or there is no such kind of score.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from tests import pgbouncer
 from tests.kernels import NO_BFLOAT16
 from tests.timing import NEVER, Clock
 
-# Nothing is timed in the tests: a busy machine is no failure.
+# Nothing is timed in the tests: a busy machine is not a failure.
 # A fixture of a function gives the same to every example.
 UNCHANGED = [HealthCheck.function_scoped_fixture]
 settings.register_profile("untimed", deadline=None, suppress_health_check=UNCHANGED)

@@ -88,7 +88,7 @@ def _handler(server: JsonServer[Any]) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def handle(self) -> None:
-            with suppress(ConnectionError):  # a client that went away is no fault of this server
+            with suppress(ConnectionError):  # a client that went away is not a fault of this server
                 super().handle()
 
         def do_GET(self) -> None:

@@ -88,7 +88,7 @@ class Embedded(SearchPeer):
     def build(self, corpus: Corpus, around: Surroundings) -> dict[str, float]:
         folder = around.folder / "index"
         task = (corpus.folder, self._lexical, self._signals, folder, around.build_threads)
-        # What building leaves behind in a process is no part of the index.
+        # What building leaves behind in a process is not part of the index.
         built = subprocess.run(  # noqa: S603  this module, with arguments made here
             [sys.executable, "-m", __name__, *map(str, task)], check=True, stdout=subprocess.PIPE
         )

@@ -119,7 +119,7 @@ def _read_table(
     for place, (record, cells) in enumerate(read_columns(path, (3, 4), _LABEL_FORM, counts)):
         query_id, *iteration, passage_id, value = cells
         if iteration and iteration[0].upper() not in ("0", "Q0"):
-            raise record.error(f"{shown(iteration[0])} is no iteration of TREC: {_LABEL_FORM}")
+            raise record.error(f"{shown(iteration[0])} is not an iteration of TREC: {_LABEL_FORM}")
         if place == 0 and value.casefold() in headers:
             continue
         label = parse(record, value)

@@ -110,7 +110,7 @@ class Record(NamedTuple):
         """Return a field as a list of ids.
 
         Raises:
-            DataError: it is not a list, or one of its items is no id.
+            DataError: it is not a list, or one of its items is not an id.
         """
         value = self.fields.get(name)
         if not isinstance(value, list):

@@ -18,7 +18,7 @@ def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
     A pipe that nobody writes to does not block, and a device is not read without end.
 
     Raises:
-        OSError: it cannot be opened, is no regular file, or is larger than the limit.
+        OSError: it cannot be opened, is not a regular file, or is larger than the limit.
     """
     try:
         # Without O_NONBLOCK, to open a pipe waits for its writer. Windows has neither.

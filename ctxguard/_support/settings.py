@@ -37,7 +37,7 @@ def setting(
         flags: Names of its option, in place of one made from the field's name.
         default: Its default in words, where that is not the field's own.
         env: Environment variable that gives it.
-        key: Whether it stands in a settings file only, and is no option.
+        key: Whether it stands in a settings file only, and is not an option.
         own: Whether the top of a settings file, which all commands read, does not give it.
         argument: Whether it is a positional argument.
         writes: Whether it names files to write, which is tried before the work.

@@ -37,7 +37,7 @@ from ctxguard.errors import (
 )
 
 _LINE_SECONDS = 10.0
-"""Between two lines of progress where standard error is no terminal."""
+"""Between two lines of progress where standard error is not a terminal."""
 FINDING = 1
 BAD_INPUT = 2
 
@@ -236,7 +236,8 @@ class Output:
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
-        """Show progress on standard error: bars, or a line now and then where it is no terminal."""
+        """Show progress on standard error: bars, or a line now and then where it is not a "
+        "terminal."""
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),

@@ -163,7 +163,7 @@ class Command:
         if not word.startswith("-"):
             return f"there is no argument for {word!r}; see ctxguard {self._name} --help"
         if word.lstrip("-") in [key_of(*each) for each in self.keys.items()]:
-            return f"{word} is no option but a key: write it into a file --system"
+            return f"{word} is not an option but a key: write it into a file --system"
         flags = [flag for each in self.options.items() for flag in flags_of(*each)]
         meant = nearest(word, flags) or f"; see ctxguard {self._name} --help"
         return f"there is no option {word}{meant}"
@@ -228,7 +228,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=file) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is no TOML: {error}", path=file) from None
+        raise DataError(f"is not TOML: {error}", path=file) from None
     # ``index`` is a command, and a key of the system as well.
     named = [name for name in _TABLES & document.keys() if isinstance(document[name], dict)]
     tables = {name: document.pop(name) for name in named}

@@ -133,7 +133,7 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
             parts["index"] = Path(place)
         else:
             raise ConfigurationError(
-                f"{place!r} is no index folder, engine URL, profile (.json), store URL, URL of "
+                f"{place!r} is not an index folder, engine URL, profile (.json), store URL, URL of "
                 "metrics or system file (.toml); check the name"
             )
     return parts

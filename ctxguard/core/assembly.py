@@ -400,7 +400,7 @@ class _Counter:
     def count(self, text: str) -> int:
         try:
             tokens = self._assembly.count_tokens(text)
-            if tokens >= 0:  # false for NaN; a value that is no number raises
+            if tokens >= 0:  # false for NaN; a value that is not a number raises
                 return tokens
             cause = "not a number of tokens"
         except Exception as error:

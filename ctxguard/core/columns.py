@@ -65,7 +65,9 @@ class SignalColumn:
 
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name:
-            raise ConfigurationError(f"{self.name!r} is no name of a signal column: it has a colon")
+            raise ConfigurationError(
+                f"{self.name!r} is not a name of a signal column: it has a colon"
+            )
         if not 0.0 < self.unit < math.inf:
             raise ConfigurationError(f"the unit {self.unit!r} of column {self.name!r} must be > 0")
 

@@ -237,7 +237,7 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     if ranking.copies:
         order, set_aside = _without_copies(order, set_aside, ranking.copies)
     n = len(order)
-    # A score that is impossible for its kind is no signal of the model; it matters without one.
+    # A score that is impossible for its kind is not a signal of the model; it matters without one.
     garbage = None if problem is Flag.DOMAIN_VIOLATION else problem
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
     can_be_known = n > 0 and problem is not Flag.SCORES_CONTRADICTED

@@ -39,7 +39,7 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     """Map the position of each copy to the position of the first text that it repeats.
 
     Texts are compared in Unicode's compatibility form (as by NFKC), without case, and with any
-    white space as one space. A text without a word is no copy.
+    white space as one space. A text without a word is not a copy.
 
     >>> copies_of(["One  two", "three", "ONE\\ntwo", "", "", "ｏｎｅ two"])
     {2: 0, 5: 0}

@@ -102,7 +102,7 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
 
 
 def _ranked(leg: Leg, constant: int) -> FloatArray:
-    """Rank a leg's scores. A BM25 score of zero is no hit and has no rank; nor has garbage."""
+    """Rank a leg's scores. A BM25 score of zero is not a hit and has no rank; nor has garbage."""
     least = 0.0 if leg.kind is ScoreKind.RATIO else -INVALID_MAGNITUDE
     return reciprocal_rank(leg.scores, constant, above=least)
 

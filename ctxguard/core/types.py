@@ -480,7 +480,7 @@ def _id_texts(values: Sequence[object]) -> tuple[str, ...]:
 
 
 def _number(value: object) -> float:
-    """Convert to float; NaN if it is no number: adapters pass on their engine's values."""
+    """Convert to float; NaN if it is not a number: adapters pass on their engine's values."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

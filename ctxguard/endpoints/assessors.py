@@ -121,7 +121,7 @@ class ModelAssessor:
             UnansweredError: no whole answer in time.
             OverloadedError: the endpoint refused for its rate limit.
             StageUnavailableError: the endpoint cannot be reached, or refused.
-            StageError: the reply is no answer to this call.
+            StageError: the reply is not an answer to this call.
         """
         if not texts:
             return {name: np.zeros(0) for name in self.names}
@@ -140,7 +140,7 @@ class ModelAssessor:
             self.ledger.add_invalid("", found, "")
             if found is not InvalidReason.REFUSED:
                 model = self._client.model
-                words = reply.why or f"the reply of {model} is no answer: {found.value}"
+                words = reply.why or f"the reply of {model} is not an answer: {found.value}"
                 raise stage_error(ASSESS, Failure(found, words))
             return {name: np.full(len(texts), np.nan) for name in self.names}
         answered = np.isfinite(np.stack(list(found.values()))).any(axis=0)

@@ -131,7 +131,9 @@ class _Connection(asyncio.Protocol):
                     break
         except Exception:  # the parser's, of several types
             if not self._is_whole:
-                self._fail(InvalidReason.UNREACHABLE, "the answer is no HTTP: check the URL's port")
+                self._fail(
+                    InvalidReason.UNREACHABLE, "the answer is not HTTP: check the URL's port"
+                )
         if self._is_whole:
             self._succeed()
 

@@ -71,7 +71,7 @@ class Reply(Generic[T]):
 
 
 def text_of(body: bytes) -> str:
-    """Decode a body for people; what is no UTF-8 is replaced."""
+    """Decode a body for people; what is not UTF-8 is replaced."""
     return body.decode("utf-8", "replace")
 
 

@@ -277,7 +277,7 @@ class RerankClient:
             OverloadedError: the server refused for its rate limit.
             StageRefusedError: the server refused this request, and may answer another.
             StageUnavailableError: the server cannot be reached, or refused.
-            StageError: the answer is no answer to this request, is too long, or has no score.
+            StageError: the answer is not an answer to this request, is too long, or has no score.
         """
         model = model or self._model
         request = _Request(query, documents, self._limits_of(model), self._timeout_seconds)
@@ -444,7 +444,7 @@ def _finite_or_nan(score: object) -> float:
     if score is None:
         return math.nan
     if type(score) not in (int, float):
-        raise _garbage("has a score that is no number")
+        raise _garbage("has a score that is not a number")
     try:
         number = float(score)  # type: ignore[arg-type]
     except OverflowError:

@@ -52,7 +52,7 @@ class RejectedReply:
 
     Attributes:
         passage_id: The passage to be graded, or the question to be answered.
-        reason: Why the reply is no verdict.
+        reason: Why the reply is not a verdict.
         reply: Its first 4,000 characters, redacted; empty if redaction failed. It may quote the
             passage.
     """

@@ -290,7 +290,7 @@ class AssessorStage:
                 try:
                     values = np.asarray(answers[name], dtype=np.float64)
                 except (KeyError, TypeError, ValueError):
-                    raise StageError(ASSESS, "the answers are no numbers by name") from None
+                    raise StageError(ASSESS, "the answers are not numbers by name") from None
                 if values.shape != (n,):
                     raise StageError(ASSESS, f"{values.shape} answers to {n} candidates")
                 found[name] = np.where(np.isfinite(values), values, np.nan)[by_text]

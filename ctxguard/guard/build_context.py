@@ -219,7 +219,7 @@ _P = TypeVar("_P", bound=Policy)
 
 
 def _serving(policy: _P, ranking: Ranking) -> _P:
-    """If a stage is missing, finding nothing relevant is no ground to abstain."""
+    """If a stage is missing, finding nothing relevant is not a reason to abstain."""
     if policy.min_keep == 0 and ranking.failures:
         return replace(policy, min_keep=1)
     return policy

@@ -92,7 +92,7 @@ class ContextGuard:
 
     Raises:
         ConfigurationError: a setting is out of range, or two contradict each other.
-        ProfileFormatError: ``profile`` is the path of a file that is no profile.
+        ProfileFormatError: ``profile`` is the path of a file that is not a profile.
         ProfileMismatchError: the check is strict, and anything differs or cannot be compared.
     """
 
@@ -229,7 +229,7 @@ class ContextGuard:
 
         Raises:
             ConfigurationError: the guard has a policy set by hand.
-            ProfileFormatError: the path is of a file that is no profile.
+            ProfileFormatError: the path is of a file that is not a profile.
             ProfileMismatchError: the profile was made for another system, or in strict mode on a
                 corpus that has changed since, or it is unverified.
         """
@@ -558,7 +558,7 @@ class ContextGuard:
     def _counted(self, mode: Mode, error: BaseException, span: RequestSpan | None) -> BaseException:
         """Count a request that ended in an error, and return the typed error to raise.
 
-        What is no ``Exception``, such as an interrupt or a cancellation, stays as it is.
+        What is not an ``Exception``, such as an interrupt or a cancellation, stays as it is.
         """
         if span is not None:
             self._safely("tracing", lambda: span.failed(error), None)

@@ -158,7 +158,7 @@ def _full_name(kind: type) -> str:
 def _call_of(retriever: object) -> "Callable[..., Retrieval | Awaitable[Retrieval]]":
     if isinstance(retriever, type):
         raise ConfigurationError(
-            f"{retriever.__name__} is a class and no retriever: give an object of it"
+            f"{retriever.__name__} is a class, not a retriever: give an instance of it"
         )
     for call in (
         getattr(retriever, "retrieve", None),
@@ -169,7 +169,7 @@ def _call_of(retriever: object) -> "Callable[..., Retrieval | Awaitable[Retrieva
             _check_signature(call, retriever)
             return cast("Callable[..., Retrieval]", call)
     raise ConfigurationError(
-        f"{describe(retriever)} is no retriever: it needs retrieve(query, *, depth), or to "
+        f"{describe(retriever)} is not a retriever: it needs retrieve(query, *, depth), or to "
         "be callable with (query, depth=…)"
     )
 

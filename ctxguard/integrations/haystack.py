@@ -32,7 +32,7 @@ def ranking_of(
             none.
 
     Raises:
-        ConfigurationError: they are no documents, or have scores and no kind.
+        ConfigurationError: they are not documents, or have scores and no kind.
     """
     try:
         ids = [document.id for document in documents]

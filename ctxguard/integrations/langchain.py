@@ -50,7 +50,7 @@ class WrappedVectorStore:
         search_arguments: Further keyword arguments of every search.
 
     Raises:
-        ConfigurationError: ``store`` is no vector store, or there is no such kind of score.
+        ConfigurationError: ``store`` is not a vector store, or there is no such kind of score.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WrappedVectorStore:
 
     def _ranking(self, pairs: Any, depth: int) -> Ranking:
         try:
-            # Not of a text or a mapping: an empty one is no empty result.
+            # Not of a text or a mapping: an empty one is not an empty result.
             rows = [pairs] if isinstance(pairs, str | Mapping) else list(islice(pairs, depth))
             documents, scores = zip(*rows, strict=True) if rows else ((), ())
         except (TypeError, ValueError):
@@ -120,7 +120,9 @@ class WrappedRetriever:
 
     def __init__(self, retriever: Any, *, where_arguments: WhereArguments | None = None) -> None:
         if not callable(getattr(retriever, "invoke", None)):
-            raise ConfigurationError(f"{describe(retriever)} is no LangChain retriever: no invoke")
+            raise ConfigurationError(
+                f"{describe(retriever)} is not a LangChain retriever: no invoke"
+            )
         self._retriever = retriever
         self._where_arguments = where_arguments
 
@@ -229,7 +231,7 @@ def ranking_of(
     """Build the ranking of documents and their scores, best first.
 
     Raises:
-        ConfigurationError: one of them is no document, or there are scores without a kind.
+        ConfigurationError: one of them is not a document, or there are scores without a kind.
     """
     try:
         ids = [document.id for document in documents]

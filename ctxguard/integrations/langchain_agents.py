@@ -123,7 +123,7 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
                 f"the tool {name!r} was called without the argument {self._query_argument!r}: set "
                 "query_argument to the one that is its query"
             )
-        # The call's id is no request id: some models begin again at 0 in every conversation.
+        # The call's id is not a request id: some models begin again at 0 in every conversation.
         ranking = ranking_by_metadata(self._guard, documents, self._score_key)
         context = filtered(self._guard, query, ranking)
         return result.model_copy(

@@ -79,7 +79,7 @@ def ranking_of_nodes(
             none.
 
     Raises:
-        ConfigurationError: they are no nodes with scores, or have scores and no kind.
+        ConfigurationError: they are not nodes with scores, or have scores and no kind.
     """
     try:
         ids = [each.node.id_ for each in nodes]

@@ -39,8 +39,8 @@ class SeparateLegs:
             repeatedly is not called for a while.
 
     Raises:
-        ConfigurationError: fewer than two legs, one that is no retriever, or ``score_kinds`` names
-            none of them.
+        ConfigurationError: fewer than two legs, one that is not a retriever, or ``score_kinds``
+            names none of them.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ def mistakes_of(
     try:
         since = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
     except (OverflowError, ValueError) as error:
-        raise ConfigurationError(f"{day} is no day of any clock") from error
+        raise ConfigurationError(f"{day} is not a day of any clock") from error
     judged = unread = 0
     found: list[Mistake] = []
     for series in store.series():

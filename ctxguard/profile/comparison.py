@@ -38,7 +38,7 @@ class ProfileCheck:
             more than ``max_corpus_change``, or is unverified, instead of flagging every answer.
 
     Raises:
-        ConfigurationError: ``max_corpus_change`` is no share.
+        ConfigurationError: ``max_corpus_change`` is not a share.
     """
 
     fingerprint: Mapping[str, str] | None = None

@@ -34,7 +34,7 @@ WIDEST_BOUND = 0.5
 
 _MAX_PROFILE_BYTES = 4 * 2**20
 _MOST_VALUES, _MOST_KEYS = 100_000, 20_000
-"""All are many times what calibration writes. Of a file that is no profile, each value that does
+"""All are many times what calibration writes. Of a file that is not a profile, each value that does
 not fit costs a microsecond and 500 bytes."""
 _MOST_ERRORS = 100
 """With more, only their number is told: to describe them takes longer than to find them."""
@@ -650,7 +650,7 @@ def fingerprint_differences(
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _whole_number(digits: str) -> int:

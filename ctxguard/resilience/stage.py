@@ -289,7 +289,7 @@ class Stage:
             _log.warning("%s has recovered and is in use again", self.name)
 
     def _give_up(self, probe: Probe | None) -> None:
-        """Count a probe that nobody waits for as failed; another call is no failure."""
+        """Count a probe that nobody waits for as failed; another call is not a failure."""
         if probe is not None:
             self.breaker.failed(probe)
 

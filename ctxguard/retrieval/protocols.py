@@ -148,7 +148,7 @@ class QueryStates(NamedTuple):
     Attributes:
         vector: What `Embedder.encode_query` gives, shape (dimension,).
         piece_ids: The number of each word piece in the model's vocabulary, shape (m,). The model's
-            own marks and its prompt are no word pieces of the query.
+            own marks and its prompt are not word pieces of the query.
         states: Unit vectors, the model's last hidden state of each, shape (m, dimension).
     """
 

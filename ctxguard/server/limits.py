@@ -101,7 +101,7 @@ class EndpointRule:
         length = head.get(b"content-length", b"")
         if length in (b"", b"0") and b"transfer-encoding" not in head:
             return False
-        # What is no number is left to the count of the bytes themselves.
+        # What is not a number is left to the count of the bytes themselves.
         if self.most_bytes == 0 or (length.isdigit() and int(length) > self.most_bytes):
             raise self._too_large()
         media_type = head.get(b"content-type", b"").partition(b";")[0].strip().lower()

@@ -24,7 +24,7 @@ from ctxguard.server.limits import MOST_HEAD_BYTES, MOST_PIPELINED, MOST_UNREAD_
 from ctxguard.server.settings import ServiceSettings
 
 _log = logging.getLogger("uvicorn.error")
-# Not uvicorn's: a warning for each request that is no HTTP would let anybody fill the log.
+# Not uvicorn's: a warning for each request that is not HTTP would let anybody fill the log.
 _request_log = logging.getLogger(__name__)
 _request_log.setLevel(logging.ERROR)
 
@@ -229,7 +229,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise _RefusedError
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, unless the connection was closed for it."""
+        """Answer what is not HTTP, unless the connection was closed for it."""
         if not self.transport.is_closing():
             super().send_400_response(msg)
 

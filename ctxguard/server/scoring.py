@@ -45,7 +45,7 @@ class Scorer(Protocol):
             max_tokens_per_doc: After which a document is cut; None for the scorer's own limit.
 
         Raises:
-            StageError: the reply is no answer.
+            StageError: the reply is not an answer.
         """
         ...
 
@@ -145,7 +145,7 @@ class BoundedScorer:
         try:
             scores = np.asarray(returned, dtype=np.float64)
         except (TypeError, ValueError):
-            raise StageError(STAGE, "the scores are no numbers") from None
+            raise StageError(STAGE, "the scores are not numbers") from None
         if scores.shape != (len(documents),):
             raise StageError(STAGE, f"{scores.shape} scores for {len(documents)} documents")
         if not np.isfinite(scores).any():

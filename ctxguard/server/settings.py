@@ -165,7 +165,8 @@ class ServiceSettings(IdentitySettings, AssessorSettings, EngineSystem, IndexSys
                 ipaddress.ip_network(proxy)
             except ValueError:
                 raise ConfigurationError(
-                    f"trusted-proxies {proxy!r} is no address and no network, such as 10.0.0.7 or "
+                    f"trusted-proxies {proxy!r} is neither an address nor a network, such as "
+                    "10.0.0.7 or "
                     "10.0.0.0/24"
                 ) from None
         if self.secrets.token is None and not is_loopback(self.host):
@@ -225,7 +226,7 @@ class ServiceSettings(IdentitySettings, AssessorSettings, EngineSystem, IndexSys
         try:
             values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
         except ValueError:
-            raise ConfigurationError(f"{ENVIRONMENT} is no JSON") from None
+            raise ConfigurationError(f"{ENVIRONMENT} is not JSON") from None
         return cls(**values)
 
 

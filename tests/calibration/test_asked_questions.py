@@ -36,8 +36,12 @@ def test_a_table_of_another_separator_is_read(tmp_path: Path, mark: str) -> None
     ("rows", "line", "fault"),
     [
         ([{"frage": "Why?"}], 1, "it has frage"),
-        ([{"query": "Why?"}, {"query": "Who?", "count": 0.5}], 2, "count 0.5 is no whole number"),
-        ([{"query": "Why?", "count": -1}], 1, "count -1 is no whole number"),
+        (
+            [{"query": "Why?"}, {"query": "Who?", "count": 0.5}],
+            2,
+            "count 0.5 is not a whole number",
+        ),
+        ([{"query": "Why?", "count": -1}], 1, "count -1 is not a whole number"),
         ([{"query": 3}], 1, "query is 3, which is not text"),
         ([], None, "holds no question"),
     ],

@@ -199,7 +199,7 @@ QRELS, KINDS, QUESTIONS = "qrels/test.tsv", "distractors.tsv", "queries.jsonl"
         (QRELS, ["q1 a 0.5"], "line 1: grade '0.5' is not a whole number"),
         (QRELS, ["q1 a nan"], "line 1: grade 'nan' is not a whole number"),
         (QRELS, ["q1 a"], "line 1: .* has 2 columns"),
-        (QRELS, ["q1 a b 2"], "line 1: 'a' is no iteration of TREC"),
+        (QRELS, ["q1 a b 2"], "line 1: 'a' is not an iteration of TREC"),
         (QRELS, ["q1 0 a b 2"], "line 1: .* has 5 columns"),
         (QRELS, ["q1 a 1", "q1 b 0", "q1 a 2"], "line 3: .* is labelled 2 here and 1 on line 1"),
         (QRELS, ["query-id corpus-id score"], "holds no label"),

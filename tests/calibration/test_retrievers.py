@@ -171,8 +171,8 @@ def test_what_a_retriever_raises_is_quoted_with_the_query() -> None:
 @pytest.mark.parametrize(
     ("retriever", "message"),
     [
-        (42, "a int is no retriever"),
-        (Plain, "Plain is a class and no retriever: give an object of it"),
+        (42, "a int is not a retriever"),
+        (Plain, "Plain is a class, not a retriever: give an instance of it"),
         (lambda query: [], r"cannot be called with \(query, depth=…\).*wrap it"),
         (lambda query, *, depth: ["a text"], "holds str; make each item a ctxguard.Hit"),
         (lambda query, *, depth: [("a", 0.5)], "holds tuple; make each item a ctxguard.Hit"),

@@ -113,7 +113,7 @@ def test_what_is_missing_is_named_with_its_mend_on_80_columns(run: Run, tmp_path
 def test_a_place_of_no_known_kind_is_refused(run: Run) -> None:
     result = run("doctor", "nothing-here")
     assert result.exit_code == 2
-    assert "'nothing-here' is no index folder" in result.stderr
+    assert "'nothing-here' is not an index folder" in result.stderr
 
 
 def test_every_extra_of_the_package_is_looked_for() -> None:

@@ -242,7 +242,7 @@ BAD_FILES = {
     "too many cells": ("back.csv", b"request_id,passage_id,grade\na,b,1,2\n", "has 4 cells"),
     "an empty table": ("back.csv", b"", "the columns are none"),
     "broken JSON": ("back.jsonl", b'{"request_id": "r"\n', "line 1: not JSON"),
-    "a list": ("back.jsonl", b"[1]\n", "line 1: this line is no JSON object"),
+    "a list": ("back.jsonl", b"[1]\n", "line 1: this line is not a JSON object"),
     "deep": ("back.jsonl", b"[" * 100_000, "line 1: not JSON"),
 }
 

@@ -117,7 +117,7 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
 def test_asynchronous_and_nested_objects_give_the_same_figures(
     run: Run, engine: str, collection: Path
 ) -> None:
-    """The module prints while it is imported, which is no part of the document."""
+    """The module prints while it is imported, which is not part of the document."""
     found = {
         name: run.read(
             *("evaluate", "--data", collection, "--json"),
@@ -164,8 +164,8 @@ def test_a_profile_of_another_retriever_is_a_finding(
         ("nowhere_at_all:search", "the module 'nowhere_at_all' cannot be imported"),
         ("fails_on_import:search", "cannot be imported (SystemExit: usage: …)"),
         ("{engine}:absent", "has no attribute 'absent'"),
-        ("{engine}:plain", "a dict is no retriever"),
-        ("{engine}:Engine", "Engine is a class and no retriever"),
+        ("{engine}:plain", "a dict is not a retriever"),
+        ("{engine}:Engine", "Engine is a class, not a retriever"),
         ("{engine}:without_depth", "cannot be called with (query, depth=…)"),
         ("{engine}:texts", "make each item a ctxguard.Hit"),
         ("{engine}:search", "plain hits need score_kind (the key score-kind)"),

@@ -118,13 +118,13 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("words", "said"),
     [
         (("--frob", "1"), "there is no option --frob; see ctxguard show --help"),
-        (("--share=1",), "--share is no option but a key: write it into a file --system"),
+        (("--share=1",), "--share is not an option but a key: write it into a file --system"),
         (("--indx", "i"), "there is no option --indx; did you mean --index?"),
         (("--n", "x"), "--n 'x': should be a valid integer"),
         (("--n", "-1"), "--n '-1': should be greater than or equal to 0"),
         (("--n",), "--n: expected one argument"),
         (("index",), "there is no argument for 'index'; see ctxguard show --help"),
-        (("--file", "f"), "--file is no option but a key"),
+        (("--file", "f"), "--file is not an option but a key"),
     ],
 )
 def test_a_refused_word_is_named(shown: Any, words: tuple[str, ...], said: str) -> None:
@@ -174,7 +174,7 @@ def test_a_refused_value_is_told_in_the_words_of_the_check() -> None:
         # A key replaces a default, and an option a key.
         ({"show": {"share": 0.25, "n": 2}}, (), ('"n":2,', '"share":0.25')),
         ({"show": {"share": 0.25, "n": 2}}, ("--n", "1"), ('"n":1,', '"share":0.25')),
-        # What the command does not need, of the system or in another's table, is no fault.
+        # What the command does not need, of the system or in another's table, is not a fault.
         ({"index": "i", "depth": 7, "score-kind": "rank"}, (), ('"n":1,',)),
         ({"profile": "p", "store": "s", "monitor": {"port": 5}, "show": {"n": 2}}, (), ('"n":2,',)),
     ],
@@ -242,7 +242,7 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None
     file = tmp_path / "system.toml"
     file.write_bytes(content)
     result = refused(invoke(["query", "q", "--system", file]))
-    assert "system.toml: is no TOML" in " ".join(result.output.split())
+    assert "system.toml: is not TOML" in " ".join(result.output.split())
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")

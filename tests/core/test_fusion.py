@@ -36,7 +36,7 @@ def legs_of(pairs: list[tuple[float, float]]) -> dict[str, Leg]:
     [
         (Fusion(), [9, 3, 5], [0.1, 0.9, 0.5], [1 / 61 + 1 / 63, 1 / 63 + 1 / 61, 2 / 62]),
         (Fusion(constant=2), [2, 1], [0.5, 0.1], [2 / 3, 2 / 4]),
-        # A BM25 score of 0 is no hit and has no rank; a cosine of 0 or less has one.
+        # A BM25 score of 0 is not a hit and has no rank; a cosine of 0 or less has one.
         (Fusion(), [4, 0, 0], [0.1, 0.9, 0.5], [1 / 61 + 1 / 63, 1 / 61, 1 / 62]),
         (Fusion(), [1, 2], [0.0, -0.5], [1 / 62 + 1 / 61, 1 / 61 + 1 / 62]),
         (Fusion(), [0, 0], [1, 0], [1 / 61, 1 / 62]),

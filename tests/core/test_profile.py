@@ -374,7 +374,7 @@ class TestRefusals:
         ("change", "message"),
         [
             ({"features": ["ranker", "ranker.z"]}, "6 numbers for 7 features"),
-            ({"features": ["ranker.median"]}, "is no feature"),
+            ({"features": ["ranker.median"]}, "is not a feature"),
             ({"legs": ["dense", "lexical"]}, "6 numbers for 13 features"),
             ({"clip": -1.0}, "clip -1.0"),
             ({"clip": "far"}, "valid number"),

@@ -110,7 +110,7 @@ class TestRelevanceModel:
             ({"intercept": math.inf}, "intercept inf"),
             ({"features": ("freshness",)}, "coefficients has 5 numbers for 6 features"),
             ({"features": ("freshness", "freshness")}, "distinct"),
-            ({"features": ("freshness.top",)}, "is no feature"),
+            ({"features": ("freshness.top",)}, "is not a feature"),
             ({"clip": 0.0}, "clip 0.0"),
             ({"clip": math.inf}, "clip inf"),
         ],

@@ -149,7 +149,7 @@ class TestNamedSignals:
 
     @pytest.mark.parametrize("name", ["ranker.top", "ranker.", ".z", "", "a.b.z"])
     def test_unknown_feature_name_is_refused(self, name: str) -> None:
-        with pytest.raises(ConfigurationError, match="is no feature"):
+        with pytest.raises(ConfigurationError, match="is not a feature"):
             features({}, {}, [name])
 
 

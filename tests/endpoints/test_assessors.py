@@ -104,7 +104,7 @@ def test_reply_on_others_is_garbage(
     endpoint: ModelEndpoint, make: Make, form: Form, edit: Callable[[dict[str, Any]], object]
 ) -> None:
     endpoint.edit = edit
-    with pytest.raises(StageError, match="no answer") as raised:
+    with pytest.raises(StageError, match="not an answer") as raised:
         make(form).assess(QUERY, TEXTS)
     assert not isinstance(raised.value, StageUnavailableError)
 

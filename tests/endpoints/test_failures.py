@@ -240,7 +240,7 @@ GOOD = (
             b"A: b\r\n" * 9999,
             "bytes that belong to no answer",
         ),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", b"", "the answer is no HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", b"", "the answer is not HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", b"", ""),
         (OK + b"Content-Length: 10\r\n\r\n[", b"", "before its answer was whole"),
         (b"", b"", "before its answer was whole"),

@@ -145,7 +145,7 @@ def test_refused_fields_are_left_out_once(
 
 
 def test_a_long_passage_teaches_nothing(endpoint: PickyEndpoint, judge: LLMJudge) -> None:
-    """A refusal of one passage's length changes no later request, and is no verdict."""
+    """A refusal of one passage's length changes no later request, and is not a verdict."""
     endpoint.refuse = lambda request: (
         "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens "
         "(8744 in the messages, 256 in the completion). Please reduce max_tokens or the messages."

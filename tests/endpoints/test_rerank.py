@@ -236,9 +236,9 @@ def test_document_without_score_has_none(score: str) -> None:
             '{"results": [{"index": 0, "relevance_score": 1}, {"index": 0, "relevance_score": 1}]}',
             "two results for one document",
         ),
-        ('{"results": [{"index": 0, "relevance_score": "1"}]}', "a score that is no number"),
-        ('{"results": [{"index": 0, "relevance_score": true}]}', "a score that is no number"),
-        ('{"results": [{"index": 0, "relevance_score": [1]}]}', "a score that is no number"),
+        ('{"results": [{"index": 0, "relevance_score": "1"}]}', "a score that is not a number"),
+        ('{"results": [{"index": 0, "relevance_score": true}]}', "a score that is not a number"),
+        ('{"results": [{"index": 0, "relevance_score": [1]}]}', "a score that is not a number"),
     ],
 )
 def test_answer_to_another_is_garbage(

@@ -41,7 +41,7 @@ class Report:
         peak_bytes: The most memory that a measured input took.
         peak_of_bytes: The size of that input.
         peak_input: Its number.
-        failures: Inputs that took too much, or raised what is no error of ctxguard's own.
+        failures: Inputs that took too much, or raised what is not an error of ctxguard's own.
     """
 
     surface: str
@@ -81,7 +81,7 @@ def run(
 
 
 def _give(make: Make, report: Report, inputs: range, *, seed: int, measure: bool) -> None:
-    # What the first calls import and compile is no input's fault.
+    # What the first calls import and compile is not an input's fault.
     for at in range(_WARM_UP if measure else 0):
         with suppress(Exception):
             make(Random(f"warm {at}")).run()

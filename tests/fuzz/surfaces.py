@@ -270,7 +270,7 @@ def _index(folder: Path, closing: ExitStack) -> Make:
             about = {"bytes": len(new), "sha256": hashlib.sha256(new).hexdigest()}
             described = {**manifest["files"], name: about}
             files["manifest.json"].write_text(json.dumps({**manifest, "files": described}))
-        # What the others take to be read is no fault of this one.
+        # What the others take to be read is not a fault of this one.
         return Input((name, new), len(new) + sum(map(len, contents.values())), answer)
 
     return make
@@ -960,7 +960,7 @@ def _command_line(folder: Path, closing: ExitStack) -> Make:
             arguments[1:1] = odd[: random.randint(1, 2)]
         if random.random() < 0.1:
             del arguments[random.randrange(len(arguments))]
-        # Arguments of a process hold no NUL and no lone surrogate that is no byte.
+        # Arguments of a process hold no NUL and no lone surrogate that is not a byte.
         arguments = [
             each.replace("\0", "").encode("utf-8", "ignore").decode() for each in arguments
         ]

@@ -304,7 +304,7 @@ def spilled(call: ast.Call, handlers: list[ast.ExceptHandler]) -> list[str]:
     ):
         found.append("a traceback, and with it the error's message")
     if not (isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)):
-        found.append("a message that is no literal")
+        found.append("a message that is not a literal")
     for argument in call.args[1:]:
         if isinstance(argument, ast.Name | ast.Attribute):
             name = argument.id if isinstance(argument, ast.Name) else argument.attr

@@ -136,5 +136,5 @@ def test_through_the_guard() -> None:
 
 
 def test_what_is_no_retriever_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no retriever"):
+    with pytest.raises(ConfigurationError, match="not a retriever"):
         with_signals(3)

@@ -163,7 +163,7 @@ def test_wrong_retriever_return_is_named(found: Any) -> None:
 def test_only_store_or_retriever_is_accepted() -> None:
     with pytest.raises(ConfigurationError, match="similarity_search_with_score"):
         WrappedVectorStore(store_of([]).as_retriever(), score_kind="cosine")
-    with pytest.raises(ConfigurationError, match="no LangChain retriever"):
+    with pytest.raises(ConfigurationError, match="not a LangChain retriever"):
         WrappedRetriever(store_of([]))
     with pytest.raises(ConfigurationError, match="score_kind 'similar'"):
         WrappedVectorStore(store_of([]), score_kind="similar")  # type: ignore[arg-type]

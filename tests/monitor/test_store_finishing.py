@@ -40,8 +40,8 @@ def test_many_samples_take_one_transaction(store: SampleStore, transactions: lis
 
 
 POISON = {
-    "verdicts that are no text": lambda one: replace(one, verdicts=object()),
-    "a block that is no bytes": lambda one: replace(one, block={1: 2}),
+    "verdicts that are not text": lambda one: replace(one, verdicts=object()),
+    "a block that is not bytes": lambda one: replace(one, block={1: 2}),
 }
 
 

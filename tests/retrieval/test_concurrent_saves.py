@@ -20,7 +20,7 @@ from ctxguard.retrieval.index import storage
 
 @pytest.fixture(autouse=True)
 def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut is no part of these tests."""
+    """A power cut is not part of these tests."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

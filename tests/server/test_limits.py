@@ -73,7 +73,7 @@ def test_without_token_only_this_machine(serve: Serve, hosts: tuple[str, ...], s
 def test_body_is_json_cross_site_refused(
     serve: Serve, scorer: NamedScores, content_type: str, origin: str, status: int
 ) -> None:
-    """Such a page may send what is no JSON without asking first."""
+    """Such a page may send what is not JSON without asking first."""
     headers = {"content-type": content_type, **({"origin": origin} if origin else {})}
     response = serve().post("/rerank", content=json.dumps(BODY), headers=headers)
     assert (response.status_code, len(scorer.asked)) == (status, status == 200)

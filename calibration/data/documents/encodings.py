@@ -144,14 +144,14 @@ class UnknownEncodingError(ValueError):
 
 
 def decode(raw: bytes, *, declares: bool = False) -> str:
-    r"""Decode a text; a byte-order mark is no part of it.
+    r"""Decode a text; a byte-order mark is not part of it.
 
     Args:
         raw: The bytes of the file.
         declares: Whether it may name its encoding in its first kilobyte, as HTML and XML do.
 
     Raises:
-        UnknownEncodingError: they are no text, or several encodings are about as likely.
+        UnknownEncodingError: they are not text, or several encodings are about as likely.
 
     >>> decode("Чайник нужно чистить уксусом.".encode("koi8_r"))
     'Чайник нужно чистить уксусом.'

@@ -44,7 +44,7 @@ _NEEDED = {
 
 _NOT_IN_ID = re.compile("[\\s%:#\x00-\x1f\x7f]")
 _BROKEN = re.compile("[\ud800-\udfff]")
-"""Bytes of a name that are no text."""
+"""Bytes of a name that are not text."""
 _BETWEEN_WORDS = re.compile(r"[^\w+#]+")
 _MAX_HEADINGS = 160
 """Characters of the headings in an id."""

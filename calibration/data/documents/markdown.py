@@ -118,7 +118,7 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> MarkdownDocument:
 
 
 def guarded(text: str) -> str:
-    """Keep the lines of a text that is no Markdown from being read as headings or fences."""
+    """Keep the lines of a text that is not Markdown from being read as headings or fences."""
     return _MARK.sub(r"\1\\", text)
 
 

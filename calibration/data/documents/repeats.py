@@ -64,7 +64,7 @@ class SitePages:
             ),
             None,
         )
-        if first is None or last is None:  # all of the page repeats: it is no menu
+        if first is None or last is None:  # all of the page repeats: it is not a menu
             return blocks
         if _is_heading(blocks[last]):  # and so is what stands under a heading of its own
             last = len(blocks)

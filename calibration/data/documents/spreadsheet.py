@@ -22,7 +22,7 @@ from calibration.data.documents.number_format import BUILT_IN, shown, shown_text
 _OFF = {None, "0", "false"}
 _COLUMN = re.compile(r"([A-Z]{1,3})(\d{1,7})")
 _MAX_BLANKS = 20
-"""Empty cells to each full one, beyond which a sheet is no table."""
+"""Empty cells to each full one, beyond which a sheet is not a table."""
 _NAMED_RANGES = 5
 
 _Row = dict[int, str]

@@ -59,7 +59,7 @@ class EngineAddress:
         """
         try:
             parts = urlsplit(url)
-            parts.port  # noqa: B018  raises where it is no number
+            parts.port  # noqa: B018  raises where it is not a number
         except ValueError:
             # Its message may quote a part of the password.
             raise _unreadable() from None

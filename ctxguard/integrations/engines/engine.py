@@ -175,7 +175,7 @@ class Engine(ABC):
 
     @abstractmethod
     def delete(self, passage_ids: Sequence[str]) -> None:
-        """Delete passages; an unknown id is no error. At most 512 at a time."""
+        """Delete passages; an unknown id is not an error. At most 512 at a time."""
 
     def finish(self) -> None:  # noqa: B027
         """Make a change visible to searches; called after its last write or deletion."""
@@ -219,7 +219,7 @@ class Engine(ABC):
         """Build a leg's ranking of its rows, of which nothing is trusted.
 
         At most as many rows are read as the leg may have. A row without a passage that can be read
-        whole is left out, and so is a BM25 score of 0. A score that is no number becomes None,
+        whole is left out, and so is a BM25 score of 0. A score that is not a number becomes None,
         which a decision sets aside.
 
         Args:

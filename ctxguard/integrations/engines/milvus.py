@@ -248,7 +248,7 @@ class MilvusEngine(Engine):
             (hits,) = answers
             rows: _Rows = [(hit.get("entity"), hit.get("distance")) for hit in hits[: query.depth]]
         except (TypeError, ValueError, KeyError, AttributeError):
-            return StageError(self.name, f"its answer for the {leg} leg is no list of results")
+            return StageError(self.name, f"its answer for the {leg} leg is not a list of results")
         rows, kind = _bm25(rows) if leg == LEXICAL else (rows, None)
         return self.leg(leg, rows, query, kind)
 
@@ -394,7 +394,8 @@ class MilvusEngine(Engine):
             return self._late()
         if "open local milvus failed" in message:
             cause = (
-                f"{shown} cannot be opened: it is no file of Milvus Lite, or another process has "
+                f"{shown} cannot be opened: it is not a file of Milvus Lite, or another process "
+                "has "
                 "it open; a file is for one process at a time, and a Milvus server for several"
             )
         elif isinstance(code, int) and code > 0 and "fail connecting" not in message:

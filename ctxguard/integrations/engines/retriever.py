@@ -131,7 +131,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             options: Further arguments of the class.
 
         Raises:
-            DataError: an empty corpus, a repeated id, or metadata that is no JSON.
+            DataError: an empty corpus, a repeated id, or metadata that is not JSON.
             ConfigurationError: an index of that name is there already, or the URL is wrong.
             StageUnavailableError: the engine cannot be reached.
             MissingExtraError: its client is not installed.
@@ -268,7 +268,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             progress: Called with the number of passages encoded so far, and of all to encode.
 
         Raises:
-            DataError: no passages, a repeated id, or metadata that is no JSON.
+            DataError: no passages, a repeated id, or metadata that is not JSON.
             StageUnavailableError: the engine cannot be reached.
         """
         given, _ = read_passages(passages)
@@ -323,7 +323,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         )
 
     def delete(self, passage_ids: Iterable[str]) -> int:
-        """Delete passages; an id that no passage has is no error.
+        """Delete passages; an id that no passage has is not an error.
 
         Returns:
             How many were deleted.

@@ -69,7 +69,7 @@ REQUEST = np.dtype(
 ``probability`` is that of being sampled and then judged; ``session`` a hash, 0 for a request by
 itself; ``dropped_chance`` the lowest probability with which a dropped passage was judged, 0 where
 none can stand for the others; ``pool_chance`` the probability with which the whole pool was to be
-judged, NaN where it was not. ``has_recall`` tells that all of it has grades and is no pool that
+judged, NaN where it was not. ``has_recall`` tells that all of it has grades and is not a pool that
 was judged for its lack of hits alone; ``has_baseline`` that the retriever's first few were all
 judged by design, and have grades. ``draw`` is the draw that opened the request for people, once all
 that it asked is graded, else 0; ``goes_on`` whether it is graded on below an irrelevant first

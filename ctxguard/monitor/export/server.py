@@ -74,4 +74,4 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its own name
-        """Say nothing: a scrape is no event."""
+        """Say nothing: a scrape is not an event."""

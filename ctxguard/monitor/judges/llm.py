@@ -47,8 +47,8 @@ class LLMJudge:
     to follow no instruction in them. A passage therefore cannot change the protocol. It may still
     persuade the model, which only a comparison with human labels shows.
 
-    A reply that is malformed, refused, truncated, off the schema or out of range is no verdict: it
-    is counted by reason, kept redacted for inspection, and never imputed. ``ChatClient`` repeats
+    A reply that is malformed, refused, truncated, off the schema or out of range is not a verdict:
+    it is counted by reason, kept redacted for inspection, and never imputed. ``ChatClient`` repeats
     calls that failed temporarily, and bounds what it reads.
 
     Threads may share a judge. A forked child starts with its own connections and counts

@@ -159,7 +159,7 @@ def read_label_file(
         max_grade: The highest grade of the scale.
 
     Raises:
-        DataError: a row that is no label, with file and line.
+        DataError: a row that is not a label, with file and line.
     """
     rows: list[LabelRow] = []
     blank: list[str] = []
@@ -220,7 +220,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
             except (ValueError, RecursionError) as error:
                 raise DataError(f"not JSON ({error})", path=path, line=line) from error
             if not isinstance(document, dict):
-                raise DataError("this line is no JSON object", path=path, line=line)
+                raise DataError("this line is not a JSON object", path=path, line=line)
             yield line, document
 
 

@@ -159,7 +159,7 @@ _NAMED_LOOSELY = re.compile(
     r"(?:secret|token|cred(?:ential)?s?|auth|pw|pass|parola|clave|login)"
     rf"[\"'`]?(?:=|\s{{0,4}}(?:=|:=|:)\s{{0,4}}(?=[\"'`]?{_STRONG})"
     r"|>(?=[^<\d\n]{0,64}\d[^<\n]{0,400}</))"
-    # An id, which by itself is no secret.
+    # An id, which by itself is not a secret.
     r"|(?:key|token|secret|session|pat)[\"'`]?\s{0,4}[:=]\s{0,4}"
     r"(?=[\"'`]?[\w\-+/]{16})(?=[^\s\d]{0,64}\d)"
     rf"){_NO_VALUE}[\"'`]?){_VALUE}"

@@ -106,7 +106,7 @@ _GAP = rf"[{_SEPARATORS}]"
 _WIDE_GAP = rf"[{_SEPARATORS}()/]"
 
 # Scripts up to here put spaces between words. Chinese, Japanese and Korean may not, and the
-# words around an address are no part of it.
+# words around an address are not part of it.
 _SPACED = rf"A-Za-z0-9_\u00c0-\u1fff\-{_ZERO_WIDTH}"
 # Vowel signs and accents, which \w leaves out and the domains of many scripts need.
 _ANY = rf"\w\u0300-\u036f\u0900-\u0dff\-{_ZERO_WIDTH}"

@@ -303,9 +303,9 @@ def _checked(record: SampleRecord) -> SampleRecord:
     if any(length != n for length in lengths):
         raise DataError("a sample has not as many scores as candidates")
     if not set(map(type, texts)) <= {str}:
-        raise DataError("a sample has an id or a text that is no text")
+        raise DataError("a sample has an id or a text that is not text")
     if not set(map(type, optional)) <= {str, type(None)}:
-        raise DataError("a sample has a query or a name that is no text")
+        raise DataError("a sample has a query or a name that is not text")
     if not (0.0 <= record.probability <= 1.0 and math.isfinite(record.time_seconds)):
         raise DataError("a sample has a probability or a time that is none")
     tokens = record.tokens
@@ -414,7 +414,7 @@ def _pool(sample: Sample, copies: Mapping[int, int]) -> tuple[dict[int, Passage]
 
     Best first is the decision's order, also where assembly puts the best at both ends; where the
     bare retriever's passages were served (shadow, off) it is the retriever's. Candidates that
-    were neither served nor usable (garbage scores) are no part of the pool, nor are those whose
+    were neither served nor usable (garbage scores) are not part of the pool, nor are those whose
     text was served, or comes earlier among the others.
     """
     context = sample.context

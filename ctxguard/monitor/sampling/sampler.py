@@ -62,7 +62,7 @@ class HashSampler:
 
 
 def check_probability(name: str, probability: float) -> None:
-    """Refuse what is no probability.
+    """Refuse what is not a probability.
 
     Raises:
         ConfigurationError: no number, or one outside [0, 1].

@@ -323,7 +323,7 @@ class HybridRetriever(Hybrid):
             filter_fields: Names of the metadata that filters will use. They are read in one pass
                 over all passages (0.4 s for 100,000), for which the first filter on a field would
                 wait otherwise; an index that replaces this one reads them before it answers. A
-                field that no passage has is no error.
+                field that no passage has is not an error.
 
         Raises:
             ConfigurationError: one text instead of several names.

@@ -134,7 +134,7 @@ class MetadataRows:
     def prepare(self, names: Iterable[str]) -> None:
         """Read fields before the first filter needs them, all in one pass.
 
-        A field that no passage has is no error.
+        A field that no passage has is not an error.
         """
         names = tuple(names)
         if not self._unread(names):

@@ -41,7 +41,7 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
         n_found: The number of vectors that an earlier run left.
 
     Raises:
-        OSError: the file cannot be opened, or is no regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
 
     def __init__(self, embedder: Embedder, file: Path) -> None:

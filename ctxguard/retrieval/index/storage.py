@@ -158,7 +158,7 @@ def check_destination(folder: Path) -> None:
     """Refuse a folder that an index cannot be saved into.
 
     Raises:
-        IndexFolderError: it is a file, or holds files that are no part of an index.
+        IndexFolderError: it is a file, or holds files that are not part of an index.
     """
     if not folder.exists():
         return
@@ -173,7 +173,8 @@ def check_destination(folder: Path) -> None:
     )
     if foreign:
         raise IndexFolderError(
-            f"{folder} holds files that are no part of an index ({foreign[0]!r}, {len(foreign)} in "
+            f"{folder} holds files that are not part of an index ({foreign[0]!r}, {len(foreign)} "
+            "in "
             "all); give a folder of its own"
         )
     if manifest_file(folder).exists():

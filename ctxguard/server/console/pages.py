@@ -218,12 +218,12 @@ def whole_number(request: Request, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise RefusedPage(400, "Not an address of the console", f"{name} is no whole number.")
+        raise RefusedPage(400, "Not an address of the console", f"{name} is not a whole number.")
     return int(text)
 
 
 def _own_address(request: Request) -> str:
-    """Return the address of a page that was asked for; empty for what is no page."""
+    """Return the address of a page that was asked for; empty for what is not a page."""
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{request.scope['path']}{query}" if request.method == "GET" else ""
 

@@ -279,7 +279,7 @@ def test_absent_file_is_not_made(tmp_path: Path) -> None:
 
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_text("no database")
-    with pytest.raises(StageUnavailableError, match="no file of Milvus Lite"):
+    with pytest.raises(StageUnavailableError, match="not a file of Milvus Lite"):
         EngineRetriever.open(f"milvus://{tmp_path}/a.db", embedder=WordHashEmbedder())
 
 

@@ -87,7 +87,7 @@ def test_unknown_request_page_says_why(client: TestClient, request_id: str) -> N
 def test_invalid_place_is_refused(client: TestClient, before: str) -> None:
     page = client.get("/console/decisions", params={"before": before})
     assert page.status_code == 400
-    assert "before is no whole number" in page.text
+    assert "before is not a whole number" in page.text
 
 
 @pytest.mark.parametrize("before", [0, 1])

@@ -40,7 +40,7 @@ class ContextGuardRanker:
 
     Raises:
         ConfigurationError: a setting is out of range, or ``guard`` is given beside others.
-        ProfileFormatError: ``profile`` is the path of a file that is no profile.
+        ProfileFormatError: ``profile`` is the path of a file that is not a profile.
         ProfileMismatchError: ``strict`` is set, and anything differs or cannot be compared.
     """
 
