@@ -1,4 +1,4 @@
-"""The guard under faults and load: deadlines, circuits, refusals, and counts that add up."""
+"""The guard under faults and load: deadlines, circuits, refusals, and counted that add up."""
 
 import asyncio
 import os
@@ -35,11 +35,6 @@ RANKING = Ranking.from_hits([Hit("a", 2.0, "first"), Hit("b", 1.0, "second")], S
 
 
 @pytest.fixture
-def counts() -> Counted:
-    return Counted()
-
-
-@pytest.fixture
 def over() -> Iterator[threading.Event]:
     """Set when the test is over, which ends what hangs."""
     event = threading.Event()
@@ -47,8 +42,8 @@ def over() -> Iterator[threading.Event]:
     event.set()
 
 
-def guard_of(search: object, counts: Counted, **settings: object) -> ContextGuard:
-    return ContextGuard(search, policy=RatioPolicy(), telemetry=counts.telemetry, **settings)  # type: ignore[arg-type]
+def guard_of(search: object, counted: Counted, **settings: object) -> ContextGuard:
+    return ContextGuard(search, policy=RatioPolicy(), telemetry=counted.telemetry, **settings)  # type: ignore[arg-type]
 
 
 def asked(guard: ContextGuard, awaited: bool, query: str = "q?") -> Context:
@@ -62,7 +57,7 @@ class TestDeadline:
     @either_way
     @pytest.mark.parametrize("one_by_one", [False, True])
     def test_hanging_retriever_is_an_outage_in_time(
-        self, awaited: bool, one_by_one: bool, counts: Counted, over: threading.Event
+        self, awaited: bool, one_by_one: bool, counted: Counted, over: threading.Event
     ) -> None:
         """Also one whose hits come one by one, and do not all come by it."""
 
@@ -72,15 +67,15 @@ class TestDeadline:
 
         guard = guard_of(
             search if one_by_one else lambda query, depth: [*search(query, depth)],
-            counts,
+            counted,
             limits=RequestLimits(deadline_seconds=SOON),
             score_kind="ratio",
         )
         with pytest.raises(StageUnavailableError, match="retriever: no answer within 50 ms"):
             asked(guard, awaited)
-        assert counts.failed == {"timeout": 1}
+        assert counted.failed == {"timeout": 1}
 
-    def test_late_asynchronous_retriever_is_cancelled(self, counts: Counted) -> None:
+    def test_late_asynchronous_retriever_is_cancelled(self, counted: Counted) -> None:
         cancelled = []
 
         async def search(query: str, *, depth: int) -> Ranking:
@@ -91,12 +86,12 @@ class TestDeadline:
                 raise
             return RANKING
 
-        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=SOON))
+        guard = guard_of(search, counted, limits=RequestLimits(deadline_seconds=SOON))
         with pytest.raises(StageUnavailableError, match="no answer within"):
             asyncio.run(guard.aretrieve("q?"))
-        assert (cancelled, counts.failed) == (["q?"], {"timeout": 1})
+        assert (cancelled, counted.failed) == (["q?"], {"timeout": 1})
 
-    def test_uncancellable_retriever_is_not_awaited(self, counts: Counted) -> None:
+    def test_uncancellable_retriever_is_not_awaited(self, counted: Counted) -> None:
         async def main() -> None:
             end = asyncio.Event()
 
@@ -108,7 +103,7 @@ class TestDeadline:
                         continue
                 raise OSError("nobody reads this")
 
-            guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=SOON))
+            guard = guard_of(search, counted, limits=RequestLimits(deadline_seconds=SOON))
             with pytest.raises(StageUnavailableError, match="no answer within"):
                 await guard.aretrieve("q?")
             end.set()
@@ -116,20 +111,20 @@ class TestDeadline:
         asyncio.run(main())
 
     @either_way
-    def test_deadline_leaves_errors_the_same(self, awaited: bool, counts: Counted) -> None:
+    def test_deadline_leaves_errors_the_same(self, awaited: bool, counted: Counted) -> None:
         def search(query: str, depth: int) -> Ranking:
             if query == "refused":
                 raise QueryError("this query is refused")
             raise OSError("down")
 
-        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=NEVER))
+        guard = guard_of(search, counted, limits=RequestLimits(deadline_seconds=NEVER))
         with pytest.raises(QueryError, match="this query is refused"):
             asked(guard, awaited, "refused")
         with pytest.raises(StageUnavailableError, match="retriever: OSError"):
             asked(guard, awaited)
-        assert counts.failed == {"invalid_request": 1, "error": 1}
+        assert counted.failed == {"invalid_request": 1, "error": 1}
 
-    def test_callable_returning_an_awaitable_has_one(self, counts: Counted) -> None:
+    def test_callable_returning_an_awaitable_has_one(self, counted: Counted) -> None:
         async def search(query: str, depth: int) -> Ranking:
             await asyncio.sleep(0.0 if query == "quick" else NEVER)
             return RANKING
@@ -138,7 +133,7 @@ class TestDeadline:
             def retrieve(self, query: str, *, depth: int) -> object:
                 return search(query, depth)
 
-        guard = guard_of(Deferred(), counts, limits=RequestLimits(deadline_seconds=0.5))
+        guard = guard_of(Deferred(), counted, limits=RequestLimits(deadline_seconds=0.5))
         assert len(asyncio.run(guard.aretrieve("quick"))) == 2
         with pytest.raises(StageUnavailableError, match="no answer within"):
             asyncio.run(guard.aretrieve("slow"))
@@ -170,7 +165,7 @@ asyncio.run(main())
 class TestCircuit:
     @either_way
     def test_failing_retriever_is_left_alone_awhile(
-        self, awaited: bool, counts: Counted, clock: Clock
+        self, awaited: bool, counted: Counted, clock: Clock
     ) -> None:
         asks: list[str] = []
         healthy = False
@@ -181,37 +176,37 @@ class TestCircuit:
                 raise OSError("down")
             return RANKING
 
-        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=NEVER))
+        guard = guard_of(search, counted, limits=RequestLimits(deadline_seconds=NEVER))
         for _ in range(FAILURES + 3):
             with pytest.raises(StageUnavailableError):
                 asked(guard, awaited)
-        assert (len(asks), counts.failed) == (FAILURES, {"error": FAILURES, "circuit_open": 3})
-        assert counts.by_label("open_circuits") == {("retriever",): 1}
+        assert (len(asks), counted.failed) == (FAILURES, {"error": FAILURES, "circuit_open": 3})
+        assert counted.by_label("open_circuits") == {("retriever",): 1}
 
         healthy = True
         clock.now += RETRY_SECONDS + 0.01
         assert (len(asked(guard, awaited)), len(asked(guard, awaited))) == (2, 2)
-        assert counts.by_label("open_circuits") == {}
-        assert counts.by_label("circuit_changes") == {
+        assert counted.by_label("open_circuits") == {}
+        assert counted.by_label("circuit_changes") == {
             ("retriever", "open"): 1,
             ("retriever", "closed"): 1,
         }
 
     @either_way
-    def test_without_deadline_always_asked(self, awaited: bool, counts: Counted) -> None:
+    def test_without_deadline_always_asked(self, awaited: bool, counted: Counted) -> None:
         asks = []
 
         def search(query: str, depth: int) -> Ranking:
             asks.append(query)
             raise OSError("down")
 
-        guard = guard_of(search, counts)
+        guard = guard_of(search, counted)
         for _ in range(2 * FAILURES):
             with pytest.raises(StageUnavailableError, match="OSError"):
                 asked(guard, awaited)
         assert len(asks) == 2 * FAILURES
 
-    def test_embedded_retrievers_stages_are_watched(self, counts: Counted) -> None:
+    def test_embedded_retrievers_stages_are_watched(self, counted: Counted) -> None:
         class Broken(WordHashEmbedder):
             def encode_query(self, text: str) -> None:  # type: ignore[override]
                 raise OSError("down")
@@ -221,19 +216,19 @@ class TestCircuit:
 
         embedder = Broken()
         passages = [Passage(f"p{n}", f"text number {n}") for n in range(9)]
-        guard = guard_of(HybridRetriever.build(passages, embedder=embedder), counts)
+        guard = guard_of(HybridRetriever.build(passages, embedder=embedder), counted)
         for _ in range(FAILURES + 2):
             guard.retrieve("text number 3")
-        assert counts.by_label("stage_failures") == {
+        assert counted.by_label("stage_failures") == {
             ("dense", "error"): FAILURES,
             ("dense", "circuit_open"): 2,
         }
-        assert counts.by_label("open_circuits") == {("dense",): 1}
-        assert counts.requests("degraded") == FAILURES + 2
+        assert counted.by_label("open_circuits") == {("dense",): 1}
+        assert counted.requests("degraded") == FAILURES + 2
 
 
 class TestOverload:
-    def test_too_many_at_once_are_refused(self, counts: Counted, over: threading.Event) -> None:
+    def test_too_many_at_once_are_refused(self, counted: Counted, over: threading.Event) -> None:
         begun = threading.Event()
 
         def search(query: str, depth: int) -> Ranking:
@@ -241,7 +236,7 @@ class TestOverload:
             over.wait(NEVER)
             return RANKING
 
-        guard = guard_of(search, counts, limits=RequestLimits(max_in_flight=1))
+        guard = guard_of(search, counted, limits=RequestLimits(max_in_flight=1))
         with ThreadPoolExecutor(1) as one:
             waiting = one.submit(guard.retrieve, "q?")
             assert begun.wait(NEVER)
@@ -252,24 +247,24 @@ class TestOverload:
             over.set()
             assert len(waiting.result()) == 2
         assert len(guard.retrieve("q?")) == 2
-        assert (counts["shed_requests"], counts.requests("ok")) == (2, 2)
-        assert counts.add_up()
+        assert (counted["shed_requests"], counted.requests("ok")) == (2, 2)
+        assert counted.add_up()
 
-    def test_badly_ended_request_makes_room(self, counts: Counted) -> None:
+    def test_badly_ended_request_makes_room(self, counted: Counted) -> None:
         def search(query: str, depth: int) -> Ranking:
             raise KeyboardInterrupt if query == "stop" else OSError("down")
 
-        guard = guard_of(search, counts, limits=RequestLimits(max_in_flight=1))
+        guard = guard_of(search, counted, limits=RequestLimits(max_in_flight=1))
         for _ in range(3):
             with pytest.raises(StageUnavailableError):
                 guard.retrieve("q?")
             with pytest.raises(KeyboardInterrupt):
                 guard.retrieve("stop")
-        assert counts.failed == {"error": 3, "cancelled": 3}
-        assert counts.add_up()
+        assert counted.failed == {"error": 3, "cancelled": 3}
+        assert counted.add_up()
 
 
-def test_abandoned_request_counts_as_failed(counts: Counted, over: threading.Event) -> None:
+def test_abandoned_request_counts_as_failed(counted: Counted, over: threading.Event) -> None:
     """An asynchronous retriever is cancelled with it."""
 
     def plain(query: str, depth: int) -> Ranking:
@@ -281,7 +276,7 @@ def test_abandoned_request_counts_as_failed(counts: Counted, over: threading.Eve
         return RANKING
 
     async def main(retriever: object, **settings: RequestLimits) -> None:
-        guard = guard_of(retriever, counts, **settings)
+        guard = guard_of(retriever, counted, **settings)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(guard.aretrieve("q?"), SOON)
         await asyncio.sleep(0)  # a task that was cancelled ends on the loop's next turn
@@ -290,15 +285,15 @@ def test_abandoned_request_counts_as_failed(counts: Counted, over: threading.Eve
     asyncio.run(main(plain))
     asyncio.run(main(search))
     asyncio.run(main(search, limits=RequestLimits(deadline_seconds=NEVER)))
-    assert counts.failed == {"cancelled": 3}
-    assert counts.add_up()
+    assert counted.failed == {"cancelled": 3}
+    assert counted.add_up()
 
 
 class TestAccounting:
     def test_the_causes_are_a_closed_set(self) -> None:
         assert set(FailureKind) < FAILED_CAUSES
 
-    def test_every_ending_is_counted_once(self, counts: Counted, over: threading.Event) -> None:
+    def test_every_ending_is_counted_once(self, counted: Counted, over: threading.Event) -> None:
         def search(query: str, depth: int) -> object:
             kind = int(query) % 7
             if kind == 0:
@@ -314,7 +309,7 @@ class TestAccounting:
             return RANKING
 
         guard = guard_of(
-            search, counts, limits=RequestLimits(deadline_seconds=0.5, max_in_flight=40)
+            search, counted, limits=RequestLimits(deadline_seconds=0.5, max_in_flight=40)
         )
 
         def in_thread(number: int) -> str:
@@ -345,22 +340,22 @@ class TestAccounting:
             looped = threads.submit(lambda: asyncio.run(in_loop()))
             ends = list(threads.map(in_thread, range(700)))
             ends += looped.result()
-        assert counts["received_requests"] == len(ends) == 1000
-        assert counts.requests("ok") == ends.count("ok")
-        assert counts["failed_requests"] == ends.count("failed")
-        assert counts["shed_requests"] == ends.count("shed")
-        assert counts.add_up()
+        assert counted["received_requests"] == len(ends) == 1000
+        assert counted.requests("ok") == ends.count("ok")
+        assert counted["failed_requests"] == ends.count("failed")
+        assert counted["shed_requests"] == ends.count("shed")
+        assert counted.add_up()
 
-    def test_refused_requests_are_counted(self, counts: Counted) -> None:
+    def test_refused_requests_are_counted(self, counted: Counted) -> None:
         guard = guard_of(
-            lambda query, depth: RANKING, counts, limits=RequestLimits(max_query_chars=3)
+            lambda query, depth: RANKING, counted, limits=RequestLimits(max_query_chars=3)
         )
         with pytest.raises(QueryError):
             guard.retrieve("too long")
         with pytest.raises(ConfigurationError, match="no retriever"):
-            guard_of(None, counts).retrieve("q?")
-        assert counts.failed == {"invalid_request": 2}
-        assert counts.add_up()
+            guard_of(None, counted).retrieve("q?")
+        assert counted.failed == {"invalid_request": 2}
+        assert counted.add_up()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -423,10 +418,10 @@ class TestConcurrency:
     @pytest.mark.parametrize("seconds", [None, NEVER])
     @pytest.mark.parametrize("concurrency", [1, 2, 3])
     def test_calls_at_once_are_bounded(
-        self, counts: Counted, concurrency: int, seconds: float | None
+        self, counted: Counted, concurrency: int, seconds: float | None
     ) -> None:
         search = Counting(concurrency)
-        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=seconds))
+        guard = guard_of(search, counted, limits=RequestLimits(deadline_seconds=seconds))
 
         async def all_at_once() -> list[Context]:
             return await asyncio.gather(*[guard.aretrieve(f"q{n}") for n in range(12)])
@@ -434,10 +429,10 @@ class TestConcurrency:
         assert all(len(context) == 2 for context in asyncio.run(all_at_once()))
         assert search.most <= concurrency
 
-    def test_remote_retriever_has_threads_enough(self, counts: Counted) -> None:
+    def test_remote_retriever_has_threads_enough(self, counted: Counted) -> None:
         search = Counting()
         search.gathered.wait = lambda _: threading.Event.wait(search.gathered, NEVER)  # type: ignore[method-assign]
-        guard = guard_of(search, counts)
+        guard = guard_of(search, counted)
 
         async def all_at_once() -> None:
             await asyncio.gather(*[guard.aretrieve(f"q{n}") for n in range(8)])
@@ -445,14 +440,14 @@ class TestConcurrency:
         asyncio.run(all_at_once())
         assert search.most == 8
 
-    def test_hanging_calls_leave_its_threads(self, counts: Counted, over: threading.Event) -> None:
+    def test_hanging_calls_leave_its_threads(self, counted: Counted, over: threading.Event) -> None:
         class Hanging(Counting):
             def retrieve(self, query: str, *, depth: int) -> Ranking:
                 if query == "hangs":
                     over.wait(NEVER)
                 return RANKING
 
-        guard = guard_of(Hanging(1), counts, limits=RequestLimits(deadline_seconds=SOON))
+        guard = guard_of(Hanging(1), counted, limits=RequestLimits(deadline_seconds=SOON))
         for _ in range(FAILURES - 1):
             with pytest.raises(StageUnavailableError):
                 asked(guard, awaited=True, query="hangs")

@@ -95,16 +95,15 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 class TestUseProfile:
-    def test_next_request_uses_new_profile_and_fusion(self, scene: Scene) -> None:
-        scene.guard.use_profile(profile_of(4))
+    @pytest.mark.parametrize("from_file", [False, True])
+    def test_next_request_uses_new_profile(
+        self, scene: Scene, tmp_path: Path, from_file: bool
+    ) -> None:
+        profile_of(4).save(tmp_path / "other.json")
+        scene.guard.use_profile(tmp_path / "other.json" if from_file else profile_of(4))
         context = scene.guard.retrieve("q?")
         assert (len(context), context.passages[0].passage_id) == (4, "w=0.4")
         assert scene.guard.profile == profile_of(4)
-
-    def test_profile_is_read_from_path(self, scene: Scene, tmp_path: Path) -> None:
-        profile_of(5).save(tmp_path / "other.json")
-        scene.guard.use_profile(tmp_path / "other.json")
-        assert scene.k() == 5
 
     def test_foreign_profile_is_refused_and_changes_nothing(self, scene: Scene) -> None:
         foreign = profile_of(4, fingerprint={**SYSTEM, "embedder": "large"})
