@@ -10,7 +10,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from ctxguard.errors import CtxguardError
-from tests.fuzz.surfaces import SURFACES, Input, Make
+from tests.fuzz.surface import Input, Make
+from tests.fuzz.surfaces import SURFACES
 
 MOST_SECONDS = 1.0
 """Of processor time, for any input."""
