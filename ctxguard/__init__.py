@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ctxguard.core.metrics import Utilities
     from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
     from ctxguard.core.types import (
+        CandidateDecision,
         DropReason,
         Flag,
         Hit,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         Ranking,
         Route,
         ScoreKind,
-        Verdict,
     )
     from ctxguard.errors import (
         CalibrationError,
@@ -74,7 +74,8 @@ _EXPORTS = {
     "ctxguard.core.metadata_filter": "Where",
     "ctxguard.core.metrics": "Utilities",
     "ctxguard.core.policies": "ExpectedUtilityPolicy RatioPolicy",
-    "ctxguard.core.types": "DropReason Flag Hit Leg Mode Passage Ranking Route ScoreKind Verdict",
+    "ctxguard.core.types": "CandidateDecision DropReason Flag Hit Leg Mode Passage Ranking Route "
+    "ScoreKind",
     "ctxguard.errors": "CalibrationError ConfigurationError CtxguardError DataError "
     "FilterViolationError IndexFolderError MissingExtraError OverloadedError ProfileError "
     "ProfileFormatError ProfileMismatchError QueryError StageError StageUnavailableError",
@@ -98,6 +99,7 @@ __all__ = [
     "Assembly",
     "AsyncRetriever",
     "CalibrationError",
+    "CandidateDecision",
     "ConfigurationError",
     "Context",
     "ContextGuard",
@@ -141,7 +143,6 @@ __all__ = [
     "SwappingRetriever",
     "TextSignals",
     "Utilities",
-    "Verdict",
     "Where",
     "WithTextSignals",
     "__version__",

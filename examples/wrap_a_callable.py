@@ -21,12 +21,12 @@ context = guard.retrieve("descale with hard water")
 
 print(context.text)
 print()
-for verdict in context.verdicts:
-    if verdict.kept:
-        print(f"kept     {verdict.passage_id}  ({verdict.relative_score:.0%} of the best score)")
+for candidate in context.decisions:
+    if candidate.kept:
+        print(f"kept     {candidate.passage_id}  ({candidate.relative_score:.0%} of the best)")
     else:
-        needed = ", ".join(f"{t.setting} = {t.value:.3g}" for t in verdict.kept_if)
-        print(f"dropped  {verdict.passage_id}  {verdict.reason}; kept if {needed}")
+        needed = ", ".join(f"{t.setting} = {t.value:.3g}" for t in candidate.kept_if)
+        print(f"dropped  {candidate.passage_id}  {candidate.reason}; kept if {needed}")
 
 assert set(context.kept_ids) == {"descale-hard", "descale"}
-assert any(not verdict.kept for verdict in context.verdicts)
+assert any(not candidate.kept for candidate in context.decisions)

@@ -1,4 +1,4 @@
-"""Compares candidates on the same queries: metrics, utility by k, a verdict, differences.
+"""Compares candidates on the same queries: metrics, utility by k, a risk, differences.
 
 Differences are paired by query, so that a difference within noise is recognised (DESIGN.md §9).
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
 
 
-Verdict = Literal["SAFE", "RISKY", "DANGEROUS"]
+Risk = Literal["SAFE", "RISKY", "DANGEROUS"]
 
 
 SAFE, DANGEROUS = 0.33, 0.5
@@ -37,7 +37,7 @@ SAFE, DANGEROUS = 0.33, 0.5
 ranks alone, so that no scale of scores can make a candidate look safe."""
 
 FEWEST = 20
-"""With fewer queries a bootstrap is too narrow for a verdict."""
+"""With fewer queries a bootstrap is too narrow to name a risk."""
 
 _INTERVAL = f"the {CONFIDENCE:.0%} interval of the share of harm"
 RULE = (
@@ -45,13 +45,13 @@ RULE = (
     f"DANGEROUS: {_INTERVAL} begins at {DANGEROUS:g} or above (an empty context is as good).",
     f"RISKY: anything else, and everything measured on fewer than {FEWEST} queries.",
 )
-"""What the verdicts mean, a sentence for each."""
+"""What the risks mean, a sentence for each."""
 
 
-def verdict_of(share: Interval) -> Verdict | None:
-    """Return the verdict on a share of harm; None without an interval.
+def risk_of(share: Interval) -> Risk | None:
+    """Return the risk by a share of harm; None without an interval.
 
-    >>> verdict_of(Interval(value=0.2, lower=0.1, upper=0.3, n=50))
+    >>> risk_of(Interval(value=0.2, lower=0.1, upper=0.3, n=50))
     'SAFE'
     """
     if share.bounds is None:
@@ -74,7 +74,7 @@ class Compared:
         curve: UDCG by the size of the context.
         harm_share: Mean harm / (mean gain + mean harm) of UDCG over the queries with either,
             in [0, 1]; no value if there is none.
-        verdict: By ``RULE``; None without an interval.
+        risk: By ``RULE``; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
             encoding the query if query vectors were given.
     """
@@ -84,7 +84,7 @@ class Compared:
     per_query: QueryMetrics
     curve: Curve
     harm_share: Interval
-    verdict: Verdict | None
+    risk: Risk | None
     latency_ms: float
 
 
@@ -197,7 +197,7 @@ def compare(
                 ),
                 curve=curve(pools, labels, candidate.policy, seed=seed),
                 harm_share=share,
-                verdict=verdict_of(share),
+                risk=risk_of(share),
                 latency_ms=latency_ms,
             )
         )

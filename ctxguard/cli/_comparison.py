@@ -167,7 +167,7 @@ def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> 
                 "name": each.candidate.name,
                 **each.candidate.describe(),
                 "score_kind": each.kind,
-                **picked(each, "harm_share", "verdict", "latency_ms", "curve"),
+                **picked(each, "harm_share", "risk", "latency_ms", "curve"),
                 "per_query": values_as_json(each.per_query),
             }
             for each in comparison.candidates

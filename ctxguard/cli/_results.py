@@ -105,7 +105,7 @@ def print_comparison(
     *,
     show_all: bool,
 ) -> None:
-    """Print one row for each candidate with its verdict, and on request all else."""
+    """Print one row for each candidate with its risk, and on request all else."""
     from calibration.compare.comparison import RULE
 
     results = comparison.results
@@ -116,9 +116,9 @@ def print_comparison(
         recall, strict = (results.of(each.candidate.name, m) for m in ("recall", "udcg"))
         less = "" if strict.difference is None else _signed(strict.difference)
         means = (number(recall.mean.value), number(strict.mean.value), less, f"{strict.mean.n:,}")
-        rows.append((_name(each.candidate.name), *means, _styled(each.verdict or NO_DATA)))
+        rows.append((_name(each.candidate.name), *means, _styled(each.risk or NO_DATA)))
     less_than = f"less {results.reference}>"
-    output.table(("candidate", "recall>", "udcg>", less_than, "n>", "verdict"), rows)
+    output.table(("candidate", "recall>", "udcg>", less_than, "n>", "risk"), rows)
     for sentence in RULE:
         output.out.print(sentence, style="dim")
     if not show_all:

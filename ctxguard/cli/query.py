@@ -11,7 +11,7 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output, one_line
 from ctxguard.cli._inputs import on_route
 from ctxguard.cli._system import Source, System, open_assessor
-from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Passage, Verdict
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, CandidateDecision, Mode, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
 from ctxguard.server.system import AssessorSettings
@@ -86,8 +86,8 @@ class QueryCommand(System, AssessorSettings):
         )
 
     def _print(self, context: "Context", retriever: "Source", output: Output) -> None:
-        kept = [verdict for verdict in context.verdicts if verdict.kept]
-        dropped = [verdict for verdict in context.verdicts if not verdict.kept]
+        kept = [candidate for candidate in context.decisions if candidate.kept]
+        dropped = [candidate for candidate in context.decisions if not candidate.kept]
         shown = dropped if self.show_all else dropped[:_DROPPED_SHOWN]
         sufficient = {True: "yes", False: "no", None: "no threshold"}[context.sufficient]
         p, in_mode = context.p_sufficient, None
@@ -107,29 +107,29 @@ class QueryCommand(System, AssessorSettings):
             ),
             ("mode", in_mode),
         )
-        for title, verdicts, lines in (("kept", kept, _KEPT_LINES), ("dropped", shown, 1)):
-            if verdicts:
+        for title, candidates, lines in (("kept", kept, _KEPT_LINES), ("dropped", shown, 1)):
+            if candidates:
                 output.heading(title)
-            for verdict in verdicts:
-                passage = retriever.passage(verdict.passage_id)
-                output.out.print(_candidate(verdict, passage, output.out.width, lines))
+            for candidate in candidates:
+                passage = retriever.passage(candidate.passage_id)
+                output.out.print(_candidate(candidate, passage, output.out.width, lines))
         if len(shown) < len(dropped):
             output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
 
 
-def _candidate(verdict: Verdict, passage: Passage, width: int, lines: int) -> Table:
+def _candidate(candidate: CandidateDecision, passage: Passage, width: int, lines: int) -> Table:
     """Lay out one candidate: rank, id and title; figures, and the reason of its drop; text."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", width=_RANK_WIDTH, no_wrap=True)
     grid.add_column(overflow="fold")
-    name = Text(one_line(verdict.passage_id), style="bold" if verdict.kept else "")
+    name = Text(one_line(candidate.passage_id), style="bold" if candidate.kept else "")
     title = Text(one_line(passage.title))
     title.truncate(width // 2, overflow="ellipsis")
     grid.add_row(
-        "" if verdict.rank is None else str(verdict.rank),
+        "" if candidate.rank is None else str(candidate.rank),
         Text("  ").join([part for part in (name, title) if part.plain]),
     )
-    grid.add_row("", Text(" · ", style="dim").join(_figures(verdict)))
+    grid.add_row("", Text(" · ", style="dim").join(_figures(candidate)))
     text = Text(one_line(passage.text[:_MOST_CHARACTERS]), style="dim")
     text.truncate(lines * (width - _RANK_WIDTH - 1) - _LINE_END, overflow="ellipsis")
     if text.plain:
@@ -137,13 +137,13 @@ def _candidate(verdict: Verdict, passage: Passage, width: int, lines: int) -> Ta
     return grid
 
 
-def _figures(verdict: Verdict) -> list[Text]:
-    compared = {"score": verdict.score, "r": verdict.relative_score, "P": verdict.probability}
+def _figures(candidate: CandidateDecision) -> list[Text]:
+    compared = {"score": candidate.score, "r": candidate.relative_score, "P": candidate.probability}
     parts = [Text(f"{name} {value:.4g}") for name, value in compared.items() if value is not None]
-    if verdict.reason is None:
+    if candidate.reason is None:
         return parts
-    reason = Text(REASONS[verdict.reason], style="red")
-    if verdict.kept_if:
-        settings = " and ".join(threshold_in_words(threshold) for threshold in verdict.kept_if)
+    reason = Text(REASONS[candidate.reason], style="red")
+    if candidate.kept_if:
+        settings = " and ".join(threshold_in_words(threshold) for threshold in candidate.kept_if)
         reason.append(f"; kept if {settings}", style="dim")
     return [*parts, reason]

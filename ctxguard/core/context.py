@@ -14,13 +14,13 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
     DEFAULT_K,
+    CandidateDecision,
     DropReason,
     Flag,
     Mode,
     Passage,
     Route,
     StageFailure,
-    Verdict,
     listed,
 )
 from ctxguard.core.value_of_information import Assessment
@@ -33,7 +33,7 @@ class Context:
     """The guard's answer to one query. Instances compare by identity.
 
     Mode ``enforce`` serves the passages that the decision and assembly kept. ``shadow`` serves the
-    bare retriever's top k, with the verdicts that ``enforce`` would give. ``off`` serves the bare
+    bare retriever's top k, with the decisions that ``enforce`` would give. ``off`` serves the bare
     top k too, and decides nothing.
 
     Attributes:
@@ -139,21 +139,21 @@ class Context:
         return counts
 
     @cached_property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """The decision's verdicts, with the passages that assembly dropped marked as dropped."""
+    def decisions(self) -> tuple[CandidateDecision, ...]:
+        """The decision on each candidate; passages that assembly dropped are marked as dropped."""
         if not self.dropped_in_assembly:
-            return self.decision.verdicts
+            return self.decision.decisions
         drops = {drop.position: drop for drop in self.dropped_in_assembly}
-        verdicts = [*self.decision.verdicts]
+        found = [*self.decision.decisions]
         for index, position in enumerate(self.decision.kept):
             if drop := drops.get(position):
-                verdicts[index] = verdicts[index]._replace(reason=drop.reason, kept_if=drop.kept_if)
-        return tuple(verdicts)
+                found[index] = found[index]._replace(reason=drop.reason, kept_if=drop.kept_if)
+        return tuple(found)
 
     def to_dict(self) -> dict[str, object]:
         """Return the answer and its record, ready for JSON.
 
-        The text as rendered, the served passages, the verdict on every candidate, the counts, and
+        The text as rendered, the served passages, the decision on every candidate, the counts, and
         the names in the request. A number that JSON cannot carry is None. The ranking's columns
         (legs, texts of passages not served) are left out: read them from ``decision``.
         """
@@ -189,22 +189,22 @@ class Context:
                 }
                 for passage in self.passages
             ],
-            "verdicts": [_verdict_to_dict(verdict) for verdict in self.verdicts],
+            "decisions": [_candidate_to_dict(candidate) for candidate in self.decisions],
         }
 
 
-def _verdict_to_dict(verdict: Verdict) -> dict[str, object]:
+def _candidate_to_dict(candidate: CandidateDecision) -> dict[str, object]:
     return {
-        "passage_id": _json_ready(verdict.passage_id),
-        "rank": verdict.rank,
-        "score": _json_ready(verdict.score),
-        "relative_score": _json_ready(verdict.relative_score),
-        "probability": _json_ready(verdict.probability),
-        "kept": verdict.kept,
-        "reason": None if verdict.reason is None else verdict.reason.value,
+        "passage_id": _json_ready(candidate.passage_id),
+        "rank": candidate.rank,
+        "score": _json_ready(candidate.score),
+        "relative_score": _json_ready(candidate.relative_score),
+        "probability": _json_ready(candidate.probability),
+        "kept": candidate.kept,
+        "reason": None if candidate.reason is None else candidate.reason.value,
         "kept_if": [
             {"setting": threshold.setting, "value": _json_ready(threshold.value)}
-            for threshold in verdict.kept_if
+            for threshold in candidate.kept_if
         ],
     }
 

@@ -3,7 +3,7 @@
 Both policies keep a prefix of one order, of at most k and at least min(min_keep, n) candidates.
 ``ratio`` orders by score and compares with the top; ``expected_utility`` orders by a calibrated
 P(relevant) and compares with a passage's utility (DESIGN.md §4 and §5). Pure: no I/O, no clock, no
-logging. It runs on every request, so verdicts are built only when they are read.
+logging. It runs on every request, so what is said of each candidate is built only when it is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,13 @@ from ctxguard.core.scores import (
 from ctxguard.core.signals import legs_of
 from ctxguard.core.tokens import TOKENS, weight_of
 from ctxguard.core.types import (
+    CandidateDecision,
     DropReason,
     Flag,
     FloatArray,
     Ranking,
     ScoreKind,
     Threshold,
-    Verdict,
     listed,
 )
 from ctxguard.core.value_of_information import ANSWER, AnswerModel
@@ -50,13 +50,13 @@ _FAISS_PADDING_ID = "-1"
 _K_ALONE = frozenset({Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS, Flag.SCORES_CONTRADICTED})
 
 # Takes a third of the time of the class's own call, which is in Python.
-_verdict = partial(tuple.__new__, Verdict)
+_decision_on = partial(tuple.__new__, CandidateDecision)
 _threshold = partial(tuple.__new__, Threshold)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Decision:
-    """The candidates that a policy keeps, with a verdict on every candidate of the ranking.
+    """The candidates that a policy keeps, with a decision on every candidate of the ranking.
 
     Attributes:
         ranking: The ranking that was decided on.
@@ -123,8 +123,8 @@ class Decision:
         return counts
 
     @cached_property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """One verdict per candidate: the usable ones best first, then those set aside."""
+    def decisions(self) -> tuple[CandidateDecision, ...]:
+        """One decision per candidate: the usable ones best first, then those set aside."""
         ids, scores, policy = self.ranking.passage_ids, self.ranking.scores, self.policy
         order, n = self.order, len(self.order)
         relative: list[Any] = self._relative_scores() or [None] * n
@@ -153,20 +153,20 @@ class Decision:
             + [DropReason.BEYOND_K] * (n - within),
             [()] * kept + kept_if,
         )
-        verdicts = [*map(_verdict, zip(*columns, strict=True))]
+        candidates = [*map(_decision_on, zip(*columns, strict=True))]
         copies = self.ranking.copies
         first_of = {copies.get(at, at): index for index, at in enumerate(order)} if copies else {}
         for position, reason in self.set_aside:
-            verdict = Verdict(ids[position], None, scores[position], None, None, reason)
+            candidate = CandidateDecision(ids[position], None, scores[position], None, None, reason)
             if reason is DropReason.DUPLICATE_TEXT:
-                first = verdicts[first_of[copies.get(position, position)]]
-                verdict = verdict._replace(
+                first = candidates[first_of[copies.get(position, position)]]
+                candidate = candidate._replace(
                     relative_score=first.relative_score,
                     probability=first.probability,
                     kept_if=(Threshold("drop_duplicates", 0.0),) if first.kept else first.kept_if,
                 )
-            verdicts.append(verdict)
-        return tuple(verdicts)
+            candidates.append(candidate)
+        return tuple(candidates)
 
     def _relative_scores(self) -> list[float] | None:
         """Compute relative scores, aligned with ``order``; None if they cannot be compared."""

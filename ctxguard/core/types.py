@@ -1,4 +1,4 @@
-"""Data types that every other module shares: passages, hits, rankings, routes, verdicts.
+"""Data types that every other module shares: passages, hits, rankings, routes, decisions.
 
 Frozen data without behaviour. Pure: imports nothing from the package but errors.
 """
@@ -506,7 +506,7 @@ class Threshold(NamedTuple):
     value: float
 
 
-class Verdict(NamedTuple):
+class CandidateDecision(NamedTuple):
     """Whether one candidate was kept, and why.
 
     A tuple, as ``Threshold`` is: a request has a hundred of them, and building a tuple takes a

@@ -92,10 +92,10 @@ _COUNTERS: Mapping[str, tuple[str, Mapping[str, _Values]]] = {
     "flags": ("Answers with a flag, by flag.", {"flag": Flag}),
     "context_sufficiency": (
         (
-            "Answers whose policy has a certified threshold of sufficiency, by route and verdict "
+            "Answers whose policy has a certified threshold of sufficiency, by route and context "
             "(sufficient, or insufficient: probably nothing that was kept is relevant)."
         ),
-        {"route": Route, "verdict": {True: "sufficient", False: "insufficient"}},
+        {"route": Route, "context": {True: "sufficient", False: "insufficient"}},
     ),
     "stage_failures": (
         "Stages missing from an answer, and failures in assembly, by stage and cause.",

@@ -1,4 +1,4 @@
-"""A framework's documents as a ranking, and the guard's verdicts for the framework's metadata."""
+"""A framework's documents as a ranking, and the guard's decisions for the framework's metadata."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
 
 METADATA_KEY = "ctxguard"
-"""Where a verdict is in a document's metadata."""
+"""Where a decision is in a document's metadata."""
 
 Read = Callable[[str, Any], Passage]
 """The passage of an id and a framework's document."""
@@ -105,9 +105,9 @@ Served = tuple[Passage, int, dict[str, Any]]
 
 
 def served(context: Context) -> list[Served]:
-    """Return the passages that a context serves, each with its verdict, ready for JSON.
+    """Return the passages that a context serves, each with its decision, ready for JSON.
 
-    A verdict holds the ``request_id``, the candidate's ``score``, its calibrated ``probability``
+    A decision holds the ``request_id``, the candidate's ``score``, its calibrated ``probability``
     (None without a model), its 1-based ``rank`` in the decision's order (None if it was set aside),
     the ``reason`` for which it would be dropped (None if it is kept; where it is enforced all are),
     and the answer's ``flags``.
@@ -137,7 +137,7 @@ _Row = tuple[Passage, int, int | None, float | None, str | None]
 
 
 def _kept(context: Context) -> Iterable[_Row]:
-    """Pair what was kept with its verdict; verdicts on all would take ten times as long."""
+    """Pair what was kept with its decision; decisions on all would take ten times as long."""
     decision, passages = context.decision, context.passages
     kept, probabilities = decision.kept, decision.probabilities or repeat(None)
     if context.assembly.order == "rank" and not context.dropped_in_assembly:
@@ -149,13 +149,13 @@ def _kept(context: Context) -> Iterable[_Row]:
 
 
 def _candidates(context: Context) -> Iterable[_Row]:
-    """Pair what is served with its verdict; it may be kept or dropped, and two have one id."""
+    """Pair what is served with its decision; it may be kept or dropped, and two have one id."""
     decision = context.decision
     positions = [*decision.order, *[position for position, _ in decision.set_aside]]
-    verdicts = dict(zip(positions, context.verdicts, strict=True))
+    candidates = dict(zip(positions, context.decisions, strict=True))
     at = -1
     for passage in context.passages:
         at = decision.ranking.passage_ids.index(passage.passage_id, at + 1)
-        verdict = verdicts[at]
-        reason = None if verdict.reason is None else verdict.reason.value
-        yield passage, at, verdict.rank, verdict.probability, reason
+        candidate = candidates[at]
+        reason = None if candidate.reason is None else candidate.reason.value
+        yield passage, at, candidate.rank, candidate.probability, reason

@@ -47,7 +47,7 @@ def ranking_of(
 
 
 def documents_of(context: Context, documents: Sequence[Document]) -> list[Document]:
-    """Copies of the documents that a context serves, with their verdicts in ``meta["ctxguard"]``.
+    """Copies of the documents that a context serves, with their decisions in ``meta["ctxguard"]``.
 
     Args:
         context: The guard's answer.
@@ -57,9 +57,9 @@ def documents_of(context: Context, documents: Sequence[Document]) -> list[Docume
         replace(
             documents[position],
             content=passage.text,
-            meta={**documents[position].meta, METADATA_KEY: verdict},
+            meta={**documents[position].meta, METADATA_KEY: decision},
         )
-        for passage, position, verdict in served(context)
+        for passage, position, decision in served(context)
     ]
 
 

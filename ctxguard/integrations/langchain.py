@@ -254,7 +254,7 @@ def ranking_by_metadata(
 
 
 def documents_of(context: Context, k: int | None = None) -> list[Document]:
-    """Return the served passages as documents with verdicts, in the order of presentation.
+    """Return the served passages as documents with decisions, in the order of presentation.
 
     Args:
         context: The guard's answer.
@@ -269,9 +269,9 @@ def documents_of(context: Context, k: int | None = None) -> list[Document]:
         Document(
             id=passage.passage_id,
             page_content=passage.text,
-            metadata=_metadata(passage, verdict),
+            metadata=_metadata(passage, decision),
         )
-        for passage, _, verdict in served(context)
+        for passage, _, decision in served(context)
     ]
     if k is None or k >= len(documents):
         return documents
@@ -300,9 +300,9 @@ def _passage(passage_id: str, document: Document) -> Passage:
     )
 
 
-def _metadata(passage: Passage, verdict: Mapping[str, Any]) -> dict[Any, Any]:
-    """Join a passage's metadata and verdict, and its title if no document was its source."""
-    metadata = {**(passage.metadata or {}), METADATA_KEY: verdict}
+def _metadata(passage: Passage, decision: Mapping[str, Any]) -> dict[Any, Any]:
+    """Join a passage's metadata and decision, and its title if no document was its source."""
+    metadata = {**(passage.metadata or {}), METADATA_KEY: decision}
     if passage.title:
         metadata.setdefault("title", passage.title)
     return metadata

@@ -32,7 +32,7 @@ def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> 
     """Make a guarded search an agent's tool.
 
     The model reads the passages as the guard's ``assembly`` renders them; the tool message's
-    ``artifact`` has them as documents with their verdicts.
+    ``artifact`` has them as documents with their decisions.
 
     Args:
         retriever: What searches.

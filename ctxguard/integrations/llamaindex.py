@@ -54,8 +54,8 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
         context = filtered(self.guard, query_bundle.query_str, ranking, where=self.where)
         is_cut = Flag.TRUNCATED in context.flags
         return [
-            _with_verdict(nodes[position], verdict, passage.text if is_cut else None)
-            for passage, position, verdict in served(context)
+            _node_with(nodes[position], decision, passage.text if is_cut else None)
+            for passage, position, decision in served(context)
         ]
 
     async def _apostprocess_nodes(
@@ -105,17 +105,17 @@ def _passage(passage_id: str, found: NodeWithScore) -> Passage:
     )
 
 
-def _with_verdict(found: NodeWithScore, verdict: dict[str, Any], cut: str | None) -> NodeWithScore:
-    """Copy a node, which may be the index's own, with its verdict and a text that was cut."""
+def _node_with(found: NodeWithScore, decision: dict[str, Any], cut: str | None) -> NodeWithScore:
+    """Copy a node, which may be the index's own, with its decision and a text that was cut."""
     node: Any = found.node
     node = node.model_copy(
         update={
-            "metadata": {**node.metadata, METADATA_KEY: verdict},
+            "metadata": {**node.metadata, METADATA_KEY: decision},
             "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, METADATA_KEY],
             "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, METADATA_KEY],
         }
     )
     if cut is not None:
         node.set_content(cut)
-    score = None if verdict["score"] is None else found.score
+    score = None if decision["score"] is None else found.score
     return found.model_copy(update={"node": node, "score": score})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ctxguard.core.decision import Decision, decide, decide_with_answers
-from ctxguard.core.types import Flag, Mode, Verdict
+from ctxguard.core.types import CandidateDecision, Flag, Mode
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import verdicts_from_json
@@ -43,7 +43,7 @@ class ExplainedCandidate:
         reason: Why it was dropped, or in shadow would be; None where it was not, or that is not
             known.
         kept_if: The settings at which it would have been kept.
-        judge: The judge's verdict; None without one.
+        judge: The judge's grade; None without one.
         labels: Those of people that were not taken back, in the order in which they were given.
     """
 
@@ -71,7 +71,7 @@ class Explanation:
         stored: The sample, and how far it came.
         record: None where its text was deleted, or cannot be read.
         candidates: Served ones first, each best first.
-        rejected: (passage id, reason, raw reply) of each verdict that was not valid.
+        rejected: (passage id, reason, raw reply) of each reply that was no valid grade.
         picked: How many passages draws for labels ask about, by kind.
         decision: What the profile decides; None without one, or where it has no policy for it.
         notes: What to know of that decision.
@@ -262,10 +262,10 @@ def candidates_of(
 
     Args:
         decision: As ``decided`` gave it.
-        judge: The judge's verdicts, by passage id.
+        judge: The judge's grades, by passage id.
         labels: Those of people that were not taken back.
     """
-    verdicts = _by_position(decision)
+    decided = _by_position(decision)
     served, pool = set(record.served), {*record.served, *record.dropped}
     in_shadow = decision is not None and record.mode is Mode.SHADOW
     kept = set(decision.kept) if decision is not None else set()
@@ -274,9 +274,9 @@ def candidates_of(
     for place in (*record.served, *record.dropped, *unusable):
         name, passage = record.passage_ids[place], record.passage(place)
         is_served = place in served
-        verdict = verdicts.get(place)
+        own = decided.get(place)
         is_kept = place in kept if in_shadow else is_served
-        why, kept_if = (None, ()) if is_kept else _reason(verdict)
+        why, kept_if = (None, ()) if is_kept else _reason(own)
         outcome = "served" if is_served else "dropped" if place in pool else "unusable"
         found.append(
             ExplainedCandidate(
@@ -289,7 +289,7 @@ def candidates_of(
                 signals={each: _finite(own[place]) for each, own in record.signals.items()},
                 outcome=outcome,
                 enforced=("kept" if is_kept else "dropped") if in_shadow else None,
-                probability=None if verdict is None else verdict.probability,
+                probability=None if own is None else own.probability,
                 reason=why,
                 kept_if=kept_if,
                 judge=judge.get(name),
@@ -299,25 +299,25 @@ def candidates_of(
     return found
 
 
-def _by_position(decision: Decision | None) -> dict[int, Verdict]:
+def _by_position(decision: Decision | None) -> dict[int, CandidateDecision]:
     """Return each candidate's verdict by its position in the ranking; empty without a decision."""
     if decision is None:
         return {}
     places = [*decision.order, *(place for place, _ in decision.set_aside)]
-    return dict(zip(places, decision.verdicts, strict=True))
+    return dict(zip(places, decision.decisions, strict=True))
 
 
-def _reason(verdict: Verdict | None) -> tuple[str | None, tuple[str, ...]]:
+def _reason(found: CandidateDecision | None) -> tuple[str | None, tuple[str, ...]]:
     """Say why a candidate was not served, and at which settings it would have been kept.
 
     Returns:
-        None and nothing without a verdict.
+        None and nothing without a decision.
     """
-    if verdict is None:
+    if found is None:
         return None, ()
-    if verdict.reason is None:
+    if found.reason is None:
         return "kept by the policy; then a duplicate, over the budget, or unreadable", ()
-    return REASONS[verdict.reason], tuple(map(threshold_in_words, verdict.kept_if))
+    return REASONS[found.reason], tuple(map(threshold_in_words, found.kept_if))
 
 
 def _finite(score: float) -> float | None:

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import StageFailure
 from ctxguard.errors import ConfigurationError
-from ctxguard.server.filtering import CandidateVerdict, Name
+from ctxguard.server.filtering import CandidateFields, Name
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
@@ -50,7 +50,7 @@ class ContextPassage(TypedDict):
     metadata: Any
 
 
-class ContextVerdict(CandidateVerdict):
+class ContextDecision(CandidateFields):
     """Whether one candidate was kept, and why."""
 
     passage_id: str
@@ -65,7 +65,7 @@ class FailureItem(TypedDict):
 
 
 class ContextAnswer(TypedDict):
-    """The context, and the verdict on every candidate."""
+    """The context, and the decision on every candidate."""
 
     request_id: str
     session_id: str | None
@@ -83,7 +83,7 @@ class ContextAnswer(TypedDict):
     kept: int
     dropped: dict[str, int]
     passages: list[ContextPassage]
-    verdicts: list[ContextVerdict]
+    decisions: list[ContextDecision]
 
 
 CONTEXT_REQUEST = Body(ContextRequest)

@@ -89,7 +89,7 @@ class WouldKeep(TypedDict):
     value: float | None
 
 
-class CandidateVerdict(TypedDict):
+class CandidateFields(TypedDict):
     """Whether one candidate was kept, and why; the answers add the name of its id."""
 
     rank: Annotated[int | None, Field(description="From 1; null if it was set aside.")]
@@ -101,7 +101,7 @@ class CandidateVerdict(TypedDict):
     kept_if: list[WouldKeep]
 
 
-class VerdictAnswer(CandidateVerdict):
+class CandidateAnswer(CandidateFields):
     """Whether one candidate was kept, and why."""
 
     id: str
@@ -125,7 +125,7 @@ class FilterAnswer(TypedDict):
     differences: list[str]
     sufficient: bool | None
     p_sufficient: float | None
-    verdicts: list[VerdictAnswer]
+    decisions: list[CandidateAnswer]
 
 
 REQUEST = Body(FilterRequest)
@@ -216,7 +216,7 @@ def decision_of(context: Context) -> dict[str, object]:
         "differences": context.differences,
         "sufficient": context.sufficient,
         "p_sufficient": context.p_sufficient,
-        "verdicts": _verdicts(context),
+        "decisions": _decisions(context),
     }
 
 
@@ -224,7 +224,7 @@ def decision_of(context: Context) -> dict[str, object]:
 _NAMES = {reason: reason.value for reason in DropReason}
 
 
-def _verdicts(context: Context) -> list[VerdictAnswer]:
+def _decisions(context: Context) -> list[CandidateAnswer]:
     return [
         {
             "id": passage_id,
@@ -237,6 +237,6 @@ def _verdicts(context: Context) -> list[VerdictAnswer]:
             "kept_if": [{"setting": setting, "value": value} for setting, value in kept_if],
         }
         for passage_id, rank, score, relative_score, probability, reason, kept_if in (
-            context.verdicts
+            context.decisions
         )
     ]

@@ -14,7 +14,7 @@ from calibration.compare.candidates import (
     from_profile,
     parse_candidates,
 )
-from calibration.compare.comparison import Comparison, check_candidates, compare, verdict_of
+from calibration.compare.comparison import Comparison, check_candidates, compare, risk_of
 from calibration.data.dataset import Dataset, Query
 from calibration.results import COMPARED
 from ctxguard.core.fusion import Fusion
@@ -125,7 +125,7 @@ def test_a_threshold_stays_in_force_along_the_curve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lower", "upper", "n", "verdict"),
+    ("lower", "upper", "n", "risk"),
     [
         (0.1, 0.33, 50, "SAFE"),
         (0.1, 0.34, 50, "RISKY"),
@@ -135,11 +135,11 @@ def test_a_threshold_stays_in_force_along_the_curve() -> None:
         (0.9, 0.9, 19, "RISKY"),
     ],
 )
-def test_a_verdict_looks_at_the_ends_of_the_interval(
-    lower: float, upper: float, n: int, verdict: str
+def test_a_risk_looks_at_the_ends_of_the_interval(
+    lower: float, upper: float, n: int, risk: str
 ) -> None:
     share = Interval(value=(lower + upper) / 2, lower=lower, upper=upper, n=n)
-    assert verdict_of(share) == verdict
+    assert risk_of(share) == risk
 
 
 def test_scores_that_carry_rank_only_do_not_make_a_candidate_look_safe() -> None:
@@ -156,7 +156,7 @@ def test_scores_that_carry_rank_only_do_not_make_a_candidate_look_safe() -> None
     )
     scored, ranked = found.candidates
     assert ranked.harm_share == scored.harm_share
-    assert ranked.verdict == scored.verdict == "DANGEROUS"
+    assert ranked.risk == scored.risk == "DANGEROUS"
 
 
 def test_differences_are_from_the_first_candidate_or_the_one_named() -> None:

@@ -211,10 +211,10 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
         utilities=rules,
     )
     suspected = list(worth)
-    for at, verdict in enumerate(decision.verdicts[: len(kept)]):
+    for at, candidate in enumerate(decision.decisions[: len(kept)]):
         by_label = grades[at] > 0 or negatives[at] is not None
         by_label |= 0 in (rules.by_grade or {}) and (judged[at] or labels.positives_only)
-        by_score = (verdict.relative_score or 0.0) > (rules.score_ratio or 0.0)
+        by_score = (candidate.relative_score or 0.0) > (rules.score_ratio or 0.0)
         if rules.score_ratio is not None and not (by_label or by_score or at < rules.rank_limit):
             suspected[at] = 0.0
     ranks = [rank for rank, grade in enumerate(grades, 1) if grade > 0]

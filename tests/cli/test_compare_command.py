@@ -33,7 +33,7 @@ def test_the_usual_candidates_stand_side_by_side(compare: Compare) -> None:
     first = document["candidates"][0]
     assert len(first["curve"]["udcg"]) == 20
     assert first["curve"]["optimal_k"] == 1
-    assert first["verdict"] == "RISKY"
+    assert first["risk"] == "RISKY"
     assert first["latency_ms"] > 0.0
     assert len(document["rule"]) == 3
     assert any("fewer than 20 queries" in note for note in document["notes"])

@@ -134,7 +134,7 @@ def test_passages_fill_the_budget_best_first(
     texts: list[str], settings: Assembly, kept_if: list[tuple[Threshold, ...]], text: str
 ) -> None:
     context = context_of(decision_on(texts), settings)
-    assert ([verdict.kept_if for verdict in context.verdicts], context.text) == (kept_if, text)
+    assert ([candidate.kept_if for candidate in context.decisions], context.text) == (kept_if, text)
     assert context.kept_ids == tuple(f"p{n}" for n, each in enumerate(kept_if, 1) if not each)
     assert context.dropped_by_reason == {DropReason.OVER_BUDGET: len(texts) - len(context)}
     assert context.flags == ()
@@ -179,7 +179,7 @@ def test_uncut_context_is_empty_and_flagged() -> None:
     context = context_of(decision_on(["a" * 20, "b" * 30]), budget(10, truncate=False))
     assert context.empty
     assert context.flags == (Flag.OVER_BUDGET,)
-    assert [verdict.kept_if for verdict in context.verdicts] == [needs(20), needs(50)]
+    assert [candidate.kept_if for candidate in context.decisions] == [needs(20), needs(50)]
 
 
 def test_template_beyond_the_budget_is_flagged() -> None:
@@ -202,7 +202,7 @@ def test_oversized_passage_is_cut_only_alone() -> None:
     assert alone.flags == (Flag.TRUNCATED,)
     beside = context_of(decision_on([SENTENCES, "short"]), settings)
     assert (beside.kept_ids, beside.flags) == (("p2",), ())
-    assert beside.verdicts[0].kept_if == (Threshold("max_passage_chars", len(SENTENCES)),)
+    assert beside.decisions[0].kept_if == (Threshold("max_passage_chars", len(SENTENCES)),)
     unset = context_of(decision_on(["a" * 100_001, "b" * 100_000]))
     assert unset.kept_ids == ("p2",)
     uncut = context_of(decision_on([SENTENCES]), replace(settings, truncate=False))
@@ -243,7 +243,7 @@ def test_full_budget_leaves_longer_passages_uncounted(counted: list[int]) -> Non
     context = context_of(decision_on(["a" * 7, "b" * 1000, "c", "d" * 4]), settings)
     assert context.kept_ids == ("p1",)
     assert max(counted) < 1000
-    assert [verdict.kept_if for verdict in context.verdicts] == [(), (), (), ()]
+    assert [candidate.kept_if for candidate in context.decisions] == [(), (), (), ()]
     assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 3}
 
 
@@ -280,7 +280,7 @@ def test_unreadable_passage_is_left_out_alone() -> None:
     decision = decision_over(Passage("p1", "one"), KeyError("secret text"), Passage("p3", "three"))
     context = context_of(decision)
     assert context.kept_ids == ("p1", "p3")
-    assert context.verdicts[1].reason is DropReason.UNREADABLE
+    assert context.decisions[1].reason is DropReason.UNREADABLE
     assert context.failures == (StageFailure("assembly", "passage at position 1: KeyError"),)
 
 
@@ -331,10 +331,10 @@ def test_kept_and_dropped_add_up(
     context = context_of(decision_on(texts, k, min_ratio), settings)
     assert len(context) + sum(context.dropped_by_reason.values()) == context.candidates
     assert sorted(context.kept_ids) == sorted(ids(context.passages))
-    verdicts = context.verdicts
-    assert {v.passage_id for v in verdicts if v.kept} == set(context.kept_ids)
+    candidates = context.decisions
+    assert {v.passage_id for v in candidates if v.kept} == set(context.kept_ids)
     for reason, n in context.dropped_by_reason.items():
-        assert n == sum(verdict.reason is reason for verdict in verdicts)
+        assert n == sum(candidate.reason is reason for candidate in candidates)
 
 
 def test_to_dict_is_strict_json() -> None:
@@ -349,7 +349,7 @@ def test_to_dict_is_strict_json() -> None:
     read = json.loads(written)
     assert read["passages"][0]["text"] == "half \ufffd pair"
     assert read["passages"][0]["metadata"]["x"] == [None]
-    assert read["verdicts"][1] == {
+    assert read["decisions"][1] == {
         "passage_id": "b",
         "rank": None,
         "score": None,

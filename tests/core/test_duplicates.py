@@ -87,8 +87,8 @@ def test_copies_take_no_place_in_k() -> None:
     assert decision.dropped_by_reason == {DropReason.DUPLICATE_TEXT: 1, DropReason.BEYOND_K: 2}
 
 
-def test_copy_shares_the_better_ones_verdict() -> None:
-    *_, second, worst = decided({1: 0, 4: 0}, k=5).verdicts
+def test_copy_shares_the_better_ones_decision() -> None:
+    *_, second, worst = decided({1: 0, 4: 0}, k=5).decisions
     for copy in (second, worst):
         assert (copy.rank, copy.relative_score) == (None, 1.0)
         assert copy.reason is DropReason.DUPLICATE_TEXT

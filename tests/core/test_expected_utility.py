@@ -80,7 +80,7 @@ class TestRule:
         fused = replace(ranking_of([0.6, 0.9]), kind=ScoreKind.RANK)
         decision = decide(fused, policy_of())
         assert decision.kept_ids == ("b", "a")
-        assert [verdict.relative_score for verdict in decision.verdicts] == [None, None]
+        assert [candidate.relative_score for candidate in decision.decisions] == [None, None]
 
 
 class TestProperties:
@@ -98,11 +98,11 @@ class TestProperties:
         assert list(decision.kept) == order[: decision.n_kept]
         worthwhile = sum(p >= policy.min_probability for p in found)
         assert decision.n_kept == max(min(worthwhile, policy.k), min(policy.min_keep, n))
-        assert len(decision.verdicts) == n
+        assert len(decision.decisions) == n
         assert decision.n_kept + sum(decision.dropped_by_reason.values()) == n
-        for verdict in decision.verdicts:
-            assert verdict.kept == (verdict.passage_id in decision.kept_ids)
-            assert verdict.kept == (not verdict.kept_if)
+        for candidate in decision.decisions:
+            assert candidate.kept == (candidate.passage_id in decision.kept_ids)
+            assert candidate.kept == (not candidate.kept_if)
 
     @given(shares, policies(), st.randoms())
     def test_order_of_input_does_not_matter(
@@ -120,20 +120,20 @@ class TestProperties:
         assert decide(shuffled, policy).kept_ids == decide(ranking, policy).kept_ids
 
 
-class TestVerdicts:
+class TestDecisions:
     def test_drop_names_the_probability_to_keep(self) -> None:
         decision = decide(ranking_of([0.9, 0.25]), policy_of())
-        verdict = decision.verdicts[1]
-        assert verdict.reason is DropReason.BELOW_PROBABILITY
-        assert (verdict.probability, verdict.relative_score) == (pytest.approx(0.25), 0.5)
-        assert verdict.kept_if == (Threshold("min_probability", verdict.probability),)
+        candidate = decision.decisions[1]
+        assert candidate.reason is DropReason.BELOW_PROBABILITY
+        assert (candidate.probability, candidate.relative_score) == (pytest.approx(0.25), 0.5)
+        assert candidate.kept_if == (Threshold("min_probability", candidate.probability),)
         cheaper = policy_of(cost=0.25 / 0.75 - 1e-9)
         assert decide(ranking_of([0.9, 0.25]), cheaper).kept_ids == ("a", "b")
 
     def test_beyond_k_and_below_names_both(self) -> None:
-        verdict = decide(ranking_of([0.9, 0.2]), policy_of(k=1)).verdicts[1]
-        assert verdict.reason is DropReason.BEYOND_K
-        assert [threshold.setting for threshold in verdict.kept_if] == ["k", "min_probability"]
+        candidate = decide(ranking_of([0.9, 0.2]), policy_of(k=1)).decisions[1]
+        assert candidate.reason is DropReason.BEYOND_K
+        assert [threshold.setting for threshold in candidate.kept_if] == ["k", "min_probability"]
 
 
 class TestMissingSignals:
@@ -216,17 +216,17 @@ class TestPerToken:
         ranking = with_lengths(ranking_of([0.9, 0.8, 0.4]), [100, 500, 100])
         decision = decide(ranking, self.policy())
         assert decision.kept_ids == ("a",)
-        for verdict in decision.verdicts[1:]:
-            assert verdict.reason is DropReason.BELOW_PROBABILITY
-            (threshold,) = verdict.kept_if
+        for candidate in decision.decisions[1:]:
+            assert candidate.reason is DropReason.BELOW_PROBABILITY
+            (threshold,) = candidate.kept_if
             assert threshold.setting == "min_probability"
             below, above = (
                 self.policy(cost=least / (1.0 - least))
                 for least in (threshold.value - 1e-9, threshold.value + 1e-9)
             )
-            assert verdict.passage_id in decide(ranking, below).kept_ids
-            assert verdict.passage_id not in decide(ranking, above).kept_ids
-        assert decision.verdicts[2].probability == pytest.approx(0.8)
+            assert candidate.passage_id in decide(ranking, below).kept_ids
+            assert candidate.passage_id not in decide(ranking, above).kept_ids
+        assert decision.decisions[2].probability == pytest.approx(0.8)
 
     @pytest.mark.parametrize(
         "tokens", [None, [100.0, math.nan, 100.0], [math.inf, 100.0, 100.0]], ids=str

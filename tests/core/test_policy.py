@@ -85,8 +85,8 @@ def picked(ranking: Ranking, positions: Sequence[int]) -> Ranking:
 
 def outcome(decision: Decision) -> list[tuple[object, ...]]:
     return [
-        (verdict.passage_id, verdict.rank, verdict.score, verdict.reason, verdict.kept_if)
-        for verdict in decision.verdicts
+        (candidate.passage_id, candidate.rank, candidate.score, candidate.reason, candidate.kept_if)
+        for candidate in decision.decisions
     ]
 
 
@@ -207,20 +207,20 @@ class TestProperties:
         self, ranking: Ranking, policy: RatioPolicy
     ) -> None:
         """The thresholds of a decision keep the passage, and no tighter ones do."""
-        for verdict in decide(ranking, policy).verdicts:
-            if verdict.kept:
-                assert verdict.kept_if == ()
+        for candidate in decide(ranking, policy).decisions:
+            if candidate.kept:
+                assert candidate.kept_if == ()
                 continue
-            needed = {threshold.setting: threshold.value for threshold in verdict.kept_if}
+            needed = {threshold.setting: threshold.value for threshold in candidate.kept_if}
             assert needed
             if "k" in needed:
                 needed["k"] = int(needed["k"])
             enough = replace(policy, **needed)  # type: ignore[arg-type]
-            assert verdict.passage_id in decide(ranking, enough).kept_ids
+            assert candidate.passage_id in decide(ranking, enough).kept_ids
             for setting, value in needed.items():
                 tighter = value - 1 if setting == "k" else math.nextafter(value, 1.0)
                 too_tight = replace(enough, **{setting: tighter})  # type: ignore[arg-type]
-                assert verdict.passage_id not in decide(ranking, too_tight).kept_ids
+                assert candidate.passage_id not in decide(ranking, too_tight).kept_ids
 
     @given(rankings(), policies(), st.data())
     def test_each_candidate_has_one_reason(
@@ -235,28 +235,28 @@ class TestProperties:
             ranks=None,
         )
         decision = decide(mixed, policy)
-        verdicts = decision.verdicts
+        candidates = decision.decisions
         assert decision.n_kept + sum(decision.dropped_by_reason.values()) == n + len(extra)
-        assert len(verdicts) == n + len(extra)
-        assert decision.n_kept == sum(verdict.kept for verdict in verdicts)
-        reasons = Counter(verdict.reason for verdict in verdicts if verdict.reason is not None)
+        assert len(candidates) == n + len(extra)
+        assert decision.n_kept == sum(candidate.kept for candidate in candidates)
+        reasons = Counter(each.reason for each in candidates if each.reason is not None)
         assert reasons == decision.dropped_by_reason
 
 
-class TestVerdicts:
+class TestDecisions:
     def test_failing_both_names_both(self) -> None:
-        dropped = decide(ranked([10.0, 9.0, 1.0]), RatioPolicy(k=2, min_ratio=0.7)).verdicts[2]
+        dropped = decide(ranked([10.0, 9.0, 1.0]), RatioPolicy(k=2, min_ratio=0.7)).decisions[2]
         assert (dropped.reason, dropped.relative_score) == (DropReason.BEYOND_K, 0.1)
         assert dropped.kept_if == (Threshold("k", 3), Threshold("min_ratio", 0.1))
 
     def test_rank_only_has_no_relative_score(self) -> None:
         decision = decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(k=1))
-        assert [verdict.relative_score for verdict in decision.verdicts] == [None, None]
-        assert decision.verdicts[1].kept_if == (Threshold("k", 2),)
+        assert [candidate.relative_score for candidate in decision.decisions] == [None, None]
+        assert decision.decisions[1].kept_if == (Threshold("k", 2),)
 
     def test_garbage_has_no_rank_or_remedy(self) -> None:
         decision = decide(ranked([1.0, None]), RatioPolicy())
-        garbage = decision.verdicts[1]
+        garbage = decision.decisions[1]
         assert (garbage.passage_id, garbage.rank, garbage.score) == ("b", None, None)
         assert garbage.reason is DropReason.INVALID_SCORE
         assert garbage.kept_if == ()
@@ -294,7 +294,7 @@ def test_plain_and_unusual_scores_keep(
 ) -> None:
     decision = decide(ranked(scores, kind), policy)
     assert (decision.kept_ids, decision.flags) == (tuple(kept), flags)
-    assert len(decision.verdicts) == len(scores)
+    assert len(decision.decisions) == len(scores)
 
 
 class TestDomain:
@@ -315,7 +315,7 @@ class TestDomain:
     ) -> None:
         decision = decide(ranked(scores, kind), RatioPolicy(k=2, min_ratio=min_ratio))
         assert (decision.kept_ids, decision.flags) == (("a", "b"), (Flag.DOMAIN_VIOLATION,))
-        assert [verdict.relative_score for verdict in decision.verdicts] == [None] * 3
+        assert [candidate.relative_score for candidate in decision.decisions] == [None] * 3
         assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
 
     @pytest.mark.parametrize("scores", [[0.1, 0.5, 0.9], [0.1, 0.1, 0.1], [-0.2, 0.3, 0.1]])
@@ -328,7 +328,7 @@ class TestDomain:
         ranking = Ranking.from_hits(hits, ScoreKind.DISTANCE)
         decision = decide(ranking, RatioPolicy(k=2, min_ratio=min_ratio))
         assert (decision.kept_ids, decision.flags) == (("c", "a"), (Flag.DOMAIN_VIOLATION,))
-        assert decision.verdicts[0].relative_score is None
+        assert decision.decisions[0].relative_score is None
 
     def test_positive_distances_sort_by_upstream_rank(self) -> None:
         hits = [

@@ -60,7 +60,7 @@ NAMES = [
     "SwappingRetriever",
     "TextSignals",
     "Utilities",
-    "Verdict",
+    "CandidateDecision",
     "Where",
     "WithTextSignals",
     "__version__",

@@ -1,4 +1,4 @@
-"""P(sufficient): P(relevant) of the best kept passage, and the verdict at a threshold."""
+"""P(sufficient): P(relevant) of the best kept passage, and the answer at a threshold."""
 
 from dataclasses import replace
 
@@ -56,10 +56,10 @@ def test_policy_without_probabilities_takes_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probability", "threshold", "verdict"),
+    ("probability", "threshold", "is_sufficient"),
     [(0.5, 0.5, True), (0.4, 0.5, False), (0.4, None, None), (None, 0.5, None)],
 )
 def test_context_suffices_from_the_threshold(
-    probability: float | None, threshold: float | None, verdict: bool | None
+    probability: float | None, threshold: float | None, is_sufficient: bool | None
 ) -> None:
-    assert suffices(probability, threshold) is verdict
+    assert suffices(probability, threshold) is is_sufficient

@@ -8,7 +8,7 @@ import pytest
 
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind, Verdict
+from ctxguard.core.types import CandidateDecision, Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 
@@ -31,7 +31,7 @@ def test_ranking_may_be_empty_or_generated() -> None:
 
 
 def test_verdict_without_reason_is_kept() -> None:
-    assert Verdict("a", 1, 1.0, 1.0, None, None).kept
+    assert CandidateDecision("a", 1, 1.0, 1.0, None, None).kept
 
 
 class TestKindsAndRoutesGivenByName:

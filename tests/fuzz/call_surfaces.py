@@ -160,7 +160,7 @@ def _metrics(random: Random) -> Input:
 def _run_decision(hits: list[Hit], kind: Any, policy: Mapping[str, Any]) -> None:
     ranking = Ranking.from_hits(hits, kind)
     decision = decide(ranking, RatioPolicy(**policy))
-    assert (decision.kept_ids, decision.verdicts, repr(decision)) is not None
+    assert (decision.kept_ids, decision.decisions, repr(decision)) is not None
 
 
 @stateless("call: decision")

@@ -93,7 +93,7 @@ class TestAccounting:
         assert counted["kept_candidates"] + sum(counted.dropped().values()) == candidates
         assert counted["kept_candidates"] == sum(len(context.kept_ids) for context in contexts)
         for reason in DropReason:
-            told = sum(v.reason is reason for context in contexts for v in context.verdicts)
+            told = sum(v.reason is reason for context in contexts for v in context.decisions)
             if mode is not Mode.OFF:
                 assert counted.dropped().get(reason, 0) == told
 

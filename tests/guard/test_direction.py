@@ -61,7 +61,7 @@ class TestDirection:
         assert served(context) == [hit.passage_id for hit in hits]
         assert Flag.SCORES_CONTRADICTED in context.flags
         assert counted.by_label("flags")["scores_contradicted",] == 1
-        assert [verdict.score for verdict in context.verdicts] == scores
+        assert [candidate.score for candidate in context.decisions] == scores
         assert served(asyncio.run(guard.aretrieve("q?"))) == served(context)
 
     def test_model_does_not_order_them_either(self) -> None:

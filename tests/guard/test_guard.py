@@ -185,12 +185,12 @@ class TestModes:
         answer = Answering(Ranking.from_hits(hits, ScoreKind.RATIO))
         context = guard_of(answer, mode="shadow", telemetry=counted.telemetry).retrieve("q?")
         assert (served(context), context.kept_ids) == (["a", "b", "c"], ("a", "b"))
-        assert context.verdicts[-1].reason is DropReason.DUPLICATE_TEXT
+        assert context.decisions[-1].reason is DropReason.DUPLICATE_TEXT
         assert counted.dropped() == {DropReason.DUPLICATE_TEXT: 1, DropReason.UNREADABLE: 1}
 
     @settings(max_examples=50)
     @given(st.data())
-    def test_shadow_gives_the_verdicts_of_enforce(self, data: st.DataObject) -> None:
+    def test_shadow_gives_the_decisions_of_enforce(self, data: st.DataObject) -> None:
         ranking, assembly = data.draw(rankings()), data.draw(ASSEMBLIES)
         guards = [
             guard_of(Answering(ranking), policy=SEVENTY, assembly=assembly, mode=mode)
@@ -200,7 +200,7 @@ class TestModes:
             shadow, enforced = (guard.retrieve("q?") for guard in guards)
         except StageUnavailableError:
             assume(False)  # no passage can be read
-        assert repr(shadow.verdicts) == repr(enforced.verdicts)
+        assert repr(shadow.decisions) == repr(enforced.decisions)
         assert shadow.would_keep_ids == shadow.kept_ids == enforced.kept_ids
         assert sorted(shadow.would_keep_ids) == sorted(enforced.served_ids)
         assert shadow.served_ids == tuple(served(shadow))
@@ -370,13 +370,13 @@ def test_named_settings_keep_the_dropped(ranking: Ranking, policy: RatioPolicy) 
         context = guard_of(Answering(ranking), policy=policy).retrieve("q?")
     except StageUnavailableError:
         assume(False)  # no passage can be read
-    assert len(context.verdicts) == len(ranking)
-    for verdict in context.verdicts:
-        if verdict.reason in (DropReason.BELOW_RATIO, DropReason.BEYOND_K):
-            needed: dict[str, Any] = {each.setting: each.value for each in verdict.kept_if}
+    assert len(context.decisions) == len(ranking)
+    for candidate in context.decisions:
+        if candidate.reason in (DropReason.BELOW_RATIO, DropReason.BEYOND_K):
+            needed: dict[str, Any] = {each.setting: each.value for each in candidate.kept_if}
             changed = replace(policy, **{**needed, "k": int(needed.get("k", policy.k))})
             assert changed != policy
-            assert verdict.passage_id in decide(context.decision.ranking, changed).kept_ids
+            assert candidate.passage_id in decide(context.decision.ranking, changed).kept_ids
 
 
 class TestNeverEmptyByAccident:

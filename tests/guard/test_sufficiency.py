@@ -54,14 +54,14 @@ def test_sufficiency_follows_relevance(file: Path) -> None:
     """Most contexts with a relevant passage are sufficient, and many others are not."""
     own, dataset = simulate(200, seed=1, noise=0.2, unanswerable=0.4)
     guard = guard_of(Recorded(own.rankings, {"simulated": "0"}), file)
-    verdicts: dict[bool, list[bool | None]] = {True: [], False: []}
+    found: dict[bool, list[bool | None]] = {True: [], False: []}
     for query in dataset.queries:
         context = guard.retrieve(query.text)
         holds = bool(set(context.kept_ids) & dataset.qrels[query.query_id].keys())
-        verdicts[holds].append(context.sufficient)
+        found[holds].append(context.sufficient)
         assert (Flag.INSUFFICIENT in context.flags) is (context.sufficient is False)
-    assert verdicts[True].count(False) <= 0.1 * len(verdicts[True])
-    assert verdicts[False].count(False) >= 0.2 * len(verdicts[False])
+    assert found[True].count(False) <= 0.1 * len(found[True])
+    assert found[False].count(False) >= 0.2 * len(found[False])
 
 
 def test_the_document_says_it(file: Path, retriever: Recorded) -> None:
@@ -79,9 +79,9 @@ def test_it_is_counted_by_route(file: Path, retriever: Recorded) -> None:
     insufficient = sum(context.sufficient is False for context in contexts)
     assert insufficient > 0
     metrics = generate_latest(registry).decode()
-    counted = 'ctxguard_context_sufficiency_total{route="hybrid",verdict='
-    assert f'{counted}"insufficient"}} {insufficient}.0' in metrics
-    assert f'{counted}"sufficient"}} {len(contexts) - insufficient}.0' in metrics
+    sufficient = len(contexts) - insufficient
+    for name, n in (("insufficient", insufficient), ("sufficient", sufficient)):
+        assert f'_sufficiency_total{{context="{name}",route="hybrid"}} {n}.0' in metrics
     assert f'ctxguard_flags_total{{flag="insufficient"}} {insufficient}.0' in metrics
 
 
@@ -105,8 +105,8 @@ class TestText:
         dropped = context.dropped_by_reason
         assert dropped[DropReason.INSUFFICIENT] == context.decision.n_kept > 0
         assert sum(dropped.values()) == context.candidates
-        verdict = next(each for each in context.verdicts if each.reason is DropReason.INSUFFICIENT)
-        assert verdict.kept_if[0].setting == "abstain"
+        dropped = next(each for each in context.decisions if each.reason is DropReason.INSUFFICIENT)
+        assert dropped.kept_if[0].setting == "abstain"
         assert len(first(guard, retriever, sufficient=True)) > 0
 
     def test_abstention_stands_where_nothing_was_retrieved(self) -> None:
@@ -118,7 +118,7 @@ class TestText:
         context = guard.retrieve("anything")
         assert (context.text, context.sufficient) == (NOTICE, None)
 
-    def test_shadow_records_verdict_serves_bare_passages(
+    def test_shadow_records_decision_serves_bare_passages(
         self, file: Path, retriever: Recorded
     ) -> None:
         assembly = Assembly(insufficient_text=NOTICE, abstain=True)

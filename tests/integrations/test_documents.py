@@ -1,4 +1,4 @@
-"""A framework's documents as a ranking, and the verdicts on what is served."""
+"""A framework's documents as a ranking, and the decisions on what is served."""
 
 from ctxguard import Assembly, ContextGuard, Passage, RatioPolicy, ScoreKind
 from ctxguard.integrations.documents import ranking_of_documents, served, text_digest
@@ -49,7 +49,7 @@ def test_shadow_says_why_it_would_drop() -> None:
     policy = RatioPolicy(k=4, min_ratio=0.7)
     guarded = ContextGuard(policy=policy, mode="shadow", k=4)
     found = served(guarded.filter("q", ranking))
-    assert [(position, verdict["rank"], verdict["reason"]) for _, position, verdict in found] == [
+    assert [(position, own["rank"], own["reason"]) for _, position, own in found] == [
         (0, 1, None),
         (1, 3, "below_ratio"),
         (2, None, "duplicate_id"),

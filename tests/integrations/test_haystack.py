@@ -60,7 +60,7 @@ class TestFaultRows(FaultRows):
         return lambda query, *, depth: ranking_of(documents[:depth], score_kind)  # type: ignore[arg-type]
 
 
-def test_kept_is_copy_with_verdict() -> None:
+def test_kept_is_copy_with_decision() -> None:
     ranker = ContextGuardRanker(
         guard=ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
     )

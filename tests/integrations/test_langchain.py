@@ -241,16 +241,16 @@ def test_sampled_request_has_its_runs_id() -> None:
     assert sample.context.session_id == "s1"
 
 
-def test_kept_is_document_with_verdict() -> None:
+def test_kept_is_document_with_decision() -> None:
     store = store_of(RetrieverContract.PASSAGES)
     wrapped = WrappedVectorStore(store, score_kind="cosine")
     guarded = GuardedRetriever(guard=ContextGuard(wrapped, policy=RatioPolicy(k=5, min_ratio=0.9)))
     (fox,) = guarded.invoke("a red fox in its den")
     assert (fox.id, fox.page_content) == ("fox", "A red fox sleeps in its den.")
     assert fox.metadata["tenant"] == "a"
-    verdict = fox.metadata["ctxguard"]
-    assert (verdict["rank"], verdict["reason"], verdict["flags"]) == (1, None, ["uncalibrated"])
-    assert verdict["score"] == pytest.approx(
+    own = fox.metadata["ctxguard"]
+    assert (own["rank"], own["reason"], own["flags"]) == (1, None, ["uncalibrated"])
+    assert own["score"] == pytest.approx(
         store.similarity_search_with_score("a red fox in its den")[0][1]
     )
     assert "ctxguard" not in store.store["fox"]["metadata"]
@@ -358,9 +358,9 @@ def test_calibrated_store_abides_by_profile() -> None:
     guarded = GuardedRetriever(guard=guard)
     documents = guarded.invoke("topic7")
     assert documents[0].id == "topic7-0"
-    verdict = documents[0].metadata["ctxguard"]
-    assert verdict["flags"] == []
-    assert 0.5 < verdict["probability"] <= 1.0
+    candidate = documents[0].metadata["ctxguard"]
+    assert candidate["flags"] == []
+    assert 0.5 < candidate["probability"] <= 1.0
     assert len(documents) < ContextGuard(legs).retrieve("topic7").candidates
     assert guarded.render(documents).startswith('<passage rank="1" id="topic7-0">')
 

@@ -97,13 +97,13 @@ NODES = [
 ]
 
 
-def test_kept_is_copy_with_hidden_verdict() -> None:
+def test_kept_is_copy_with_hidden_decision() -> None:
     guard = ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
     kept = GuardPostprocessor(guard=guard).postprocess_nodes(NODES, query_str="q")
     assert [each.node_id for each in kept] == ["n0", "n1", "n3"]
     assert [each.score for each in kept] == [0.9, 0.85, 0.8]
-    verdict = kept[2].metadata["ctxguard"]
-    assert (verdict["rank"], verdict["score"], verdict["reason"]) == (3, 0.8, None)
+    own = kept[2].metadata["ctxguard"]
+    assert (own["rank"], own["score"], own["reason"]) == (3, 0.8, None)
     for mode in (MetadataMode.LLM, MetadataMode.EMBED):
         assert kept[0].get_content(mode) == NODES[0].get_content(mode)
     assert all("ctxguard" not in each.metadata for each in NODES)

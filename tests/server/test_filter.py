@@ -25,7 +25,7 @@ def test_candidates_have_reason_and_threshold(serve: Serve, profile: Path) -> No
     answer = serve(profile=profile).post("/v1/filter", json=body).json()
     assert answer["kept"] == ["a"]
     assert answer["dropped"] == {"below_ratio": 1, "invalid_score": 1, "duplicate_id": 1}
-    kept, below, *aside = answer["verdicts"]
+    kept, below, *aside = answer["decisions"]
     assert kept["kept"]
     assert (kept["kept_if"], below["reason"]) == ([], "below_ratio")
     assert below["kept_if"] == [{"setting": "min_ratio", "value": below["relative_score"]}]
@@ -39,8 +39,8 @@ def test_request_says_what_scores_mean(serve: Serve) -> None:
         "score_kind": "logit",
         "candidates": [{"id": "a", "score": 3.0}, {"id": "b", "score": 2.0}],
     }
-    verdicts = serve().post("/v1/filter", json=body).json()["verdicts"]
-    assert verdicts[1]["relative_score"] == pytest.approx(0.3679, abs=1e-4)
+    candidates = serve().post("/v1/filter", json=body).json()["decisions"]
+    assert candidates[1]["relative_score"] == pytest.approx(0.3679, abs=1e-4)
 
 
 def test_signals_and_legs_may_have_gaps(serve: Serve) -> None:
@@ -82,7 +82,7 @@ def test_number_json_lacks_is_no_score(serve: Serve) -> None:
     body = '{"query": "q", "candidates": [{"id": "a", "score": NaN}, {"id": "b", "score": 1e999}]}'
     headers = {"content-type": "application/json"}
     answer = serve().post("/v1/filter", content=body, headers=headers).json()
-    assert [each["score"] for each in answer["verdicts"]] == [None, None]
+    assert [each["score"] for each in answer["decisions"]] == [None, None]
     assert "invalid_scores" in answer["flags"]
 
 
@@ -95,7 +95,7 @@ def test_copies_share_verdict_without_place(serve: Serve, profile: Path) -> None
     body = {"query": "q", "candidates": candidates}
     answer = serve(profile=profile).post("/v1/filter", json=body).json()
     assert (answer["kept"], answer["dropped"]) == (["0", "2", "4"], {"duplicate_text": 2})
-    copies = [each for each in answer["verdicts"] if each["reason"] == "duplicate_text"]
+    copies = [each for each in answer["decisions"] if each["reason"] == "duplicate_text"]
     assert [each["id"] for each in copies] == ["1", "3"]
     assert {each["relative_score"] for each in copies} == {1.0}
 
@@ -117,7 +117,7 @@ def test_answer_is_json_despite_metadata(value: object, written: object) -> None
 
 @pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
 def test_all_kept_where_nothing_enforced(serve: Serve, tmp_path: Path, settings: str) -> None:
-    """In their order; the verdicts say what the policy would do."""
+    """In their order; the decisions say what the policy would do."""
     options: dict[str, object] = {"mode": "off"} if settings == "off" else {}
     if settings in ("keep", "shadow"):
         route = unenforced(settings, ScoreKind.PROBABILITY)
@@ -130,7 +130,7 @@ def test_all_kept_where_nothing_enforced(serve: Serve, tmp_path: Path, settings:
     assert answer.json()["kept"] == [one["id"] for one in candidates]
     assert answer.json()["dropped"] == {}
     if settings == "shadow":
-        assert sum(one["kept"] for one in answer.json()["verdicts"]) < 8
+        assert sum(one["kept"] for one in answer.json()["decisions"]) < 8
 
 
 @pytest.mark.parametrize("numbers", [[7, 8], [7, "8"]])

@@ -36,7 +36,7 @@ CONTEXT = Row(
             ),
             "insufficient": share(
                 rate(
-                    "ctxguard_context_sufficiency_total", GUARD, selector='verdict="insufficient"'
+                    "ctxguard_context_sufficiency_total", GUARD, selector='context="insufficient"'
                 ),
                 rate("ctxguard_context_sufficiency_total", GUARD),
             ),
