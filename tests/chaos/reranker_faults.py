@@ -17,7 +17,10 @@ from ctxguard.resilience import Deadlines
 
 _MEBIBYTE = 2**20
 _LEFT_BYTES = 192 * _MEBIBYTE
-DEADLINES = Deadlines(total_seconds=12.0, rerank_seconds=3.0)
+DEADLINES = {
+    Size.SMALL: Deadlines(total_seconds=12.0, rerank_seconds=1.0),
+    Size.FULL: Deadlines(total_seconds=12.0, rerank_seconds=3.0),
+}
 """Only a process that is stopped takes as long, also on a busy machine and with the model."""
 
 
@@ -69,7 +72,7 @@ def stopped(folder: Path, size: Size) -> Result:
     """The process that scores gets SIGSTOP, and later SIGCONT."""
     with closing(PipedReranker(with_model=size is Size.FULL)) as piped:
         piped.score("loads the model", ["before anyone waits"])
-        serving = ServingProcess(folder, size, reranker=piped, deadlines=DEADLINES)
+        serving = ServingProcess(folder, size, reranker=piped, deadlines=DEADLINES[size])
         n = serving.by_size(20, 200)
         warm = serving.comes_to_answer_by(Route.HYBRID_RERANK)
         os.kill(piped.pid, signal.SIGSTOP)
