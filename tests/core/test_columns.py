@@ -28,6 +28,7 @@ def test_ages_count_from_the_newest_candidate() -> None:
 
 
 def test_version_age_counts_releases_between() -> None:
+    """Versions are aged by the releases between and not by their text."""
     ages = SignalColumn("v", "version").signals("q", ["1.9", "1.10", "v1.10rc1", "2.0.1"])["v:age"]
     assert np.expm1(ages) == pytest.approx([2.0, 1.0, 1.0, 0.0])
 
@@ -60,6 +61,7 @@ def test_missing_value_is_the_mean() -> None:
 def test_names_in_the_query_stand_out(
     kind: str, query: str, values: list[object], named: list[int]
 ) -> None:
+    """What the query names stands out from the others of the list."""
     column = SignalColumn("c", kind, sources=("forum",))  # type: ignore[arg-type]
     assert column.signals(query, values)["c:named"].tolist() == named
 

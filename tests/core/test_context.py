@@ -189,6 +189,7 @@ def test_template_beyond_the_budget_is_flagged() -> None:
 
 
 def test_long_title_yields_to_next_passage() -> None:
+    """Where the best title leaves no room the next passage is cut."""
     settings = Assembly(max_tokens=8, count_tokens=len, template="{title}{text}", separator="")
     decision = decision_over(Passage("p1", "x", "a long title"), Passage("p2", "one two three"))
     context = context_of(decision, settings)
@@ -196,6 +197,7 @@ def test_long_title_yields_to_next_passage() -> None:
 
 
 def test_oversized_passage_is_cut_only_alone() -> None:
+    """A passage beyond the largest size is cut where nothing else is left."""
     settings = Assembly(max_passage_chars=25)
     alone = context_of(decision_on([SENTENCES]), settings)
     assert [passage.text for passage in alone.passages] == ["Take one tablet a day."]
@@ -224,6 +226,7 @@ def counting(counted: list[int], characters: int = 1) -> Callable[[str], int]:
 
 
 def test_cutting_counts_little_of_a_long_text(counted: list[int]) -> None:
+    """A text of a million characters is not counted whole to be cut."""
     settings = Assembly(max_tokens=100, count_tokens=counting(counted), template=PLAIN)
     context = context_of(decision_on(["word " * 200_000]), settings)
     assert len(context.text) == 99
@@ -231,6 +234,7 @@ def test_cutting_counts_little_of_a_long_text(counted: list[int]) -> None:
 
 
 def test_cut_counts_a_few_times_the_budget(counted: list[int]) -> None:
+    """A cut counts a few times the budget whatever is hidden in it."""
     settings = Assembly(max_tokens=2000, count_tokens=counting(counted, 4), template=PLAIN)
     context = context_of(decision_on(["слово \u200d" * 12_000]), settings)
     assert 7_000 < len(context.passages[0].text) <= 16_000
@@ -239,6 +243,7 @@ def test_cut_counts_a_few_times_the_budget(counted: list[int]) -> None:
 
 
 def test_full_budget_leaves_longer_passages_uncounted(counted: list[int]) -> None:
+    """Once the budget is full a longer passage is left out uncounted."""
     settings = budget(10, count_tokens=counting(counted), template="[{text}]")
     context = context_of(decision_on(["a" * 7, "b" * 1000, "c", "d" * 4]), settings)
     assert context.kept_ids == ("p1",)
@@ -303,6 +308,7 @@ def test_what_is_no_passage_is_unreadable(bad: object) -> None:
 
 
 def test_wrong_id_type_keeps_the_passage() -> None:
+    """An id or title of another type does not cost the passage."""
     context = context_of(decision_over(Passage(7, "text", None)))  # type: ignore[arg-type]
     assert context.text == '<passage rank="1" id="7">\ntext\n</passage>'
 
@@ -381,6 +387,7 @@ def test_to_dict_names_profile_session_and_failures() -> None:
 
 
 def test_repr_shows_no_query_or_text() -> None:
+    """A context is printed by ids and flags never by the query or a text."""
     hits = [Hit("a", 2.0, "secret text", "secret title"), Hit("b", float("nan"), "secret too")]
     decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
     context = replace(

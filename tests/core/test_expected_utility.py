@@ -88,6 +88,7 @@ class TestProperties:
     def test_kept_are_the_worthwhile_by_probability(
         self, probabilities: list[float], policy: ExpectedUtilityPolicy
     ) -> None:
+        """Exactly the worthwhile by probability within k and `min_keep` are kept."""
         decision, n = decide(ranking_of(probabilities), policy), len(probabilities)
         order, found = list(decision.order), list(decision.probabilities or ())
         assert sorted(order) == list(range(n))

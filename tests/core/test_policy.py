@@ -93,6 +93,7 @@ def outcome(decision: Decision) -> list[tuple[object, ...]]:
 class TestProperties:
     @given(rankings(), policies())
     def test_kept_reach_the_ratio_or_min_keep(self, ranking: Ranking, policy: RatioPolicy) -> None:
+        """The kept are those of the sorted that reach the ratio or are owed to `min_keep`."""
         decision = decide(ranking, policy)
         ranks = ranking.ranks or [0] * len(ranking)
         expected = sorted(
@@ -331,6 +332,7 @@ class TestDomain:
         assert decision.decisions[0].relative_score is None
 
     def test_positive_distances_sort_by_upstream_rank(self) -> None:
+        """Distances above zero are put in the order of their upstream ranks."""
         hits = [
             Hit("b", 0.5, rank=2),
             Hit("b", 0.9, rank=4),

@@ -219,6 +219,7 @@ class TestRoundTrip:
 
 class TestSafe:
     def test_each_route_serves_its_safe_policy(self) -> None:
+        """Each route of the same system is served by its safe policy."""
         safe = ALL_SAFE.safe()
         assert safe.routes.keys() == ALL_SAFE.routes.keys()
         for route, own in safe.routes.items():
@@ -227,6 +228,7 @@ class TestSafe:
         assert (safe.fingerprint, safe.fusion) == (ALL_SAFE.fingerprint, ALL_SAFE.fusion)
 
     def test_safe_profile_claims_nothing_former(self) -> None:
+        """It claims nothing of the former policies and says whose it is."""
         safe = ALL_SAFE.safe()
         hybrid = safe.routes[Route.HYBRID]
         assert hybrid.certificate is hybrid.evidence is None
@@ -366,6 +368,7 @@ class TestRefusals:
     def test_excess_is_counted_not_described(
         self, file: Path, where: str, values: Data, message: str
     ) -> None:
+        """More than a profile holds is counted and neither described nor kept."""
         error = refused(changed(file, lambda data: inside(data, where).update(values)), message)
         assert not isinstance(error.__cause__, ValidationError)
         assert not isinstance(error.__context__, ValidationError)

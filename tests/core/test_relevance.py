@@ -81,6 +81,7 @@ class TestRelevanceModel:
         ],
     )
     def test_unusable_legs_give_no_probability(self, legs: dict[str, Leg]) -> None:
+        """Other legs and scores that are none or ranks give no probability."""
         assert model_of(1.0).probabilities(legs) is None
 
     @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_profile_without_scores_compares_as_before() -> None:
 
 
 def test_probes_are_compared_beside_a_sketch() -> None:
+    """Scores are compared within their tolerance beside a sketch of the corpus."""
     corpus, nearly = CorpusSketch.of(range(100)), [each * 1.0001 for each in SCORES]
     assert compared(described(SCORES), described(nearly), corpus).flags == ()
     assert compared(described(SCORES), described([each * 2 for each in SCORES]), corpus).mismatches

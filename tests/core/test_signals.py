@@ -161,6 +161,7 @@ class TestLegsOf:
         assert not others
 
     def test_order_only_scores_count_by_log_rank(self) -> None:
+        """Scores that carry order only count by the logarithm of their rank."""
         ranking = Ranking.from_hits([Hit("a"), Hit("b")], ScoreKind.RANK)
         own = legs_of(ranking, [1, 0])[RANKING]
         assert own.scores.tolist() == pytest.approx([-math.log(2), 0.0])

@@ -33,6 +33,7 @@ def decision(cosines: list[float], **policy: object) -> Decision:
 
 
 def test_probability_of_best_kept_passage() -> None:
+    """It is the probability of the best kept passage wherever it ranked."""
     assert p_sufficient(decision([0.1, 0.9, 0.5])) == pytest.approx(1 / (1 + np.exp(2.0 - 3.6)))
 
 

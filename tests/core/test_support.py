@@ -50,6 +50,7 @@ class TestAtomicWrite:
 
     @pytest.mark.skipif(sys.platform == "win32", reason="has no such locks")
     def test_only_dead_writers_leftovers_are_cleared(self, tmp_path: Path) -> None:
+        """What a killed writer left is cleared and work in progress is not."""
         file = tmp_path / "file"
         script = (
             "import os, sys\nfrom pathlib import Path\n"
@@ -136,6 +137,7 @@ class TestCacheFolder:
 
 class TestReadRegular:
     def test_memory_is_for_content_not_limit(self, tmp_path: Path) -> None:
+        """Memory is taken for what is there and not for the limit."""
         (tmp_path / "file").write_bytes(b"small")
         tracemalloc.start()
         try:

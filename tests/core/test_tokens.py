@@ -38,6 +38,7 @@ def test_estimate_is_within_5_percent(shared_data: Path, collection: str) -> Non
 
 @given(st.lists(st.text(max_size=40), max_size=6))
 def test_parts_are_no_fewer_than_the_whole(texts: list[str]) -> None:
+    """Texts counted one by one are no fewer tokens than the whole."""
     whole = estimate_tokens("".join(texts))
     assert whole <= sum(map(estimate_tokens, texts)) < whole + max(len(texts), 1)
 
@@ -73,6 +74,7 @@ def test_tokens_that_are_known_stay() -> None:
 
 
 def test_unreadable_text_counts_as_very_long() -> None:
+    """An unreadable text counts as very long and the others as they are."""
     ranking = replace(ranked("", "", ""), passages=Unreadable())
     tokens = with_tokens(ranking).signals[TOKENS]
     assert tokens[[0, 2]].tolist() == [estimate_tokens("a few words of text")] * 2

@@ -116,6 +116,7 @@ def from_wheel(line: str, wheel: Path) -> str:
 
 
 def test_line_works_in_namesake_folder(tmp_path: Path) -> None:
+    """In a folder named like the other project the line installs this one."""
     folder = tmp_path / "ctxguard"
     for name in ("ctxguard", "calibration", "haystack_integrations"):
         shutil.copytree(ROOT / name, folder / name)

@@ -24,6 +24,7 @@ def test_pictures_are_of_todays_sources(picture: str) -> None:
 
 
 def test_digest_follows_name_and_content(tmp_path: Path) -> None:
+    """A digest changes with the name and the content of a source."""
     folder = tmp_path / "templates"
     (folder / "__pycache__").mkdir(parents=True)
     (folder / "a.html").write_text("one", encoding="utf-8")

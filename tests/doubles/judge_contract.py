@@ -45,6 +45,7 @@ class JudgeContract(ABC):
         assert relevant.grade > irrelevant.grade == 0
 
     def test_verdicts_keep_order_and_ids(self) -> None:
+        """Verdicts come in the order of the passages and bear their ids."""
         judge = self.judge()
         passages = [self.RELEVANT, self.IRRELEVANT, self.RELEVANT]
         verdicts = judge.judge(self.QUERY, passages)

@@ -97,6 +97,7 @@ OF_TEI = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "truncate": Tr
 def test_request_has_form_and_order(
     endpoint: RerankEndpoint, make: Make, protocol: Protocol, path: str, body: object
 ) -> None:
+    """A request has its protocol's form and scores the order of the documents."""
     scores = make(f"{endpoint.url}/v1", protocol=protocol, key=KEY, model="m").score(
         QUERY, DOCUMENTS
     )
@@ -321,6 +322,7 @@ def test_callers_limit_ends_the_call(endpoint: RerankEndpoint, make: Make) -> No
 
 
 def test_oversized_answer_is_broken_off(endpoint: RerankEndpoint, make: Make) -> None:
+    """An answer of too many bytes is broken off and a packed one not unpacked."""
     packed = gzip.compress(b" " * 100_000_000, compresslevel=1)
     endpoint.script.append(Answer(b" " * 3_000_000))
     endpoint.script.append(Answer(packed, headers={"Content-Encoding": "gzip"}))
@@ -387,6 +389,7 @@ def test_few_interim_answers_are_skipped(make: Make) -> None:
 
 
 def test_broken_connection_is_an_outage(endpoint: RerankEndpoint, make: Make) -> None:
+    """A broken connection or none or one without TLS is an outage."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -208,6 +208,7 @@ def test_shadow_records_answers_and_changes_nothing(world: World) -> None:
 
 
 def test_decision_uses_the_policy_chosen_with_answers(world: World) -> None:
+    """The answers are decided on by the policy that was chosen with them."""
     stage = stage_of(world.oracle)
     found = list(world.contexts(world.guard(stage, k=2, cost=4.0)))
     applied = [each for each in found if each.assessment is not None and each.assessment.applied]
@@ -233,6 +234,7 @@ def test_answers_count_where_first_k_stay(world: World) -> None:
 
 
 def test_own_verdict_serves_answers_in_shadow(world: World) -> None:
+    """Answers of a verdict of their own are served while the route is in shadow."""
     assert world.alone(None).mode is Mode.SHADOW
     guard = world.guard(stage_of(world.oracle), mode=None)
     found = list(world.contexts(guard))
@@ -473,6 +475,7 @@ def test_accounts_are_exact(world: World) -> None:
 
 
 def test_samples_keep_and_explain_the_answers(world: World) -> None:
+    """Samples keep the answers and are explained by the decision with them."""
     guard = world.guard(stage_of(world.oracle))
     found = next(
         each

@@ -92,6 +92,7 @@ def guard_of(engine: object, profile: Profile | None, **settings: object) -> Con
 
 
 def test_one_change_keeps_the_profile_in_force(engine: Engine) -> None:
+    """One passage changed leaves the profile in force also in strict mode."""
     profile = profile_of(engine)
     guard = guard_of(engine, profile)
     engine.swap(corpus(range(101)))
@@ -128,6 +129,7 @@ class TestBeyondTheShare:
     def test_answer_says_how_much_has_changed(
         self, share: float, engine: Engine, profile: Profile
     ) -> None:
+        """The answer says how much has changed beyond the share that is set."""
         engine.swap(corpus(range(250)))
         context = guard_of(engine, profile, check=ProfileCheck(max_corpus_change=share)).retrieve(
             "q?"

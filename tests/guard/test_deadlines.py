@@ -167,6 +167,7 @@ class TestCircuit:
     def test_failing_retriever_is_left_alone_awhile(
         self, awaited: bool, counted: Counted, clock: Clock
     ) -> None:
+        """A retriever that fails again and again is not asked for a while."""
         asks: list[str] = []
         healthy = False
 

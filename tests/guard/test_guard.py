@@ -296,6 +296,8 @@ class TestErrors:
         assert counted["failed_requests"] == 1
 
     def test_failure_while_reading_is_an_outage(self) -> None:
+        """A retriever that fails while its hits are read is an outage."""
+
         def search(query: str, depth: int) -> Iterator[Hit]:
             yield HITS[0]
             raise ConnectionError("reset")
@@ -333,6 +335,8 @@ class TestErrors:
 
     @pytest.mark.parametrize("passage_id", [None, ["a"]])
     def test_hit_without_id_is_no_outage(self, passage_id: Any, counted: Counted) -> None:
+        """A hit without an id is the adapter's error not an outage."""
+
         def search(query: str, *, depth: int) -> list[Hit]:
             return [HITS[0], Hit(passage_id, 10.0)]
 
@@ -411,6 +415,7 @@ class TestNeverEmptyByAccident:
         assert context.dropped_by_reason == {DropReason.DUPLICATE_ID: 1}
 
     def test_unreadable_kept_gives_next_passage(self) -> None:
+        """Where nothing that was kept can be read the next passage is served."""
         hits = [replace(hit, text=None) for hit in HITS[:4]] + HITS[4:]  # type: ignore[arg-type]
         ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
         context = guard_of(Answering(ranking), policy=RatioPolicy(k=2)).retrieve("q?")

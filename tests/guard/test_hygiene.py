@@ -238,6 +238,7 @@ class TestErrorsQuoteNobody:
     )
     @pytest.mark.parametrize("awaited", [False, True])
     def test_outage_names_place_and_keeps_cause(self, kind: type[Exception], awaited: bool) -> None:
+        """An outage names the error and its place and keeps the cause."""
         guard = ContextGuard(Raising(kind))
 
         def ask() -> Context:
@@ -251,6 +252,7 @@ class TestErrorsQuoteNobody:
         assert isinstance(told.value.__cause__, kind)
 
     def test_left_out_stage_quotes_no_text(self) -> None:
+        """A stage that was left out is told without the query or a passage."""
         corpus = [Passage(f"p{n}", f"a text about {DIAGNOSIS} {n}") for n in range(4)]
         retriever = HybridRetriever.build(corpus, embedder=QuotingEmbedder())
         guard = ContextGuard(retriever.with_reranker(QuotingReranker()))
@@ -319,6 +321,7 @@ def spilled(call: ast.Call, handlers: list[ast.ExceptHandler]) -> list[str]:
 
 class TestLogs:
     def test_no_log_call_carries_text(self) -> None:
+        """No logging call can carry text or the message of any error."""
         calls = 0
         for source, tree in TREES.items():
             for call, handlers in logging_calls(tree):

@@ -106,6 +106,7 @@ class TestUseProfile:
         assert scene.guard.profile == profile_of(4)
 
     def test_foreign_profile_is_refused_and_changes_nothing(self, scene: Scene) -> None:
+        """A profile of another system is refused and the one in force stays."""
         foreign = profile_of(4, fingerprint={**SYSTEM, "embedder": "large"})
         with pytest.raises(ProfileMismatchError, match="embedder is 'mini', was 'large'"):
             scene.guard.use_profile(foreign)
@@ -123,6 +124,7 @@ class TestUseProfile:
         assert guard.retrieve("q?").flags == ()
 
     def test_request_ends_under_its_first_profile(self, tmp_path: Path) -> None:
+        """A request that has begun ends under the profile that it began with."""
         begun, go_on = threading.Event(), threading.Event()
 
         def pause() -> None:
@@ -169,6 +171,7 @@ class TestWatching:
         assert (scene.k(), scene.counted("reloaded")) == (4, 1)
 
     def test_change_before_watching_is_taken(self, tmp_path: Path) -> None:
+        """What changed between the guard's reading and the watcher's is taken up."""
         scene = Scene(tmp_path)
         profile_of(4).save(scene.path)
         assert scene.watcher.check() is ReloadOutcome.RELOADED
@@ -307,6 +310,7 @@ class TestBadFiles:
         assert scene.k() == 4
 
     def test_refused_profile_is_taken_once_fitting(self, tmp_path: Path) -> None:
+        """A refused profile is taken up once the system is the one it was made for."""
         system = dict(SYSTEM)
         scene = Scene(tmp_path, Fused(system=system))
         profile_of(4, fingerprint={**SYSTEM, "corpus_size": "7"}).save(scene.path)
@@ -331,6 +335,7 @@ class TestProfileMeanwhile:
     def test_file_completed_while_read_is_taken(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Half of a file that is whole by the end of the look is taken up."""
         scene.watcher.check()
         load = Profile.load
 
@@ -349,6 +354,7 @@ class TestProfileMeanwhile:
     def test_ever_changing_bad_file_is_failure(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A file that is bad however often it changes is a failure."""
         scene.watcher.check()
         load = Profile.load
 

@@ -109,6 +109,7 @@ class TestTheVerdictDecides:
         assert guard.mode is asked(guard).mode is Mode.ENFORCE
 
     def test_foreign_shadow_profile_changes_nothing(self) -> None:
+        """A profile of another system in shadow changes nothing that is served."""
         profile = profile_of(hybrid="shadow").model_copy(update={"fingerprint": {"embedder": "a"}})
         guard = ContextGuard(
             lambda query, depth: HITS,

@@ -52,6 +52,7 @@ class FaultRows(ABC):
         assert context.dropped_by_reason == {"duplicate_id": 1}
 
     def test_textless_document_is_left_out_alone(self) -> None:
+        """A document without text is left out and the others are served."""
         found = [Row("blank", None, 0.9), *rows([0.8, 0.7])]
         context = self.context(found)
         assert context.kept_ids == ("d0", "d1")

@@ -9,6 +9,7 @@ def read(passage_id: str, document: str) -> Passage:
 
 
 def test_missing_id_is_digest_of_text() -> None:
+    """Documents without an id get a digest of their text and stay apart."""
     texts = ["one", "two", "one", "three"]
     ranking = ranking_of_documents(texts, [None, "own", "", None], None, None, read)
     digest = text_digest("one")
@@ -23,6 +24,7 @@ def test_ties_keep_the_frameworks_order() -> None:
 
 
 def test_served_have_rank_score_and_flags() -> None:
+    """What is served has rank score and flags in the order of presentation."""
     ids = ["a", "b", "c", "d"]
     ranking = ranking_of_documents(ids, ids, [0.9, 0.8, 0.7, 0.1], ScoreKind.COSINE, read)
     context = ContextGuard(policy=RatioPolicy(k=3), assembly=Assembly(order="edges")).filter(

@@ -120,6 +120,7 @@ def test_pipeline_is_saved_loaded_and_run() -> None:
 
 
 def test_own_guard_is_given_after_loading() -> None:
+    """A guard of its own is not saved and is given to a loaded pipeline."""
     pipeline = Pipeline()
     pipeline.add_component("guard", ContextGuardRanker(guard=ContextGuard(k=1)))
     with pytest.raises(SerializationError, match="cannot be saved"):

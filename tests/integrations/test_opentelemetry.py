@@ -179,6 +179,7 @@ def _reranked(query: str) -> tuple[Traced, float, float]:
 
 
 def test_embedded_stages_are_timed_spans() -> None:
+    """The stages of the embedded retriever are spans with their own times."""
     traced, began, ended = _reranked("where is the key")
     spans = traced.spans()
     outer = spans["retrieval handbook"]

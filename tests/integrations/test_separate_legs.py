@@ -82,6 +82,7 @@ def test_candidates_have_every_legs_score() -> None:
 
 
 def test_foreign_scores_give_ranks_only() -> None:
+    """A leg whose scores are not of its kind gives ranks only."""
     legs = SeparateLegs(
         {"a": found(Hit("x", 7.0, "X")), "b": found(Hit("x", 1.0, "X"))},
         score_kinds={"a": "cosine", "b": "ratio"},
@@ -90,6 +91,7 @@ def test_foreign_scores_give_ranks_only() -> None:
 
 
 def test_zero_may_mean_no_match() -> None:
+    """A leg without a match has no match for all if zero means that."""
     legs = SeparateLegs(
         {"a": found(), "b": found(), "c": found(Hit("x", 0.5, "X"))},
         score_kinds={"a": "ratio", "b": "cosine", "c": "cosine"},
@@ -131,6 +133,7 @@ def test_hanging_leg_is_left_out_timely() -> None:
 
 
 def test_failing_leg_is_left_alone_awhile() -> None:
+    """A leg that fails again and again is not called for a while."""
     calls = []
 
     def fails(query: str, *, depth: int) -> list[Hit]:

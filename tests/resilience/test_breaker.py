@@ -73,6 +73,7 @@ def test_late_probe_has_failed(clock: Clock) -> None:
 
 
 def test_lost_probe_is_not_final(clock: Clock) -> None:
+    """Without a limit a lost probe does not keep the stage out for ever."""
     breaker = opened()
     clock.now += RETRY_SECONDS + 0.01
     breaker.admit(None)
@@ -98,6 +99,7 @@ def test_earlier_calls_change_nothing(clock: Clock) -> None:
 
 
 def test_watchers_are_told_once_each(clock: Clock) -> None:
+    """Watchers are told once when it opens and once when it is closed again."""
     told: list[tuple[str, bool]] = []
     breaker = Breaker("dense")
 

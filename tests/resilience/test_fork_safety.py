@@ -48,6 +48,7 @@ class Owner:
 
 
 def test_child_makes_anew_sparing_parents() -> None:
+    """A child makes anew what its parent used and leaves the parents alone."""
     owner, unused = Owner(), Owner()
     owner.lock.acquire()
     owner.counts["a"] += 1

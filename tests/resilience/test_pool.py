@@ -42,6 +42,7 @@ def test_waiting_call_can_be_abandoned(hang: Callable[[], None]) -> None:
 
 
 def test_written_off_call_yields_its_place(hang: Callable[[], None]) -> None:
+    """A hung call that is written off gives its place to another."""
     pool = DaemonPool("test", workers=1, waiting=2)
     begun = threading.Event()
 

@@ -118,6 +118,7 @@ def test_refused_query_spares_the_stage() -> None:
 
 @pytest.mark.parametrize("seconds", [None, NEVER])
 def test_retry_of_open_stage_answers(seconds: float | None, clock: Clock) -> None:
+    """One call tries an open stage again and is answered by it."""
     stage = opened_stage()
     with pytest.raises(UnansweredError, match="circuit open") as caught:
         stage.call(pytest.fail, seconds)
@@ -166,6 +167,7 @@ def test_awaited_stage_retries_alike(
 def test_cancelled_probe_leaves_another_try(
     call: Callable[..., Any] | None, clock: Clock, hang: Callable[[], None]
 ) -> None:
+    """A probe that is cancelled leaves the stage open and another may try."""
     stage = opened_stage()
     clock.now += RETRY_SECONDS + 0.01
 
@@ -188,6 +190,7 @@ def test_cancelled_probe_leaves_another_try(
 
 
 def test_hung_probes_leave_threads_for_recovery(clock: Clock) -> None:
+    """Hung probes do not use up the threads that a recovery needs."""
     stage, over = Stage("dense", workers=2), threading.Event()
     for _ in range(FAILURES):
         with pytest.raises(OSError, match="down"):
@@ -227,6 +230,7 @@ def test_untaken_call_is_saturation(hang: Callable[[], None]) -> None:
 
 
 def test_limitless_call_falls_to_caller(hang: Callable[[], None]) -> None:
+    """A call without a limit is made by the caller where no thread took it up."""
     stage, begun = Stage("dense", workers=1), threading.Event()
     stage.submit(lambda: (begun.set(), hang()))
     assert begun.wait(NEVER)
@@ -253,6 +257,7 @@ def test_abandoned_await_leaves_loop_free(hang: Callable[[], None]) -> None:
 
 
 def test_stage_announces_each_change_once(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    """A stage says once that it fails is left out and has recovered."""
     stage, work = Stage("idle"), Unsteady()
     for _ in range(4 * FAILURES):
         with suppress(OSError, UnansweredError):
@@ -270,6 +275,7 @@ def test_stage_announces_each_change_once(caplog: pytest.LogCaptureFixture, cloc
 
 
 def test_flaky_stage_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A stage that fails now and then does not fill the log."""
     stage = Stage("idle")
     for _ in range(10):
         with pytest.raises(OSError, match="down"):
@@ -280,6 +286,7 @@ def test_flaky_stage_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
 
 @AWAITED
 def test_late_awaited_call_is_cancelled(call: Callable[..., Awaitable[None]]) -> None:
+    """An awaited call that is late is cancelled and its own errors are its own."""
     stage, ended = Stage("rerank"), list[str]()
 
     async def failing() -> None:
@@ -302,6 +309,8 @@ def test_late_awaited_call_is_cancelled(call: Callable[..., Awaitable[None]]) ->
 
 
 def test_ending_on_cancel_is_awaited() -> None:
+    """A call that ends when cancelled is awaited in the running task."""
+
     async def main() -> None:
         async def own_task() -> object:
             return asyncio.current_task()

@@ -107,6 +107,8 @@ def test_in_time_answer_needs_no_deadlines(system: System) -> None:
 
 
 def test_memory_error_in_reranker_is_failure(system: System) -> None:
+    """Out of memory in the reranker is a failure like any other."""
+
     def exhausted(_: Callable[[], Any]) -> None:
         raise MemoryError
 
@@ -117,6 +119,7 @@ def test_memory_error_in_reranker_is_failure(system: System) -> None:
 
 
 def test_dead_leg_waits_for_its_retry(system: System, clock: Clock) -> None:
+    """A dead leg is not called again until a retry is due."""
     calls = 0
 
     def fail_and_count(work: Callable[[], Any]) -> None:
@@ -137,6 +140,7 @@ def test_dead_leg_waits_for_its_retry(system: System, clock: Clock) -> None:
 
 
 def test_retry_answers_with_all_circuits_open(system: System, clock: Clock) -> None:
+    """With all circuits open the request that tries again is answered by it."""
     system.switch(("lexical", "dense"), fail)
     for _ in range(2 * FAILURES):
         with pytest.raises(StageUnavailableError, match="OSError"):
@@ -147,6 +151,7 @@ def test_retry_answers_with_all_circuits_open(system: System, clock: Clock) -> N
 
 
 def test_callers_bad_vector_spares_the_leg(system: System) -> None:
+    """A vector that the caller got wrong says nothing against the leg."""
     for _ in range(2 * FAILURES):
         ranking = system.bare.retrieve(QUERY, query_vector=np.zeros(64, np.float32))
         assert ranking.route is Route.LEXICAL

@@ -25,6 +25,7 @@ def test_codes_first_finds_nearly_the_same() -> None:
 
 
 def test_cosines_are_exact_after_codes() -> None:
+    """Cosines are those of the vectors also where codes were compared first."""
     vectors = random_units(2000)
     query = random_units(1, seed=1)[0]
     rows, scores = DenseIndex(vectors, exact_limit=1).search(query, 30)
@@ -93,5 +94,6 @@ def test_bad_vector_names_its_passage() -> None:
 
 
 def test_vectors_get_unit_length_except_zero() -> None:
+    """Vectors are brought to unit length and a zero vector stays zero."""
     units = unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32), ["a", "b"])
     assert units.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0.0, 0.0]]

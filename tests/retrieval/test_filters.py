@@ -354,6 +354,7 @@ class TestReadingFields:
         assert held.fields == ("t", "u")
 
     def test_readers_of_one_field_share_it(self) -> None:
+        """Those who need the field that is being read wait for that one pass."""
         read = HeldUp(self.every)
         held = MetadataRows(read, 60)
         read.let_go.clear()
@@ -553,6 +554,7 @@ class TestThroughTheGuard:
     @pytest.mark.parametrize("mode", list(Mode))
     @pytest.mark.parametrize("awaited", [False, True])
     def test_disobedient_retriever_serves_nothing(self, mode: Mode, awaited: bool) -> None:
+        """A retriever that does not keep to it is a failure and nothing is served."""
         guarded = Guarded(Ranked(HITS, honest=False), mode=mode)
 
         def ask() -> object:
@@ -613,6 +615,8 @@ class TestThroughTheGuard:
             guard.filter("q?", HITS, where=TENANT_A)
 
     def test_unreadable_passage_stays_out(self) -> None:
+        """A passage that cannot be read costs itself and cannot come back."""
+
         class Flaky:
             """Unreadable when it is checked, readable afterwards."""
 

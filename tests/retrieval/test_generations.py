@@ -198,6 +198,7 @@ class TestTheProfileFollows:
         assert guard.retrieve("red fox number3").flags == ()
 
     def test_sketched_profile_stays_in_force(self, retriever: HybridRetriever) -> None:
+        """A profile with a sketch stays in force while passages come and go."""
         profile = profile_for(retriever).model_copy(update={"corpus": retriever.corpus_sketch()})
         guard = ContextGuard(retriever, profile=profile, check=ProfileCheck(strict=True))
         new = Passage("new", "red fox number3", metadata={"of": "first"})
@@ -225,6 +226,8 @@ class TestTheProfileFollows:
 
 
 def test_unbindable_retriever_is_counted_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retriever that cannot be bound any more is a counted failure."""
+
     def broken(_: object) -> None:
         raise OSError("gone")
 
@@ -304,6 +307,7 @@ class TestWatching:
         outcome: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
+        """A folder that cannot be used leaves the generation before and raises the alarm."""
         watched = Watched(retriever)
         watched.watcher.check()
         built("broken").save(retriever.folder)
@@ -321,6 +325,7 @@ class TestWatching:
     def test_cleared_generation_is_no_failure(
         self, retriever: HybridRetriever, times: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A generation that is cleared away while it is read is not a failure."""
         watched = Watched(retriever)
         later = [built(f"later{n}") for n in range(times)]
         check_file = storage._check_file

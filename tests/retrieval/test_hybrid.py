@@ -28,6 +28,7 @@ def fail(_: Callable[[], Any]) -> None:
 
 class TestRanking:
     def test_one_legged_candidate_gets_both_scores(self, retriever: HybridRetriever) -> None:
+        """A candidate of one leg alone is scored as the other would."""
         ranking = retriever.retrieve("suspend the JSON queue", depth=8)
         assert {name: leg.kind for name, leg in ranking.legs.items()} == {
             "lexical": ScoreKind.RATIO,
@@ -109,6 +110,7 @@ class TestRanking:
     def test_without_signals_reciprocal_ranks_are_reported(
         self, corpus: list[Passage], embedder: WordHashEmbedder
     ) -> None:
+        """Without signals the order is that of reciprocal ranks and that is reported."""
         plain = HybridRetriever.build(corpus, embedder=embedder, signals="none")
         ranking = plain.with_fusion(Fusion("ranker")).retrieve(QUERY)
         assert ranking.passage_ids == plain.retrieve(QUERY).passage_ids
@@ -116,6 +118,7 @@ class TestRanking:
         assert [failure.stage for failure in ranking.failures] == ["signals"]
 
     def test_ties_break_by_id_not_corpus(self, embedder: WordHashEmbedder) -> None:
+        """Ties are broken by passage id whatever the order of the corpus."""
         twins = [Passage(f"p{n}", "the very same text") for n in range(9)]
         rankings, ranked = set(), set()
         for seed in range(5):
@@ -278,6 +281,7 @@ class TestQueries:
     def test_limit_is_set_everywhere(
         self, corpus: list[Passage], embedder: WordHashEmbedder, tmp_path: Path
     ) -> None:
+        """The limit is set when it is built or loaded or by a view."""
         long = f"{QUERY} " * 1000
         built = HybridRetriever.build(corpus, embedder=embedder, max_query_chars=50_000)
         built.save(tmp_path / "index")

@@ -38,6 +38,7 @@ TEXTS = (
 
 
 def test_best_match_first_unmatched_out(index_of: Build) -> None:
+    """The best match comes first and passages without a match stay out."""
     hits = index_of(TEXTS).search("red rose", 10)
     assert (hits.rows.tolist()[:2], set(hits.rows.tolist())) == ([1, 4], {0, 1, 4})
     assert (hits.scores > 0.0).all()
@@ -90,6 +91,7 @@ def test_passages_without_words_do_no_harm(index_of: Build) -> None:
 
 
 def test_empty_indexes_find_nothing(index_of: Build) -> None:
+    """An index of no words and an index of nothing find nothing."""
     assert index_of(["...", ""]).search("word", 3).rows.size == 0
     assert (index_of([]).search("word", 3).rows.size, len(index_of([]))) == (0, 0)
 

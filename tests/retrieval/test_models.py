@@ -59,6 +59,7 @@ def test_missing_model_says_what_to_install() -> None:
 def test_folder_model_is_name_and_weights(
     embedder: SentenceTransformerEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A model in a folder is known by the folder's name and its weights."""
     folder = files.bundled_model()
     assert folder is not None
     monkeypatch.chdir(folder.parent)

@@ -76,6 +76,7 @@ def test_filter_ignorer_is_not_served(serve: Serve) -> None:
     ],
 )
 def test_filter_size_is_limited(client: TestClient, where: dict[str, object]) -> None:
+    """A filter has as many conditions and values as the limits allow."""
     body = {"query": "q", "where": where}
     response = client.post("/v1/context", json=body)
     assert response.status_code == 422
@@ -84,6 +85,7 @@ def test_filter_size_is_limited(client: TestClient, where: dict[str, object]) ->
 
 
 def test_largest_filter_is_applied(client: TestClient) -> None:
+    """A filter of as many values as the limit allows is applied."""
     where = {"tenant": ["a", *map(str, range(MOST_VALUES - 1))]}
     answer = client.post("/v1/context", json={"query": "red fox", "where": where})
     assert [each["passage_id"] for each in answer.json()["passages"]] == ["fox"]
@@ -109,6 +111,8 @@ def test_stored_name_has_a_length(client: TestClient) -> None:
 def test_damaged_index_is_discreet_service_failure(
     serve: Serve, registry: CollectorRegistry, error: Exception
 ) -> None:
+    """A damaged index is a failure of the service and tells nothing."""
+
     def retrieve(_query: str, *, depth: int) -> list[Hit]:
         raise error
 

@@ -21,6 +21,7 @@ CANDIDATES = [
 
 
 def test_candidates_have_reason_and_threshold(serve: Serve, profile: Path) -> None:
+    """Every candidate has its reason and the threshold that would have kept it."""
     body = {"query": "q", "candidates": CANDIDATES}
     answer = serve(profile=profile).post("/v1/filter", json=body).json()
     assert answer["kept"] == ["a"]
@@ -87,6 +88,7 @@ def test_number_json_lacks_is_no_score(serve: Serve) -> None:
 
 
 def test_copies_share_verdict_without_place(serve: Serve, profile: Path) -> None:
+    """Copies share the verdict of the better one and take no place."""
     texts = ["One  text", "one text", "another", "ＯＮＥ ＴＥＸＴ", "a third"]
     candidates = [
         {"id": f"{at}", "score": score, "text": text}

@@ -170,6 +170,7 @@ def test_too_many_requests_spare_metrics(
 
 
 def test_request_id_joins_both_parts(serve: Serve) -> None:
+    """A request id begins with the caller's and ends in the services own."""
     client = serve()
     ids = []
     for _ in range(2):
@@ -237,6 +238,8 @@ def test_unknown_paths_are_problem_documents(serve: Serve) -> None:
 def test_own_error_tells_nothing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry
 ) -> None:
+    """An error of our own is a problem document that tells nothing."""
+
     def fail(_context: object) -> object:
         raise RuntimeError("a secret")
 
@@ -299,6 +302,7 @@ def test_failing_count_costs_no_answer(
 def test_failed_request_stays_failed(
     serve: Serve, scorer: NamedScores, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A failed request is failed though it went on without a stage."""
     monkeypatch.setattr(wire, "answer", lambda *_: Response(b"", 500))
     with scorer.fault.injected(lambda work: None):
         assert serve().post("/rerank", json=BODY).status_code == 500

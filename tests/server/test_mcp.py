@@ -136,6 +136,7 @@ def test_filter_holds_for_both_tools(guarded: ContextGuard) -> None:
 def test_unanswerable_call_is_tool_error(
     guarded: ContextGuard, tool: str, arguments: dict[str, object], says: str
 ) -> None:
+    """A call that cannot be answered is an error of the tool."""
     _, result = asked(guarded, (tool, arguments))
     assert result.is_error
     assert says in result.content[0].text

@@ -165,6 +165,7 @@ def test_documents_return_beside_own_scores(serve: Serve) -> None:
 
 
 def test_model_is_passed_unless_fixed(serve: Serve, profile: Path, scorer: NamedScores) -> None:
+    """The model is passed on unless a profile or a setting fixes it."""
     post(serve(), ["0.5"], model="some-reranker", max_tokens_per_doc=7)
     post(serve(rerank_model="fixed"), ["0.5"], model="some-reranker")
     post(serve(profile=profile), ["0.5"], model="some-reranker")
@@ -279,6 +280,7 @@ def test_failing_reranker_is_left_out(serve: Serve, scorer: NamedScores) -> None
 
 
 def test_unknown_model_leaves_reranker_in_use(serve: Serve, scorer: NamedScores) -> None:
+    """A model that the reranker does not know leaves it in use for others."""
     client = serve()
     with scorer.fault.injected(down):
         for _ in range(5):

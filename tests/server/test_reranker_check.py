@@ -83,6 +83,7 @@ def test_profile_holds_for_known_scores(
 
 
 def test_scoreless_profile_compares_names(serve: Serve, profile: Path, scorer: Reranker) -> None:
+    """A profile without scores is told apart by the name and asks for none."""
     assert (flags(serve(profile=profile)), len(scorer.asked)) == ([], 1)
     known = Profile.load(profile).fingerprint["reranker"]
     scorer.fingerprint = "cohere another"

@@ -191,6 +191,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def test_pipelined_requests_are_limited(small: Process) -> None:
+    """A connection may send a few requests ahead and is closed for more."""
     for sent, answered in ((1, 1), (1 + MOST_PIPELINED, 1 + MOST_PIPELINED), (1_000, 0)):
         with connected(small.port) as one:
             one.sendall((HEALTH + b"\r\n") * sent)
@@ -198,6 +199,7 @@ def test_pipelined_requests_are_limited(small: Process) -> None:
 
 
 def test_overlong_head_is_not_answered(small: Process) -> None:
+    """A head above its limit is not answered though it comes in one piece."""
     for size, answered in ((MOST_HEAD_BYTES - 1_000, 1), (MOST_HEAD_BYTES + 1_000, 0)):
         for headers in (b"X: " + b"a" * size + b"\r\n", b"X: aaaaaa\r\n" * (size // 7)):
             with connected(small.port) as one:

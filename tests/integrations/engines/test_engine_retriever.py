@@ -104,6 +104,7 @@ def test_without_embedder_words_answer_flagged() -> None:
     ("failing", "answering"), [("dense", Route.LEXICAL), ("lexical", Route.DENSE)]
 )
 def test_failing_leg_is_left_out(failing: str, answering: Route) -> None:
+    """A leg that fails in the engine is left out and its route answers."""
     built = _built(signals="full")
     expected = built.on_route(answering).retrieve("kettles and ladders")
     _engine().failing = {failing}

@@ -116,6 +116,7 @@ def test_both_legs_are_one_call() -> None:
 
 
 def test_collection_has_vectors_and_payload_indexes() -> None:
+    """A collection is made with both vectors and indexes of the payload."""
     made: dict[str, Any] = {}
     indexes: dict[str, Any] = {}
 
@@ -223,6 +224,7 @@ def server() -> Iterator[RerankEndpoint]:
 
 
 def test_server_stopping_midway_is_an_outage(server: RerankEndpoint) -> None:
+    """A server that stops in the middle of an answer is an outage in time."""
     server.script.extend([Answer(hang=True)] * 9)
     with pytest.raises(UnansweredError):
         EngineRetriever.open(f"{server.url}?timeout=1#any".replace("http", "qdrant"), **OPTIONS)

@@ -219,6 +219,7 @@ class TestSignals:
     @given(st.integers(6, 30), st.integers(0, 10_000))
     @settings(deadline=None, max_examples=20)
     def test_last_candidate_leaves_better_ones_signals(self, n: int, seed: int) -> None:
+        """One more candidate that both legs put last changes no better one's list signals."""
         pool = Pool(n, seed)
         pool.agree()
         order = np.argsort(-pool.legs["dense"].scores).tolist()

@@ -56,6 +56,7 @@ def test_request_shows_reasons_and_thresholds(client: TestClient) -> None:
 
 
 def test_shadow_shows_would_be_drops(tmp_path: Path) -> None:
+    """In shadow it shows what would be dropped and the P of each passage."""
     with SampleStore.open(filled(tmp_path, 1, mode=Mode.SHADOW)) as store:
         pages = [
             visitor(store, profile=profile).get("/console/request", params={"id": REQUEST(0)}).text

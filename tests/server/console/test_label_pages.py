@@ -111,6 +111,7 @@ def test_a_grade_is_stored_at_once(
 
 
 def test_withdrawn_grade_leaves_no_trace(store: SampleStore, client: TestClient) -> None:
+    """A grade that is taken back leaves no trace in what counts."""
     text = pick(client).text
     sample, passage = sample_on(text), shown(text)[0]
     give(client, "2", passage, sample)

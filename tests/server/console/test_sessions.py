@@ -41,6 +41,7 @@ def test_every_page_asks_for_the_token(client: TestClient, page: str) -> None:
 
 
 def test_token_leads_to_requested_page(client: TestClient) -> None:
+    """The token lets in and leads to the page that was asked for."""
     answer = sign_in(client, page="/console/request?id=7")
     assert (answer.status_code, answer.headers["location"]) == (303, "/console/request?id=7")
     cookie = answer.headers["set-cookie"].lower()
@@ -111,6 +112,7 @@ def test_ended_sessions_are_not_remembered(store: SampleStore) -> None:
 
 
 def test_sign_in_attempts_are_limited(store: SampleStore, caplog: pytest.LogCaptureFixture) -> None:
+    """An address may try to sign in a few times a minute."""
     now = [0.0]
     client = visitor(store, token=TOKEN, clock=lambda: now[0])
     for _ in range(sessions.MOST_ATTEMPTS):
