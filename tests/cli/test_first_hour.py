@@ -98,9 +98,9 @@ def test_documents_of_every_kind_are_guarded_after_three_commands(
     with serving(run, "--index", "index", "--profile", "profile.json") as service:
         asked = {"query": "How is a broken copper violin mended?"}
         answer = service.post("/v1/context", json=asked).raise_for_status().json()
-    kept = [each["passage_id"] for each in answer["verdicts"] if each["kept"]]
+    kept = [each["passage_id"] for each in answer["decisions"] if each["kept"]]
     assert "copper-violin.txt" in kept
-    assert len(kept) <= 5 < len(answer["verdicts"])
+    assert len(kept) <= 5 < len(answer["decisions"])
     assert answer["flags"] == []
 
 

@@ -126,7 +126,7 @@ def test_a_context_that_is_called_insufficient_is_said_to_be(
     n = len(feature_names(("dense", "lexical")))
     model = RelevanceModel(("dense", "lexical"), (0.0,) * n, (0.0,) * n, (1.0,) * n, -2.0)
     certified = sufficiency_with(threshold=0.5).model_copy(update={"model": model})
-    update = {"sufficiency": certified, "candidate": None, "policy": RatioPolicy(k=5)}
+    update = {"sufficiency": certified, "verdict": None, "policy": RatioPolicy(k=5)}
     doubting = route.model_copy(update=update)
     file = tmp_path / "doubting.json"
     calibrated.model_copy(update={"routes": {Route.HYBRID: doubting}}).save(file)

@@ -62,7 +62,7 @@ def test_the_newer_edition_is_served_once_its_column_is_named(
     request = ("query", "--index", index, "--profile", file, "--json")
     answer = json.loads(run(*request, "how do I clean my piano").stdout)
     assert "missing_signals" not in answer["flags"]
-    assert answer["verdicts"][0]["passage_id"] == "clean-piano-new"
+    assert answer["decisions"][0]["passage_id"] == "clean-piano-new"
 
     asked = ("--index", index, "--data", editions, "--profile", file, "--json")
     rows = run.read("evaluate", *asked)["results"]["rows"]
