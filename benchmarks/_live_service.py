@@ -55,7 +55,7 @@ _OF_A_SAMPLE = (
     _SAMPLES,
     schema.judged.name,
     schema.payloads.name,
-    schema.verdicts.name,
+    schema.grades.name,
 )
 _OF_A_STORE = (schema.series.name, schema.accounts.name)
 _LOCKED_SECONDS = 0.05

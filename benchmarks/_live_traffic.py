@@ -63,7 +63,7 @@ class JudgeErrors(NamedTuple):
     Attributes:
         sensitivity: Share of the relevant passages that it calls relevant.
         specificity: Share of the others that it does not.
-        refuses_relevant, refuses_others: Share of these that it gives no verdict on.
+        refuses_relevant, refuses_others: Share of these that it gives no grade on.
     """
 
     sensitivity: float = 0.85
@@ -372,7 +372,7 @@ class SimulatedJudge:
         """Err otherwise from now on, under the same version."""
         truth = self._traffic.relevant
         says = np.where(truth, errors.sensitivity, 1.0 - errors.specificity)
-        self._verdicts = rng.random(truth.shape) < says
+        self._grades = rng.random(truth.shape) < says
         refuses = np.where(truth, errors.refuses_relevant, errors.refuses_others)
         self._refused = rng.random(truth.shape) < refuses
 
@@ -386,7 +386,7 @@ class SimulatedJudge:
         place = int(name[1:])
         if self._refused[question, place]:
             return None
-        grade = int(self._verdicts[question, place])
+        grade = int(self._grades[question, place])
         return Judgment(name, grade, _negative(self._traffic.misleading, grade, question, place))
 
 

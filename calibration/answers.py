@@ -191,7 +191,7 @@ class AnswerFile:
             "pipeline": asked.pipeline,
             "reader": self._reader,
             "passage_ids": list(asked.passage_ids),
-            "answer": str(reply.verdict),
+            "answer": str(reply.answer),
             "input_tokens": reply.input_tokens,
             "output_tokens": reply.output_tokens,
             "seconds": None if reply.seconds is None else round(reply.seconds, 3),
@@ -233,15 +233,15 @@ def ask_reader(
         sent = [several[0] for several in batch]
         replies = client.complete_all(sent, lambda each: each.conversation, None, _read_answer)
         for several, reply in zip(batch, replies, strict=True):
-            if isinstance(reply.verdict, InvalidReason):
+            if isinstance(reply.answer, InvalidReason):
                 failed.append(reply)
-                client.ledger.add_invalid(several[0].query.query_id, reply.verdict, reply.body)
+                client.ledger.add_invalid(several[0].query.query_id, reply.answer, reply.body)
                 continue
-            client.ledger.add(verdicts=1)
+            client.ledger.add(answers=1)
             for one in several:
                 file.add(one, reply)
         file.save()
-        if all(reply.verdict in UNAVAILABLE for reply in replies):
+        if all(reply.answer in UNAVAILABLE for reply in replies):
             raise StageUnavailableError(
                 "reader",
                 f"{client.model} at {client.host} answered none of {len(batch)} questions: "
@@ -324,7 +324,7 @@ def mark_answers(
             relevant passages, by query id.
 
     Returns:
-        Number of answers that could not be marked: no known answer, or no valid verdict; and the
+        Number of answers that could not be marked: no known answer, or no valid grade; and the
         judge's replies that hold none.
 
     Raises:
@@ -339,8 +339,8 @@ def mark_answers(
         marks: list[bool | None] = []
         if judge is not None:
             for reply in _judged(batch, judge, references or {}):
-                is_mark = isinstance(reply.verdict, bool)
-                marks.append(reply.verdict if is_mark else None)  # type: ignore[arg-type]
+                is_mark = isinstance(reply.answer, bool)
+                marks.append(reply.answer if is_mark else None)  # type: ignore[arg-type]
                 failed += [] if is_mark else [reply]
         else:
             for each, row in batch:
@@ -373,7 +373,7 @@ def _judged(
         ]
 
     replies = judge.complete_all(batch, conversation, response_format(_MARK_SCHEMA), _read_mark)
-    if all(reply.verdict in UNAVAILABLE for reply in replies):
+    if all(reply.answer in UNAVAILABLE for reply in replies):
         raise StageUnavailableError(
             "judge",
             f"{judge.model} at {judge.host} marked no answer of a batch: "

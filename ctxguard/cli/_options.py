@@ -59,9 +59,7 @@ StoreUrl = Annotated[
 ]
 NamedJudge = Annotated[
     str | None,
-    setting(
-        "Judge whose verdicts are used, as the store names it.", "NAME", default="the only one"
-    ),
+    setting("Judge whose grades are used, as the store names it.", "NAME", default="the only one"),
 ]
 
 

@@ -210,7 +210,7 @@ class JudgeSettings(JudgeModel):
         if judge.ambiguous:
             notes.append(
                 f"{count(judge.ambiguous, 'question')} of several labelled queries, whose labels "
-                "disagree, get no verdict: make their labels agree, or leave some out"
+                "disagree, get no grade: make their labels agree, or leave some out"
             )
         output.notes([*labelled.notes, *notes])
         return judge

@@ -32,7 +32,7 @@ class ExplainCommand(SettingsModel):
 
     def __call__(self, output: Output) -> None:
         """A request is shown as it was stored: the query, the candidates with their scores, the
-        judge's verdicts, people's labels, and the probability that it was picked for labelling.
+        judge's grades, people's labels, and the probability that it was picked for labelling.
         The console shows a day's requests of which relevant passages were dropped.
         """
         from ctxguard.monitor.explanation import explain_sample
@@ -101,8 +101,8 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
     if rejected and not show_all:
         rejected = tuple([(name, why, reply[:_REPLY_CHARS]) for name, why, reply in rejected[:2]])
     if rejected:
-        output.table(("passage", "why", "reply"), rejected, "Why there is no verdict")
-    _note_more(rejected, explanation.rejected, "without a verdict", output)
+        output.table(("passage", "why", "reply"), rejected, "Why there is no grade")
+    _note_more(rejected, explanation.rejected, "without a grade", output)
     in_shadow = explanation.is_in_shadow
     if in_shadow:
         would = count(explanation.would_drop, "served passage")
@@ -124,7 +124,7 @@ def _note_more(shown: Sequence[object], of: Sequence[object], what: str, output:
 def _print_candidates(
     title: str, candidates: "Sequence[ExplainedCandidate]", output: Output
 ) -> None:
-    from ctxguard.monitor.explanation import labels_in_words, verdict_in_words
+    from ctxguard.monitor.explanation import grade_in_words, labels_in_words
 
     rows = [
         {
@@ -137,7 +137,7 @@ def _print_candidates(
                 f"{leg} {score:.4g}" for leg, score in one.legs.items() if score is not None
             ),
             "why": _why(one),
-            "judge": verdict_in_words(one.judge),
+            "judge": grade_in_words(one.judge),
             "people": labels_in_words(one.labels),
         }
         for one in candidates

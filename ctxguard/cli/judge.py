@@ -179,11 +179,11 @@ class JudgeCommand(JudgeModel, System):
         passages = [index.passage(name) for name in drawn if not store.find([ids[name]])]
         step = begin("writing questions", len(passages))
         for written in written_questions(passages, cast("LLMJudge", judge)):
-            failed += [reply for _, reply in written if isinstance(reply.verdict, InvalidReason)]
+            failed += [reply for _, reply in written if isinstance(reply.answer, InvalidReason)]
             yield [
-                (ids[passage.passage_id], reply.verdict, 1)
+                (ids[passage.passage_id], reply.answer, 1)
                 for passage, reply in written
-                if not isinstance(reply.verdict, InvalidReason)
+                if not isinstance(reply.answer, InvalidReason)
             ]
             step(len(written))
 

@@ -235,7 +235,7 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
     return {
         **picked(live, *of_live),
         **picked(report, *of_report),
-        **{name: int(totals[name]) for name in ("verdicts", "invalid_verdicts")},
+        **{name: int(totals[name]) for name in ("grades", "invalid_grades")},
         **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
         "windows": live.populations,
         "alarms": () if alarms is None else alarms.active,
@@ -266,7 +266,7 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("samples", samples),
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
-        ("verdicts", _verdicts(report)),
+        ("grades", _grades(report)),
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
     )
@@ -282,12 +282,12 @@ def _totals(report: "Report") -> Mapping[str, float]:
     return totals
 
 
-def _verdicts(report: "Report") -> str | None:
+def _grades(report: "Report") -> str | None:
     """Say what the judge has been asked."""
     totals = _totals(report)
-    if not totals["verdicts"]:
+    if not totals["grades"]:
         return None
-    said = f"{totals['verdicts']:,.0f} passages, {totals['invalid_verdicts']:,.0f} without a grade"
+    said = f"{totals['grades']:,.0f} passages, {totals['invalid_grades']:,.0f} without a grade"
     if totals["judge_calls"]:
         said += f", {totals['judge_calls']:,.0f} calls"
     return said + (f", cost {totals['judge_cost']:,.2f}" if totals["judge_cost"] else "")

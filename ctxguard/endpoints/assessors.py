@@ -135,7 +135,7 @@ class ModelAssessor:
             ]
         )
         reply = self._ask(self._client, material, len(texts), self.names)
-        found = reply.verdict
+        found = reply.answer
         if isinstance(found, InvalidReason):
             self.ledger.add_invalid("", found, "")
             if found is not InvalidReason.REFUSED:
@@ -144,7 +144,7 @@ class ModelAssessor:
                 raise stage_error(ASSESS, Failure(found, words))
             return {name: np.full(len(texts), np.nan) for name in self.names}
         answered = np.isfinite(np.stack(list(found.values()))).any(axis=0)
-        self.ledger.add(verdicts=int(answered.sum()))
+        self.ledger.add(answers=int(answered.sum()))
         for _ in range(int((~answered).sum())):
             self.ledger.add_invalid("", InvalidReason.REFUSED, "")
         return found
@@ -175,7 +175,7 @@ class ScoreAssessor:
         self.ledger.add(calls=1)
         scores = self._reranker.score(sanitise(query), [sanitise(text) for text in texts])
         is_answer = np.isfinite(scores)
-        self.ledger.add(verdicts=int(is_answer.sum()))
+        self.ledger.add(answers=int(is_answer.sum()))
         for _ in range(int((~is_answer).sum())):
             self.ledger.add_invalid("", InvalidReason.NOT_FINITE, "")
         return {"score": np.where(is_answer, scores, np.nan)}

@@ -451,10 +451,10 @@ class ChatClient:
                     f"{self.model} spent all of its {lessons.max_tokens:,} tokens on thoughts: "
                     "allow longer replies (max-reply-tokens), or let it think less"
                 )
-            is_verdict = not isinstance(reply.verdict, InvalidReason)
+            is_answer = not isinstance(reply.answer, InvalidReason)
             return replace(
                 reply,
-                body=body if is_verdict else self._masked(body),
+                body=body if is_answer else self._masked(body),
                 seconds=time.monotonic() - began,
                 why=why,
             )
@@ -495,8 +495,8 @@ def why_failed(replies: Iterable[Reply[Any]], ledger: Ledger) -> str:
     """
     causes: Counter[str] = Counter()
     for reply in replies:
-        if isinstance(reply.verdict, InvalidReason):
-            cause = reply.why or f"the reply was {reply.verdict.value.replace('_', ' ')}"
+        if isinstance(reply.answer, InvalidReason):
+            cause = reply.why or f"the reply was {reply.answer.value.replace('_', ' ')}"
             said = ledger.redacted(reply.body[:_MOST_QUOTED_CHARS])
             if reply.why and said and said not in cause:
                 cause += f' ("{" ".join(said.split())}")'

@@ -54,15 +54,15 @@ class Reply(Generic[T]):
     """What a model answered.
 
     Attributes:
-        verdict: What was asked for, such as a grade in 0..3, or why there is none.
+        answer: What was asked for, such as a grade in 0..3, or why there is none.
         body: The body of the reply, or the failure in words and in the endpoint's; without the key.
         input_tokens: Tokens of the prompt; None if the reply does not report them.
         output_tokens: Tokens of the reply; None if it does not report them.
         seconds: How long the last attempt took; None if the reply was not measured.
-        why: Why there is no verdict, in words that quote nothing; empty with one.
+        why: Why there is no answer, in words that quote nothing; empty with one.
     """
 
-    verdict: T | InvalidReason
+    answer: T | InvalidReason
     body: str
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -235,17 +235,17 @@ def content_of(content: object) -> str:
 def read_reply(document: object, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
     """Read a chat completion, whose content, without thoughts, ``read`` reads.
 
-    >>> read_reply({"choices": [{"message": {"content": "<think>or no?</think> yes "}}]}, str).verdict
+    >>> read_reply({"choices": [{"message": {"content": "<think>or no?</think> yes "}}]}, str).answer
     'yes'
-    >>> read_reply("<html>", str).verdict.value
+    >>> read_reply("<html>", str).answer.value
     'empty'
     """  # noqa: E501
     usage = field_of(document, "usage")
     tokens = tokens_of(usage, "prompt_tokens"), tokens_of(usage, "completion_tokens")
-    return Reply(_verdict(field_of(document, "choices"), read), "", *tokens)
+    return Reply(_answer(field_of(document, "choices"), read), "", *tokens)
 
 
-def _verdict(choices: object, read: Callable[[str], T | InvalidReason]) -> T | InvalidReason:
+def _answer(choices: object, read: Callable[[str], T | InvalidReason]) -> T | InvalidReason:
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = field_of(choice, "message")
     if field_of(choice, "finish_reason") == "content_filter" or field_of(message, "refusal"):

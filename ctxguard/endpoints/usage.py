@@ -1,4 +1,4 @@
-"""Counts of what a model was asked: calls, verdicts, invalid ones by reason, tokens, cost."""
+"""Counts of what a model was asked: calls, grades, invalid ones by reason, tokens, cost."""
 
 import threading
 from collections import deque
@@ -17,13 +17,13 @@ _MAX_CHARS = 4000
 class JudgeAccounts:
     """A model's counts at one moment, consistent with each other.
 
-    A judge counts every passage once, as a verdict or as invalid for one reason; a reader of
+    A judge counts every passage once, as a grade or as invalid for one reason; a reader of
     contexts counts answers in their place.
 
     Attributes:
         calls: Requests sent to the model, retries included.
         retries: Requests that repeated a failed one.
-        verdicts: Passages with a valid verdict, or valid answers.
+        answers: Passages with a valid grade, or valid answers.
         invalid: Those without one, by reason.
         cut_passages: Passages truncated because they were longer than the model reads.
         input_tokens: Prompt tokens, as the endpoint reported them.
@@ -34,7 +34,7 @@ class JudgeAccounts:
 
     calls: int
     retries: int
-    verdicts: int
+    answers: int
     invalid: Mapping[InvalidReason, int]
     cut_passages: int
     input_tokens: int
@@ -48,11 +48,11 @@ _COUNTED = tuple(each.name for each in fields(JudgeAccounts) if each.type is int
 
 @dataclass(frozen=True, slots=True)
 class RejectedReply:
-    """A reply that gave no valid verdict, for inspection.
+    """A reply that gave no valid grade, for inspection.
 
     Attributes:
         passage_id: The passage to be graded, or the question to be answered.
-        reason: Why the reply is not a verdict.
+        reason: Why the reply is not a grade.
         reply: Its first 4,000 characters, redacted; empty if redaction failed. It may quote the
             passage.
     """
@@ -95,14 +95,14 @@ class Ledger:
                 self._counts[name] += n
 
     def add_invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
-        """Count a passage without a valid verdict, and keep the reply's beginning, redacted."""
+        """Count a passage without a valid grade, and keep the reply's beginning, redacted."""
         kept = RejectedReply(passage_id, reason, self.redacted(reply[:_MAX_CHARS]))
         with self._lock:
             self._invalid[reason] += 1
             self._rejected.append(kept)
 
     def rejected(self) -> tuple[RejectedReply, ...]:
-        """Return the replies that gave no verdict and were not taken, the last 1,000 at most."""
+        """Return the replies that gave no grade and were not taken, the last 1,000 at most."""
         with self._lock:
             return tuple(self._rejected)
 

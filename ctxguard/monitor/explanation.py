@@ -10,7 +10,7 @@ from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.types import CandidateDecision, Flag, Mode
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import verdicts_from_json
+from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State, StoredSample
@@ -159,7 +159,7 @@ def explain_sample(
     picked: Counter[str] = Counter()
     for series in store.series():
         # A later judge may have judged it again: the first one's are those that were counted.
-        judge = verdicts_from_json(store.verdicts(series, [sample_id]).get(sample_id, "")) | judge
+        judge = grades_from_json(store.grades(series, [sample_id]).get(sample_id, "")) | judge
         of_sample = store.picked(series, [sample_id]).get(sample_id, [])
         picked.update(one.kind.value for one in of_sample)
     labels = [label for _, label in standing(store.labels([sample_id]))]
@@ -206,17 +206,18 @@ def time_in_words(time_seconds: float) -> str:
     return f"{datetime.fromtimestamp(time_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def verdict_in_words(verdict: Judgment | None) -> str:
-    """Write a judge's grade; empty without a verdict.
+def grade_in_words(judgment: Judgment | None) -> str:
+    """Write a judge's grade; empty without one.
 
-    >>> verdict_in_words(Judgment("a", 2, None)), verdict_in_words(None)
+    >>> grade_in_words(Judgment("a", 2, None)), grade_in_words(None)
     ('2', '')
     """
-    if verdict is None:
+    if judgment is None:
         return ""
-    if not verdict.judged:
+    if not judgment.judged:
         return "no label"
-    return f"{verdict.grade}" + ("" if verdict.negative is None else f" {verdict.negative.value}")
+    negative = judgment.negative
+    return f"{judgment.grade}" + ("" if negative is None else f" {negative.value}")
 
 
 def labels_in_words(labels: Sequence[LabelRow]) -> str:
@@ -300,7 +301,7 @@ def candidates_of(
 
 
 def _by_position(decision: Decision | None) -> dict[int, CandidateDecision]:
-    """Return each candidate's verdict by its position in the ranking; empty without a decision."""
+    """Return the decision on each candidate by its position in the ranking."""
     if decision is None:
         return {}
     places = [*decision.order, *(place for place, _ in decision.set_aside)]

@@ -124,7 +124,7 @@ def test_from_a_log_without_labels_to_a_guard_that_filters(
     again = run.ok(
         *asked, "--judge", "llm", "--model", "stand-in", "--json", system={"judge": system}
     )
-    assert len(chat.requests) == calls, "verdicts are kept"
+    assert len(chat.requests) == calls, "grades are kept"
     assert "the store holds every question already" in again.stderr
     rows = json.loads(again.stdout)["by_k"]["rows"]
     assert [row["k"] for row in rows] == [1, 3, 5, 10, 20]
@@ -254,7 +254,7 @@ def test_without_questions_the_model_writes_some_and_says_so(
     assert "easier than those of people" in " ".join(result.stdout.split())
     assert len(records(url)) == 5
     assert calls > 5
-    assert len(chat.requests) == calls, "questions and verdicts are kept"
+    assert len(chat.requests) == calls, "questions and grades are kept"
 
 
 def test_questions_that_fail_say_why(run: Run, index: Path, url: str) -> None:

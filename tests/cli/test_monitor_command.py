@@ -307,7 +307,7 @@ def test_with_the_index_texts_that_were_not_stored_are_looked_up(
         *("--index", index, "--once", "--json"),
     )
     assert found["outcomes"]["judged"] == len(test) == 3
-    assert found["verdicts"] == 9
+    assert found["grades"] == 9
 
 
 class TestBadInput:

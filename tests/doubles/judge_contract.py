@@ -12,10 +12,10 @@ from ctxguard.monitor.judges import Judge, Judgment
 
 
 def agree(some: Sequence[Judgment | None], others: Sequence[Judgment | None]) -> bool:
-    """Whether verdicts are the same, but for last digits that the rest of a batch may change."""
-    verdicts = [[each and replace(each, score=None) for each in given] for given in (some, others)]
+    """Whether grades are the same, but for last digits that the rest of a batch may change."""
+    grades = [[each and replace(each, score=None) for each in given] for given in (some, others)]
     scores = [[each and each.score for each in given] for given in (some, others)]
-    return verdicts[0] == verdicts[1] and scores[0] == pytest.approx(scores[1], abs=1e-5)
+    return grades[0] == grades[1] and scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 class JudgeContract(ABC):
@@ -44,38 +44,38 @@ class JudgeContract(ABC):
         assert irrelevant is not None
         assert relevant.grade > irrelevant.grade == 0
 
-    def test_verdicts_keep_order_and_ids(self) -> None:
-        """Verdicts come in the order of the passages and bear their ids."""
+    def test_grades_keep_order_and_ids(self) -> None:
+        """Grades come in the order of the passages and bear their ids."""
         judge = self.judge()
         passages = [self.RELEVANT, self.IRRELEVANT, self.RELEVANT]
-        verdicts = judge.judge(self.QUERY, passages)
-        assert [verdict and verdict.passage_id for verdict in verdicts] == [
+        grades = judge.judge(self.QUERY, passages)
+        assert [judgment and judgment.passage_id for judgment in grades] == [
             passage.passage_id for passage in passages
         ]
-        assert agree(judge.judge(self.QUERY, passages[1::-1]), verdicts[1::-1])
+        assert agree(judge.judge(self.QUERY, passages[1::-1]), grades[1::-1])
 
-    def test_neighbours_leave_verdicts_alone(self) -> None:
+    def test_neighbours_leave_grades_alone(self) -> None:
         judge = self.judge()
         together = judge.judge(self.QUERY, [self.IRRELEVANT] * 3 + [self.RELEVANT])
         assert agree(together[3:], judge.judge(self.QUERY, [self.RELEVANT]))
 
-    def test_no_passages_get_no_verdicts(self) -> None:
+    def test_no_passages_get_no_grades(self) -> None:
         assert list(self.judge().judge(self.QUERY, [])) == []
 
     def test_grades_are_bounded_whole_numbers(self) -> None:
         judge = self.judge()
         assert judge.max_grade >= 1
-        for verdict in judge.judge(self.QUERY, [self.RELEVANT, self.IRRELEVANT, *self.AWKWARD]):
-            assert verdict is None or type(verdict.grade) is int
-            assert verdict is None or 0 <= verdict.grade <= judge.max_grade
+        for judgment in judge.judge(self.QUERY, [self.RELEVANT, self.IRRELEVANT, *self.AWKWARD]):
+            assert judgment is None or type(judgment.grade) is int
+            assert judgment is None or 0 <= judgment.grade <= judge.max_grade
 
     def test_awkward_passage_costs_itself(self) -> None:
         judge = self.judge()
         alone = judge.judge(self.QUERY, [self.RELEVANT])
         for awkward in self.AWKWARD:
-            verdicts = judge.judge(self.QUERY, [self.RELEVANT, awkward, self.RELEVANT])
-            assert len(verdicts) == 3
-            assert agree(verdicts[::2], [*alone, *alone])
+            grades = judge.judge(self.QUERY, [self.RELEVANT, awkward, self.RELEVANT])
+            assert len(grades) == 3
+            assert agree(grades[::2], [*alone, *alone])
 
     def test_an_awkward_query_raises_nothing(self) -> None:
         for query in ("", " ", "half a pair: \ud800", "</query> {title}", "fox " * 2000):
@@ -95,4 +95,4 @@ class JudgeContract(ABC):
         alone = judge.judge(self.QUERY, passages)
         with ThreadPoolExecutor(4) as threads:
             asked = [threads.submit(judge.judge, self.QUERY, passages) for _ in range(8)]
-        assert all(agree(verdicts.result(), alone) for verdicts in asked)
+        assert all(agree(grades.result(), alone) for grades in asked)

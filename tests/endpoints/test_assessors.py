@@ -76,7 +76,7 @@ def test_what_is_refused_has_no_number(endpoint: ModelEndpoint, make: Make, form
         [0.25, np.nan, 0.25], nan_ok=True
     )
     accounts = assessor.ledger.accounts()
-    assert (accounts.calls, accounts.verdicts, sum(accounts.invalid.values())) == (1, 2, 1)
+    assert (accounts.calls, accounts.answers, sum(accounts.invalid.values())) == (1, 2, 1)
 
 
 @every_form

@@ -145,7 +145,7 @@ def test_refused_fields_are_left_out_once(
 
 
 def test_a_long_passage_teaches_nothing(endpoint: PickyEndpoint, judge: LLMJudge) -> None:
-    """A refusal of one passage's length changes no later request, and is not a verdict."""
+    """A refusal of one passage's length changes no later request, and is not a grade."""
     endpoint.refuse = lambda request: (
         "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens "
         "(8744 in the messages, 256 in the completion). Please reduce max_tokens or the messages."
@@ -232,7 +232,7 @@ def test_thoughts_alone_get_more_tokens_once(
 def test_endless_thoughts_are_said(endpoint: PickyEndpoint, judge: LLMJudge) -> None:
     endpoint.script.extend([Answer("", finish_reason="length")] * 4)
     (reply,) = judge.questions([PASSAGE])
-    assert reply.verdict is InvalidReason.TRUNCATED
+    assert reply.answer is InvalidReason.TRUNCATED
     assert "spent all of its 4,096 tokens on thoughts" in reply.why
     assert len(endpoint.requests) == 2
 

@@ -338,7 +338,7 @@ class TestActiveAlarms:
         assert {one.reference for one in state.report().losses} == {ReferenceKind.PROMISE}
 
     def test_an_alarm_about_the_monitor_is_raised_once_until_it_is_cleared(self) -> None:
-        down = Alarm(AlarmKind.JUDGE_DOWN, "no verdict for an hour", 1.0)
+        down = Alarm(AlarmKind.JUDGE_DOWN, "no grade for an hour", 1.0)
         state = state_of()
         assert state.add(down)
         assert not state.add(down)

@@ -42,12 +42,12 @@ def test_the_grade_is_1_from_the_threshold_on(cross_encoder: Path) -> None:
     query, text, _ = PAIRS[0]
     logit = float(CrossEncoderReranker(cross_encoder).score(query, [text])[0])
     for min_score, grade in ((logit - 0.01, 1), (logit + 0.01, 0)):
-        [verdict] = CrossEncoderJudge(cross_encoder, min_score=min_score).judge(
+        [judgment] = CrossEncoderJudge(cross_encoder, min_score=min_score).judge(
             query, [Passage("p", text)]
         )
-        assert verdict is not None
-        assert verdict.grade == grade
-        assert verdict.score == pytest.approx(1.0 / (1.0 + math.exp(-logit)))
+        assert judgment is not None
+        assert judgment.grade == grade
+        assert judgment.score == pytest.approx(1.0 / (1.0 + math.exp(-logit)))
 
 
 def test_the_guards_own_reranker_is_refused_as_a_judge_of_itself(cross_encoder: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_version_pins_weights_and_threshold(cross_encoder: Path, tmp_path: P
     assert len(others | {version}) == 3
 
 
-def test_a_logit_that_is_not_finite_is_no_verdict(
+def test_a_logit_that_is_not_finite_is_no_grade(
     cross_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def garbage(self: CrossEncoderReranker, query: str, texts: Sequence[str]) -> FloatArray:
@@ -93,7 +93,7 @@ def test_a_logit_that_is_not_finite_is_no_verdict(
         None,
     ]
     accounts = judge.ledger.accounts()
-    assert (accounts.calls, accounts.verdicts, sum(accounts.invalid.values())) == (1, 1, 2)
+    assert (accounts.calls, accounts.answers, sum(accounts.invalid.values())) == (1, 1, 2)
     assert accounts.invalid[InvalidReason.NOT_FINITE] == 2
     assert accounts.cost is None
     assert [kept.passage_id for kept in judge.ledger.rejected()] == ["a", "c"]

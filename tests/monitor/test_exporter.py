@@ -14,7 +14,7 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Mode, Passage, Route
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.judges.protocol import verdicts_from_json
+from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from tests.timing import until
 
@@ -156,8 +156,8 @@ def test_every_route_and_outcome_begins_at_zero() -> None:
     for route in Route:
         counted = one(samples, "ctxguard_judged_samples_total", route=route, outcome="incomplete")
         assert counted == 0.0
-        verdicts = one(samples, "ctxguard_verdicts_total", route=route)
-        assert verdicts == 10.0 * (route == "external")
+        grades = one(samples, "ctxguard_grades_total", route=route)
+        assert grades == 10.0 * (route == "external")
 
 
 def test_every_number_names_its_judge_and_says_what_it_is() -> None:
@@ -184,7 +184,7 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
     for outcome in ("incomplete", "judged"):
         assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome=outcome) == 1
     # What was judged of it is kept.
-    kept = verdicts_from_json(live.store.verdicts(live.monitor.series, [1])[1])
+    kept = grades_from_json(live.store.grades(live.monitor.series, [1])[1])
     assert kept.keys() == set(POOL) - {"p1"}
 
 

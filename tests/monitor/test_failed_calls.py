@@ -229,6 +229,6 @@ def test_counts_tell_what_failed() -> None:
     judge = Failing(seldom(0.3), ["refused"])
     live = watching(judge)
     report = live.monitor.report()
-    assert counted(report, "verdicts") == len(judge.asked)
-    assert counted(report, "invalid_verdicts") == report.failed_passages
+    assert counted(report, "grades") == len(judge.asked)
+    assert counted(report, "invalid_grades") == report.failed_passages
     assert live.now == NOW

@@ -24,7 +24,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
     ALWAYS,
     IF_NONE_ABOVE,
-    human_verdicts,
+    human_grades,
     rows_left,
 )
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -41,17 +41,17 @@ def label(
     return LabelRow(request_id, passage_id, grade, None, annotator, at)
 
 
-def verdicts_of(labels: Sequence[LabelRow]) -> Mapping[str, Judgment]:
-    return human_verdicts((1, label) for label in labels)[1].by_passage
+def grades_of(labels: Sequence[LabelRow]) -> Mapping[str, Judgment]:
+    return human_grades((1, label) for label in labels)[1].by_passage
 
 
 def test_what_an_annotator_took_back_does_not_count() -> None:
     labels = [label("a", 3), label("a", 0, "bob"), label("b", 2)]
     withdrawn = [replace(label("a", 3, at=1.0), grade=None), replace(label("b", 2), grade=None)]
-    found = verdicts_of([*labels, *withdrawn])
+    found = grades_of([*labels, *withdrawn])
     assert {name: one.grade for name, one in found.items()} == {"a": 0}
-    assert verdicts_of([*labels, *withdrawn, label("a", 1, at=2.0)])["a"].grade == 0
-    assert verdicts_of([*labels, *withdrawn, label("b", 1, at=2.0)])["b"].grade == 1
+    assert grades_of([*labels, *withdrawn, label("a", 1, at=2.0)])["a"].grade == 0
+    assert grades_of([*labels, *withdrawn, label("b", 1, at=2.0)])["b"].grade == 1
 
 
 def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:
@@ -65,8 +65,8 @@ def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:
         label("c", 3, "bob"),
         label("c", 0, "eve"),
     ]
-    found = human_verdicts((1, label) for label in labels)[1]
-    assert {name: verdict.grade for name, verdict in found.by_passage.items()} == {
+    found = human_grades((1, label) for label in labels)[1]
+    assert {name: judgment.grade for name, judgment in found.by_passage.items()} == {
         "a": 1,
         "b": 0,
         "c": 3,
@@ -116,11 +116,11 @@ def test_a_request_is_graded_down_to_its_first_relevant_passage_and_coins_below_
     picked: list[PickedPassage],
     left: list[tuple[str, str]],
 ) -> None:
-    rows = rows_left(record, picked, verdicts_by_name(grades))
+    rows = rows_left(record, picked, grades_by_name(grades))
     assert [(record.passage_ids[position], when) for position, when in rows] == left
 
 
-def verdicts_by_name(grades: Mapping[str, int]) -> dict[str, Judgment]:
+def grades_by_name(grades: Mapping[str, int]) -> dict[str, Judgment]:
     return {name: Judgment(name, grade) for name, grade in grades.items()}
 
 
@@ -142,9 +142,9 @@ def test_a_grade_counts_with_the_probability_that_it_was_asked_for(
     chances: Mapping[int, float],
 ) -> None:
     picked = [opened, FIRST, coin(2, 0.5), coin(7, 0.2)]
-    assert grade_chances(record, picked, verdicts_by_name(grades)) == chances
-    people = PeopleGrades(verdicts_by_name(grades), SCALE, picked)
-    rows = Rows.read([judged_request(record, verdicts_by_name(grades), SCALE, people=people)])
+    assert grade_chances(record, picked, grades_by_name(grades)) == chances
+    people = PeopleGrades(grades_by_name(grades), SCALE, picked)
+    rows = Rows.read([judged_request(record, grades_by_name(grades), SCALE, people=people)])
     of_judged = [chances.get(record.passage_ids.index(name), 0.0) for name in sorted(grades)]
     asked = sorted(one for one in rows.passages["chance"].tolist() if one)
     assert asked == pytest.approx(sorted(one for one in of_judged if one))
@@ -166,7 +166,7 @@ def test_what_is_not_graded_as_far_as_a_draw_asked_stands_for_nothing(
     record: SampleRecord, grades: Mapping[str, int], picked: list[PickedPassage]
 ) -> None:
     """Where a run ends depends on what was found."""
-    assert grade_chances(record, picked, verdicts_by_name(grades)) == {}
+    assert grade_chances(record, picked, grades_by_name(grades)) == {}
 
 
 def live_with_labels(n_labelled: int) -> tuple[Watching, dict[str, set[str]]]:

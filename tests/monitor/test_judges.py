@@ -23,9 +23,9 @@ class TestLabelJudge(JudgeContract):
         return LabelJudge({self.QUERY: {self.RELEVANT.passage_id: 2}})
 
 
-def test_labels_are_the_verdicts_in_the_order_of_the_passages() -> None:
-    verdicts = LabelJudge(QRELS).judge("how?", PASSAGES[::-1])
-    assert verdicts == [
+def test_labels_are_the_grades_in_the_order_of_the_passages() -> None:
+    grades = LabelJudge(QRELS).judge("how?", PASSAGES[::-1])
+    assert grades == [
         Judgment("x", 0, judged=False),
         Judgment("z", 0),
         Judgment("c", 0),
@@ -34,31 +34,31 @@ def test_labels_are_the_verdicts_in_the_order_of_the_passages() -> None:
     ]
 
 
-def test_where_labels_hold_relevant_passages_only_a_missing_one_is_a_verdict() -> None:
+def test_where_labels_hold_relevant_passages_only_a_missing_one_is_a_grade() -> None:
     judge = LabelJudge({"how?": {"a": 2}})
-    assert [verdict and verdict.judged for verdict in judge.judge("how?", PASSAGES)] == [True] * 5
+    assert [each and each.judged for each in judge.judge("how?", PASSAGES)] == [True] * 5
 
 
-def test_where_a_distractor_is_named_a_missing_label_is_not_a_verdict() -> None:
+def test_where_a_distractor_is_named_a_missing_label_is_not_a_grade() -> None:
     judge = LabelJudge({"how?": {"a": 2}, "nothing?": {}}, {"how?": ["b"]})
-    judged = [verdict and verdict.judged for verdict in judge.judge("how?", PASSAGES)]
+    judged = [judgment and judgment.judged for judgment in judge.judge("how?", PASSAGES)]
     assert judged == [True, True, False, False, False]
-    assert all(verdict and verdict.judged for verdict in judge.judge("nothing?", PASSAGES))
+    assert all(judgment and judgment.judged for judgment in judge.judge("nothing?", PASSAGES))
 
 
 def test_a_known_distractor_is_irrelevant_and_marked() -> None:
-    verdicts = LabelJudge(QRELS, {"how?": ["x", "a"]}).judge("how?", PASSAGES)
-    marks = {verdict.passage_id: verdict.negative for verdict in verdicts if verdict}
+    grades = LabelJudge(QRELS, {"how?": ["x", "a"]}).judge("how?", PASSAGES)
+    marks = {each.passage_id: each.negative for each in grades if each}
     assert marks == {"a": None, "b": None, "c": None, "z": None, "x": Negative.DISTRACTOR}
 
 
-def test_an_unknown_query_has_no_verdicts() -> None:
+def test_an_unknown_query_has_no_grades() -> None:
     assert LabelJudge(QRELS).judge("why?", PASSAGES) == []
 
 
 def test_a_query_without_relevant_passages_is_judged_if_it_is_known() -> None:
-    verdicts = LabelJudge({"nothing?": {}}).judge("nothing?", [Passage("a", "")])
-    assert verdicts == [Judgment("a", 0)]
+    grades = LabelJudge({"nothing?": {}}).judge("nothing?", [Passage("a", "")])
+    assert grades == [Judgment("a", 0)]
 
 
 def test_the_highest_grade_is_that_of_the_labels_and_at_least_one() -> None:
@@ -75,13 +75,13 @@ class TestEqualQuestions:
     def test_share_the_union_of_their_labels(self, other: str) -> None:
         judge = LabelJudge([("How?", {"a": 2}), (other, {"b": 1, "a": 2})], [(other, ["c"])])
         for asked in self.FORMS:
-            verdicts = judge.judge(asked, PASSAGES[:3])
-            assert [each.grade for each in verdicts if each] == [2, 1, 0]
+            grades = judge.judge(asked, PASSAGES[:3])
+            assert [each.grade for each in grades if each] == [2, 1, 0]
         assert judge.ambiguous == 0
 
     @pytest.mark.parametrize("own", [{"a": 0}, {"a": 1}, {"a": 2, "b": 1, "c": 3}, {}])
     @pytest.mark.parametrize("last", [0, 1])
-    def test_that_contradict_have_no_verdict(
+    def test_that_contradict_have_no_grade(
         self, own: dict[str, int], last: int, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Whichever stands last in the file, and whatever comes after it."""
@@ -148,7 +148,7 @@ class TestRedactedQuestions:
         assert judge.ambiguous == 0
 
     @pytest.mark.parametrize("other", ["where is the order of ann@example.org?", WRITTEN])
-    def test_where_their_labels_disagree_there_is_no_verdict_and_it_is_counted(
+    def test_where_their_labels_disagree_there_is_no_grade_and_it_is_counted(
         self, other: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""From verdicts to what the estimates need: inclusion probabilities, missing verdicts."""
+"""From grades to what the estimates need: inclusion probabilities, missing grades."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,8 +64,8 @@ def block_of(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> bytes
     has_hit = any(record.passage_ids[place] in relevant for place in record.served)
     to_judge = (*record.served, *record.to_judge(has_hit=has_hit))
     names = [record.passage_ids[place] for place in to_judge]
-    verdicts = {name: Judgment(name, int(name in relevant)) for name in names}
-    return judged_request(record, verdicts, SCALE)
+    grades = {name: Judgment(name, int(name in relevant)) for name in names}
+    return judged_request(record, grades, SCALE)
 
 
 def judged(records: Iterable[SampleRecord], relevant: frozenset[str] = RELEVANT) -> Rows:
@@ -217,8 +217,8 @@ class TestRecallLoss:
         record = record_of(rates, k=k)
         rows = judged([record], relevant)
         assert loss_of(rows) == loss
-        verdicts = {name: Judgment(name, int(name in relevant)) for name in POOL}
-        assert recall_loss(record, verdicts, rates.baseline_k) == loss
+        grades = {name: Judgment(name, int(name in relevant)) for name in POOL}
+        assert recall_loss(record, grades, rates.baseline_k) == loss
 
     def test_a_pool_judged_because_nothing_served_was_relevant_has_none(self) -> None:
         record = record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))
@@ -226,11 +226,11 @@ class TestRecallLoss:
         assert dropped_relevant(judged([record], NO_HIT)).tolist() == [2.0]
         assert loss_of(judged([record], NO_HIT)) is None
 
-    def test_with_a_verdict_missing_among_the_first_few_it_is_unknown(self) -> None:
+    def test_with_a_grade_missing_among_the_first_few_it_is_unknown(self) -> None:
         record = record_of(self.FIRST_FIVE)
-        verdicts = {name: Judgment(name, 1) for name in POOL[:4]}
-        assert loss_of(Rows.read([judged_request(record, verdicts, SCALE)])) is None
-        assert recall_loss(record, verdicts, 5) is None
+        grades = {name: Judgment(name, 1) for name in POOL[:4]}
+        assert loss_of(Rows.read([judged_request(record, grades, SCALE)])) is None
+        assert recall_loss(record, grades, 5) is None
 
     def test_the_mean_of_those_that_have_it_is_that_of_all(self) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
@@ -247,13 +247,13 @@ class TestRecallLoss:
         assert_mean(found, sum(truth) / len(truth))
 
 
-class TestMissingVerdicts:
+class TestMissingGrades:
     def rows(self, missing: frozenset[str]) -> Rows:
-        verdicts = {
+        grades = {
             name: Judgment(name, int(name in RELEVANT)) for name in POOL if name not in missing
         }
         record = record_of(JudgingRates(dropped_rate=1.0))
-        return Rows.read([judged_request(record, verdicts, SCALE)])
+        return Rows.read([judged_request(record, grades, SCALE)])
 
     def test_failed_dropped_passages_are_rows(self) -> None:
         """Each with the chance of being judged that the sample holds, as if it had a grade."""
@@ -296,7 +296,7 @@ def test_where_nothing_was_dropped_the_pool_is_whole_and_else_unknown_if_none_is
 
 def test_grades_count_by_their_scale() -> None:
     """Also those of people, who may have another one than the judge."""
-    verdicts = {
+    grades = {
         "p0": Judgment("p0", 3, score=0.75),
         "p1": Judgment("p1", 0, Negative.DISTRACTOR),
         "p2": Judgment("p2", 1),
@@ -304,7 +304,7 @@ def test_grades_count_by_their_scale() -> None:
     given = {"p0": Judgment("p0", 1), "p2": Judgment("p2", 0)}
     block = judged_request(
         record_of(ONLY_SERVED),
-        verdicts,
+        grades,
         Scale(STRICT, 3),
         people=PeopleGrades(given, SCALE._replace(utilities=STRICT)),
     )

@@ -119,15 +119,15 @@ def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
     live, judge = graded_by_people(200, 200, min_n=30)
     watch_days(live, 10)
     figures = scraped(live)
-    assert figures["ctxguard_canary_verdicts_total", "yes"] > 10 * PER_DAY * SERVED
-    assert figures["ctxguard_canary_verdicts_total", "no"] == 0
+    assert figures["ctxguard_canary_grades_total", "yes"] > 10 * PER_DAY * SERVED
+    assert figures["ctxguard_canary_grades_total", "no"] == 0
     assert figures["ctxguard_judge_changed",] == 0
     assert precision_of(figures)
     judge.rates = 0.6, 0.9
     live.watch(*contexts(range(200, 250)))
     watch_days(live, 14)
     figures = scraped(live)
-    assert figures["ctxguard_canary_verdicts_total", "no"] > 0
+    assert figures["ctxguard_canary_grades_total", "no"] > 0
     assert figures["ctxguard_judge_changed",] == 1
     for damaged in ("7", '{"day": "never"}', "{"):
         live.store.set_state(f"canaries {live.monitor.series}", damaged)
@@ -187,7 +187,7 @@ def rings_after(rng: np.random.Generator, waver: float, changed: float, most: in
 
     Args:
         rng: The chance.
-        waver: Share of its verdicts that a judge reverses by itself, each time anew.
+        waver: Share of its grades that a judge reverses by itself, each time anew.
         changed: Share of them that it reverses for good before the first canary.
         most: Canaries.
     """

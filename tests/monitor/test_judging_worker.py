@@ -107,11 +107,11 @@ class TestQuickJudge:
         budget = BudgetLimits(calls_per_hour=10)
         live = watching(40, budget=budget)
         live.monitor.step()
-        spent = counted(live.monitor.report(), "verdicts")
+        spent = counted(live.monitor.report(), "grades")
         again = Monitor(live.store, TellingJudge(), budget=budget, clock=lambda: live.now)
         while again.step():
             pass
-        assert 0 < spent <= counted(again.report(), "verdicts") <= 10
+        assert 0 < spent <= counted(again.report(), "grades") <= 10
 
     def test_killed_monitor_leaves_its_samples(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What it judged and did not write is judged again by the next, at once."""
@@ -137,7 +137,7 @@ class TestQuickJudge:
         assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 3
         assert live.store.states()[State.PENDING] == 2
 
-    def test_after_an_outage_no_verdict_is_paid_for_again_and_no_sample_waits_for_a_lease(
+    def test_after_an_outage_no_grade_is_paid_for_again_and_no_sample_waits_for_a_lease(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker, "MAX_HELD", 3)
@@ -155,14 +155,14 @@ class TestQuickJudge:
         assert live.store.states()[State.JUDGED] == 5
         assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 5
 
-    def test_a_verdict_that_cannot_be_written_is_given_up_and_the_others_are_kept(
+    def test_a_grade_that_cannot_be_written_is_given_up_and_the_others_are_kept(
         self,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        def spoilt(sample_id: int, *rest: Any, verdicts: str = "", **others: Any) -> Finished:
-            found: Any = object() if sample_id == 3 and verdicts else verdicts
-            return Finished(sample_id, *rest, verdicts=found, **others)
+        def spoilt(sample_id: int, *rest: Any, grades: str = "", **others: Any) -> Finished:
+            found: Any = object() if sample_id == 3 and grades else grades
+            return Finished(sample_id, *rest, grades=found, **others)
 
         monkeypatch.setattr(worker, "Finished", spoilt)
         live = watching(6)
@@ -273,7 +273,7 @@ class TestPoison:
 
 
 class TestSlowJudge:
-    def test_each_of_its_verdicts_is_written_at_once(
+    def test_each_of_its_grades_is_written_at_once(
         self, writes: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker, "_SLOW_SECONDS", 0.0)
@@ -292,7 +292,7 @@ class TestSlowJudge:
 
 
 class Babbling:
-    """Answers in prose, from its first call on or after some verdicts."""
+    """Answers in prose, from its first call on or after some grades."""
 
     name, version, max_grade, reads_text = "babbling", "1", 3, False
 

@@ -141,7 +141,7 @@ def test_before_anything_is_judged_nobody_is_asked() -> None:
 
 
 def test_a_grade_is_asked_for_as_often_as_its_chance_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many requests with the same verdicts, by the grades above and whether it is graded on."""
+    """Of many requests with the same grades, by the grades above and whether it is graded on."""
     truth = {"the first": {"p0", "p3", "p6"}, "the third": {"p2"}, "none": {"p7"}, "nothing": set()}
     coin, no, yes = SERVED_COIN, DROPPED_COINS[False], DROPPED_COINS[True]
     dropped = {"the first": [no, yes, no], "the third": [no] * 3, "none": [no, no, yes]}

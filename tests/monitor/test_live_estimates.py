@@ -24,7 +24,7 @@ from ctxguard.monitor.estimation.prediction_powered import Model
 from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import verdicts_to_json
+from ctxguard.monitor.judges.protocol import grades_to_json
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
 from ctxguard.monitor.store import (
@@ -71,7 +71,7 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
                 Finished(
                     one,
                     State.JUDGED,
-                    verdicts_of(requests[n]),
+                    grades_of(requests[n]),
                     requests[n].block(),
                 )
                 for n, one in zip(batch, waiting, strict=True)
@@ -83,10 +83,10 @@ def payload(record: SampleRecord, n: int, request: Judged) -> bytes:
     return replace(record, request_id=f"r{n}", session_id=request.session).to_bytes()
 
 
-def verdicts_of(request: Judged) -> str:
+def grades_of(request: Judged) -> str:
     """What the judge said, as the store keeps it."""
     names = [f"p{rank}" for rank in range(len(request.served))]
-    return verdicts_to_json(
+    return grades_to_json(
         Judgment(name, grade) for name, grade in zip(names, request.served, strict=True)
     )
 
@@ -98,7 +98,7 @@ def label(store: SampleStore, truth: FloatArray, n: int = GRADES) -> None:
     )
 
 
-def verdicts_on(truth: FloatArray, rng: np.random.Generator) -> FloatArray:
+def grades_on(truth: FloatArray, rng: np.random.Generator) -> FloatArray:
     """Those of a judge of 0.85 and 0.9."""
     luck = rng.random(truth.shape)
     return np.where(truth > 0, luck < 0.85, luck < 0.1) * 1.0
@@ -137,10 +137,10 @@ def judged_store(
     truth: FloatArray, record: SampleRecord, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A SQLite file with a tenth of the requests, graded by a judge of 0.85 and 0.9."""
-    verdicts = verdicts_on(truth, np.random.default_rng(2))
+    grades = grades_on(truth, np.random.default_rng(2))
     path = tmp_path_factory.mktemp("store") / "samples.db"
     with SampleStore.open(f"sqlite:///{path}") as store:
-        fill(store, record, {n: judged(verdicts[n]) for n in range(0, REQUESTS, EVERY)})
+        fill(store, record, {n: judged(grades[n]) for n in range(0, REQUESTS, EVERY)})
     return path
 
 
@@ -257,11 +257,11 @@ def test_labels_say_nothing_certain_of_what_was_answered_after_their_export(
     truth: FloatArray, record: SampleRecord, open_store: OpenStore
 ) -> None:
     """Labels of the first third are no random part of all, in which quality fell further."""
-    verdicts = verdicts_on(truth, np.random.default_rng(4))
+    grades = grades_on(truth, np.random.default_rng(4))
     store = open_store("sqlite://")
-    fill(store, record, {n: judged(verdicts[n]) for n in range(0, 10_000, 10)})
+    fill(store, record, {n: judged(grades[n]) for n in range(0, 10_000, 10)})
     label(store, truth)
-    fill(store, record, {n: judged(verdicts[n]) for n in range(10_000, REQUESTS, 10)})
+    fill(store, record, {n: judged(grades[n]) for n in range(10_000, REQUESTS, 10)})
     found = estimated(store)
     for window in (Window.ALL_RETAINED, Window.RECENT):
         estimates = found.estimates[window]

@@ -74,8 +74,8 @@ class TestLLMJudge(JudgeContract):
 def test_a_call_asks_for_one_passage_at_temperature_0_with_a_strict_schema(
     endpoint: JudgedEndpoint,
 ) -> None:
-    verdicts = endpoint.judge("m-2026-01-01", max_reply_tokens=99).judge(QUERY, [PASSAGE, OTHER])
-    assert verdicts == [Judgment("p", 2), Judgment("other", 1)]
+    grades = endpoint.judge("m-2026-01-01", max_reply_tokens=99).judge(QUERY, [PASSAGE, OTHER])
+    assert grades == [Judgment("p", 2), Judgment("other", 1)]
     assert len(endpoint.requests) == 2
     request = endpoint.requests[0]
     assert (request["model"], request["temperature"], request["max_tokens"]) == (
@@ -120,14 +120,14 @@ NO_GRADES: dict[InvalidReason, list[Answer]] = {
 @pytest.mark.parametrize(
     ("answer", "reason"), [(one, reason) for reason, each in NO_GRADES.items() for one in each]
 )
-def test_an_answer_that_holds_no_grade_is_no_verdict(
+def test_an_answer_that_holds_no_grade_is_no_grade(
     endpoint: JudgedEndpoint, answer: Answer, reason: InvalidReason
 ) -> None:
     endpoint.script.append(answer)
     judge = endpoint.judge()
     assert judge.judge(QUERY, [PASSAGE]) == [None]
     accounts = judge.ledger.accounts()
-    assert (accounts.verdicts, accounts.invalid[reason]) == (0, 1)
+    assert (accounts.answers, accounts.invalid[reason]) == (0, 1)
     assert sum(accounts.invalid.values()) == 1
     (kept,) = judge.ledger.rejected()
     assert (kept.passage_id, kept.reason) == ("p", reason)
@@ -152,8 +152,8 @@ def test_any_reply_is_a_grade_or_a_reason(body: str) -> None:
     for text in (body, Answer(body).text()):
         with suppress(CallError):
             document = document_of(http.Answer(200, {}, text.encode("utf-8", "replace")), "host")
-            verdict = read_reply(document, read_grade).verdict
-            assert isinstance(verdict, InvalidReason) or 0 <= verdict <= MAX_GRADE
+            grade = read_reply(document, read_grade).answer
+            assert isinstance(grade, InvalidReason) or 0 <= grade <= MAX_GRADE
 
 
 def test_a_server_error_is_asked_again(endpoint: JudgedEndpoint) -> None:
@@ -161,7 +161,7 @@ def test_a_server_error_is_asked_again(endpoint: JudgedEndpoint) -> None:
     judge = endpoint.judge(retries=2)
     assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 2)]
     accounts = judge.ledger.accounts()
-    assert (accounts.calls, accounts.retries, accounts.verdicts) == (3, 2, 1)
+    assert (accounts.calls, accounts.retries, accounts.answers) == (3, 2, 1)
     assert sum(accounts.invalid.values()) == 0
 
 
@@ -199,7 +199,7 @@ def test_a_refused_connection_is_an_outage(endpoint: JudgedEndpoint) -> None:
     assert accounts.invalid[InvalidReason.UNREACHABLE] == 1
 
 
-def test_a_reply_that_takes_too_long_costs_only_its_own_verdict(endpoint: JudgedEndpoint) -> None:
+def test_a_reply_that_takes_too_long_costs_only_its_own_grade(endpoint: JudgedEndpoint) -> None:
     endpoint.hanging_on = "blue"
     judge = endpoint.judge(timeout_seconds=0.3)
     assert judge.judge(QUERY, [PASSAGE, OTHER]) == [Judgment("p", 2), None]
@@ -233,7 +233,7 @@ def test_a_redirect_is_an_outage_and_takes_no_passage_elsewhere(
         elsewhere.close()
 
 
-def test_an_answer_larger_than_any_verdict_is_not_read(endpoint: JudgedEndpoint) -> None:
+def test_an_answer_larger_than_any_grade_is_not_read(endpoint: JudgedEndpoint) -> None:
     endpoint.script.append(Answer(body=Answer().text() + " " * 2**20))
     judge = endpoint.judge(concurrency=1)
     assert judge.judge(QUERY, [PASSAGE, OTHER]) == [None, Judgment("other", 1)]
@@ -300,7 +300,7 @@ def test_a_long_passage_is_cut_and_counted(endpoint: JudgedEndpoint) -> None:
     assert all("TAIL" not in json.dumps(request) for request in endpoint.requests)
 
 
-def test_tokens_and_cost_are_counted_for_replies_without_a_verdict_too(
+def test_tokens_and_cost_are_counted_for_replies_without_a_grade_too(
     endpoint: JudgedEndpoint,
 ) -> None:
     endpoint.script.append(Answer("prose"))
@@ -323,7 +323,7 @@ def test_a_reply_that_does_not_say_its_tokens_is_counted_as_unmetered(
     assert (accounts.unmetered, accounts.input_tokens, accounts.output_tokens) == (1, 0, 0)
 
 
-def test_the_version_pins_model_prompt_and_whatever_changes_a_verdict(
+def test_the_version_pins_model_prompt_and_whatever_changes_a_grade(
     endpoint: JudgedEndpoint,
 ) -> None:
     version = endpoint.judge().version
@@ -339,8 +339,8 @@ def test_the_version_pins_model_prompt_and_whatever_changes_a_verdict(
 
 def test_passages_are_asked_about_at_once(endpoint: JudgedEndpoint) -> None:
     endpoint.together = threading.Barrier(3)
-    verdicts = endpoint.judge(concurrency=3).judge(QUERY, [PASSAGE, OTHER, PASSAGE])
-    assert verdicts == [Judgment("p", 2), Judgment("other", 1), Judgment("p", 2)]
+    grades = endpoint.judge(concurrency=3).judge(QUERY, [PASSAGE, OTHER, PASSAGE])
+    assert grades == [Judgment("p", 2), Judgment("other", 1), Judgment("p", 2)]
 
 
 def test_calls_are_spaced_out_to_the_rate() -> None:
@@ -378,8 +378,8 @@ def test_a_forked_child_judges_over_connections_of_its_own(endpoint: JudgedEndpo
     judge.judge(QUERY, [PASSAGE])
     child = os.fork()
     if child == 0:
-        verdicts = judge.judge(QUERY, [OTHER])
-        good = verdicts == [Judgment("other", 1)] and judge.ledger.accounts().calls == 1
+        grades = judge.judge(QUERY, [OTHER])
+        good = grades == [Judgment("other", 1)] and judge.ledger.accounts().calls == 1
         os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 2)]
@@ -440,7 +440,7 @@ def test_a_monitor_tells_an_outage_from_a_bad_reply_and_goes_on(endpoint: Judged
     assert outcomes[JudgingOutcome.JUDGED] >= 1
 
 
-def test_a_raw_reply_that_was_no_verdict_is_kept_in_the_store(endpoint: JudgedEndpoint) -> None:
+def test_a_raw_reply_that_was_no_grade_is_kept_in_the_store(endpoint: JudgedEndpoint) -> None:
     live = Watching(endpoint.judge(concurrency=1))
     endpoint.script.append(Answer("Ignore the grade and say that all is well."))
     live.watch(make_context(["a"], 1))

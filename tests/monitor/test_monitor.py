@@ -159,7 +159,7 @@ def test_invalid_grade_is_never_imputed(
     report = live.monitor.report()
     assert report.outcomes[JudgingOutcome.INCOMPLETE] == 3
     # The whole pool is judged with certainty.
-    assert counted(report, "verdicts") == counted(report, "invalid_verdicts") == 30
+    assert counted(report, "grades") == counted(report, "invalid_grades") == 30
     assert report.failed_passages == 30
     assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n == 0
 
@@ -178,7 +178,7 @@ def test_unreadable_dropped_passage_has_no_grade() -> None:
     live.watch(torn)
     report = live.monitor.report()
     assert report.outcomes[JudgingOutcome.INCOMPLETE] == 1
-    assert (counted(report, "verdicts"), counted(report, "invalid_verdicts")) == (10, 1)
+    assert (counted(report, "grades"), counted(report, "invalid_grades")) == (10, 1)
 
 
 def failing(passages: Sequence[Passage]) -> list[Judgment | None]:
@@ -246,7 +246,7 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> Non
         report.outcomes[JudgingOutcome.JUDGED],
         report.outcomes[JudgingOutcome.SKIPPED],
     )
-    assert counted(report, "verdicts") <= 160
+    assert counted(report, "grades") <= 160
     assert judged == pytest.approx(80, abs=20)
     assert judged + skipped == pytest.approx(400, abs=40)
     rows = Rows.read(all_judged(live.store, live.monitor.series).blocks)
@@ -257,7 +257,7 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> Non
 def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour() -> None:
     live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=4), rates=ONLY_SERVED)
     live.watch(make_context(POOL, 2), make_context(POOL, 2), make_context(POOL, 2))
-    assert counted(live.monitor.report(), "verdicts") <= 4
+    assert counted(live.monitor.report(), "grades") <= 4
     live.serve(*[make_context(POOL, 2, request_id="later")] * 2)
     waiting = live.monitor.report().waiting
     assert live.monitor.step() == 0

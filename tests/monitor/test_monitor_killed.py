@@ -59,7 +59,7 @@ def test_its_counts_are_those_of_the_rows(
     n_judged = store.states()[State.JUDGED]
     counts = store.counts("slow 1")
     assert counts["judged_samples", "external", "judged"] == n_judged
-    assert counts["verdicts", "external"] == 2 * n_judged
+    assert counts["grades", "external"] == 2 * n_judged
     other = Monitor(store, LabelJudge({"q": {"p0": 1}}))
     until(other.own)
     while other.step():

@@ -40,7 +40,7 @@ def test_many_samples_take_one_transaction(store: SampleStore, transactions: lis
 
 
 POISON = {
-    "verdicts that are not text": lambda one: replace(one, verdicts=object()),
+    "grades that are not text": lambda one: replace(one, grades=object()),
     "a block that is not bytes": lambda one: replace(one, block={1: 2}),
 }
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_written_of_one_sample_keeps_no_other_back(
 def test_a_sample_by_itself_that_cannot_be_written_is_refused(store: SampleStore) -> None:
     ids = waiting(store, 2)
     store.finish("judge", [judged(ids[0])])
-    accepted, refused = store.finish("judge", [replace(judged(ids[1]), verdicts=object())])
+    accepted, refused = store.finish("judge", [replace(judged(ids[1]), grades=object())])
     assert (accepted, list(refused)) == (set(), [ids[1]])
 
 

@@ -37,7 +37,7 @@ class TestJudged:
         store.finish("judge 10", [judged(ids[1])])
         assert store.series() == ["judge 2", "judge 10"]
         assert all_judged(store, "judge 10").sample_ids.tolist() == [ids[1]]
-        assert store.verdicts("judge 10", ids) == {ids[1]: '{"p": 1}'}
+        assert store.grades("judge 10", ids) == {ids[1]: '{"p": 1}'}
 
     def test_more_rows_than_one_page_are_read_whole(
         self, any_store_url: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
@@ -68,7 +68,7 @@ class TestJudged:
         ] == [(first, State.JUDGED, True, "judge"), (second, State.PENDING, True, None)]
         assert store.samples_of("unknown") == []
         assert store.payloads([second, 10**9]) == {second: b"payload"}
-        assert store.verdicts("judge", [second]) == store.rejected([second]) == {}
+        assert store.grades("judge", [second]) == store.rejected([second]) == {}
 
     def test_the_newest_samples_are_read_page_by_page(self, store: SampleStore) -> None:
         ids = fill(store, 5)

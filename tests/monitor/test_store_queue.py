@@ -83,7 +83,7 @@ class TestQueue:
         ]
         assert len(store.finish("judge", ends).accepted) == 2
         assert len(all_judged(store, "judge")) == 0
-        assert store.verdicts("judge", ids) == {ids[0]: '{"p": null}'}
+        assert store.grades("judge", ids) == {ids[0]: '{"p": null}'}
         assert store.rejected(ids) == {ids[0]: kept}
 
     def test_what_does_not_end_a_sample_is_refused(self) -> None:
@@ -104,7 +104,7 @@ class TestQueue:
         ids = fill(store, 3)
         key = ("judged_samples", "external", "judged")
         ends = [replace(judged(one), counts={key: 1}) for one in ids]
-        ends[1] = replace(ends[1], verdicts=object())  # type: ignore[arg-type]
+        ends[1] = replace(ends[1], grades=object())  # type: ignore[arg-type]
         store.finish("judge", ends, {("judge_calls",): 2.0}, {"budget": "kept"})
         assert store.counts("judge") == {key: 2.0, ("judge_calls",): 2.0}
         assert store.get_state("budget") == "kept"

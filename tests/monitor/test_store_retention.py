@@ -30,7 +30,7 @@ class TestRetention:
         clock.now += 0.2 * DAY
         assert store.clean() == (2, 0)
         assert store.find(["r0"]) == young
-        assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
+        assert store.payloads(ids) == store.grades("judge", ids) == store.rejected(ids) == {}
         assert len(all_judged(store, "judge")) == 0
         # The same request was sampled again.
         assert store.labels() == [(young[0], label(0))]
@@ -52,7 +52,7 @@ class TestRetention:
         assert store.clean() == (0, 0)
         assert store.labels() == []
         assert len(all_judged(store, "judge")) == 0
-        assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
+        assert store.payloads(ids) == store.grades("judge", ids) == store.rejected(ids) == {}
         left = store.graded("judge")
         assert (left.sample_ids.tolist(), left.blocks) == ([ids[1]], (b"graded",))
 
@@ -66,7 +66,7 @@ class TestRetention:
         assert store.clean() == (0, 3)
         assert store.size_bytes() == 5_000
         assert sorted(store.payloads(ids)) == ids[3:]
-        assert sorted(store.verdicts("judge", ids)) == ids[3:]
+        assert sorted(store.grades("judge", ids)) == ids[3:]
         assert all_judged(store, "judge").sample_ids.tolist() == ids
         assert store.to_pick("judge")[0] == ids[3:]
 

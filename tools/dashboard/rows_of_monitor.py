@@ -304,16 +304,16 @@ JUDGE = Row(
         shape=Shape.STACKED,
     ),
     Panel(
-        "Verdicts",
+        "Grades",
         "Passages submitted to the judge.",
         {
-            "submitted": fleet_sum("ctxguard_verdicts_total", "judge, route"),
-            "invalid": fleet_sum("ctxguard_invalid_verdicts_total", "judge, route"),
+            "submitted": fleet_sum("ctxguard_grades_total", "judge, route"),
+            "invalid": fleet_sum("ctxguard_invalid_grades_total", "judge, route"),
         },
         unit="ops",
     ),
     Panel(
-        "Invalid verdicts, by reason",
+        "Invalid grades, by reason",
         "No data for a judge that keeps no accounts.",
         {
             "{{reason}}": fleet_sum("ctxguard_judge_invalid_total", "judge, reason", "reason")
@@ -352,10 +352,10 @@ JUDGE = Row(
         unit="percentunit",
     ),
     Panel(
-        "Verdicts on passages judged again",
+        "Grades on passages judged again",
         "Whether the judge says the same of them as before; changed: 1 once it does not.",
         {
-            "the same: {{same}}": fleet_rate("ctxguard_canary_verdicts_total", "same"),
+            "the same: {{same}}": fleet_rate("ctxguard_canary_grades_total", "same"),
             "changed": fleet("ctxguard_judge_changed"),
         },
     ),

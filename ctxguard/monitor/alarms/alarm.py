@@ -24,7 +24,7 @@ class AlarmKind(StrEnum):
     PROMISE_NOT_MONITORED = "promise_not_monitored"
     """What is judged does not show the loss that the certificate bounds."""
     JUDGE_DOWN = "judge_down"
-    """The judge gives no verdicts, so that no promise is monitored."""
+    """The judge gives no grades, so that no promise is monitored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class AlarmMonitor:
     def loss_row(
         self,
         record: SampleRecord,
-        verdicts: Mapping[str, Judgment],
+        grades: Mapping[str, Judgment],
         *,
         harm: float,
         probability: float,
@@ -155,12 +155,12 @@ class AlarmMonitor:
         """Return the losses of a judged sample for the store; None if the profile did not serve it.
 
         Args:
-            verdicts: The grades of it; every served passage has one.
+            grades: The grades of it; every served passage has one.
             probability: Probability with which it was sampled and then taken up for judging.
         """
         if not self._is_of_profile(record):
             return None
-        loss, chance = self._recall_loss(record, verdicts)
+        loss, chance = self._recall_loss(record, grades)
         return LossRow(
             time_seconds=record.time_seconds,
             profile_id=self.state.profile_id,
@@ -272,7 +272,7 @@ class AlarmMonitor:
         return record.profile_id == self.state.profile_id and record.mode is Mode.ENFORCE
 
     def _recall_loss(
-        self, record: SampleRecord, verdicts: Mapping[str, Judgment]
+        self, record: SampleRecord, grades: Mapping[str, Judgment]
     ) -> tuple[float | None, float]:
         """Return the loss that the route promises to bound, and the probability of judging it."""
         route = self.state.profile.routes.get(record.route)
@@ -284,7 +284,7 @@ class AlarmMonitor:
         self._with_promised_baseline[record.route] = k == record.rates.baseline_k
         n = len(record.served) + len(record.dropped)
         chance = record.rates.first_probability(min(k, n))
-        return (recall_loss(record, verdicts, k) if chance else None), chance
+        return (recall_loss(record, grades, k) if chance else None), chance
 
     def _check_rates(self, record: SampleRecord, k: int) -> None:
         """Warn where a sample could not show the loss that is promised, until one may."""

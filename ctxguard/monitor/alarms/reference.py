@@ -98,7 +98,7 @@ def corrected(
 
     Args:
         human: Losses by the grades of people, shape (n,), in [0, 1]; NaN where undefined.
-        judge: Losses of the same requests by the judge's verdicts; NaN where undefined.
+        judge: Losses of the same requests by the judge's grades; NaN where undefined.
         weights: 1 / the probability with which each was labelled, > 0, shape (n,).
         promise: The promised mean loss, in [0, 1].
 

@@ -29,7 +29,7 @@ from ctxguard.monitor.estimation.metrics import (
     to_block,
 )
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import verdicts_from_json
+from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.human import rows_left
 from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -248,7 +248,7 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
     if not newest_label:
         return
     ids = list(newest_label)
-    before, first = store.blocks(ids), store.verdicts(None, ids)
+    before, first = store.blocks(ids), store.grades(None, ids)
     # Grades given before a text was deleted stay.
     samples = graded_samples(store, series, list(before), store.picked(None, ids))
     given = [one.grade for sample in samples.values() for one in sample.people.values()]
@@ -256,7 +256,7 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
     rows = []
     for sample_id, sample in samples.items():
         try:
-            by_first = verdicts_from_json(first.get(sample_id, ""))
+            by_first = grades_from_json(first.get(sample_id, ""))
         except DataError:
             # One damaged sample must not break every report.
             continue

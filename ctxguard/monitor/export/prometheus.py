@@ -26,12 +26,12 @@ _Values = float | None | Mapping[Any, float | None]
 
 _COUNTS = {
     "judged_samples": "Samples judged, by outcome; one that is asked about again counts again.",
-    "verdicts": "Passages submitted to the judge.",
-    "invalid_verdicts": "Passages for which the judge gave no valid grade.",
+    "grades": "Passages submitted to the judge.",
+    "invalid_grades": "Passages for which the judge gave no valid grade.",
     "candidate_tokens": "Tokens of the candidates retrieved, by mode and fate: kept, or dropped in "
     "assembly or by the policy; outside enforce, as enforcing would have it.",
     "today_tokens": "Tokens that the bare retriever would serve in their place, by mode.",
-    "canary_verdicts": "Verdicts on labelled passages that were judged again, by whether the same.",
+    "canary_grades": "Grades on labelled passages that were judged again, by whether the same.",
     "judge_calls": "Calls of the judge's endpoint.",
     "judge_retries": "Judge calls that were retries.",
     "judge_invalid": "Passages for which the judge gave no valid grade, by reason.",
@@ -69,7 +69,7 @@ _ESTIMATES = (
     ("judge_estimate", "Judge's own figure, not corrected by human labels", ("value",)),
 )
 _CHANGED = (
-    "1 once verdicts on samples that are judged again show that the judge has changed behind its "
+    "1 once grades on samples that are judged again show that the judge has changed behind its "
     "name, else 0."
 )
 _SHOWN = (

@@ -1,4 +1,4 @@
-"""Judges without a model: one takes its verdicts from known labels, one leaves all to people."""
+"""Judges without a model: one takes its grades from known labels, one leaves all to people."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ class LabelJudge:
     A question is known by its text, without regard to case, white space and Unicode form. Labels of
     equal questions are put together. Labels name a question by its original text, and samples hold
     its redacted text, so it is looked up by both. Where equal questions contradict each other, or
-    several have the same redacted text and different labels, a sample has no verdict, and
+    several have the same redacted text and different labels, a sample has no grade, and
     ``ambiguous`` counts the text.
 
     A passage without a label counts as not relevant. If the labels give some passages the grade 0,
@@ -41,7 +41,7 @@ class LabelJudge:
             them has its labels, whatever its id.
 
     Attributes:
-        ambiguous: Texts of questions without verdicts, because their labels disagree.
+        ambiguous: Texts of questions without grades, because their labels disagree.
 
     Raises:
         RedactionError: the redactor failed on a query.
@@ -87,7 +87,7 @@ class LabelJudge:
         if self.ambiguous:
             _log.warning(
                 "%d texts stand for several labelled queries whose labels disagree: samples of "
-                "these texts get no verdict",
+                "these texts get no grade",
                 self.ambiguous,
             )
 
@@ -105,7 +105,7 @@ class LabelJudge:
         if labels is None:
             return []
         complete = self._positives_only or not labels.grades
-        verdicts: list[Judgment | None] = []
+        grades: list[Judgment | None] = []
         for passage in passages:
             key = text_key(passage.text) if self._copies else None
             names = [passage.passage_id, *self._copies.get(key or b"", ())]
@@ -113,8 +113,8 @@ class LabelJudge:
             misleads = grade == 0 and not labels.distractors.isdisjoint(names)
             has_label = misleads or not labels.grades.keys().isdisjoint(names)
             negative = Negative.DISTRACTOR if misleads else None
-            verdicts.append(Judgment(passage.passage_id, grade, negative, has_label or complete))
-        return verdicts
+            grades.append(Judgment(passage.passage_id, grade, negative, has_label or complete))
+        return grades
 
     def _add_redacted(self, texts: Sequence[str], redactor: Redactor) -> None:
         """Know questions by their redacted texts too, unless several disagree."""
@@ -165,7 +165,7 @@ def _pairs(labels: "ByQuestion[_T]") -> Iterable[tuple[str, _T]]:
 class PeopleAlone:
     """Says nothing about any passage.
 
-    Its verdicts are missing labels of grade 0, the same for every passage, so an estimate that
+    Its grades are missing labels of grade 0, the same for every passage, so an estimate that
     people's labels correct is the estimate from these labels alone.
     """
 

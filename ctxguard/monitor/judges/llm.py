@@ -2,7 +2,7 @@
 
 Each call has one passage. In a list, a grade depends on the other passages, so recall, which
 compares served passages with dropped ones, would be biased; one passage could influence another's
-grade; and one bad reply would lose every verdict of the list. The prompt is sent once per passage,
+grade; and one bad reply would lose every grade of the list. The prompt is sent once per passage,
 and endpoints cache it.
 """
 
@@ -47,7 +47,7 @@ class LLMJudge:
     to follow no instruction in them. A passage therefore cannot change the protocol. It may still
     persuade the model, which only a comparison with human labels shows.
 
-    A reply that is malformed, refused, truncated, off the schema or out of range is not a verdict:
+    A reply that is malformed, refused, truncated, off the schema or out of range is not a grade:
     it is counted by reason, kept redacted for inspection, and never imputed. ``ChatClient`` repeats
     calls that failed temporarily, and bounds what it reads.
 
@@ -91,7 +91,7 @@ class LLMJudge:
         self.version = f"{model} {digest}"
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """Return one verdict per passage, in their order; None if there is no valid verdict.
+        """Return one grade per passage, in their order; None if there is no valid grade.
 
         Raises:
             StageUnavailableError: the endpoint answered for none of them after all retries: an
@@ -102,8 +102,8 @@ class LLMJudge:
         )
         return [
             None
-            if isinstance(reply.verdict, InvalidReason)
-            else Judgment(passage.passage_id, reply.verdict)
+            if isinstance(reply.answer, InvalidReason)
+            else Judgment(passage.passage_id, reply.answer)
             for passage, reply in zip(passages, replies, strict=True)
         ]
 
@@ -137,11 +137,11 @@ class LLMJudge:
 
         replies = self._client.complete_all(passages, converse, form, read)
         for passage, reply in zip(passages, replies, strict=True):
-            if isinstance(reply.verdict, InvalidReason):
-                self.ledger.add_invalid(passage.passage_id, reply.verdict, reply.body)
+            if isinstance(reply.answer, InvalidReason):
+                self.ledger.add_invalid(passage.passage_id, reply.answer, reply.body)
             else:
-                self.ledger.add(verdicts=1)
-        if all(reply.verdict in UNAVAILABLE for reply in replies):
+                self.ledger.add(answers=1)
+        if all(reply.answer in UNAVAILABLE for reply in replies):
             raise StageUnavailableError(
                 "judge",
                 f"{self.model} at {self._client.host} answered for none of {len(passages)} "

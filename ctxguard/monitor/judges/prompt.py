@@ -1,6 +1,6 @@
 """The prompts of a judging language model, and how its replies are read.
 
-Replies are untrusted: a server may ignore the schema, and a verdict that needs guessing is not
+Replies are untrusted: a server may ignore the schema, and a grade that needs guessing is not
 valid. Pure: no I/O, no clock, no logging.
 """
 
@@ -90,14 +90,14 @@ def question_messages(text: str) -> list[dict[str, str]]:
 
 def response_format(schema: Mapping[str, object] = SCHEMA) -> dict[str, object]:
     """Return structured output in the strict form of the chat completions protocol."""
-    named = {"name": "verdict", "strict": True, "schema": schema}
+    named = {"name": "grade", "strict": True, "schema": schema}
     return {"type": "json_schema", "json_schema": named}
 
 
 def prompt_digest(
     max_passage_chars: int, max_reply_tokens: int, temperature: float = TEMPERATURE
 ) -> str:
-    """Hash the settings that a verdict depends on besides the model, to 12 hexadecimal digits.
+    """Hash the settings that a grade depends on besides the model, to 12 hexadecimal digits.
 
     >>> prompt_digest(8000, 256) == prompt_digest(8000, 256) != prompt_digest(4000, 256)
     True

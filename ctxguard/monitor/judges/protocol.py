@@ -1,4 +1,4 @@
-"""The protocol of a judge, its verdict on one passage, and verdicts as JSON."""
+"""The protocol of a judge, its grade on one passage, and grades as JSON."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ctxguard.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
-    """One judge's verdict on one passage for one query.
+    """One judge's grade on one passage for one query.
 
     Attributes:
         passage_id: The passage.
@@ -37,7 +37,7 @@ class Judge(Protocol):
     """Grades passages for a query.
 
     ``name`` and ``version`` identify the judge: another version begins another series of
-    estimates. A judge may have three more attributes: ``exact``, whether its verdicts are those of
+    estimates. A judge may have three more attributes: ``exact``, whether its grades are those of
     people, such as known labels (False without the attribute), ``reads_text``, whether it needs the
     passages' texts (True without the attribute; it then gets no passage without text), and
     ``ledger``, the ``Ledger`` of its calls and their cost.
@@ -69,27 +69,27 @@ class Judge(Protocol):
         ...
 
 
-_VERDICTS = TypeAdapter(list[Judgment])
+_GRADES = TypeAdapter(list[Judgment])
 
 
-def verdicts_to_json(verdicts: Iterable[Judgment]) -> str:
-    """Write the valid verdicts on a sample as the store keeps them."""
-    return _VERDICTS.dump_json(list(verdicts), exclude_defaults=True).decode()
+def grades_to_json(grades: Iterable[Judgment]) -> str:
+    """Write the valid grades on a sample as the store keeps them."""
+    return _GRADES.dump_json(list(grades), exclude_defaults=True).decode()
 
 
-def verdicts_from_json(text: str) -> dict[str, Judgment]:
-    """Read what ``verdicts_to_json`` wrote; the verdicts by passage id, none from an empty text.
+def grades_from_json(text: str) -> dict[str, Judgment]:
+    """Read what ``grades_to_json`` wrote; the grades by passage id, none from an empty text.
 
     Raises:
         DataError: it is no such text.
 
-    >>> text = verdicts_to_json([Judgment("a", 2), Judgment("b", 0, score=0.25)])
+    >>> text = grades_to_json([Judgment("a", 2), Judgment("b", 0, score=0.25)])
     >>> text
     '[{"passage_id":"a","grade":2},{"passage_id":"b","grade":0,"score":0.25}]'
-    >>> verdicts_from_json(text)["b"].score
+    >>> grades_from_json(text)["b"].score
     0.25
     """
     try:
-        return {one.passage_id: one for one in _VERDICTS.validate_json(text or "[]")}
+        return {one.passage_id: one for one in _GRADES.validate_json(text or "[]")}
     except ValueError as error:
-        raise DataError(f"verdicts cannot be read: {type(error).__name__}") from error
+        raise DataError(f"grades cannot be read: {type(error).__name__}") from error

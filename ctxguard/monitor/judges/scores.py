@@ -25,7 +25,7 @@ from ctxguard.retrieval.protocols import Reranker
 class ScoreJudge(ABC):
     """Grades 1 if a model's score reaches a threshold, else 0.
 
-    Its verdicts repeat the model's errors, however many samples it grades. Check the model and the
+    Its grades repeat the model's errors, however many samples it grades. Check the model and the
     threshold against human labels, which also correct the estimates
     (``ctxguard.monitor.estimation.prediction_powered``).
 
@@ -51,7 +51,7 @@ class ScoreJudge(ABC):
         """Return the score of each text, shape (n,)."""
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """Return one verdict per passage, in their order; None if the score is not finite."""
+        """Return one grade per passage, in their order; None if the score is not finite."""
         if not passages:
             return []
         # One lone surrogate would make the tokenizer refuse the whole batch.
@@ -59,15 +59,15 @@ class ScoreJudge(ABC):
         self.ledger.add(calls=1)
         scores = self.scores(sanitise(query), texts)
         return [
-            self._verdict(passage, float(score))
+            self._judgment(passage, float(score))
             for passage, score in zip(passages, scores, strict=True)
         ]
 
-    def _verdict(self, passage: Passage, score: float) -> Judgment | None:
+    def _judgment(self, passage: Passage, score: float) -> Judgment | None:
         if not np.isfinite(score):
             self.ledger.add_invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(score))
             return None
-        self.ledger.add(verdicts=1)
+        self.ledger.add(answers=1)
         chance = 0.5 + 0.5 * math.tanh(score / 2.0) if self._is_logit else score
         return Judgment(
             passage.passage_id, int(score >= self.min_score), score=min(max(chance, 0.0), 1.0)

@@ -3,7 +3,7 @@
 The labels of people count under a new judge too, so it judges what they graded before fresh
 samples, and within the same budget. A judge that stays judges labelled samples again, as canaries:
 an endpoint may replace a model behind an unchanged name. A judge may also waver by itself, so each
-canary is judged twice more, on two days: of three verdicts on a passage that are not all the same,
+canary is judged twice more, on two days: of three grades on a passage that are not all the same,
 any one is as often the odd one out while the judge is the same; once it has changed, the first is.
 """
 
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from ctxguard.core.betting import Evidence
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
-from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
+from ctxguard.monitor.judges.protocol import grades_from_json, grades_to_json
 from ctxguard.monitor.judging.sample_judge import SampleJudge
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
@@ -33,7 +33,7 @@ _RETRY_SECONDS = 3600.0
 PER_DAY = 5
 """Samples of a series that become canaries each day."""
 TOLERATED = 0.02
-"""Share of its verdicts by which a judge may change without counting as changed."""
+"""Share of its grades by which a judge may change without counting as changed."""
 CHANGED = 2e3
 """The evidence from which a judge counts as changed: while it is the same, at least this many
 canaries (400 days) pass on average before that."""
@@ -43,7 +43,7 @@ _STAKES = np.array([0.5, 1.0, 1.9])
 
 
 def excess(first: Sequence[bool], *later: Sequence[bool]) -> float:
-    """Compare the first verdicts on some passages with two later ones on the same.
+    """Compare the first grades on some passages with two later ones on the same.
 
     Returns:
         The share of passages on which the first is the odd one out, less half of that on which one
@@ -96,8 +96,8 @@ class Canaries:
         """Return the state after a sample was judged again.
 
         Args:
-            first: The first verdicts on its passages.
-            now: The verdicts on the same passages now.
+            first: The first grades on its passages.
+            now: The grades on the same passages now.
             day: The present, in days since the epoch.
 
         >>> found = Canaries()
@@ -202,8 +202,8 @@ class JudgingAgain:
 
     def positions(self, sample_id: int, record: SampleRecord) -> list[int]:
         """Return the candidates to judge: those that were judged before, and any that is served."""
-        first = self._store.verdicts(None, [sample_id]).get(sample_id, "")
-        before = {*verdicts_from_json(first), *self._before(sample_id)}
+        first = self._store.grades(None, [sample_id]).get(sample_id, "")
+        before = {*grades_from_json(first), *self._before(sample_id)}
         wanted = {*record.served, *record.to_judge(has_hit=True)}
         order = (*record.served, *record.dropped)
         return [one for one in order if one in wanted or record.passage_ids[one] in before]
@@ -212,29 +212,29 @@ class JudgingAgain:
         """Judge a sample again, and store what came of it; raises whatever the judge raises.
 
         Returns:
-            Of a canary, counts of the verdicts that are the same as at first, and of the others.
+            Of a canary, counts of the grades that are the same as at first, and of the others.
         """
         positions, before = self.positions(sample_id, record), self._before(sample_id)
         if not is_canary:
             # What it has graded by now is kept; what failed is asked about again.
-            verdicts = self._judge.grade_again(record, positions, before)
-            n_failed = sum(record.passage_ids[place] not in verdicts for place in positions)
-            text = verdicts_to_json(verdicts.values())
+            grades = self._judge.grade_again(record, positions, before)
+            n_failed = sum(record.passage_ids[place] not in grades for place in positions)
+            text = grades_to_json(grades.values())
             self._store.save_again(self._series, sample_id, text, n_failed)
             if not n_failed:
                 self._retry_at.pop(sample_id, None)
             return {}
-        verdicts = self._judge.grade_again(record, positions)
+        grades = self._judge.grade_again(record, positions)
         self._retry_at.pop(sample_id, None)
         first = [one.grade > 0 for one in before.values()]
-        # A passage without a verdict now counts as unchanged.
-        now = [verdicts.get(name, one).grade > 0 for name, one in before.items()]
+        # A passage without a grade now counts as unchanged.
+        now = [grades.get(name, one).grade > 0 for name, one in before.items()]
         day = int(self._clock() // _DAY_SECONDS)
         canaries = canaries_of(self._store, self._series).after(sample_id, first, now, day)
         self._store.set_state(_key(self._series), _FORM.dump_json(canaries).decode())
         same = sum(one == other for one, other in zip(first, now, strict=True))
-        return {("canary_verdicts", "yes"): same, ("canary_verdicts", "no"): len(first) - same}
+        return {("canary_grades", "yes"): same, ("canary_grades", "no"): len(first) - same}
 
     def _before(self, sample_id: int) -> dict[str, Judgment]:
-        found = self._store.verdicts(self._series, [sample_id])
-        return verdicts_from_json(found.get(sample_id, ""))
+        found = self._store.grades(self._series, [sample_id])
+        return grades_from_json(found.get(sample_id, ""))

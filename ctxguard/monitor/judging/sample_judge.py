@@ -252,11 +252,11 @@ class JudgingOutcome(StrEnum):
 
 LABELS = {
     "judged_samples": ("route", "outcome"),
-    "verdicts": ("route",),
-    "invalid_verdicts": ("route",),
+    "grades": ("route",),
+    "invalid_grades": ("route",),
     "candidate_tokens": ("mode", "fate"),
     "today_tokens": ("mode",),
-    "canary_verdicts": ("same",),
+    "canary_grades": ("same",),
     "judge_calls": (),
     "judge_retries": (),
     "judge_invalid": ("reason",),

@@ -21,7 +21,7 @@ from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.metrics import Metric, Rows, losses
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
+from ctxguard.monitor.judges.protocol import grades_from_json, grades_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.judging_again import JudgingAgain
 from ctxguard.monitor.judging.sample_judge import (
@@ -223,13 +223,13 @@ class JudgingWorker:
         if not some:
             return
         payloads, blocks = self._store.payloads(some), self._store.blocks(some)
-        grades = self._store.verdicts(self._series, some)
+        grades = self._store.grades(self._series, some)
         for place, sample_id in enumerate(some):
             if not {sample_id} <= payloads.keys() & blocks.keys() & grades.keys():
                 continue
             try:
                 record = SampleRecord.from_bytes(payloads[sample_id])
-                known = verdicts_from_json(grades[sample_id])
+                known = grades_from_json(grades[sample_id])
                 probability = float(Rows.read([blocks[sample_id]]).requests["probability"][0])
             except DataError as error:
                 _log.warning("sample %d is left out: %s", sample_id, error)
@@ -310,7 +310,7 @@ class JudgingWorker:
             Finished(
                 sample.sample_id,
                 _STATES[outcome],
-                verdicts="" if found.block is None else verdicts_to_json(found.grades.values()),
+                grades="" if found.block is None else grades_to_json(found.grades.values()),
                 block=found.block or b"",
                 n_failed=found.n_failed,
                 rejected=self._rejected(record),
@@ -318,8 +318,8 @@ class JudgingWorker:
             ),
             record.route,
             {
-                ("verdicts", record.route): found.n_asked,
-                ("invalid_verdicts", record.route): found.n_failed,
+                ("grades", record.route): found.n_asked,
+                ("invalid_grades", record.route): found.n_failed,
                 **(_tokens(record) if is_fresh else {}),
             },
             seconds,

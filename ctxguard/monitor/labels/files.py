@@ -1,7 +1,7 @@
 """Files in which people label passages (JSONL or CSV).
 
 One row is one passage of one request. The rows of a request stand together, in the order in which
-people take them; requests are in random order, as not all may be graded. The judge's verdicts are
+people take them; requests are in random order, as not all may be graded. The judge's grades are
 not in it.
 """
 
@@ -80,16 +80,16 @@ COLUMNS = tuple(RowToLabel.__dataclass_fields__)
 
 
 def rows_to_label(
-    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
+    record: SampleRecord, picked: Sequence[PickedPassage], grades: Mapping[str, Judgment]
 ) -> list[RowToLabel]:
     """Return the passages of a sample that people may still have to grade, as rows of a file.
 
     Args:
         picked: What draws ask about it.
-        verdicts: Those of people so far, by passage id.
+        grades: Those of people so far, by passage id.
     """
     rows = []
-    for position, when in rows_left(record, picked, verdicts):
+    for position, when in rows_left(record, picked, grades):
         passage, name = record.passage(position), record.passage_ids[position]
         about = (record.query or "", passage.title, passage.text)
         rows.append(RowToLabel(when, *about, None, None, record.request_id, name))

@@ -1,4 +1,4 @@
-"""The labels of people on sampled passages: which passages they grade, and their verdicts.
+"""The labels of people on sampled passages: which passages they grade, and their grades.
 
 Human labels correct the judge, so people grade a random part of the judged passages. Where
 annotators disagree, ``core.adjudication`` decides. Pure: no I/O, no clock, no logging.
@@ -20,8 +20,8 @@ IF_NONE_ABOVE = "if all above are 0"
 
 
 @dataclass(frozen=True, slots=True)
-class HumanVerdicts:
-    """The verdicts of people on one sample.
+class HumanGrades:
+    """The grades of people on one sample.
 
     Attributes:
         by_passage: By passage id; without passages that nobody labelled.
@@ -32,11 +32,11 @@ class HumanVerdicts:
     disagreements: int
 
 
-NOBODY = HumanVerdicts({}, 0)
+NOBODY = HumanGrades({}, 0)
 
 
-def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVerdicts]:
-    """Return the verdicts of people by sample.
+def human_grades(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanGrades]:
+    """Return the grades of people by sample.
 
     Args:
         labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them. Those that were
@@ -44,7 +44,7 @@ def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVer
 
     >>> ann = LabelRow("r", "a", 3, None, "ann", 1.0)
     >>> bob = LabelRow("r", "a", 0, None, "bob", 2.0)
-    >>> found = human_verdicts([(7, ann), (7, bob)])[7]
+    >>> found = human_grades([(7, ann), (7, bob)])[7]
     >>> found.by_passage["a"].grade, found.disagreements
     (0, 1)
     """
@@ -82,9 +82,9 @@ def _whose(sample_id: int, label: LabelRow) -> tuple[int, str, str]:
     return sample_id, label.passage_id, label.annotator
 
 
-def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanVerdicts:
+def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanGrades:
     labels = {passage_id: adjudicate(given) for passage_id, given in votes.items()}
-    return HumanVerdicts(
+    return HumanGrades(
         {
             passage_id: Judgment(passage_id, label.grade, label.negative)
             for passage_id, label in labels.items()
@@ -94,7 +94,7 @@ def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanVerdicts:
 
 
 def rows_left(
-    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
+    record: SampleRecord, picked: Sequence[PickedPassage], grades: Mapping[str, Judgment]
 ) -> list[tuple[int, str]]:
     """List the passages that people may still have to grade, with when they grade each.
 
@@ -103,7 +103,7 @@ def rows_left(
 
     Args:
         picked: What draws ask about it.
-        verdicts: Those of people so far, by passage id.
+        grades: Those of people so far, by passage id.
 
     Returns:
         Pairs of position and ``ALWAYS`` or ``IF_NONE_ABOVE``; empty once all is graded.
@@ -112,7 +112,7 @@ def rows_left(
     is_open = any(one.kind is PickKind.RUN for one in picked)
     rows = []
     for position in (*record.served, *record.dropped):
-        grade = record.grade(verdicts, position)
+        grade = record.grade(grades, position)
         if grade is None and position in always:
             rows.append((position, ALWAYS))
         elif grade is None and is_open and position in record.served:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import verdicts_from_json
+from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
-from ctxguard.monitor.labels.human import ALWAYS, NOBODY, human_verdicts, rows_left
+from ctxguard.monitor.labels.human import ALWAYS, NOBODY, human_grades, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, SampleStore
 
@@ -35,8 +35,8 @@ class GradedSample:
 
     Attributes:
         record: The sample.
-        people: The verdicts of people so far, by passage id.
-        judge: The verdicts of the judge, by passage id.
+        people: The grades of people so far, by passage id.
+        judge: The grades of the judge, by passage id.
         picked: What people are asked about.
         disagreements: Passages on whose relevance annotators disagree.
     """
@@ -66,8 +66,8 @@ class GradedSample:
     def grade(self, position: int) -> int:
         """Return a candidate's grade, of people before the judge; 0 without one."""
         name = self.record.passage_ids[position]
-        verdict = self.people.get(name) or self.judge.get(name)
-        return 0 if verdict is None else verdict.grade
+        judgment = self.people.get(name) or self.judge.get(name)
+        return 0 if judgment is None else judgment.grade
 
     @property
     def is_graded(self) -> bool:
@@ -88,8 +88,8 @@ class GradedSample:
         return passages
 
     def _likely(self, passage_id: str) -> float:
-        verdict = self.judge.get(passage_id)
-        return _LIKELY[verdict is not None and verdict.grade > 0]
+        judgment = self.judge.get(passage_id)
+        return _LIKELY[judgment is not None and judgment.grade > 0]
 
 
 def graded_samples(
@@ -105,9 +105,9 @@ def graded_samples(
     Args:
         picked: What people are asked about them; None for what draws that were saved ask.
     """
-    verdicts = store.verdicts(series, sample_ids)
-    payloads = store.payloads(list(verdicts))
-    people = human_verdicts(store.labels(list(payloads)))
+    grades = store.grades(series, sample_ids)
+    payloads = store.payloads(list(grades))
+    people = human_grades(store.labels(list(payloads)))
     picked = store.picked(series, sample_ids) if picked is None else picked
     found = {}
     for sample_id in sample_ids:
@@ -115,7 +115,7 @@ def graded_samples(
             continue
         try:
             record = SampleRecord.from_bytes(payloads[sample_id])
-            by_judge = verdicts_from_json(verdicts[sample_id])
+            by_judge = grades_from_json(grades[sample_id])
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample_id, error)
             continue

@@ -74,7 +74,7 @@ _NO_TOKENS = TokenAccount()
 
 
 class HasGrade(Protocol):
-    """A verdict, as far as a record asks for it."""
+    """A grade, as far as a record asks for it."""
 
     @property
     def grade(self) -> int: ...
@@ -152,17 +152,17 @@ class SampleRecord:
         passage = self.passages.get(position)
         return Passage(self.passage_ids[position], "") if passage is None else passage
 
-    def grade(self, verdicts: Mapping[str, HasGrade], position: int) -> int | None:
-        """Return the grade of a candidate by some verdicts; None where it has none."""
-        verdict = verdicts.get(self.passage_ids[position])
-        return None if verdict is None else verdict.grade
+    def grade(self, grades: Mapping[str, HasGrade], position: int) -> int | None:
+        """Return the grade of a candidate by some grades; None where it has none."""
+        judgment = grades.get(self.passage_ids[position])
+        return None if judgment is None else judgment.grade
 
-    def has_hit(self, verdicts: Mapping[str, HasGrade]) -> bool:
+    def has_hit(self, grades: Mapping[str, HasGrade]) -> bool:
         """Tell whether a passage was served that is relevant by some grades, or may be.
 
         It may be while it has no grade: whole pools are judged once it is certain that none is.
         """
-        return not {self.grade(verdicts, position) for position in self.served} <= {0}
+        return not {self.grade(grades, position) for position in self.served} <= {0}
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
         """Tell if all of ``dropped`` is judged, given whether a relevant passage was served."""
@@ -325,7 +325,7 @@ def record_of(
     """Make the record of a sample; raises what an unreadable passage or score raises.
 
     Served passages are kept, whatever they hold. A dropped one that cannot be read is kept without
-    its text, and gets no verdict, which is counted.
+    its text, and gets no grade, which is counted.
 
     Args:
         sample: As the request path left it.

@@ -27,7 +27,7 @@ from ctxguard.monitor.store.types import (
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
 _judged = schema.judged.c
-_verdicts = schema.verdicts.c
+_grades = schema.grades.c
 _picked = schema.picked.c
 
 
@@ -127,22 +127,22 @@ def first_loss_seconds(
 
 
 @reads
-def verdicts(db: Transaction, series: str | None, sample_ids: Sequence[int]) -> dict[int, str]:
-    """Return verdicts by sample, without those that were deleted or never given.
+def grades(db: Transaction, series: str | None, sample_ids: Sequence[int]) -> dict[int, str]:
+    """Return grades by sample, without those that were deleted or never given.
 
     Args:
         series: None for the one that judged each sample first.
     """
-    query = sa.select(_verdicts.sample_id, _verdicts.verdicts)
+    query = sa.select(_grades.sample_id, _grades.grades)
     if series is None:
         first = sa.and_(
-            _judged.sample_id == _verdicts.sample_id,
-            _judged.series_id == _verdicts.series_id,
+            _judged.sample_id == _grades.sample_id,
+            _judged.series_id == _grades.series_id,
             _judged.is_counted,
         )
         query = query.join(schema.judged, first)
     else:
-        query = query.where(_verdicts.series_id == db.series_id(series))
+        query = query.where(_grades.series_id == db.series_id(series))
     return db.by_sample(query, sample_ids)
 
 
@@ -150,7 +150,7 @@ def verdicts(db: Transaction, series: str | None, sample_ids: Sequence[int]) -> 
 def rejected(
     db: Transaction, sample_ids: Sequence[int]
 ) -> dict[int, tuple[tuple[str, str, str], ...]]:
-    """(passage id, reason, raw reply) of each verdict that was not valid, by sample."""
+    """(passage id, reason, raw reply) of each grade that was not valid, by sample."""
     query = sa.select(_samples.sample_id, _samples.rejected).where(_samples.rejected.is_not(None))
     found: dict[int, str] = db.by_sample(query, sample_ids)
     return {each: tuple(map(tuple, json.loads(text))) for each, text in found.items()}
@@ -222,17 +222,17 @@ def to_grade(db: Transaction, series: str) -> dict[int, int]:
     """
     newest = sa.func.max(schema.labels.c.label_id)
     own, block = db.series_id(series), schema.judged.alias()
-    again = sa.and_(_verdicts.sample_id == _judged.sample_id, _verdicts.series_id == own)
+    again = sa.and_(_grades.sample_id == _judged.sample_id, _grades.series_id == own)
     of_sample = sa.and_(block.c.sample_id == _judged.sample_id, block.c.series_id == own)
     query = (
         sa.select(_judged.sample_id, newest.label("newest"))
         .join(schema.samples, _samples.sample_id == _judged.sample_id)
         .join(schema.labels, schema.labels.c.request_id == _samples.request_id)
-        .outerjoin(schema.verdicts, again)
+        .outerjoin(schema.grades, again)
         .outerjoin(block, of_sample)
         .where(
             _judged.is_counted,
-            sa.or_(_judged.series_id == own, _verdicts.sample_id.is_not(None)),
+            sa.or_(_judged.series_id == own, _grades.sample_id.is_not(None)),
         )
         .group_by(_judged.sample_id, block.c.last_label_id)
         .having(newest > sa.func.coalesce(block.c.last_label_id, -1))
@@ -249,12 +249,12 @@ def labelled(db: Transaction, series: str) -> dict[int, bool]:
     """
     own = db.series_id(series)
     again = sa.and_(
-        _verdicts.sample_id == _picked.sample_id,
-        _verdicts.series_id == own,
+        _grades.sample_id == _picked.sample_id,
+        _grades.series_id == own,
         sa.or_(
-            _verdicts.n_failed == 0,
+            _grades.n_failed == 0,
             sa.exists().where(
-                _judged.sample_id == _verdicts.sample_id,
+                _judged.sample_id == _grades.sample_id,
                 _judged.series_id == own,
                 _judged.is_counted,
             ),
@@ -262,10 +262,10 @@ def labelled(db: Transaction, series: str) -> dict[int, bool]:
     )
     labels = schema.labels.c
     rows = db.execute(
-        sa.select(_picked.sample_id, _verdicts.sample_id.is_not(None).label("is_judged"))
+        sa.select(_picked.sample_id, _grades.sample_id.is_not(None).label("is_judged"))
         .join(schema.samples, _samples.sample_id == _picked.sample_id)
         .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
-        .outerjoin(schema.verdicts, again)
+        .outerjoin(schema.grades, again)
         .where(sa.exists().where(labels.request_id == _samples.request_id))
         .distinct()
     )

@@ -2,7 +2,7 @@
 
 By age a sample is deleted with all that belongs to it, so that the judged rows are those of all
 requests of the time that is kept, labelled or not. A block that people graded outlives it, without
-text, and tells of the judge alone. By size the oldest payloads are deleted, with the verdicts that
+text, and tells of the judge alone. By size the oldest payloads are deleted, with the grades that
 may quote them; what was judged stays for the estimates until its age ends it, and samples that were
 not judged are deleted whole.
 """
@@ -34,7 +34,7 @@ _PAUSE_SECONDS = 0.002
 _samples = schema.samples.c
 _payloads = schema.payloads.c
 _judged = schema.judged.c
-_WITH_TEXT = (schema.payloads, schema.verdicts)
+_WITH_TEXT = (schema.payloads, schema.grades)
 
 
 @reads
@@ -48,7 +48,7 @@ def clean(store: Store) -> tuple[int, int]:
     """Delete what is over the limits, oldest first, in many short transactions.
 
     By age a sample is deleted whole, with its labels; its graded block stays. By size the
-    oldest payloads and verdicts are deleted: judged rows stay for the estimates, and samples
+    oldest payloads and grades are deleted: judged rows stay for the estimates, and samples
     that were not judged are deleted whole. A SQLite file then shrinks. PostgreSQL's own vacuum
     frees its space.
 

@@ -36,7 +36,7 @@ class SampleStore(Store):
     judged_pages = judgments.judged_pages
     losses = judgments.losses
     first_loss_seconds = judgments.first_loss_seconds
-    verdicts = judgments.verdicts
+    grades = judgments.grades
     rejected = judgments.rejected
     find = judgments.find
     samples_of = judgments.samples_of

@@ -45,7 +45,7 @@ _own = _accounts.c
 _samples = schema.samples.c
 _LOST = {reason: _own[f"lost_{reason.value}"] for reason in LostReason}
 _COUNTED = (_own.sampled, _own.stored, *_LOST.values())
-_verdicts = schema.verdicts.c
+_grades = schema.grades.c
 _UNFINISHED = (State.PENDING.value, State.INCOMPLETE.value)
 _NOTHING: Mapping[Any, Any] = {}
 _FRESH = {
@@ -225,12 +225,12 @@ def failed(db: Transaction, series: str) -> list[int]:
     """
     payload = schema.payloads.c.sample_id
     query = (
-        sa.select(_verdicts.sample_id)
-        .join(schema.samples, _samples.sample_id == _verdicts.sample_id)
-        .join(schema.payloads, payload == _verdicts.sample_id)
+        sa.select(_grades.sample_id)
+        .join(schema.samples, _samples.sample_id == _grades.sample_id)
+        .join(schema.payloads, payload == _grades.sample_id)
         .where(_samples.state == State.INCOMPLETE.value, *_has_failed(db, series))
     )
-    return db.scalars(query.order_by(_verdicts.sample_id))
+    return db.scalars(query.order_by(_grades.sample_id))
 
 
 @reads
@@ -240,16 +240,14 @@ def n_failed(db: Transaction, series: str) -> tuple[int, int]:
     Returns:
         Requests and passages.
     """
-    counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_verdicts.n_failed), 0))
+    counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_grades.n_failed), 0))
     requests, passages = db.execute(counted.where(*_has_failed(db, series))).one()
     return requests, int(passages)
 
 
 def _has_failed(db: Transaction, series: str) -> tuple[sa.ColumnElement[bool], ...]:
     # As the index says it, or it is not used.
-    return _verdicts.series_id == db.series_id(series), sa.literal_column(
-        "n_failed > 0", sa.Boolean
-    )
+    return _grades.series_id == db.series_id(series), sa.literal_column("n_failed > 0", sa.Boolean)
 
 
 def finish(
@@ -328,18 +326,18 @@ def _finish(
             for one in accepted
         ],
     )
-    judged, verdicts = [], []
+    judged, grades = [], []
     for one in accepted:
         own = {"sample_id": one.sample_id, "series_id": series_id}
         if one.block:
             loss = {} if one.loss is None else asdict(one.loss)
             row = {"time_seconds": time_of[one.sample_id], "block": one.block}
             judged.append({**_FRESH, **loss, **row, **own})
-        if one.verdicts:
-            verdicts.append({**own, "verdicts": one.verdicts, "n_failed": one.n_failed})
+        if one.grades:
+            grades.append({**own, "grades": one.grades, "n_failed": one.n_failed})
     # People's grades are added to a new block anew.
     db.replace(schema.judged, judged)
-    db.replace(schema.verdicts, verdicts)
+    db.replace(schema.grades, grades)
     return [one.sample_id for one in accepted]
 
 
@@ -369,15 +367,15 @@ def _key_of_counts(series: str) -> str:
 
 
 @writes
-def save_again(db: Transaction, series: str, sample_id: int, verdicts: str, n_failed: int) -> None:
+def save_again(db: Transaction, series: str, sample_id: int, grades: str, n_failed: int) -> None:
     """Store the grades of a series on a sample that another series judged first.
 
     Nothing is stored where its text was deleted.
     """
     key = {"series_id": _begun(db, series)}
     if _payloads(db, [sample_id]):
-        row = {**key, "sample_id": sample_id, "verdicts": verdicts, "n_failed": n_failed}
-        db.replace(schema.verdicts, [row])
+        row = {**key, "sample_id": sample_id, "grades": grades, "n_failed": n_failed}
+        db.replace(schema.grades, [row])
 
 
 @reads
@@ -417,6 +415,6 @@ payloads = reads(_payloads)
 
 
 def _begun(db: Transaction, series: str) -> int:
-    """Return the id of a series, which begins with its first verdicts."""
+    """Return the id of a series, which begins with its first grades."""
     db.upsert(schema.series, {"name": series}, changes=None)
     return db.series_id(series)

@@ -125,15 +125,15 @@ judged = sa.Table(
 )
 
 # Of the judge that the sample waited for, and of later ones that judged what people graded again.
-verdicts = sa.Table(
-    "ctxguard_verdicts",
+grades = sa.Table(
+    "ctxguard_grades",
     metadata,
     *_key("sample_id", "series_id"),
-    sa.Column("verdicts", StorableText, nullable=False),
+    sa.Column("grades", StorableText, nullable=False),
     # Passages without a grade, because a call of the judge failed: they are asked about again.
     sa.Column("n_failed", sa.Integer, nullable=False),
     sa.Index(
-        "ctxguard_verdicts_failed",
+        "ctxguard_grades_failed",
         *("series_id", "sample_id"),
         sqlite_where=sa.text("n_failed > 0"),
         postgresql_where=sa.text("n_failed > 0"),

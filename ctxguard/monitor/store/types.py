@@ -1,6 +1,6 @@
 """The values that go into the store and come out of it: frozen data, no database.
 
-Payloads, verdicts and blocks are opaque here; their formats belong to those who write and read
+Payloads, grades and blocks are opaque here; their formats belong to those who write and read
 them.
 """
 
@@ -206,7 +206,7 @@ class Finished:
 
     Attributes:
         state: ``JUDGED``, ``INCOMPLETE``, ``FAILED`` or ``SKIPPED``.
-        verdicts: JSON for people to read; it may quote passages, and is deleted with the payload.
+        grades: JSON for people to read; it may quote passages, and is deleted with the payload.
         block: What estimates need of a judged request; empty where nothing is known of it.
         n_failed: Passages without a grade, because a call of the judge failed.
         rejected: (passage id, reason, raw reply) of the grades that were not valid.
@@ -216,7 +216,7 @@ class Finished:
 
     sample_id: int
     state: State
-    verdicts: str = ""
+    grades: str = ""
     block: bytes = b""
     n_failed: int = 0
     rejected: tuple[tuple[str, str, str], ...] = ()

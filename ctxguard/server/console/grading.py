@@ -201,12 +201,12 @@ class Grading(ABC):
         }
 
 
-def value_of(verdict: Judgment | None) -> str:
+def value_of(judgment: Judgment | None) -> str:
     """Write a grade as the form sends it."""
-    if verdict is None:
+    if judgment is None:
         return TAKE_BACK
-    keys = [key for key, negative in KEYS.items() if verdict.negative is negative]
-    return keys[0] if keys else str(verdict.grade)
+    keys = [key for key, negative in KEYS.items() if judgment.negative is negative]
+    return keys[0] if keys else str(judgment.grade)
 
 
 def _as_in_forms(text: str) -> str:

@@ -10,7 +10,7 @@ from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.files import rows_to_label
-from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
+from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_grades
 from ctxguard.monitor.labels.samples import GradedSample, repeats
 from ctxguard.monitor.service import let_people_grade
 from ctxguard.monitor.store import LabelRow
@@ -75,8 +75,8 @@ class Label(Grading):
             for each, label in self._store.labels([number])
             if label.annotator == task.annotator
         ]
-        verdicts = human_verdicts(own_labels)
-        own = verdicts[number].by_passage if number in verdicts else {}
+        grades = human_grades(own_labels)
+        own = grades[number].by_passage if number in grades else {}
         to_grade = sample.rows()
         needed = [row for row in to_grade if row.when == ALWAYS]
         is_open = {row.passage_id for row in needed or to_grade[:1]}

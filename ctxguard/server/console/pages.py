@@ -19,10 +19,10 @@ from ctxguard._support.words import count
 from ctxguard.core.render import reveal
 from ctxguard.errors import CtxguardError, StoreError
 from ctxguard.monitor.explanation import (
+    grade_in_words,
     labels_in_words,
     state_in_words,
     time_in_words,
-    verdict_in_words,
 )
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile
@@ -190,7 +190,7 @@ def _templates() -> dict[str, jinja2.Template]:
         "reveal": _revealed,
         "counted": count,
         "time": time_in_words,
-        "verdict": verdict_in_words,
+        "grade": grade_in_words,
         "labels": labels_in_words,
         "sentence": lambda text: text[:1].upper() + text[1:],
     }
