@@ -47,7 +47,7 @@ from benchmarks._served import (
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_trec_run
-from calibration.fit import fit_relevance, probabilities
+from calibration.fit import fit_relevance, predicted
 from calibration.pool_labels import IntArray, discounts
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
@@ -93,7 +93,7 @@ def above(least: Callable[[FloatArray], FloatArray]) -> Rule:
 def probable(collection: Recorded, labelled: IntArray, rows: IntArray) -> IntArray:
     """Keep what is relevant with a probability above a half, by the labelled queries."""
     model = fit_relevance(collection.pools.rows(labelled), collection.labels.rows(labelled))
-    kept: IntArray = (probabilities(model, collection.pools, rows) > 0.5).sum(axis=1)
+    kept: IntArray = (predicted(model, collection.pools, rows) > 0.5).sum(axis=1)
     return kept
 
 

@@ -76,7 +76,7 @@ class _AnsweredPools:
 
     Attributes:
         name: Of the answer.
-        chances: Shape (n_q, depth), P without answers, out of fold.
+        probabilities: Shape (n_q, depth), P without answers, out of fold.
         answers: Shape (n_q, depth), NaN where there is none.
         places: Same shape, the place of each candidate in its call.
         cost: Of asking about one candidate; None where it is not known.
@@ -85,7 +85,7 @@ class _AnsweredPools:
     name: str
     pools: Pools
     labels: PoolLabels
-    chances: FloatArray
+    probabilities: FloatArray
     answers: FloatArray
     places: FloatArray
     cost: float | None
@@ -97,7 +97,7 @@ class _AnsweredPools:
         groups = np.broadcast_to(own[:, None], asked.shape)
         return AnswerModel.fit(
             self.answers[own][asked],
-            self.chances[own][asked],
+            self.probabilities[own][asked],
             self.labels.relevant[own][asked],
             groups[asked],
             self.places[own][asked],
@@ -178,8 +178,8 @@ def calibrate_asking(
         return unasked(f"{' nor '.join(answered)} is not shown to add anything to P on {n} queries")
     figures: dict[str, Any] = {each: significant(getattr(model, each), 8) for each in _FIGURES}
     model = replace(model, **figures)
-    for careful in route.rules(route.settings.context):
-        found = _choose(route, fitted, own, asking.price, careful)
+    for choose_by in route.rules(route.settings.context):
+        found = _choose(route, fitted, own, asking.price, choose_by)
         with_answers = _with_verdict(outcome, asking, own, model, found)
         if with_answers.decision == "enforce":
             break
@@ -187,13 +187,13 @@ def calibrate_asking(
 
 
 def _choose(
-    route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float, careful: Choose
+    route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float, choose_by: Choose
 ) -> _Choice:
     """Choose (k, t) with the answers that are worth asking for at the former, twice."""
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
 
     def rule(sums: PolicySums) -> int | None:
-        place, wanted = careful(sums), route.settings.context
+        place, wanted = choose_by(sums), route.settings.context
         if place is None and wanted != "utility":
             # Few labels support no careful choice. Whether this one holds is for the verdict.
             return choose(
@@ -205,19 +205,19 @@ def _choose(
             )
         return place
 
-    def chosen(chances: FloatArray) -> tuple[Folded, GridIndex, bool]:
+    def chosen(probabilities: FloatArray) -> tuple[Folded, GridIndex, bool]:
         # What asking is worth is computed for P alone.
-        grid = fitted.grid(own.pools, own.labels, chances, per_token=False)
+        grid = fitted.grid(own.pools, own.labels, probabilities, per_token=False)
         policies = among(grid, route.settings)
         index = policies.chosen(rule)
         best = policies.chosen(highest_utility) if index is None else index
         return policies, (0, 0) if best is None else best, index is not None
 
-    policies, index, accepted = chosen(own.chances)
+    policies, index, accepted = chosen(own.probabilities)
     for _ in range(ROUNDS):
         settings = policies.grid.settings(index)
-        chances, n_asked, answered = _updated(own, by_fold, settings, price)
-        policies, index, accepted = chosen(chances)
+        probabilities, n_asked, answered = _updated(own, by_fold, settings, price)
+        policies, index, accepted = chosen(probabilities)
     policy = cast(ExpectedUtilityPolicy, policies.grid.policy(index))
     contexts = policies.contexts(rule, route.settings.serving_k)
     return _Choice(policy, accepted, *contexts, n_asked, answered)
@@ -236,21 +236,21 @@ def _updated(
         these has an answer.
     """
     k, threshold = settings
-    after, answered = own.chances.copy(), np.zeros(len(own.pools), dtype=bool)
+    after, answered = own.probabilities.copy(), np.zeros(len(own.pools), dtype=bool)
     n_asked = np.zeros(len(own.pools))
     for rows, model in models:
         if model is None:
             continue
         for row in rows.tolist():
             n = int(own.pools.lengths[row])
-            chances = own.chances[row, :n]
+            probabilities = own.probabilities[row, :n]
             # Of equal P the first is asked first, as a request does.
-            order = np.argsort(-chances, kind="stable")
-            values = model.values(chances[order], k, threshold, FIRST)
+            order = np.argsort(-probabilities, kind="stable")
+            values = model.values(probabilities[order], k, threshold, FIRST)
             chosen = order[to_ask(values, price, FIRST)]
             answers = np.full(n, np.nan)
             answers[chosen] = own.answers[row, chosen]
-            after[row, :n] = model.updated(chances, answers, own.places[row, :n])
+            after[row, :n] = model.updated(probabilities, answers, own.places[row, :n])
             n_asked[row], answered[row] = chosen.size, np.isfinite(answers).any()
     return after, n_asked, answered
 
@@ -298,7 +298,7 @@ def _with_verdict(
 def _asked(
     pools: Pools,
     labels: PoolLabels,
-    chances: FloatArray,
+    probabilities: FloatArray,
     *,
     texts: Mapping[str, str],
     asking: Asking,
@@ -306,10 +306,10 @@ def _asked(
 ) -> dict[str, _AnsweredPools]:
     """Ask about the first candidates by P of every query; return each kind of answer by name."""
     names = asking.stage.assessor.names
-    answers = {name: np.full(chances.shape, np.nan) for name in names}
-    places = np.full(chances.shape, np.nan)
+    answers = {name: np.full(probabilities.shape, np.nan) for name in names}
+    places = np.full(probabilities.shape, np.nan)
     failed, n_asked, cost = 0, 0, 0.0
-    order = np.argsort(-chances, axis=1, kind="stable")
+    order = np.argsort(-probabilities, axis=1, kind="stable")
     for row, query_id in enumerate(pools.query_ids):
         ids = pools.passage_ids[row]
         first = order[row, : min(FIRST, len(ids))].tolist()
@@ -330,7 +330,7 @@ def _asked(
         )
     each = cost / max(n_asked, 1) or None
     return {
-        name: _AnsweredPools(name, pools, labels, chances, own, places, each)
+        name: _AnsweredPools(name, pools, labels, probabilities, own, places, each)
         for name, own in answers.items()
     }
 

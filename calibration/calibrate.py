@@ -31,7 +31,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError
-from ctxguard.guard.wrapped_retriever import told_by
+from ctxguard.guard.wrapped_retriever import call_if
 from ctxguard.profile.schema import Profile, Provenance
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def calibrate(
         fusion=fusion,
         utilities=settings.utilities,
         fingerprint=dict(identity),
-        corpus=told_by(retriever, "corpus_sketch") if corpus_sketch is None else corpus_sketch,
+        corpus=call_if(retriever, "corpus_sketch") if corpus_sketch is None else corpus_sketch,
         signal_columns=needed([each for each in columns if each not in leaking], by_route),
         provenance=provenance(dataset, settings, pools, identity, notes),
     )

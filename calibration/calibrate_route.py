@@ -15,7 +15,7 @@ from calibration.certify import Certification, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, QueryMetrics, contexts, of_contexts
 from calibration.figures import significant
-from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabilities
+from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
 from calibration.folded import Choose, Folded
 from calibration.grid import Grid, ratio_grid, sizes, utility_grid
 from calibration.objectives import (
@@ -224,8 +224,8 @@ class LabelledRoute:
         fitted: What the family was fitted to.
         choosing: The family's policies.
         extending: Policies that go on in today's order.
-        chances: Shape (n_q, depth), P(relevant) of the candidates of the queries that measure, from
-            a model that did not see their labels; None without.
+        probabilities: Shape (n_q, depth), P(relevant) of the candidates of the queries that
+            measure, from a model that did not see their labels; None without.
         measured: The pools and labels of the queries that measure: those held out, or all, of
             which each fifth is measured by what the others choose.
         held_out: Whether these had no part in anything.
@@ -239,7 +239,7 @@ class LabelledRoute:
     fitted: "Fitted"
     choosing: Folded
     extending: Folded
-    chances: FloatArray | None
+    probabilities: FloatArray | None
     measured: tuple[Pools, PoolLabels]
     held_out: bool
 
@@ -259,10 +259,10 @@ class LabelledRoute:
         fitted = _fit(family, *own, settings)
         grid = fitted.grid(*own, fitted.out_of_fold)
         longer = ratio_grid(*own, temperature=fitted.temperature, ks=grid.ks, min_keep=k)
-        measured, chances = own, fitted.out_of_fold
+        measured, probabilities = own, fitted.out_of_fold
         if held_out is not None:
             measured = part(held_out)
-            chances = None if fitted.model is None else probabilities(fitted.model, measured[0])
+            probabilities = None if fitted.model is None else predicted(fitted.model, measured[0])
         return cls(
             settings,
             part,
@@ -272,7 +272,7 @@ class LabelledRoute:
             fitted,
             among(grid, settings),
             Folded.of(longer, tried(longer, k)),
-            chances,
+            probabilities,
             measured,
             held_out is not None,
         )
@@ -378,7 +378,7 @@ class LabelledRoute:
         fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
         ordering, testing = self.part(fit_part), self.part(test_part)
         fitted = _fit(self.family, *ordering, settings)
-        tested = None if fitted.model is None else probabilities(fitted.model, testing[0])
+        tested = None if fitted.model is None else predicted(fitted.model, testing[0])
         own, other = fitted.grid(*ordering, fitted.out_of_fold), fitted.grid(*testing, tested)
         certification = certify(own, other, promise, seed=settings.seed)
         if certification.grid_index is None:
@@ -444,10 +444,10 @@ class LabelledRoute:
 
 
 def _sufficiency(route: LabelledRoute, chosen: Option) -> SufficiencyProfile | None:
-    if route.chances is None:
+    if route.probabilities is None:
         return None
     labels = route.measured[1].reordered(chosen.order)
-    inside = np.take_along_axis(route.chances, chosen.order, axis=1)
+    inside = np.take_along_axis(route.probabilities, chosen.order, axis=1)
     best = np.where(chosen.kept & ~np.isnan(inside), inside, -np.inf).max(axis=1)
     settings, promise = route.settings, route.settings.promise
     holds: NDArray[np.bool_] = np.any(labels.relevant & chosen.kept, axis=1)
@@ -508,15 +508,15 @@ class Fitted:
         self,
         pools: Pools,
         labels: PoolLabels,
-        chances: FloatArray | None,
+        probabilities: FloatArray | None,
         *,
         per_token: bool = True,
     ) -> Grid:
         """Return the policies over some queries, with P(relevant) of their candidates."""
         tried: dict[str, Any] = {"ks": self.ks, "min_keep": self.min_keep}
-        if self.model is None or chances is None:
+        if self.model is None or probabilities is None:
             return ratio_grid(pools, labels, temperature=self.temperature, **tried)
-        return utility_grid(pools, labels, chances, self.model, per_token=per_token, **tried)
+        return utility_grid(pools, labels, probabilities, self.model, per_token=per_token, **tried)
 
 
 def shuffled(values: FloatArray, seed: int) -> FloatArray:

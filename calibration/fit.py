@@ -209,7 +209,7 @@ def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray
     return inputs.clip(-_CLIP, _CLIP, out=inputs), means, scales
 
 
-def probabilities(
+def predicted(
     model: RelevanceModel, pools: Pools, rows: Sequence[int] | IntArray | None = None
 ) -> FloatArray:
     """Compute P(relevant) of every candidate of some queries, as the guard does.
@@ -244,7 +244,7 @@ def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
             model = fit_relevance(pools, labels, outside)
         except CalibrationError:
             model = fit_relevance(pools, labels)
-        values[inside] = probabilities(model, pools, inside)
+        values[inside] = predicted(model, pools, inside)
     return values
 
 

@@ -89,8 +89,8 @@ class Grid:
             along ranks.
         make: The policy of a k and a threshold.
         order: Shape (n_q, depth), the columns of the pools in that order; None for their own.
-        chances: Shape (n_q, depth), P(relevant) of the candidates in that order, from models that
-            did not see their labels, NaN beyond the pool; None where there are none.
+        probabilities: Shape (n_q, depth), P(relevant) of the candidates in that order, from models
+            that did not see their labels, NaN beyond the pool; None where there are none.
         tokens: Shape (n_q, depth), of the candidates in that order, 0 beyond the pool; a passage
             counts as one where tokens are unknown.
         places: Shape (n_q, depth), the rank of each candidate by P, from 0, where the order is
@@ -103,7 +103,7 @@ class Grid:
     reached: IntArray
     make: Callable[[int, float], Policy]
     order: IntArray | None = None
-    chances: FloatArray | None = None
+    probabilities: FloatArray | None = None
     tokens: FloatArray | None = None
     places: IntArray | None = None
 
@@ -122,7 +122,7 @@ class Grid:
             labels=self.labels.rows(rows),
             reached=self.reached[rows],
             order=None if self.order is None else self.order[rows],
-            chances=None if self.chances is None else self.chances[rows],
+            probabilities=None if self.probabilities is None else self.probabilities[rows],
             tokens=None if self.tokens is None else self.tokens[rows],
             places=None if self.places is None else self.places[rows],
         )
@@ -216,8 +216,8 @@ class Grid:
         """
         labels = self.labels
         relevant, worth = labels.relevant.astype(np.float64), labels.utilities
-        if self.chances is not None:
-            relevant, worth = labels.with_expected(self.chances, EXPECTED)
+        if self.probabilities is not None:
+            relevant, worth = labels.with_expected(self.probabilities, EXPECTED)
         share = relevant / np.maximum(labels.n_relevant, 1)[:, None]
         sizes, baseline = self.sizes_of_candidates, labels.in_baseline
         today = np.stack([share * baseline, worth * self._todays_discounts, sizes * baseline])
@@ -341,10 +341,10 @@ def utility_grid(
     )
     order = np.argsort(-weighed, axis=1, kind="stable")
     values = np.take_along_axis(weighed, order, axis=1)
-    chances = np.take_along_axis(probabilities, order, axis=1)
+    ordered = np.take_along_axis(probabilities, order, axis=1)
     places = None
     if per_token:
-        places = np.argsort(np.argsort(-chances, axis=1, kind="stable"), axis=1, kind="stable")
+        places = np.argsort(np.argsort(-ordered, axis=1, kind="stable"), axis=1, kind="stable")
     return Grid(
         labels.reordered(order),
         ks or sizes(pools.scores.shape[1]),
@@ -358,7 +358,7 @@ def utility_grid(
             per_token=per_token,
         ),
         order,
-        chances,
+        ordered,
         None if tokens is None else np.take_along_axis(tokens, order, axis=1),
         places,
     )

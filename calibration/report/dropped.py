@@ -77,7 +77,7 @@ def dropped_passages(
         for row, rank in np.argwhere(lost).tolist()
     ):
         query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][column]
-        passage, chances = passage_or_none(passage_id, passage_of), outcome.route.chances
+        passage, likely = passage_or_none(passage_id, passage_of), outcome.route.probabilities
         worst.setdefault(
             row,
             Example(
@@ -89,7 +89,7 @@ def dropped_passages(
                 label=f"grade {own.grades[row, rank]} of {labels.top_grade}",
                 retrieved_rank=column + 1,
                 rank=rank + 1,
-                probability=None if chances is None else float(chances[row, column]),
+                probability=None if likely is None else float(likely[row, column]),
             ),
         )
         if len(worst) == SHOWN:

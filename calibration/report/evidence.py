@@ -163,7 +163,7 @@ def _labels_needed(test: Certification) -> str:
 
 def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -> RouteReport:
     outcome, settings = calibration.outcomes[route], calibration.settings
-    (pools, labels), chances = outcome.route.measured, outcome.route.chances
+    (pools, labels), probabilities = outcome.route.measured, outcome.route.probabilities
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
         temperature = fit_temperature(calibration.pools[route])
@@ -174,8 +174,8 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
     kept = np.zeros(labels.grades.shape, dtype=bool)
     np.put_along_axis(kept, outcome.chosen.order, outcome.chosen.kept, axis=1)
     expected = None
-    if chances is not None and kept.any():
-        expected = float(np.nan_to_num(chances)[kept].sum() / kept.sum())
+    if probabilities is not None and kept.any():
+        expected = float(np.nan_to_num(probabilities)[kept].sum() / kept.sum())
     found = (labels.relevant & kept).sum(axis=1)
     return RouteReport(
         route=route,

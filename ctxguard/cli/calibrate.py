@@ -194,12 +194,12 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
     def _identity(self, in_force: "Profile | None") -> "SystemIdentity":
         """Identify the system that answered, by itself or as the profile in force does."""
         from calibration.from_store import SystemIdentity
-        from ctxguard.guard.wrapped_retriever import told_by
+        from ctxguard.guard.wrapped_retriever import call_if
 
         if self.sources:
             source = in_first_order(self.open())
             fusion = getattr(source, "fusion", None) or Fusion()
-            return SystemIdentity(fusion, source.fingerprint(), told_by(source, "corpus_sketch"))
+            return SystemIdentity(fusion, source.fingerprint(), call_if(source, "corpus_sketch"))
         if in_force is None:
             return SystemIdentity()
         return SystemIdentity(in_force.fusion, in_force.fingerprint, in_force.corpus)

@@ -319,7 +319,7 @@ class FailureKind(StrEnum):
     GARBAGE = "garbage"
     """It returned NaN, or an array of the wrong shape."""
     SATURATED = "saturated"
-    """No thread of its pool was free in time."""
+    """None of its threads was free in time."""
     CIRCUIT_OPEN = "circuit_open"
     """It was not called because it had failed repeatedly just before."""
     OUT_OF_MEMORY = "out_of_memory"

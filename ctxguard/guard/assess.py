@@ -154,12 +154,12 @@ class AssessorStage:
         ``decision`` is by the policy of the assessor's profile, before anything is answered. Their
         order in the call is drawn by the request's id: a model may favour a place.
         """
-        chances, policy = decision.probabilities, profile.policy
-        if chances is None:
+        probabilities, policy = decision.probabilities, profile.policy
+        if probabilities is None:
             return None
         # They are best first: those beyond k and `first` only count as what may move up.
         values = profile.model.values(
-            np.asarray(chances), policy.k, policy.min_probability, profile.first
+            np.asarray(probabilities), policy.k, policy.min_probability, profile.first
         )
         chosen = to_ask(values, profile.price, profile.first).tolist()
         if not chosen:

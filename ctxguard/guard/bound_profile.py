@@ -14,7 +14,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.guard.wrapped_retriever import Calls, calls_of, told_by
+from ctxguard.guard.wrapped_retriever import Calls, call_if, calls_of
 from ctxguard.profile.comparison import ProfileCheck, SystemComparison, compare_systems
 from ctxguard.profile.schema import (
     AssessorProfile,
@@ -199,7 +199,7 @@ def _compared(profile: Profile | None, retriever: object, check: ProfileCheck) -
         return SystemComparison()
     fingerprint, corpus_sketch = check.fingerprint, check.corpus_sketch
     if fingerprint is None:
-        fingerprint = told_by(retriever, "fingerprint") or {}
+        fingerprint = call_if(retriever, "fingerprint") or {}
     if corpus_sketch is None and profile.corpus is not None:
-        corpus_sketch = told_by(retriever, "corpus_sketch")
+        corpus_sketch = call_if(retriever, "corpus_sketch")
     return compare_systems(profile, fingerprint, corpus_sketch, check.max_corpus_change)

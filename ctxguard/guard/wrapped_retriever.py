@@ -73,15 +73,15 @@ class RetrieverAdapter:
         """Return the fingerprint that was given, else the retriever's; empty without either."""
         if self._fingerprint is not None:
             return dict(self._fingerprint)
-        return dict(told_by(self.retriever, "fingerprint") or {})
+        return dict(call_if(self.retriever, "fingerprint") or {})
 
     def corpus_sketch(self) -> CorpusSketch | None:
         """Return the retriever's sketch of its corpus; None without one."""
-        sketch: CorpusSketch | None = told_by(self.retriever, "corpus_sketch")
+        sketch: CorpusSketch | None = call_if(self.retriever, "corpus_sketch")
         return sketch
 
 
-def told_by(retriever: object, name: str) -> Any:
+def call_if(retriever: object, name: str) -> Any:
     """Call a method of a retriever without arguments; None without such a method."""
     method = getattr(retriever, name, None)
     return method() if callable(method) else None

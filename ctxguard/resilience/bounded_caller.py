@@ -1,7 +1,7 @@
 """Calls a wrapped retriever under a deadline and a concurrency limit.
 
-Without a deadline a plain call runs on the caller's own thread, and from an event loop on a thread
-of the pool. ``typed`` turns the retriever's errors into the package's own.
+Without a deadline a plain call runs on the caller's own thread, and from an event loop on one
+of its own. ``typed`` turns the retriever's errors into the package's own.
 """
 
 import inspect

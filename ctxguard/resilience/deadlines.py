@@ -18,7 +18,7 @@ None if neither the stage nor the search has a limit; ≤ 0 if no time is left.
 class Deadlines:
     """Time limits for an embedded search; None disables a limit.
 
-    A stage with a limit runs on a thread of its own pool, which adds 20 to 40 µs; a late stage is
+    A stage with a limit runs on a thread of its own, which adds 20 to 40 µs; a late stage is
     left out of the answer.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""A stage: work that may fail, hang or return garbage, behind a pool and a circuit breaker."""
+"""A stage: work that may fail, hang or return garbage, on its own threads, with a breaker."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.resilience.breaker import FAILURES, REFUSED, Breaker, Probe, Watcher
-from ctxguard.resilience.pool import DaemonPool, PoolFullError
+from ctxguard.resilience.threads import DaemonThreads, ThreadsBusyError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -99,14 +99,14 @@ class Stage:
     """Calls one stage of a search under a time limit and a circuit breaker.
 
     Without a time limit a call runs on the caller's own thread. With one it runs on a thread of
-    the stage's pool; a call that is late is abandoned. Errors of the call are raised unchanged.
+    the stage's threads; a call that is late is abandoned. Errors of the call are raised unchanged.
 
     While the circuit is open, calls are refused at once; when a retry is due, one call is made as a
     probe. A stage that begins to fail, is left out, or has recovered says so in the log.
 
     Args:
         name: The stage's name in answers and metrics.
-        workers: Maximum number of concurrent calls in the pool.
+        workers: Maximum number of concurrent calls.
         waiting: Maximum number of calls that wait for a thread.
         spare: Maximum number of threads that replace those of hung calls; None for ``workers``.
         breaks: Whether repeated failures open the circuit.
@@ -126,7 +126,7 @@ class Stage:
     ) -> None:
         self.name = name
         self.breaker = Breaker(name, opens=breaks)
-        self._pool = DaemonPool(name, workers=workers, waiting=waiting, spare=spare)
+        self._threads = DaemonThreads(name, workers=workers, waiting=waiting, spare=spare)
         self._last_cause = ""
         self._fails_quietly_until = 0.0
         self.breaker.watch(self._log_change)
@@ -134,7 +134,7 @@ class Stage:
 
     def _reset_after_fork(self) -> None:
         """Forget threads, work, failures and held locks; for a forked child."""
-        self._pool._reset_after_fork()
+        self._threads._reset_after_fork()
         self.breaker._reset_after_fork()
 
     @property
@@ -174,7 +174,7 @@ class Stage:
         return result
 
     def submit(self, work: Callable[[], _T], seconds: float | None = None) -> "StageCall[_T]":
-        """Start ``work`` on a thread of the pool; arguments and errors as for `call`."""
+        """Start ``work`` on one of its threads; arguments and errors as for `call`."""
         if seconds is not None and seconds <= 0.0:
             raise self._no_time_left()
         probe = None if self.breaker.is_closed else self._admit(seconds)
@@ -197,7 +197,7 @@ class Stage:
     async def await_within(
         self, start: Callable[[], Awaitable[_T]], seconds: float | None = None
     ) -> _T:
-        """Await an asynchronous call without the pool; arguments and errors as for `call`.
+        """Await an asynchronous call without its threads; arguments and errors as for `call`.
 
         A late call is cancelled, and abandoned if it does not end then.
         """
@@ -311,8 +311,8 @@ class Stage:
     ) -> "StageCall[_T]":
         future: Future[_T] | None = None
         try:
-            future = self._pool.submit(partial(copy_context().run, work))
-        except PoolFullError:
+            future = self._threads.submit(partial(copy_context().run, work))
+        except ThreadsBusyError:
             if seconds is not None:
                 self._give_up(probe)
                 raise self._full() from None
@@ -329,11 +329,12 @@ class Stage:
         )
 
     def _full(self, message: str = "no thread is free") -> UnansweredError:
-        return UnansweredError(self.name, FailureKind.SATURATED, f"{message} ({self._pool.load})")
+        message += f" ({self._threads.load})"
+        return UnansweredError(self.name, FailureKind.SATURATED, message)
 
 
 class StageCall(Generic[_T]):
-    """A call of a stage that runs on a thread of its pool."""
+    """A call of a stage that runs on a thread of its own."""
 
     __slots__ = ("_future", "_probe", "_seconds", "_stage", "_until", "_work")
 
@@ -386,7 +387,7 @@ class StageCall(Generic[_T]):
         try:
             await asyncio.wait({done}, timeout=self._seconds_left())
         except asyncio.CancelledError:
-            self._stage._pool.write_off(future)
+            self._stage._threads.write_off(future)
             self._stage._give_up(self._probe)
             raise
         return self._settle(future)
@@ -397,7 +398,7 @@ class StageCall(Generic[_T]):
     def _settle(self, future: "Future[_T]") -> _T:
         stage = self._stage
         if not future.done():
-            stage._pool.write_off(future)
+            stage._threads.write_off(future)
             if not future.done():
                 late = stage._late(cast(float, self._seconds))
                 stage._note_failure(late.cause, self._probe)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard._support.json_values import MOST_VALUES, has_more_values
 from ctxguard.core.types import StageFailure
-from ctxguard.resilience.pool import DaemonPool
+from ctxguard.resilience.threads import DaemonThreads
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import answer, invalid, invalid_body
 
@@ -53,7 +53,7 @@ def check_values(body: bytes | bytearray) -> None:
 
 
 # One: each of several would hold the interpreter in turn, and the loop would wait for all of them.
-_thread = DaemonPool("body", workers=1, waiting=2**20)
+_thread = DaemonThreads("body", workers=1, waiting=2**20)
 reset_in_children(_thread)
 
 

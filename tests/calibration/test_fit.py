@@ -15,7 +15,7 @@ from calibration.fit import (
     fit_temperature,
     folds,
     out_of_fold,
-    probabilities,
+    predicted,
 )
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
@@ -105,7 +105,7 @@ class TestRelevance:
         pools, labels = replayed(200, noise=0.3)
         fresh, truth = replayed(400, seed=1, noise=0.3)
         model = fit_relevance(pools, labels)
-        found = probabilities(model, fresh)
+        found = predicted(model, fresh)
         for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 1.0)):
             inside = (found >= low) & (found < high)
             assert truth.relevant[inside].mean() == pytest.approx(found[inside].mean(), abs=0.07)
@@ -115,7 +115,7 @@ class TestRelevance:
         model = fit_relevance(pools, labels)
         for value in (*model.coefficients, *model.means, *model.scales, model.intercept):
             assert value == float(f"{value:.8g}")
-        found = probabilities(model, pools)
+        found = predicted(model, pools)
         for row, ranking in enumerate(pools.rankings()):
             decision = decide(ranking, ExpectedUtilityPolicy(model))
             assert decision.probabilities == pytest.approx(
@@ -125,7 +125,7 @@ class TestRelevance:
     def test_beyond_a_pools_end_there_is_no_probability(self) -> None:
         rankings = [two_legs([0.9, 0.1], [5.0, 1.0]), two_legs([], []), two_legs([0.5], [2.0])]
         pools, labels = labelled(rankings, [{"p0": 1}, {}, {}], depth=3)
-        found = probabilities(fit_relevance(pools, labels), pools)
+        found = predicted(fit_relevance(pools, labels), pools)
         assert np.isnan(found).tolist() == [[False, False, True], [True] * 3, [False, True, True]]
 
     def test_a_missing_signal_is_refused_with_the_way_out(self) -> None:
@@ -160,7 +160,7 @@ class TestOutOfFold:
 
     def test_where_a_fold_leaves_nothing_to_fit_on_the_model_of_all_stands_in(self) -> None:
         pools, labels = replayed(1)
-        expected = probabilities(fit_relevance(pools, labels), pools)
+        expected = predicted(fit_relevance(pools, labels), pools)
         assert out_of_fold(pools, labels) == pytest.approx(expected, nan_ok=True)
 
     def test_the_order_of_the_queries_does_not_matter(self) -> None:

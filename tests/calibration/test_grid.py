@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulated_pools import Case, cases, labelled, ranking_of, served_today
 
 from calibration.evaluate import contexts, per_query
-from calibration.fit import probabilities
+from calibration.fit import predicted
 from calibration.grid import (
     Grid,
     GridIndex,
@@ -84,7 +84,7 @@ class TestGridEqualsNaiveLoop:
     ) -> None:
         model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
         thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
-        values = probabilities(model, case.pools)
+        values = predicted(model, case.pools)
         assume(not (np.abs(values[..., None] - thresholds) < 1e-6).any())
         grid = utility_grid(
             *case,
@@ -110,7 +110,7 @@ class TestGridEqualsNaiveLoop:
         case = with_lengths(case, seed)
         model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
         thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
-        values = probabilities(model, case.pools)
+        values = predicted(model, case.pools)
         weighed = values * weight_of(np.nan_to_num(case.pools.tokens))
         assume(not (np.abs(weighed[..., None] - thresholds) < 1e-6).any())
         ks = [*range(1, values.shape[1] + 1)]
@@ -176,7 +176,7 @@ class TestBeyondToday:
         )
         model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
         both = utility_grid(pools, labels, np.tile(chances, (len(drawn), 1)), model)
-        by_labels = replace(both, chances=None)
+        by_labels = replace(both, probabilities=None)
         for n_kept in (2, 8):
             half, own = (grid.beyond_today[:, :, n_kept] for grid in (both, by_labels))
             assert half.mean(axis=1) == pytest.approx(own.mean(axis=1), abs=0.02)

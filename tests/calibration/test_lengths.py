@@ -11,7 +11,7 @@ from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import LabelledRoute, Settings
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts
-from calibration.fit import probabilities
+from calibration.fit import predicted
 from calibration.replay import replay
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
@@ -73,7 +73,7 @@ def test_the_policy_on_all_queries_keeps_what_its_grid_says() -> None:
     route = outcome_of(calibration).route
     pools = route.own[0]
     # By the model of all queries, as a guard has it.
-    grid = route.fitted.grid(*route.own, probabilities(policy_of(calibration).model, pools))
+    grid = route.fitted.grid(*route.own, predicted(policy_of(calibration).model, pools))
     for place in np.ndindex(len(grid.ks), grid.thresholds.size // 9):
         index = (place[0], 9 * place[1])
         order, n_kept = grid.contexts(index)

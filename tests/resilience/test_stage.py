@@ -207,7 +207,7 @@ def test_hung_probes_leave_threads_for_recovery(clock: Clock) -> None:
     over.set()
 
 
-def test_full_pool_opens_no_circuit(hang: Callable[[], None]) -> None:
+def test_full_queue_opens_no_circuit(hang: Callable[[], None]) -> None:
     stage = Stage("dense", workers=1, waiting=1)
     begun = threading.Event()
     stage.submit(lambda: (begun.set(), hang()))

@@ -11,8 +11,8 @@ from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.resilience import Stage
-from ctxguard.resilience.pool import processors
 from ctxguard.resilience.stage import WORKERS
+from ctxguard.resilience.threads import processors
 from ctxguard.retrieval.analysers import own_analyser
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.index import storage
@@ -38,7 +38,7 @@ class LiveIndex:
         index: The index that answers now.
         folder: The folder it was opened from; None if it was built in memory.
         version: The version of that folder's manifest; None if it could not be read.
-        legs: The legs' thread pools and circuit breakers, which the next index takes over.
+        legs: The legs' threads and circuit breakers, which the next index takes over.
         writing: Held while the index is replaced.
     """
 

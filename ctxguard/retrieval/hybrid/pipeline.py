@@ -185,8 +185,8 @@ class Hybrid(ABC):
                 f"where must be a ctxguard.Where or None, not a {type(where).__name__}"
             )
         is_reranked = RERANK in settings.stages and settings.reranker is not None
-        pool_depth = max(depth, settings.rerank_depth) if is_reranked else depth
-        search = self._search(text, pool_depth, query_vector, where)
+        fetched = max(depth, settings.rerank_depth) if is_reranked else depth
+        search = self._search(text, fetched, query_vector, where)
         began_at, began = time(), perf_counter()
         candidates, failures = search.legs(budget)
         timings = [StageTiming(SEARCH, began_at, perf_counter() - began)]

@@ -1,6 +1,6 @@
 """The embedded hybrid retriever: building, loading and updating its index (DESIGN.md §2 and §5).
 
-Views of a retriever share the index's changes, the thread pools and the circuit breakers.
+Views of a retriever share the index's changes, the threads and the circuit breakers.
 """
 
 import copy
@@ -16,7 +16,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route, id_text
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import Deadlines, Watcher
-from ctxguard.resilience.pool import processors
+from ctxguard.resilience.threads import processors
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.candidates import STAGES

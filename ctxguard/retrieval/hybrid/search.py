@@ -74,7 +74,7 @@ class Search:
     Attributes:
         index: The generation.
         settings: The settings of the view that searches.
-        stages: The thread pool and circuit breaker of each leg.
+        stages: The threads and circuit breaker of each leg.
         query: The query's text, without lone surrogates.
         depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
         query_vector: The caller's vector of the query, shape (dimension,), of any length, perhaps
@@ -116,7 +116,7 @@ class Search:
             limits = {leg: budget(leg) for leg in _BOTH}
         is_limited = limits[LEXICAL] is not None or limits[DENSE] is not None
         if is_limited and LEXICAL in asked and DENSE in asked:
-            # Side by side, the dense leg in its pool.
+            # Side by side, the dense leg on its own threads.
             call = attempt(DENSE, stages[DENSE].submit, self.dense, limits[DENSE])
             lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical, limits[LEXICAL])
             dense = call if isinstance(call, StageFailure) else attempt(DENSE, call.result)

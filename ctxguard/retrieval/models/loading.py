@@ -22,7 +22,7 @@ def load(kind: str, folder: Path, **options: Any) -> Any:
 def torch() -> Any:
     """Import torch, and make it compute on one thread in processes forked from now on.
 
-    The threads of its pool stay in the parent; a child would wait for them for ever.
+    Its threads stay in the parent; a child would wait for them for ever.
     """
     library = require("torch", "embedded")
     if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""A bounded pool of daemon threads, so that a call which never returns cannot keep a process alive.
+"""Daemon threads of a bounded number, so that a call that hangs cannot keep a process alive.
 
 ``concurrent.futures.ThreadPoolExecutor`` queues without a bound and joins its threads at exit.
 """
@@ -16,7 +16,7 @@ from weakref import WeakSet
 _T = TypeVar("_T")
 
 _IDLE_SECONDS = 10.0
-"""Lifetime of a thread without work: a pool that is no longer used costs nothing."""
+"""Lifetime of a thread without work: threads that are no longer used cost nothing."""
 
 _EXIT_SECONDS = 0.25
 """Time that an ending process waits for calls that are still running.
@@ -33,11 +33,11 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-class PoolFullError(Exception):
+class ThreadsBusyError(Exception):
     """No thread is free, and the queue is full or all threads hang."""
 
 
-class DaemonPool:
+class DaemonThreads:
     """Threads that start when work arrives and end when there is none.
 
     A thread cannot be killed. When a call is past its deadline, its thread is written off and
@@ -57,7 +57,7 @@ class DaemonPool:
         self._spare = workers if spare is None else spare
         self._waiting_limit = waiting
         self._reset_after_fork()
-        _pools.add(self)
+        _started.add(self)
 
     def _reset_after_fork(self) -> None:
         """Forget every thread and all work; a forked child has neither."""
@@ -80,20 +80,20 @@ class DaemonPool:
 
     @property
     def load(self) -> str:
-        """The load of the pool, for messages."""
+        """The load of the threads, for messages."""
         return f"{self.running:,} running, {self._waiting:,} waiting, {self.written_off:,} hung"
 
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
         """Call ``work`` on a thread.
 
         Raises:
-            PoolFullError: the queue is full, or the pool has lost its limit of hanging threads.
+            ThreadsBusyError: the queue is full, or too many threads hang.
         """
         future: Future[_T] = Future()
         with self._lock:
             hung = len(self._written_off)
             if self._waiting >= self._waiting_limit or hung >= self._workers + self._spare:
-                raise PoolFullError
+                raise ThreadsBusyError
             self._waiting += 1
             if self._waiting > self._idle and self._threads < self._workers + min(
                 hung, self._spare
@@ -118,7 +118,7 @@ class DaemonPool:
             # The system gives no more threads; the existing ones must suffice.
             if self._threads == 0:
                 self._waiting -= 1
-                raise PoolFullError from None
+                raise ThreadsBusyError from None
             return
         self._threads += 1
         self._idle += 1
@@ -153,11 +153,11 @@ class DaemonPool:
             del future, work
 
 
-_pools: WeakSet[DaemonPool] = WeakSet()
+_started: WeakSet[DaemonThreads] = WeakSet()
 
 
 @atexit.register
 def _let_calls_return() -> None:
     until = monotonic() + _EXIT_SECONDS
-    while any(pool.running > 0 for pool in list(_pools)) and monotonic() < until:
+    while any(threads.running > 0 for threads in list(_started)) and monotonic() < until:
         sleep(0.005)

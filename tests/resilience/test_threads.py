@@ -1,4 +1,4 @@
-"""The pool of daemon threads: how many calls run and wait, and what hung calls cost."""
+"""The threads of daemon threads: how many calls run and wait, and what hung calls cost."""
 
 import itertools
 import subprocess
@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from ctxguard.resilience.pool import DaemonPool, PoolFullError
+from ctxguard.resilience.threads import DaemonThreads, ThreadsBusyError
 from tests.timing import NEVER, PATIENCE_SECONDS
 
 
 def test_calls_are_bounded_by_workers() -> None:
-    pool = DaemonPool("test", workers=3, waiting=100)
+    threads = DaemonThreads("test", workers=3, waiting=100)
     running = itertools.count()
     most, lock, now = 0, threading.Lock(), 0
 
@@ -26,50 +26,50 @@ def test_calls_are_bounded_by_workers() -> None:
         with lock:
             now -= 1
 
-    for future in [pool.submit(call) for _ in range(100)]:
+    for future in [threads.submit(call) for _ in range(100)]:
         future.result(NEVER)
     assert most <= 3
     assert next(running) == 100
 
 
 def test_waiting_call_can_be_abandoned(hang: Callable[[], None]) -> None:
-    pool = DaemonPool("test", workers=1, waiting=2)
-    pool.submit(hang)
-    waiting = pool.submit(hang)
-    pool.write_off(waiting)
+    threads = DaemonThreads("test", workers=1, waiting=2)
+    threads.submit(hang)
+    waiting = threads.submit(hang)
+    threads.write_off(waiting)
     assert waiting.cancelled()
-    assert pool.written_off == 0
+    assert threads.written_off == 0
 
 
 def test_written_off_call_yields_its_place(hang: Callable[[], None]) -> None:
     """A hung call that is written off gives its place to another."""
-    pool = DaemonPool("test", workers=1, waiting=2)
+    threads = DaemonThreads("test", workers=1, waiting=2)
     begun = threading.Event()
 
     def busy() -> None:
         begun.set()
         hang()
 
-    hung = pool.submit(busy)
+    hung = threads.submit(busy)
     assert begun.wait(NEVER)
-    pool.write_off(hung)
-    assert pool.submit(lambda: "answered").result(NEVER) == "answered"
+    threads.write_off(hung)
+    assert threads.submit(lambda: "answered").result(NEVER) == "answered"
 
 
 def test_hung_threads_are_bounded() -> None:
-    pool = DaemonPool("test", workers=2, waiting=100)
+    threads = DaemonThreads("test", workers=2, waiting=100)
     over = threading.Event()
     for _ in range(4):
         begun = threading.Event()
-        hung = pool.submit(lambda begun=begun: (begun.set(), over.wait(NEVER)))
+        hung = threads.submit(lambda begun=begun: (begun.set(), over.wait(NEVER)))
         assert begun.wait(NEVER)
-        pool.write_off(hung)
-    with pytest.raises(PoolFullError):
-        pool.submit(int)
+        threads.write_off(hung)
+    with pytest.raises(ThreadsBusyError):
+        threads.submit(int)
     over.set()
-    while pool.written_off:
+    while threads.written_off:
         pass
-    assert pool.submit(int).result(NEVER) == 0
+    assert threads.submit(int).result(NEVER) == 0
 
 
 def test_threadless_system_refuses_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +77,8 @@ def test_threadless_system_refuses_without_waiting(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(PoolFullError):
-        DaemonPool("test", workers=2, waiting=2).submit(int)
+    with pytest.raises(ThreadsBusyError):
+        DaemonThreads("test", workers=2, waiting=2).submit(int)
 
 
 def test_a_process_with_hung_calls_ends() -> None:
