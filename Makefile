@@ -179,7 +179,7 @@ docs: $(VENV)-docs/.made
 # The committed dashboards, after a change of what builds them.
 dashboard: $(VENV)/.dev
 	$(BIN)/python -m tools.dashboard.dashboard > ctxguard/monitor/export/dashboard.json
-	$(BIN)/python -m tools.dashboard.dashboard details > ctxguard/monitor/export/details.json
+	$(BIN)/python -m tools.dashboard.dashboard all > ctxguard/monitor/export/dashboard_all.json
 
 # The figures that pages quote, from benchmarks/results/; the README's pictures, with Chromium.
 figures: $(VENV)/.dev

@@ -10,7 +10,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.telemetry = Telemetry(self.registry)
+        self.telemetry = Telemetry(self.registry, all_metrics=True)
 
     def __getitem__(self, name: str) -> int:
         """The sum of a metric over all its labels."""

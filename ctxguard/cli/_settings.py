@@ -25,7 +25,7 @@ from ctxguard.cli._help import page
 from ctxguard.cli._options import ProfileFile, StoreUrl
 from ctxguard.cli._system import SOURCES, LabelledSystem, System
 from ctxguard.errors import ConfigurationError, DataError
-from ctxguard.server.system import AssessorSettings
+from ctxguard.server.system import AssessorSettings, MetricsSettings
 
 Fields = Mapping[str, FieldInfo]
 
@@ -38,7 +38,7 @@ class _System(LabelledSystem, AssessorSettings):
     """The system: the keys of a file that stand at its top."""
 
 
-class _Top(_System):
+class _Top(_System, MetricsSettings):
     """All that may stand at the top of a file."""
 
     profile: ProfileFile = None

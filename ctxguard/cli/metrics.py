@@ -2,25 +2,28 @@
 
 from typing import Literal
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import setting
 from ctxguard.cli._console import Output
+from ctxguard.server.system import MetricsSettings
 
 
-class MetricsCommand(SettingsModel):
-    what: Literal["rules", "dashboard", "details"] = setting(
-        "File to print: rules (YAML for Prometheus), dashboard (JSON for Grafana) or details "
-        "(the dashboard of all other panels).",
-        "rules|dashboard|details",
+class MetricsCommand(MetricsSettings):
+    what: Literal["rules", "dashboard"] = setting(
+        "File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
+        "rules|dashboard",
         argument=True,
     )
 
     def __call__(self, output: Output) -> None:
         """For example: ctxguard metrics rules > /etc/prometheus/ctxguard.yml
 
+        With all-metrics = true in the file --system, which `ctxguard serve` and
+        `ctxguard monitor` read too, all alerts or panels are printed.
+
         docs/alertmanager.yml in the project's repository is an example of an
         Alertmanager that sends these alerts to people.
         """
-        from ctxguard.monitor.export import dashboard_json, details_json, rules
+        from ctxguard.monitor.export import dashboard_json, rules
 
-        files = {"rules": rules, "dashboard": dashboard_json, "details": details_json}
-        output.text(files[self.what](), end="")
+        printed = {"rules": rules, "dashboard": dashboard_json}[self.what]
+        output.text(printed(all_metrics=self.all_metrics), end="")

@@ -28,7 +28,7 @@ from ctxguard.cli._store import (
 )
 from ctxguard.core.metrics import READERS
 from ctxguard.errors import ConfigurationError, CtxguardError
-from ctxguard.server.system import IndexSystem
+from ctxguard.server.system import IndexSystem, MetricsSettings
 
 if TYPE_CHECKING:
     from ctxguard import CorpusSketch, HybridRetriever
@@ -44,7 +44,7 @@ _EXIT_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
 
 
-class MonitorCommand(JudgeSettings, IndexSystem):
+class MonitorCommand(JudgeSettings, IndexSystem, MetricsSettings):
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Calibrated profile; an alarm is raised when its losses rise.", "FILE"
@@ -186,8 +186,13 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         from ctxguard.monitor.export.prometheus import MonitorCollector
         from ctxguard.monitor.export.server import MetricsServer
 
-        registry = registry_for_scrape()
-        MonitorCollector(running, registry, price_per_million=self.price_per_million)
+        registry = registry_for_scrape(all_metrics=self.all_metrics)
+        MonitorCollector(
+            running,
+            registry,
+            price_per_million=self.price_per_million,
+            all_metrics=self.all_metrics,
+        )
         try:
             server = MetricsServer(self.host, self.port, registry)
         except OSError as error:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from ctxguard._support.default_metrics import ChosenMetrics
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import DropReason, FailureKind, Flag, Mode, Route
 from ctxguard.resilience import cause_of
@@ -181,9 +182,17 @@ class Telemetry:
 
     Exact by construction, once no request is under way: ``received = ok + degraded + failed +
     shed`` and ``candidates = kept + dropped by reason``.
+
+    Args:
+        registry: Exports the metrics.
+        all_metrics: Whether to export all of them; by default those that the default alerts and
+            panels read.
     """
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self, registry: CollectorRegistry = REGISTRY, *, all_metrics: bool = False
+    ) -> None:
+        target, registry = registry, CollectorRegistry()
         self._counters = {
             name: _children(
                 Counter(f"ctxguard_{name}", text, list(labels), registry=registry), labels
@@ -207,6 +216,7 @@ class Telemetry:
             name: Histogram(f"ctxguard_{name}", text, buckets=buckets, registry=registry)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
+        ChosenMetrics(registry, target, all_metrics=all_metrics)
         self._ever_open: set[str] = set()
         reset_in_children(self)
 
@@ -317,15 +327,22 @@ _lock = Lock()
 _of_registry: WeakKeyDictionary[CollectorRegistry, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def made_once(registry: CollectorRegistry, make: Callable[[CollectorRegistry], _T]) -> _T:
-    """Return a registry's metrics of one kind, made once: it refuses the same name twice."""
+def made_once(
+    registry: CollectorRegistry, make: Callable[..., _T], *, all_metrics: bool = False
+) -> _T:
+    """Return a registry's metrics of one kind, made once: it refuses the same name twice.
+
+    Whoever asks first says whether all are exported.
+    """
     with _lock:
         made = _of_registry.setdefault(registry, {})
         if make not in made:
-            made[make] = make(registry)
+            made[make] = make(registry, all_metrics=all_metrics)
         return cast(_T, made[make])
 
 
-def default_telemetry(registry: CollectorRegistry = REGISTRY) -> Telemetry:
+def default_telemetry(
+    registry: CollectorRegistry = REGISTRY, *, all_metrics: bool = False
+) -> Telemetry:
     """Return a registry's telemetry."""
-    return made_once(registry, Telemetry)
+    return made_once(registry, Telemetry, all_metrics=all_metrics)

@@ -53,7 +53,8 @@ def create_app(
     Raises:
         CtxguardError: something that the settings name cannot be opened.
     """
-    service = Service(settings, scorer, retriever, default_telemetry(registry), tracing)
+    telemetry = default_telemetry(registry, all_metrics=settings.all_metrics)
+    service = Service(settings, scorer, retriever, telemetry, tracing)
     operations, rules = _operations(service, registry), rules_of(settings)
     # Described when it is first asked for: that takes longer than all else here.
     described = cache(lambda: openapi(operations, __version__, rules))
@@ -68,7 +69,7 @@ def create_app(
         {each.path: each for each in operations},
         rules,
         settings.receive_seconds,
-        made_once(registry, HttpMetrics),
+        made_once(registry, HttpMetrics, all_metrics=settings.all_metrics),
     )
 
 
@@ -89,7 +90,7 @@ def console_app(
         {},
         rules_of(settings),
         settings.receive_seconds,
-        made_once(registry, HttpMetrics),
+        made_once(registry, HttpMetrics, all_metrics=settings.all_metrics),
     )
 
 
@@ -106,7 +107,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
         ),
         Operation(
             "/metrics",
-            partial(_metrics, registry),
+            partial(_metrics, registry, settings.all_metrics),
             Endpoint.METRICS,
             "Metrics for Prometheus",
             None,
@@ -171,14 +172,14 @@ async def _health(service: Service, _: Request) -> Response:
     return answer({"status": "ok", "reranker": _HEALTH_WORDS[is_open], "profile": profile})
 
 
-def _metrics(registry: CollectorRegistry, _: Request) -> Response:
+def _metrics(registry: CollectorRegistry, all_metrics: bool, _: Request) -> Response:
     """Write the metrics of this process, or of all workers; on a thread, for their many files."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if folder and registry is REGISTRY:
         from ctxguard.monitor.export.multiprocess import registry_for_scrape
 
         forget_dead_workers(Path(folder))
-        registry = registry_for_scrape()
+        registry = registry_for_scrape(all_metrics=all_metrics)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import mark_process_dead
 
+from ctxguard._support.default_metrics import ChosenMetrics
+
 _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -49,7 +51,8 @@ class HttpMetrics:
     A count that fails, as where there is no space left for the files of workers, costs no answer.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, *, all_metrics: bool = False) -> None:
+        target, registry = registry, CollectorRegistry()
         received = Counter(
             "ctxguard_http_received_requests",
             "HTTP requests received, by endpoint; each ends in one outcome.",
@@ -77,6 +80,7 @@ class HttpMetrics:
             registry=registry,
         )
         self._seconds = {each: seconds.labels(each.value) for each in Endpoint}
+        ChosenMetrics(registry, target, all_metrics=all_metrics)
 
     def received(self, endpoint: Endpoint) -> None:
         """Count one request that begins; never raises."""

@@ -21,6 +21,7 @@ from ctxguard.server.system import (
     EngineSystem,
     IdentitySettings,
     IndexSystem,
+    MetricsSettings,
 )
 
 ENVIRONMENT = "CTXGUARD_SERVE"
@@ -76,7 +77,9 @@ def variable_of(secret: str) -> str:
     return f"CTXGUARD_{secret.upper()}"
 
 
-class ServiceSettings(IdentitySettings, AssessorSettings, EngineSystem, IndexSystem):
+class ServiceSettings(
+    IdentitySettings, AssessorSettings, EngineSystem, IndexSystem, MetricsSettings
+):
     """Settings of the service: the system it serves, its address and its limits."""
 
     rerank_upstream: str | None = optional(RERANK_UPSTREAM, "URL")

@@ -59,6 +59,16 @@ class IndexSystem(SettingsModel):
         )
 
 
+class MetricsSettings(SettingsModel):
+    """Which metrics are exported, and which alerts and panels go with them."""
+
+    all_metrics: bool = key(
+        "Export all metrics, and print all alerts and panels; by default those that somebody acts "
+        "on.",
+        value=False,
+    )
+
+
 class EngineSystem(SettingsModel):
     """An index in an engine."""
 

@@ -176,7 +176,7 @@ class ServingProcess:
         )
         self.writer.start()
         self.registry = CollectorRegistry()
-        self.telemetry = Telemetry(self.registry)
+        self.telemetry = Telemetry(self.registry, all_metrics=True)
         settings = {
             "profile": self.profile,
             "check": ProfileCheck(strict=True),

@@ -136,7 +136,7 @@ def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
         ("", "name a command; see ctxguard --help"),
         ("index", "give CORPUS"),
         ("label import --store s", "give FILE"),
-        ("metrics", "give rules|dashboard|details"),
+        ("metrics", "give rules|dashboard"),
         ("index a b", "there is no argument for 'b'; see ctxguard index --help"),
         ("keys serv", "there is no command 'serv'; did you mean serve?"),
     ],

@@ -50,13 +50,12 @@ QUERIES = [f"question {n}" for n in range(400)]
 HITS = [Hit(f"p{rank}", 0.9 - rank / 20, f"text of passage {rank}") for rank in range(12)]
 QRELS = {query: {f"p{n % 4}": 2, "p7": 1, "deep": 1} for n, query in enumerate(QUERIES)}
 VARIABLES = {"monitor": "m", "guard": "g", "__rate_interval": "5m", "__range": "1h"}
-RULES = yaml.safe_load(export.rules())
+RULES = yaml.safe_load(export.rules(all_metrics=True))
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 RECORDED = {rule["record"]: rule["expr"] for rule in ALL_RULES if "record" in rule}
 PANELS = [
     panel
-    for page in (export.dashboard_json(), export.details_json())
-    for panel in json.loads(page)["panels"]
+    for panel in json.loads(export.dashboard_json(all_metrics=True))["panels"]
     if panel["type"] != "row"
 ]
 NAME = re.compile(r"(?<![\w:])(?:job:)?ctxguard_[\w:]+(?:\{[^}]*\})?")
@@ -85,15 +84,17 @@ class Service:
 
     def __init__(self, folder: Path, start: float) -> None:
         self.registries = {name: CollectorRegistry() for name in ("g", "m exact", "m errs")}
-        self.telemetry = Telemetry(self.registries["g"])
-        self.http = HttpMetrics(self.registries["g"])
-        SafeMultiProcessCollector(folder, self.registries["g"])
+        self.telemetry = Telemetry(self.registries["g"], all_metrics=True)
+        self.http = HttpMetrics(self.registries["g"], all_metrics=True)
+        SafeMultiProcessCollector(folder, self.registries["g"], all_metrics=True)
         rates = JudgingRates(dropped_rate=1.0, baseline_rate=1.0, baseline_k=5, full_pool_rate=1.0)
         given = {"rates": rates, "lookup": lambda name: Passage(name, "text")}
         self.live = Watching(LabelJudge(QRELS), watched=WatchedProfile(PROFILE), min_n=60, **given)
         self.errs = Watching(PaidOpinion(QRELS), **given)
         for name, each in (("m exact", self.live), ("m errs", self.errs)):
-            MonitorCollector(each.monitor, self.registries[name], price_per_million=2.5)
+            MonitorCollector(
+                each.monitor, self.registries[name], price_per_million=2.5, all_metrics=True
+            )
         self.guard = self._guard(lambda _query, *, depth: HITS[:depth])
         self.enforcing = self._guard(lambda _query, *, depth: HITS[:depth], mode="enforce")
         self.failing = self._guard(self._fail)

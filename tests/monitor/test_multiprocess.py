@@ -92,7 +92,7 @@ def test_four_forked_workers_add_up_though_one_was_killed_and_a_file_is_empty(
 ) -> None:
     run(tmp_path, SERVER)
     (tmp_path / "counter_999999.db").touch()
-    samples = scrape(SafeMultiProcessCollector(tmp_path))
+    samples = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
     answered = {"mode": "enforce", "route": "external", "outcome": "ok"}
     assert one(samples, "ctxguard_requests_total", **answered) == 4010
     assert sum(v for (name, _), v in samples.items() if name == "ctxguard_requests_total") == 4010
@@ -108,7 +108,7 @@ def test_four_forked_workers_add_up_though_one_was_killed_and_a_file_is_empty(
 def test_sound_files_give_what_the_client_library_gives(tmp_path: Path) -> None:
     for n in ("1", "3", "10"):
         run(tmp_path, METRICS, n)
-    ours = scrape(SafeMultiProcessCollector(tmp_path))
+    ours = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
     theirs = scrape(MultiProcessCollector(None, str(tmp_path)))
     assert ours.pop(("ctxguard_multiprocess_bad_files", frozenset())) == 0
     assert ours.keys() == theirs.keys()
@@ -135,7 +135,7 @@ def test_a_broken_file_is_left_out_whole_counted_and_logged_once(
 ) -> None:
     counter_file(tmp_path, 1, {"a": 5})
     (tmp_path / "counter_2.db").write_bytes(content)
-    collector = SafeMultiProcessCollector(tmp_path)
+    collector = SafeMultiProcessCollector(tmp_path, all_metrics=True)
     for _ in range(2):
         samples = scrape(collector)
         assert one(samples, "jobs_total", kind="a") == 5
@@ -151,14 +151,14 @@ def test_a_file_cut_short_anywhere_never_stops_the_scrape(
     counter_file(folder, 1, {"a": 5})
     cut = counter_file(folder, 2, {"a": 7, "b": 1, "c": 2})
     cut.write_bytes(cut.read_bytes()[:length])
-    samples = scrape(SafeMultiProcessCollector(folder))
+    samples = scrape(SafeMultiProcessCollector(folder, all_metrics=True))
     bad = one(samples, "ctxguard_multiprocess_bad_files")
     assert (one(samples, "jobs_total", kind="a"), bad) in {(5, 1), (12, 0)}
 
 
 def test_a_lone_surrogate_in_a_label_is_spelled_out(tmp_path: Path) -> None:
     counter_file(tmp_path, 1, {"\udc80": 5, "é": 1})
-    samples = scrape(SafeMultiProcessCollector(tmp_path))
+    samples = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
     assert one(samples, "jobs_total", kind="\\udc80") == 5
     assert one(samples, "jobs_total", kind="é") == 1
 
@@ -179,7 +179,7 @@ def test_what_is_no_regular_file_is_left_out_and_counted(tmp_path: Path, kind: s
             file.truncate(2**32)
     else:
         other.symlink_to(tmp_path / "nothing")
-    samples = scrape(SafeMultiProcessCollector(tmp_path))
+    samples = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
     assert one(samples, "jobs_total", kind="a") == 5
     assert one(samples, "ctxguard_multiprocess_bad_files") == 1
 
@@ -188,7 +188,7 @@ def test_a_live_gauge_that_is_removed_while_it_is_read_is_no_bad_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path, METRICS, "1")
-    collector = SafeMultiProcessCollector(tmp_path)
+    collector = SafeMultiProcessCollector(tmp_path, all_metrics=True)
     merge = MultiProcessCollector.merge
 
     def merge_after_removal(files: Iterable[str]) -> object:
@@ -208,7 +208,7 @@ def test_a_sum_never_falls_when_workers_count_on_or_new_ones_begin(
 ) -> None:
     """Prometheus would take a fall by one bit for a restart."""
     folder = tmp_path_factory.mktemp("sums")
-    collector = SafeMultiProcessCollector(folder)
+    collector = SafeMultiProcessCollector(folder, all_metrics=True)
     before = 0.0
     for value in values:
         pid = data.draw(st.integers(1, 4))
@@ -231,7 +231,7 @@ def test_a_folder_that_vanished_gives_no_series_at_all(
 ) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    collector = SafeMultiProcessCollector(folder)
+    collector = SafeMultiProcessCollector(folder, all_metrics=True)
     folder.rmdir()
     assert scrape(collector) == {}
     assert "cannot be read" in caplog.text
@@ -262,7 +262,7 @@ def test_a_file_that_says_it_is_longer_than_it_is_takes_no_memory_and_is_left_ou
     (tmp_path / "counter_1.db").write_bytes(struct.pack("i", 2**30).ljust(512, b"\0"))
     tracemalloc.start()
     try:
-        metrics = list(SafeMultiProcessCollector(tmp_path).collect())
+        metrics = list(SafeMultiProcessCollector(tmp_path, all_metrics=True).collect())
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()

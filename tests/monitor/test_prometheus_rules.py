@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import yaml
 from contexts import make_context
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.parser import text_string_to_metric_families
 from stub_judges import PaidOpinion
 from watching import Watching
 
@@ -30,32 +37,41 @@ from tests.profiles import CERTIFICATE, profile_with
 
 RULES_TESTS = [Path(__file__).with_name(f"rules{hours}_test.yml") for hours in ("", "_of_hours")]
 FOLDER = Path(prometheus.__file__).parent
-RULES = yaml.safe_load(prometheus.rules())
+RULES = yaml.safe_load(prometheus.rules(all_metrics=True))
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 ALERTS = [rule for rule in ALL_RULES if "alert" in rule]
-PAGES = [json.loads(each) for each in (prometheus.dashboard_json(), prometheus.details_json())]
-PANELS = [panel for page in PAGES for panel in page["panels"] if panel["type"] != "row"]
+DEFAULT_RULES = [
+    rule for group in yaml.safe_load(prometheus.rules())["groups"] for rule in group["rules"]
+]
+PAGES = [
+    json.loads(prometheus.dashboard_json(all_metrics=all_metrics)) for all_metrics in (False, True)
+]
+DEFAULT_PANELS, PANELS = (
+    [panel for panel in page["panels"] if panel["type"] != "row"] for page in PAGES
+)
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+DEFAULT_QUERIES = [target["expr"] for panel in DEFAULT_PANELS for target in panel["targets"]]
 EXPRESSIONS = [rule["expr"] for rule in ALL_RULES] + QUERIES
 TYPED = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
 QUOTED = re.compile(r'"[^"]*"')
 NAME = re.compile(r"(?<![\w:])(?:job:)?ctxguard_[\w:]+")
 
 
-@pytest.fixture
-def scrapes(tmp_path: Path) -> list[str]:
-    """A serving process, a monitor whose judge is exact, and one whose judge errs."""
+def scraped(folder: Path, *, all_metrics: bool, alarms: bool = True) -> list[str]:
+    """Scrape a serving process, a monitor whose judge is exact, and one whose judge errs."""
     registries = [CollectorRegistry() for _ in range(3)]
-    Telemetry(registries[0])
-    HttpMetrics(registries[0])
-    SafeMultiProcessCollector(tmp_path, registries[0])
+    Telemetry(registries[0], all_metrics=all_metrics)
+    HttpMetrics(registries[0], all_metrics=all_metrics)
+    SafeMultiProcessCollector(folder, registries[0], all_metrics=all_metrics)
     qrels = {"q": {"p0": 1}}
     for registry, judge in zip(
         registries[1:], (LabelJudge(qrels), PaidOpinion(qrels)), strict=True
     ):
-        live = Watching(judge, watched=WatchedProfile(_profile()), registry=registry)
+        live = Watching(
+            judge, watched=WatchedProfile(_profile()), registry=registry, all_metrics=all_metrics
+        )
         state = live.monitor.alarms
-        for kind in AlarmKind:
+        for kind in AlarmKind if alarms else ():
             for route, reference in zip(Route, (None, *ReferenceKind), strict=False):
                 state.add(Alarm(kind, "", 0.0, route, reference=reference))
         live.watch(*[make_context(["p0", "p1"], 1) for _ in range(3)])
@@ -66,16 +82,15 @@ def scrapes(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def scrape(scrapes: list[str]) -> str:
+def scrapes(tmp_path: Path) -> list[str]:
     """Every metric that we export, in every state that has one of its own."""
-    return "".join(scrapes)
+    return scraped(tmp_path, all_metrics=True)
 
 
-@pytest.fixture
-def exported(scrape: str) -> set[str]:
-    """The names that a query can ask for."""
+def names_of(scrapes: list[str]) -> set[str]:
+    """Return the names that a query can ask for."""
     names: set[str] = set()
-    for name, kind in TYPED.findall(scrape):
+    for name, kind in TYPED.findall("".join(scrapes)):
         endings = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
         names |= {name + ending for ending in endings}
     return names
@@ -89,6 +104,16 @@ def _profile() -> Profile:
         evidence=RouteEvidence(queries=100, metrics={}),
     )
     return profile_with({Route.HYBRID: calibrated})
+
+
+def series_of(scrapes: list[str]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return the samples of some scrapes by name and labels, those of the last where alike."""
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for scrape in scrapes
+        for family in text_string_to_metric_families(scrape)
+        for one in family.samples
+    }
 
 
 def names_in(expression: str) -> set[str]:
@@ -114,14 +139,67 @@ def run_tool(name: str, package: str, *arguments: str, given: str | None = None)
     return done.stdout
 
 
-def test_what_is_exported_and_what_panels_and_rules_read_is_the_same(exported: set[str]) -> None:
-    recorded = {rule["record"] for rule in ALL_RULES if "record" in rule}
-    used = set().union(*map(names_in, EXPRESSIONS))
+@pytest.mark.parametrize(
+    ("all_metrics", "rules", "queries"),
+    [(True, ALL_RULES, QUERIES), (False, DEFAULT_RULES, DEFAULT_QUERIES)],
+    ids=["all", "default"],
+)
+def test_all_that_is_exported_is_read(
+    tmp_path: Path, all_metrics: bool, rules: list[dict[str, Any]], queries: list[str]
+) -> None:
+    """What panels and rules read is exported, and what is exported is read by one of them."""
+    exported = names_of(scraped(tmp_path, all_metrics=all_metrics))
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    used = set().union(*map(names_in, [*[rule["expr"] for rule in rules], *queries]))
     assert used <= exported | recorded
     histograms = {name.removesuffix("_bucket") for name in used if name.endswith("_bucket")}
     # prometheus-client adds the time of its creation to each counter.
     unread = {name for name in exported - used if not name.endswith("_created")}
     assert {name for name in unread if re.sub("_(sum|count)$", "", name) not in histograms} == set()
+
+
+class TestStart:
+    """What one begins with: few alerts, panels and lines; ``all-metrics`` gives the rest."""
+
+    def test_twelve_alerts_and_panels(self) -> None:
+        alerts = [rule["alert"] for rule in DEFAULT_RULES if "alert" in rule]
+        assert len(alerts) <= 12
+        assert len(DEFAULT_PANELS) <= 12
+        assert len(ALERTS) > 30
+        assert len(PANELS) > 50
+
+    def test_rules_are_a_part_of_all(self) -> None:
+        assert [rule for rule in ALL_RULES if rule in DEFAULT_RULES] == DEFAULT_RULES
+        titles = {panel["title"] for panel in PANELS}
+        assert {panel["title"] for panel in DEFAULT_PANELS} <= titles
+
+    def test_lines_of_a_scrape(self, tmp_path: Path) -> None:
+        """At most 120 lines each, with HELP, TYPE and what prometheus-client says of a process."""
+        process = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=process)
+        about_process = len(generate_latest(process).decode().splitlines())
+        for scrape in scraped(tmp_path, all_metrics=False, alarms=False):
+            assert len(scrape.splitlines()) + about_process <= 120
+
+    def test_everything_on_one_key(self, tmp_path: Path) -> None:
+        file = tmp_path / "system.toml"
+        file.write_text("all-metrics = true", encoding="utf-8")
+        for what, printed in (
+            ("rules", prometheus.rules(all_metrics=True)),
+            ("dashboard", prometheus.dashboard_json(all_metrics=True)),
+        ):
+            assert invoke(["metrics", what, "--system", str(file)]).stdout == printed
+
+    def test_sums_over_other_labels(self, tmp_path: Path) -> None:
+        """A count by fewer labels is the sum over the others, so rates and ratios are the same."""
+        few, everything = (
+            series_of(scraped(tmp_path, all_metrics=all_metrics)) for all_metrics in (False, True)
+        )
+        for (name, labels), value in few.items():
+            found = everything.items()
+            whole = [each for (other, of), each in found if other == name and labels <= of]
+            assert value == sum(whole), (name, labels)
 
 
 def test_every_metric_of_ours_is_named_as_prometheus_wants_it(scrapes: list[str]) -> None:
@@ -130,7 +208,8 @@ def test_every_metric_of_ours_is_named_as_prometheus_wants_it(scrapes: list[str]
 
 
 def test_the_rules_are_valid() -> None:
-    promtool("check", "rules", "rules.yml")
+    promtool("check", "rules", "rules.yml", "more_rules.yml")
+    assert len(ALL_RULES) == len({json.dumps(rule) for rule in ALL_RULES})
 
 
 def test_the_rules_do_what_they_say() -> None:
@@ -161,7 +240,7 @@ def test_the_commands_that_alerts_name_exist() -> None:
     from ctxguard.cli import COMMANDS
 
     known = {name.split()[0] for name in COMMANDS}
-    named = set(re.findall(r"`ctxguard (\w+)", prometheus.rules()))
+    named = set(re.findall(r"`ctxguard (\w+)", prometheus.rules(all_metrics=True)))
     assert named <= known
 
 
@@ -194,32 +273,15 @@ class TestAlertmanagerExample:
         assert named <= {alert["alert"] for alert in ALERTS}
 
 
-def test_the_dashboards_are_what_their_source_makes() -> None:
-    from tools.dashboard.dashboard import dashboard, details
+@pytest.mark.parametrize("all_metrics", [False, True])
+def test_the_dashboards_are_what_their_source_makes(all_metrics: bool) -> None:
+    from tools.dashboard.dashboard import dashboard
 
-    assert dashboard() == prometheus.dashboard_json(), "make dashboard"
-    assert details() == prometheus.details_json(), "make dashboard"
-
-
-def test_the_first_page_has_at_most_24_panels_in_four_rows() -> None:
-    kinds = [panel["type"] == "row" for panel in PAGES[0]["panels"]]
-    assert kinds.count(True) == 4
-    assert kinds.count(False) <= 24
+    made = dashboard(all_metrics=all_metrics)
+    assert made == prometheus.dashboard_json(all_metrics=all_metrics), "make dashboard"
 
 
-def test_each_page_links_the_other() -> None:
-    linked = [link["url"] for page in PAGES for link in page["links"]]
-    assert linked == [f"/d/{page['uid']}" for page in reversed(PAGES)]
-
-
-def test_no_panel_is_on_both_pages_or_on_none() -> None:
-    from tools.dashboard.dashboard import ROWS
-
-    titles = [panel["title"] for panel in PANELS]
-    assert sorted(titles) == sorted(panel.title for row in ROWS for panel in row.panels)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page["uid"])
+@pytest.mark.parametrize("page", PAGES, ids=["default", "all"])
 def test_grafanas_own_types_know_everything_in_a_dashboard(page: dict[str, Any]) -> None:
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
@@ -255,7 +317,7 @@ def test_no_data_looks_like_no_data() -> None:
         assert not re.search(r"\bor\b", expression)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page["uid"])
+@pytest.mark.parametrize("page", PAGES, ids=["default", "all"])
 def test_no_two_panels_lie_over_each_other(page: dict[str, Any]) -> None:
     cells = [
         (place["x"] + right, place["y"] + down)
@@ -270,7 +332,7 @@ def test_no_two_panels_lie_over_each_other(page: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("what", "file"),
-    [("rules", "rules.yml"), ("dashboard", "dashboard.json"), ("details", "details.json")],
+    [("rules", "rules.yml"), ("dashboard", "dashboard.json")],
 )
 def test_the_command_prints_the_file(what: str, file: str) -> None:
     result = invoke(["metrics", what])

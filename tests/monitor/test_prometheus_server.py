@@ -25,6 +25,7 @@ from tests.timing import until
 COMMAND = (sys.executable, "-c", "from ctxguard.cli import main; main()", "monitor")
 POOL = [f"p{rank}" for rank in range(12)]
 RATE = 0.5
+RULES = prometheus.rules(all_metrics=True)
 CONFIGURATION = """
 global:
   scrape_interval: 1s
@@ -88,11 +89,11 @@ def live(folder: Path) -> Iterator[Live]:
     # The monitor makes no store.
     SampleStore.open(url).close()
     write_labels(folder / "labels.jsonl")
-    (folder / "rules.yml").write_text(prometheus.rules(), encoding="utf-8")
+    (folder / "rules.yml").write_text(RULES, encoding="utf-8")
     monitor_log = folder / "monitor.log"
     watching = [*COMMAND, "--store", url, "--judge", "labels", "--labels", "labels.jsonl"]
     (folder / "system.toml").write_text(
-        "[monitor]\nrefresh-seconds = 0.5\nport = 0", encoding="utf-8"
+        "all-metrics = true\n[monitor]\nrefresh-seconds = 0.5\nport = 0", encoding="utf-8"
     )
     watching += ["--system", "system.toml"]
     with running(watching, monitor_log):
@@ -129,7 +130,7 @@ def test_every_rule_evaluates(live: Live) -> None:
 
     until(lambda: all(rule["health"] != "unknown" for rule in rules()), "evaluation of all rules")
     found = rules()
-    groups = yaml.safe_load(prometheus.rules())["groups"]
+    groups = yaml.safe_load(RULES)["groups"]
     assert len(found) == sum(len(group["rules"]) for group in groups)
     assert {rule["name"]: rule["lastError"] for rule in found if rule["health"] != "ok"} == {}
 

@@ -31,6 +31,7 @@ class Watching:
         url: str = "sqlite://",
         store: SampleStore | None = None,
         registry: CollectorRegistry | None = None,
+        all_metrics: bool = True,
         **settings: object,
     ) -> None:
         self.now = NOW
@@ -50,7 +51,7 @@ class Watching:
         )
         self.monitor = Monitor(self.store, judge, min_n=min_n, clock=clock, **settings)
         self.registry = CollectorRegistry() if registry is None else registry
-        MonitorCollector(self.monitor, self.registry)
+        MonitorCollector(self.monitor, self.registry, all_metrics=all_metrics)
 
     def serve(self, *contexts: Context, probability: float | None = None) -> None:
         """Have requests sampled and stored."""

@@ -1,6 +1,6 @@
 """Makes the Grafana dashboards: ``make dashboard`` writes them to ctxguard/monitor/export.
 
-One page shows at most 24 panels in four rows; the page of details, which it links, the others.
+The default has twelve panels in four rows, and reads the metrics that are exported by default.
 
 The rows are plain data in ``rows_of_guard`` and ``rows_of_monitor``; this module lays them out as
 Grafana's JSON. A test reads that with Grafana's own types, and another runs every query.
@@ -17,31 +17,21 @@ from tools.dashboard.rows_of_monitor import ALARMS, JUDGE, OVERVIEW, QUALITY, SA
 
 ROWS = (OVERVIEW, QUALITY, TOKENS, ALARMS, CONTEXT, ASSESSOR, TRAFFIC, STAGES, SAMPLES, JUDGE)
 """All panels there are."""
-_FIRST = {
+_DEFAULT = {
+    "Overview": ("Verdict in force", "Tokens saved", "Alerts that fire"),
     "Quality of live traffic": (
-        "UDCG, strict",
         "Recall, all pools together",
         "MRR of the served",
+        "UDCG",
         "Requests and grades still needed",
-        "Active alarms",
     ),
-    "Requests": (
-        "By outcome",
-        "Kept per request",
-        "Empty and insufficient contexts",
-        "Stages left out",
-        "Open circuits",
-        "Time that the retriever takes",
-    ),
+    "Requests": ("By outcome", "Stages left out", "Time that the guard adds"),
     "Samples and the judge": (
         "Sampled, stored, lost",
-        "Oldest that waits",
-        "Stores and metrics files that fail",
         "Samples taken up for judging, by outcome",
-        "Cost per hour",
     ),
 }
-"""The panels of the first page below the overview, by row."""
+"""The panels of the default, by row."""
 
 _WIDTH = 24
 _HEIGHT, _FIGURE_HEIGHT = 8, 4
@@ -55,35 +45,19 @@ _BAND: dict[str, dict[str, Any]] = {
 """How the series of a band are drawn."""
 
 
-def dashboard() -> str:
-    """The first page as JSON; the same bytes each time."""
+def dashboard(*, all_metrics: bool = False) -> str:
+    """The dashboard as JSON, of the default panels or of all; the same bytes each time."""
     panels = {panel.title: panel for row in ROWS for panel in row.panels}
-    rows = [Row(title, *(panels[each] for each in titles)) for title, titles in _FIRST.items()]
-    description = (
-        "What the context that language models get is worth: quality of live traffic with "
-        "intervals, alarms, and the request path."
-    )
-    return _page("ctxguard", "Ctxguard", description, (OVERVIEW, *rows), "Ctxguard: details")
+    rows = [Row(title, *(panels[each] for each in titles)) for title, titles in _DEFAULT.items()]
+    return _page(ROWS if all_metrics else tuple(rows))
 
 
-def details() -> str:
-    """The page of all other panels as JSON; the same bytes each time."""
-    first = {each for titles in _FIRST.values() for each in titles}
-    rows = [
-        Row(row.title, *rest)
-        for row in ROWS[1:]
-        if (rest := [panel for panel in row.panels if panel.title not in first])
-    ]
-    description = "Whatever else serving processes and monitors export."
-    return _page("ctxguard-details", "Ctxguard: details", description, tuple(rows), "Ctxguard")
-
-
-def _page(uid: str, title: str, description: str, rows: tuple[Row, ...], other: str) -> str:
+def _page(rows: tuple[Row, ...]) -> str:
     document: dict[str, Any] = {
-        "uid": uid,
-        "title": title,
-        "description": description,
-        "links": [_link(other)],
+        "uid": "ctxguard",
+        "title": "Ctxguard",
+        "description": "What the context that language models get is worth: quality of live "
+        "traffic with intervals, alarms, and the request path.",
         "tags": ["ctxguard", "rag"],
         "timezone": "browser",
         "time": {"from": "now-24h", "to": "now"},
@@ -97,22 +71,6 @@ def _page(uid: str, title: str, description: str, rows: tuple[Row, ...], other: 
     panels = document.pop("panels")
     lines = ",\n".join(json.dumps(panel, sort_keys=True) for panel in panels)
     return json.dumps(document, sort_keys=True)[:-1] + f', "panels": [\n{lines}\n]}}\n'
-
-
-def _link(title: str) -> dict[str, Any]:
-    """Link the other page, of the same time and jobs."""
-    return {
-        "type": "link",
-        "title": title,
-        "url": "/d/ctxguard" + ("-details" if "details" in title else ""),
-        "icon": "dashboard",
-        "tags": [],
-        "tooltip": "",
-        "asDropdown": False,
-        "targetBlank": False,
-        "includeVars": True,
-        "keepTime": True,
-    }
 
 
 def _variables() -> list[dict[str, Any]]:
@@ -231,4 +189,4 @@ def _lines(panel: Panel) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(details() if sys.argv[1:] == ["details"] else dashboard())
+    sys.stdout.write(dashboard(all_metrics=sys.argv[1:] == ["all"]))

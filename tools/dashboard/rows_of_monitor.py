@@ -113,7 +113,7 @@ TOKENS = Row(
     ),
     Panel(
         "Money saved per hour",
-        "By the price given as --price-per-million of `ctxguard monitor`; no data without.",
+        "By the key price-per-million of `ctxguard monitor`; no data without.",
         {
             "{{mode}}": f"3600e-6 * ({_TODAY}\n- {_KEPT})\n* on () group_left () "
             + fleet("ctxguard_price_per_million")
@@ -132,7 +132,7 @@ QUALITY = Row(
         "MRR of the served",
         "Mean reciprocal rank over requests that were served any passage.",
     ),
-    _band("udcg", "UDCG, strict", "Gain less harm, per request; every passage counts."),
+    _band("udcg", "UDCG", "Gain less harm, per request; every passage counts."),
     _band(
         "precision",
         "Precision",

@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from ctxguard._support.default_metrics import chosen
 from ctxguard._support.regular_file import open_regular
 from ctxguard.errors import ConfigurationError
 
@@ -39,13 +40,21 @@ class SafeMultiProcessCollector(Collector):
     Args:
         folder: The folder that ``PROMETHEUS_MULTIPROC_DIR`` names to the workers.
         registry: Where the collector is registered; None registers it nowhere.
+        all_metrics: Whether to export all metrics, or those that are exported by default.
 
     Raises:
         ConfigurationError: there is no such folder.
     """
 
-    def __init__(self, folder: Path | str, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        registry: CollectorRegistry | None = None,
+        *,
+        all_metrics: bool = False,
+    ) -> None:
         self._folder = Path(folder)
+        self._all = all_metrics
         self._reported: set[str] = set()
         if not self._folder.is_dir():
             raise ConfigurationError(
@@ -56,7 +65,10 @@ class SafeMultiProcessCollector(Collector):
             registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric once, and the number of bad files."""
+        """Yield every chosen metric once, and the number of bad files."""
+        return chosen(self._collect(), all_metrics=self._all)
+
+    def _collect(self) -> Iterator[Metric]:
         try:
             # In one order, so that a rounded sum never falls from one scrape to the next:
             # Prometheus would take that for a restart.
@@ -124,8 +136,11 @@ def _printable(sample: Any) -> Any:
     )
 
 
-def registry_for_scrape() -> CollectorRegistry:
+def registry_for_scrape(*, all_metrics: bool = False) -> CollectorRegistry:
     """Return the registry that a metrics endpoint should serve.
+
+    Args:
+        all_metrics: Whether to serve all metrics of the workers, or those of the default.
 
     Returns:
         A new registry with the totals of all workers where ``PROMETHEUS_MULTIPROC_DIR`` is set;
@@ -140,5 +155,5 @@ def registry_for_scrape() -> CollectorRegistry:
     if not folder:
         return REGISTRY
     registry = CollectorRegistry()
-    SafeMultiProcessCollector(folder, registry)
+    SafeMultiProcessCollector(folder, registry, all_metrics=all_metrics)
     return registry

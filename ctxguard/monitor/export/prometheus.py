@@ -4,7 +4,8 @@ Counters are of the whole store since the series of the judge began, and never f
 ``ctxguard_estimate`` describe the whole store, corrected by human labels;
 ``ctxguard_judge_estimate`` is the judge's own figure, without that correction. Where there is no
 data there is no series, never a zero or NaN, so that ``absent()`` finds it and no dashboard draws
-it. A panel or rule reads each metric, and a test checks that.
+it. A panel or rule reads each metric, and a test checks that. By default the few metrics are
+exported that the default panels and alerts read, of three estimates in the window to show.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,10 +14,12 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ctxguard._support.default_metrics import chosen
 from ctxguard.monitor.alarms import AlarmReport
+from ctxguard.monitor.estimation.metrics import Metric as Estimated
 from ctxguard.monitor.judging.sample_judge import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
@@ -72,6 +75,8 @@ _CHANGED = (
     "1 once grades on samples that are judged again show that the judge has changed behind its "
     "name, else 0."
 )
+DEFAULT_ESTIMATES = (Estimated.POOLED_RECALL, Estimated.SERVED_MRR, Estimated.UDCG)
+"""The estimates that are exported by default."""
 _SHOWN = (
     "1 for the window to show of each metric: the narrowest one that has an estimate, or without "
     "any the one with most requests behind it."
@@ -157,6 +162,7 @@ class MonitorCollector(Collector):
             ``ValueError``.
         registry: Where it is registered; None registers it nowhere.
         price_per_million: Price of a million tokens of context; None if not known.
+        all_metrics: Whether to export all metrics, in all windows.
     """
 
     def __init__(
@@ -165,8 +171,10 @@ class MonitorCollector(Collector):
         registry: CollectorRegistry | None = REGISTRY,
         *,
         price_per_million: float | None = None,
+        all_metrics: bool = False,
     ) -> None:
         self._monitor = monitor
+        self._all = all_metrics
         self._price = price_per_million
         if registry is not None:
             registry.register(self)
@@ -175,7 +183,10 @@ class MonitorCollector(Collector):
         """Describe nothing: otherwise a registry would collect once to learn the names."""
         return []
 
-    def collect(self) -> _Families:
+    def collect(self) -> Iterable[Metric]:
+        return chosen(self._collect(), all_metrics=self._all)
+
+    def _collect(self) -> _Families:
         # Not part of the report, which may be what failed.
         errors = self._monitor.errors
         families: _Families = [
@@ -194,7 +205,7 @@ class MonitorCollector(Collector):
             ),
         ]
         if self._monitor.latest is not None:
-            families += _report(self._monitor.latest)
+            families += _report(self._monitor.latest, all_metrics=self._all)
             if self._monitor.alarms is not None:
                 families += _alarms(self._monitor.alarms.report())
         return families
@@ -216,8 +227,13 @@ _counter = partial(_family, CounterMetricFamily)
 _gauge = partial(_family, GaugeMetricFamily)
 
 
-def _report(report: Report) -> _Families:
+def _report(report: Report, *, all_metrics: bool) -> _Families:
     judge, live = report.judge, report.live
+    shown = {
+        (metric, window)
+        for metric, window in live.shown.items()
+        if all_metrics or metric in DEFAULT_ESTIMATES
+    }
     families: _Families = [
         _counter(name, text, getattr(report.accounts, attribute), *labels)
         for name, attribute, text, *labels in _SAMPLES
@@ -239,6 +255,8 @@ def _report(report: Report) -> _Families:
         known = [part for part in parts if not part.endswith("_needed")]
         for window, estimates in source.items():
             for metric, estimate in estimates.items():
+                if not all_metrics and (metric, window) not in shown:
+                    continue
                 for part in known:
                     found[part][judge, metric, window] = getattr(estimate, part)
                 if needed := estimate.n_needed:
@@ -249,8 +267,8 @@ def _report(report: Report) -> _Families:
             families.append(_gauge(name + suffix, text.format(what), values, *of_window))
     changed = {judge: float(report.judge_changed)}
     families.append(_gauge("judge_changed", _CHANGED, changed, "judge"))
-    shown = {(judge, metric, window): 1.0 for metric, window in live.shown.items()}
-    families.append(_gauge("estimate_shown", _SHOWN, shown, *of_window))
+    windows = {(judge, *each): 1.0 for each in sorted(shown)}
+    families.append(_gauge("estimate_shown", _SHOWN, windows, *of_window))
     return families
 
 

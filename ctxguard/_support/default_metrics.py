@@ -1,0 +1,101 @@
+"""Chooses which metrics are exported: a few by default, all with the setting ``all-metrics``.
+
+The default is what the default alerts and panels read. A count by more labels than these need is
+added up over the others.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+OURS = "ctxguard_"
+_ESTIMATE = ("judge", "metric", "window")
+
+DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = {
+    "received_requests": ("mode",),
+    "requests": ("mode", "outcome"),
+    "failed_requests": ("cause",),
+    "shed_requests": (),
+    "flags": ("flag",),
+    "stage_failures": ("stage",),
+    "filter_violations": (),
+    "guard_seconds": ("le",),
+    "estimate": _ESTIMATE,
+    "estimate_lower": _ESTIMATE,
+    "estimate_upper": _ESTIMATE,
+    "estimate_requests_needed": _ESTIMATE,
+    "estimate_grades_needed": _ESTIMATE,
+    "estimate_shown": _ESTIMATE,
+    "estimate_age_seconds": (),
+    "judge_estimate": _ESTIMATE,
+    "alarm_active": ("kind", "route", "reference"),
+    "alarm_requests_needed": ("route", "quantity", "reference"),
+    "candidate_tokens": ("judge", "mode", "fate"),
+    "today_tokens": ("judge", "mode"),
+    "samples": (),
+    "stored_samples": (),
+    "lost_samples": ("reason",),
+    "judged_samples": ("judge", "outcome"),
+    "report_time_seconds": (),
+    "monitor_errors": (),
+}
+"""Labels of the metrics that are exported by default, by name without prefix and ``_total``."""
+
+
+def chosen(metrics: Iterable[Metric], *, all_metrics: bool) -> Iterator[Metric]:
+    """Yield the metrics to export; those that are not ctxguard's stay as they are.
+
+    Args:
+        metrics: What a collector gives. Those that are yielded may be changed in place.
+        all_metrics: Whether to yield all of them as they are.
+    """
+    for metric in metrics:
+        if all_metrics or not metric.name.startswith(OURS):
+            yield metric
+            continue
+        labels = DEFAULT_METRICS.get(metric.name.removeprefix(OURS))
+        if labels is not None:
+            metric.samples = list(_added_up(metric.samples, labels))
+            yield metric
+
+
+def _added_up(samples: Iterable[Sample], kept: tuple[str, ...]) -> Iterator[Sample]:
+    """Add samples up over the labels that are not kept, without the times of their creation."""
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in samples:
+        if not sample.name.endswith("_created"):
+            labels = tuple([(name, at) for name, at in sample.labels.items() if name in kept])
+            key = sample.name, labels
+            sums[key] = sums.get(key, 0.0) + sample.value
+    for (name, found), value in sums.items():
+        yield Sample(name, dict(found), value)
+
+
+class ChosenMetrics(Collector):
+    """Exports the chosen ones of the metrics that a registry of its own holds.
+
+    Args:
+        metrics: Holds all of them.
+        registry: Exports the chosen ones; it refuses the same names twice.
+        all_metrics: Whether to export all.
+
+    Raises:
+        ValueError: the registry exports one of them already.
+    """
+
+    def __init__(
+        self, metrics: CollectorRegistry, registry: CollectorRegistry, *, all_metrics: bool
+    ) -> None:
+        self._metrics = metrics
+        self._all = all_metrics
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Name all metrics, so that a registry refuses another of the same name."""
+        return self._metrics.collect()
+
+    def collect(self) -> Iterable[Metric]:
+        return chosen(self._metrics.collect(), all_metrics=self._all)
