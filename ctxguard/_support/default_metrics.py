@@ -4,7 +4,7 @@ The default is what the default alerts and panels read. A count by more labels t
 added up over the others.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
@@ -45,33 +45,36 @@ DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = {
 """Labels of the metrics that are exported by default, by name without prefix and ``_total``."""
 
 
-def chosen(metrics: Iterable[Metric], *, all_metrics: bool) -> Iterator[Metric]:
-    """Yield the metrics to export; those that are not ctxguard's stay as they are.
+def chosen(metrics: Iterable[Metric], *, all_metrics: bool) -> list[Metric]:
+    """Choose the metrics to export; those that are not ctxguard's stay as they are.
 
     Args:
-        metrics: What a collector gives. Those that are yielded may be changed in place.
-        all_metrics: Whether to yield all of them as they are.
+        metrics: What a collector gives. Those that are chosen may be changed in place.
+        all_metrics: Whether to take all of them as they are. By default the times at which
+            counters were created are left out too.
     """
+    found = []
     for metric in metrics:
         if all_metrics or not metric.name.startswith(OURS):
-            yield metric
+            found.append(metric)
             continue
-        labels = DEFAULT_METRICS.get(metric.name.removeprefix(OURS))
-        if labels is not None:
-            metric.samples = list(_added_up(metric.samples, labels))
-            yield metric
-
-
-def _added_up(samples: Iterable[Sample], kept: tuple[str, ...]) -> Iterator[Sample]:
-    """Add samples up over the labels that are not kept, without the times of their creation."""
-    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-    for sample in samples:
-        if not sample.name.endswith("_created"):
-            labels = tuple([(name, at) for name, at in sample.labels.items() if name in kept])
-            key = sample.name, labels
-            sums[key] = sums.get(key, 0.0) + sample.value
-    for (name, found), value in sums.items():
-        yield Sample(name, dict(found), value)
+        kept = DEFAULT_METRICS.get(metric.name.removeprefix(OURS))
+        if kept is None:
+            continue
+        sums: dict[tuple[str, ...], Sample] = {}
+        for sample in metric.samples:
+            if sample.name.endswith("_created"):
+                continue
+            labels = {}
+            for name in kept:
+                if name in sample.labels:
+                    labels[name] = sample.labels[name]
+            key = (sample.name, *labels.values())
+            before = sums[key].value if key in sums else 0.0
+            sums[key] = Sample(sample.name, labels, sample.value + before)
+        metric.samples = list(sums.values())
+        found.append(metric)
+    return found
 
 
 class ChosenMetrics(Collector):

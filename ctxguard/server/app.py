@@ -107,7 +107,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
         ),
         Operation(
             "/metrics",
-            partial(_metrics, registry, settings.all_metrics),
+            partial(_metrics, registry, service.settings.all_metrics),
             Endpoint.METRICS,
             "Metrics for Prometheus",
             None,

@@ -85,7 +85,7 @@ def guard_of(retriever: object, profile: Path, registry: CollectorRegistry) -> C
         retriever,  # type: ignore[arg-type]
         profile=profile,
         score_kind=ScoreKind.COSINE,
-        telemetry=Telemetry(registry),
+        telemetry=Telemetry(registry, all_metrics=True),
     )
 
 

@@ -113,7 +113,7 @@ class TestAccounting:
 
     def test_guards_share_one_metrics_set(self) -> None:
         registry = CollectorRegistry()
-        assert default_telemetry(registry) is default_telemetry(registry)
+        assert default_telemetry(registry, all_metrics=True) is default_telemetry(registry)
 
 
 class TestSampling:
@@ -188,7 +188,7 @@ class TestSampling:
             raised = observer_failed = Broken.answered
 
         registry = CollectorRegistry()
-        assert len(guard_of(policy=SEVENTY, telemetry=Broken(registry)).retrieve("q?")) == 3
+        assert len(guard_of(policy=SEVENTY, telemetry=Broken(registry, all_metrics=True)).retrieve("q?")) == 3
         labels = {"observer": "telemetry"}
         assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 1
         dead = Dead(CollectorRegistry())

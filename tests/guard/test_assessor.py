@@ -122,7 +122,7 @@ class World:
         return ContextGuard(
             self.retriever,
             profile=self.profile.model_copy(update={"routes": routes}),
-            telemetry=default_telemetry(self.registry),
+            telemetry=default_telemetry(self.registry, all_metrics=True),
             mode=mode,
             assessor=stage,
         )

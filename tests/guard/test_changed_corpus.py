@@ -114,7 +114,7 @@ class TestBeyondTheShare:
         registry: CollectorRegistry,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        guard = guard_of(engine, profile, telemetry=Telemetry(registry))
+        guard = guard_of(engine, profile, telemetry=Telemetry(registry, all_metrics=True))
         assert guard.retrieve("q?").flags == ()
         with caplog.at_level(logging.WARNING, "ctxguard"):
             engine.swap(corpus(range(250)))

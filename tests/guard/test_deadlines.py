@@ -368,7 +368,7 @@ from prometheus_client import CollectorRegistry
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import Stage
 registry, stage = CollectorRegistry(), Stage("dense")
-telemetry = Telemetry(registry)
+telemetry = Telemetry(registry, all_metrics=True)
 stage.watch(telemetry.circuit_changed)
 
 def opened():

@@ -151,7 +151,9 @@ class TestLimits:
                 return True
 
         registry = CollectorRegistry()
-        guard = guard_of(asked.append, telemetry=Telemetry(registry), sampler=Sampler())
+        guard = guard_of(
+            asked.append, telemetry=Telemetry(registry, all_metrics=True), sampler=Sampler()
+        )
         ask: Callable[[str], Context] = (
             (lambda query: asyncio.run(guard.aretrieve(query))) if awaited else guard.retrieve
         )

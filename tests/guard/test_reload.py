@@ -67,7 +67,7 @@ class Scene:
         self.path = folder / "profile.json"
         profile_of(2).save(self.path)
         self.registry = CollectorRegistry()
-        self.telemetry = Telemetry(self.registry)
+        self.telemetry = Telemetry(self.registry, all_metrics=True)
         self.guard = ContextGuard(
             Fused() if retriever is None else retriever, profile=self.path, telemetry=self.telemetry
         )

@@ -74,7 +74,7 @@ def test_the_document_says_it(file: Path, retriever: Recorded) -> None:
 
 def test_it_is_counted_by_route(file: Path, retriever: Recorded) -> None:
     registry = CollectorRegistry()
-    guard = ContextGuard(retriever, profile=file, telemetry=Telemetry(registry))
+    guard = ContextGuard(retriever, profile=file, telemetry=Telemetry(registry, all_metrics=True))
     contexts = list(answers(guard, retriever))
     insufficient = sum(context.sufficient is False for context in contexts)
     assert insufficient > 0

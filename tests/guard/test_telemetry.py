@@ -34,7 +34,7 @@ def ranking() -> Ranking:
 
 
 def guard_of(registry: CollectorRegistry) -> ContextGuard:
-    return ContextGuard(policy=RatioPolicy(k=KEPT), telemetry=Telemetry(registry))
+    return ContextGuard(policy=RatioPolicy(k=KEPT), telemetry=Telemetry(registry, all_metrics=True))
 
 
 def counted(registry: CollectorRegistry, name: str) -> float:
@@ -122,7 +122,7 @@ def test_uncountable_answer_is_telemetrys_failure() -> None:
             object.__setattr__(context, "flags", ("no flag of ours",))
             super().answered(context, *seconds)
 
-    guard = ContextGuard(score_kind="ratio", telemetry=OfAnotherKind(registry))
+    guard = ContextGuard(score_kind="ratio", telemetry=OfAnotherKind(registry, all_metrics=True))
     assert guard.filter("q?", [Hit("a", 1.0)]).kept_ids == ("a",)
     assert counted(registry, "observer_failures_total") == 1
     assert counted(registry, "requests_total") == counted(registry, "kept_candidates_total") == 0

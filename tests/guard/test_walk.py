@@ -228,11 +228,11 @@ def test_sample_to_metric_calls_few_functions() -> None:
         calls = walk(sampled)
         exported = [line.split("{")[0] for line in sampled().splitlines() if line[0] != "#"]
     assert "ctxguard_judge_estimate" in exported
-    assert len({*exported}) >= 25
+    assert len({*exported}) >= 10
     # It differs by a few with the time that each step takes.
     assert without_ids(calls).total() <= 700, shown(calls)
     assert len({*calls}) <= 285
-    assert len({file for file, _ in calls}) <= 34
+    assert len({file for file, _ in calls}) <= 35
 
 
 def test_labels_to_profile_call_few_functions(retriever: HybridRetriever) -> None:

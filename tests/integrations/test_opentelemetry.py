@@ -57,7 +57,7 @@ class Traced:
             retrieve,
             policy=RatioPolicy(k=5, min_ratio=0.5),
             score_kind=ScoreKind.RATIO,
-            telemetry=default_telemetry(self.registry),
+            telemetry=default_telemetry(self.registry, all_metrics=True),
             sampler=sampler,
             tracing=self.tracing,
         )
@@ -170,7 +170,7 @@ def _reranked(query: str) -> tuple[Traced, float, float]:
     traced = Traced()
     guard = ContextGuard(
         retriever.with_reranker(WordsInCommon()),
-        telemetry=default_telemetry(traced.registry),
+        telemetry=default_telemetry(traced.registry, all_metrics=True),
         tracing=traced.tracing,
     )
     began = time()
@@ -220,7 +220,7 @@ def _answer(path: str, body: dict[str, object], **options: Any) -> dict[str, Any
     from ctxguard.server.app import create_app
     from ctxguard.server.settings import ServiceSettings
 
-    settings = ServiceSettings(opentelemetry="tracing" not in options)
+    settings = ServiceSettings(opentelemetry="tracing" not in options, all_metrics=True)
     with TestClient(create_app(settings, **options), base_url="http://127.0.0.1") as client:
         answer: dict[str, Any] = client.post(path, json=body).json()
     return answer
@@ -267,7 +267,10 @@ def test_tracing_that_raises_fails_no_request() -> None:
 
     registry = CollectorRegistry()
     guard = ContextGuard(
-        retrieve, score_kind="ratio", telemetry=Telemetry(registry), tracing=Broken()
+        retrieve,
+        score_kind="ratio",
+        telemetry=Telemetry(registry, all_metrics=True),
+        tracing=Broken(),
     )
     assert len(guard.retrieve("where is the key")) == 3
     labels = {"observer": "tracing"}

@@ -80,7 +80,7 @@ def graded_by_people(n: int, passages: int, **settings: Any) -> tuple[Watching, 
 
 def scraped(live: Watching) -> dict[tuple[str, ...], float]:
     registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
+    MonitorCollector(live.monitor, registry, all_metrics=True)
     live.monitor.report()
     return {
         (one.name, *[one.labels[name] for name in sorted(one.labels) if name != "judge"]): one.value

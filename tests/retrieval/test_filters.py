@@ -527,7 +527,10 @@ class Guarded:
         self.registry = CollectorRegistry()
         self.sampler = Taken()
         self.guard = ContextGuard(
-            retriever, telemetry=Telemetry(self.registry), sampler=self.sampler, **settings
+            retriever,
+            telemetry=Telemetry(self.registry, all_metrics=True),
+            sampler=self.sampler,
+            **settings,
         )
 
     def counted(self, name: str) -> float:

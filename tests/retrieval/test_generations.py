@@ -165,7 +165,7 @@ class TestTheProfileFollows:
             retriever,
             profile=profile_for(retriever),
             check=ProfileCheck(strict=True),
-            telemetry=Telemetry(registry),
+            telemetry=Telemetry(registry, all_metrics=True),
         )
 
     def test_swap_suspends_another_corpus_thresholds(
@@ -233,7 +233,7 @@ def test_unbindable_retriever_is_counted_failure(monkeypatch: pytest.MonkeyPatch
 
     registry = CollectorRegistry()
     retriever = built("first")
-    guard = ContextGuard(retriever, telemetry=Telemetry(registry))
+    guard = ContextGuard(retriever, telemetry=Telemetry(registry, all_metrics=True))
     retriever.update(generation("first")[1:])
     monkeypatch.setattr(HybridRetriever, "pinned", broken)
     with pytest.raises(StageUnavailableError, match="OSError"):
@@ -253,7 +253,7 @@ class Watched:
     def __init__(self, retriever: HybridRetriever) -> None:
         self.registry = CollectorRegistry()
         self.watcher = IndexWatcher(
-            retriever, interval_seconds=0.001, telemetry=Telemetry(self.registry)
+            retriever, interval_seconds=0.001, telemetry=Telemetry(self.registry, all_metrics=True)
         )
 
     @property

@@ -70,7 +70,7 @@ def serve(scorer: NamedScores, registry: CollectorRegistry) -> Iterator[Serve]:
 
     def start(*, retriever: object = None, **settings: object) -> TestClient:
         app = create_app(
-            ServiceSettings(**settings),  # type: ignore[arg-type]
+            ServiceSettings(**{"all_metrics": True, **settings}),  # type: ignore[arg-type]
             scorer=scorer if retriever is None else None,
             retriever=retriever,
             registry=registry,

@@ -64,8 +64,8 @@ class SafeMultiProcessCollector(Collector):
         if registry is not None:
             registry.register(self)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield every chosen metric once, and the number of bad files."""
+    def collect(self) -> list[Metric]:
+        """Return every chosen metric once, and the number of bad files."""
         return chosen(self._collect(), all_metrics=self._all)
 
     def _collect(self) -> Iterator[Metric]:

@@ -228,12 +228,7 @@ _gauge = partial(_family, GaugeMetricFamily)
 
 
 def _report(report: Report, *, all_metrics: bool) -> _Families:
-    judge, live = report.judge, report.live
-    shown = {
-        (metric, window)
-        for metric, window in live.shown.items()
-        if all_metrics or metric in DEFAULT_ESTIMATES
-    }
+    judge, live, shown = report.judge, report.live, report.live.shown
     families: _Families = [
         _counter(name, text, getattr(report.accounts, attribute), *labels)
         for name, attribute, text, *labels in _SAMPLES
@@ -255,7 +250,9 @@ def _report(report: Report, *, all_metrics: bool) -> _Families:
         known = [part for part in parts if not part.endswith("_needed")]
         for window, estimates in source.items():
             for metric, estimate in estimates.items():
-                if not all_metrics and (metric, window) not in shown:
+                if not all_metrics and (
+                    metric not in DEFAULT_ESTIMATES or shown.get(metric) != window
+                ):
                     continue
                 for part in known:
                     found[part][judge, metric, window] = getattr(estimate, part)
@@ -267,7 +264,11 @@ def _report(report: Report, *, all_metrics: bool) -> _Families:
             families.append(_gauge(name + suffix, text.format(what), values, *of_window))
     changed = {judge: float(report.judge_changed)}
     families.append(_gauge("judge_changed", _CHANGED, changed, "judge"))
-    windows = {(judge, *each): 1.0 for each in sorted(shown)}
+    windows = {
+        (judge, metric, window): 1.0
+        for metric, window in shown.items()
+        if all_metrics or metric in DEFAULT_ESTIMATES
+    }
     families.append(_gauge("estimate_shown", _SHOWN, windows, *of_window))
     return families
 

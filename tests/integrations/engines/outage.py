@@ -90,7 +90,9 @@ def outage(
     stop = threading.Event()
     with EngineRetriever.build(passages, url, embedder=WordHashEmbedder()) as retriever:
         guard = ContextGuard(
-            retriever, telemetry=Telemetry(registry), limits=RequestLimits(deadline_seconds)
+            retriever,
+            telemetry=Telemetry(registry, all_metrics=True),
+            limits=RequestLimits(deadline_seconds),
         )
 
         def ask(client: int) -> None:

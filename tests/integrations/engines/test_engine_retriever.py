@@ -109,7 +109,9 @@ def test_failing_leg_is_left_out(failing: str, answering: Route) -> None:
     expected = built.on_route(answering).retrieve("kettles and ladders")
     _engine().failing = {failing}
     registry = CollectorRegistry()
-    context = ContextGuard(built, telemetry=Telemetry(registry)).retrieve("kettles and ladders")
+    context = ContextGuard(built, telemetry=Telemetry(registry, all_metrics=True)).retrieve(
+        "kettles and ladders"
+    )
     assert context.route is answering
     assert context.decision.ranking.passage_ids == expected.passage_ids
     assert Flag.DEGRADED in context.flags
