@@ -70,9 +70,7 @@ def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path)
     with monitor(traffic, *options, "--system", system) as process:
         url = url_of(process)
         metrics(url, r'^ctxguard_alarm_active\{kind="recall_loss",.*\} 1\.0$')
-        text = metrics(
-            url, r'^ctxguard_judged_samples_total\{.*outcome="judged"\} 40\.0$'
-        )
+        text = metrics(url, r'^ctxguard_judged_samples_total\{.*outcome="judged"\} 40\.0$')
         assert re.search(
             r'^ctxguard_estimate\{.*metric="pooled_recall",window="all_retained"\} 0\.0$',
             text,

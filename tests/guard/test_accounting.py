@@ -188,7 +188,14 @@ class TestSampling:
             raised = observer_failed = Broken.answered
 
         registry = CollectorRegistry()
-        assert len(guard_of(policy=SEVENTY, telemetry=Broken(registry, all_metrics=True)).retrieve("q?")) == 3
+        assert (
+            len(
+                guard_of(policy=SEVENTY, telemetry=Broken(registry, all_metrics=True)).retrieve(
+                    "q?"
+                )
+            )
+            == 3
+        )
         labels = {"observer": "telemetry"}
         assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 1
         dead = Dead(CollectorRegistry())

@@ -92,7 +92,8 @@ def service(
     folder = tmp_path_factory.mktemp("service")
     store, system = folder / "samples.db", folder / "system.toml"
     system.write_text(
-        f'rerank-upstream = "{upstream.url}"\nall-metrics = true\n[serve]\ndeadline-seconds = 60\nworkers = 2',
+        f'rerank-upstream = "{upstream.url}"\nall-metrics = true\n'
+        "[serve]\ndeadline-seconds = 60\nworkers = 2",
         encoding="utf-8",
     )
     running = Process(
