@@ -21,7 +21,7 @@ _STATES = {
     State.PENDING: "waits to be judged",
     State.JUDGED: "judged by {series}",
     State.INCOMPLETE: "left out: passages got no grade, or the judge knows nothing of the question",
-    State.FAILED: "left out",
+    State.UNREADABLE: "left out",
     State.SKIPPED: "left out at random to keep the judging budget: others stand for it",
     State.FORCED: "added by hand: never judged, in no estimate",
 }
@@ -190,9 +190,9 @@ def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:
         is_readable: Whether its record could be read.
     """
     words = _STATES[stored.state].format(series=stored.series)
-    if stored.state is State.FAILED and not stored.has_text:
+    if stored.state is State.UNREADABLE and not stored.has_text:
         return f"{words}: its text was deleted before it was judged"
-    if stored.state is State.FAILED and not is_readable:
+    if stored.state is State.UNREADABLE and not is_readable:
         return f"{words}: it cannot be read"
     return words
 

@@ -169,7 +169,7 @@ class TestQuickJudge:
         with caplog.at_level(logging.WARNING):
             live.monitor.step()
         states = live.store.states()
-        assert (states[State.JUDGED], states[State.FAILED]) == (5, 1)
+        assert (states[State.JUDGED], states[State.UNREADABLE]) == (5, 1)
         report = live.monitor.report()
         assert report.outcomes[JudgingOutcome.JUDGED] == 5
         assert sum(n for (name, *_), n in report.counts.items() if name == "judged_samples") == 5
@@ -241,7 +241,7 @@ class TestPoison:
         replace_payload(live.store, 3, POISON[kind](live.store.payloads([3])[3]))
         assert live.monitor.step() == 5
         states = live.store.states()
-        assert (states[State.JUDGED], states[State.FAILED]) == (4, 1)
+        assert (states[State.JUDGED], states[State.UNREADABLE]) == (4, 1)
         ((passage_id, reason, why),) = live.store.rejected([3])[3]
         assert (passage_id, reason) == ("", "unreadable")
         assert why.startswith("a sample ")

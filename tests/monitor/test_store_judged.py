@@ -50,7 +50,7 @@ class TestJudged:
             store.append("w", batch, WorkerCounts(400))
         ids = list(store.waiting(n))
         done = [judged(one, block=b"%d" % one) for one in ids]
-        assert store.finish("judge", done).accepted == set(ids)
+        assert store.finish("judge", done) == {}
         assert [len(page) for page in store.judged_pages("judge")] == [500, 500, 200]
         rows = all_judged(store, "judge")
         assert rows.blocks == tuple(b"%d" % one for one in ids)

@@ -55,13 +55,6 @@ _SLOW_SECONDS = 0.05
 
 _NOTHING: Counts = {}
 
-_STATES = {
-    JudgingOutcome.JUDGED: State.JUDGED,
-    JudgingOutcome.INCOMPLETE: State.INCOMPLETE,
-    JudgingOutcome.SKIPPED: State.SKIPPED,
-    JudgingOutcome.UNREADABLE: State.FAILED,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -250,14 +243,10 @@ class JudgingWorker:
             record = SampleRecord.from_bytes(payload)
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample_id, error)
-            why = (("", JudgingOutcome.UNREADABLE.value, str(error)),)
-            self._finish(
-                JudgingOutcome.UNREADABLE, Finished(sample_id, State.FAILED, rejected=why), route=""
-            )
+            self._finish(_unreadable(sample_id, str(error)), route="")
             return True
         if not self._sampler.selects(record.request_id, probability):
-            skipped = Finished(sample_id, State.SKIPPED)
-            self._finish(JudgingOutcome.SKIPPED, skipped, record.route, _tokens(record))
+            self._finish(Finished(sample_id, State.SKIPPED), record.route, _tokens(record))
             self._budget.sample_finished()
             return True
         return self._process(_Waiting(sample_id, record, record.probability * probability))
@@ -304,12 +293,10 @@ class JudgingWorker:
         """Take what was found of a sample up among what is written next."""
         record, is_fresh = sample.record, sample.known is None
         is_judged = found.block is not None and not found.n_failed
-        outcome = JudgingOutcome.JUDGED if is_judged else JudgingOutcome.INCOMPLETE
         self._finish(
-            outcome,
             Finished(
                 sample.sample_id,
-                _STATES[outcome],
+                State.JUDGED if is_judged else State.INCOMPLETE,
                 grades="" if found.block is None else grades_to_json(found.grades.values()),
                 block=found.block or b"",
                 n_failed=found.n_failed,
@@ -328,15 +315,10 @@ class JudgingWorker:
             self._budget.sample_finished()
 
     def _finish(
-        self,
-        outcome: JudgingOutcome,
-        finished: Finished,
-        route: str,
-        counts: Counts = _NOTHING,
-        seconds: float = 0.0,
+        self, finished: Finished, route: str, counts: Counts = _NOTHING, seconds: float = 0.0
     ) -> None:
         """Hold a result until it is written with others, or write it."""
-        counts = {("judged_samples", route, outcome): 1, **counts}
+        counts = {("judged_samples", route, finished.state): 1, **counts}
         now = time.monotonic()
         if not self._held:
             self._held_since = now
@@ -420,27 +402,27 @@ class JudgingWorker:
         more.update({key: n - self._counted.get(key, 0.0) for key, n in told.items()})
         if not self._held and not any(more.values()):
             return
-        found = self._store.finish(self._series, self._held, more, self._budget.kept)
+        refused = self._store.finish(self._series, self._held, more, self._budget.kept)
         written, self._held = self._held, []
         self._uncounted.clear()
         self._counted = told
         for one in written:
-            if (refusal := found.refused.get(one.sample_id)) is not None:
+            if (refusal := refused.get(one.sample_id)) is not None:
                 self._give_up(one.sample_id, refusal)
-            elif one.sample_id in found.accepted:
-                self.outcomes[_outcome_of(one)] += 1
+            else:
+                self.outcomes[JudgingOutcome(one.state)] += 1
 
     def _give_up(self, sample_id: int, refusal: Exception) -> None:
         """Leave a sample out whose result cannot be stored."""
         self.errors += 1
         why = describe_error(refusal)
         _log.warning("the result of sample %d could not be stored: %s", sample_id, why)
-        reason = (("", JudgingOutcome.UNREADABLE.value, why),)
-        self._store.finish(self._series, [Finished(sample_id, State.FAILED, rejected=reason)])
+        self._store.finish(self._series, [_unreadable(sample_id, why)])
 
 
-def _outcome_of(finished: Finished) -> JudgingOutcome:
-    return next(outcome for outcome, state in _STATES.items() if state is finished.state)
+def _unreadable(sample_id: int, why: str) -> Finished:
+    state = State.UNREADABLE
+    return Finished(sample_id, state, rejected=(("", state.value, why),))
 
 
 def _tokens(record: SampleRecord) -> Counts:

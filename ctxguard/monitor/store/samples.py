@@ -26,7 +26,6 @@ from ctxguard.monitor.store.types import (
     Counts,
     Entry,
     Finished,
-    FinishResult,
     LostReason,
     State,
     StoredShares,
@@ -256,7 +255,7 @@ def finish(
     finished: Sequence[Finished],
     counts: Counts = _NOTHING,
     values: Mapping[str, str] = _NOTHING,
-) -> FinishResult:
+) -> dict[int, Exception]:
     """Store the results of samples, each whatever the others hold, and what they count with them.
 
     One transaction for all of them, or one for each where something in them cannot be stored.
@@ -264,32 +263,33 @@ def finish(
     Args:
         series: The judge's pinned name and version.
         finished: The results; samples that are finished already stay as they are, unless a call
-            of the judge had failed.
+            of the judge had failed, and so do those that were deleted or forced.
         counts: What else the monitor has counted, to be added to the counts of the series.
         values: Values to be kept, by key.
+
+    Returns:
+        By sample, why a result could not be stored.
 
     Raises:
         StoreError: nothing can be stored at present, and nothing was.
     """
     if not (finished or counts or values):
-        return FinishResult(frozenset(), {})
+        return {}
     try:
-        return FinishResult(frozenset(_finish(store, series, finished, counts, values)), {})
+        _finish(store, series, finished, counts, values)
+        return {}
     except StoreError:
         raise
     except Exception as error:
         if not finished:
             raise
-        found = finish(store, series, [], counts, values)
+        finish(store, series, [], counts, values)
         if len(finished) == 1:
-            return FinishResult(frozenset(), {finished[0].sample_id: error})
-    accepted, refused = found
-    refused = dict(refused)
+            return {finished[0].sample_id: error}
+    refused: dict[int, Exception] = {}
     for one in finished:
-        own = finish(store, series, [one])
-        accepted |= own.accepted
-        refused |= own.refused
-    return FinishResult(accepted, refused)
+        refused |= finish(store, series, [one])
+    return refused
 
 
 @writes
@@ -299,8 +299,8 @@ def _finish(
     finished: Sequence[Finished],
     counts: Counts,
     values: Mapping[str, str],
-) -> list[int]:
-    """Store results; return the samples that were not finished before."""
+) -> None:
+    """Store the results of samples that were not finished before."""
     last = {one.sample_id: one for one in reversed(finished)}
     unfinished = sa.select(_samples.sample_id, _samples.time_seconds).where(
         _samples.state.in_(_UNFINISHED)
@@ -311,7 +311,7 @@ def _finish(
     for key, value in values.items():
         db.set_state(key, value)
     if not accepted:
-        return []
+        return
     series_id = _begun(db, series)
     db.execute(
         sa.update(schema.samples)
@@ -338,7 +338,6 @@ def _finish(
     # People's grades are added to a new block anew.
     db.replace(schema.judged, judged)
     db.replace(schema.grades, grades)
-    return [one.sample_id for one in accepted]
 
 
 def _add_counts(db: Transaction, series: str, more: Iterable[Counts]) -> None:

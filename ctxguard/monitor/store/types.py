@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,7 @@ class State(StrEnum):
     INCOMPLETE = "incomplete"
     """A passage has no grade: its call failed, and the next run asks about it again; or the judge
     knows nothing of the question."""
-    FAILED = "failed"
+    UNREADABLE = "unreadable"
     """The sample cannot be read, or what was found of it cannot be stored."""
     SKIPPED = "skipped"
     """Left out at random to keep within the judging budget: others stand for it."""
@@ -45,7 +44,7 @@ class State(StrEnum):
     """Added by hand: stored, never judged, in no estimate."""
 
 
-FINAL_STATES = frozenset({State.JUDGED, State.INCOMPLETE, State.FAILED, State.SKIPPED})
+FINAL_STATES = frozenset({State.JUDGED, State.INCOMPLETE, State.UNREADABLE, State.SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ class Finished:
     """The result of a sample.
 
     Attributes:
-        state: ``JUDGED``, ``INCOMPLETE``, ``FAILED`` or ``SKIPPED``.
+        state: ``JUDGED``, ``INCOMPLETE``, ``UNREADABLE`` or ``SKIPPED``.
         grades: JSON for people to read; it may quote passages, and is deleted with the payload.
         block: What estimates need of a judged request; empty where nothing is known of it.
         n_failed: Passages without a grade, because a call of the judge failed.
@@ -234,19 +233,6 @@ class Finished:
                 f"sample {self.sample_id} is finished as {self.state.value!r} with a block of "
                 "0 bytes; judged samples have one"
             )
-
-
-class FinishResult(NamedTuple):
-    """Which results of samples were stored.
-
-    Attributes:
-        accepted: Ids of the samples whose result was stored. Those that are neither accepted nor
-            refused were finished before, deleted or forced.
-        refused: By id, why a sample's result could not be stored.
-    """
-
-    accepted: frozenset[int]
-    refused: Mapping[int, Exception]
 
 
 @dataclass(frozen=True, slots=True)
