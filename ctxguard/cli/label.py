@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Query
     from calibration.data.label_file import LabelFile
     from calibration.pooling import Steps
-    from ctxguard.monitor.judges import Judgment
     from ctxguard.monitor.labels.files import RowToLabel
 
 MaxGrade = Annotated[int, setting("Highest grade of the scale, one for a store.", "N", ge=1)]
@@ -96,21 +95,21 @@ class LabelCommand(System):
             output.err.print(*notes, sep="\n", end="\n" * bool(notes))
             return
         output.notes(notes)
-        work.command = self._next_step()
+        work.next_step = self._next_step()
         self._serve(work, output)
         document = {
             "labels": self.out,
-            "questions": len(work.texts),
-            "graded": sum(map(work.is_graded, range(len(work.texts)))),
+            "questions": len(work.queries),
+            "graded": sum(not work.lacking(place) for place in range(len(work.queries))),
             "answerable": file.n_answerable,
         }
 
         def show() -> None:
             output.facts(
-                ("graded", f"{document['graded']:,} of {count(len(work.texts), 'question')}"),
+                ("graded", f"{document['graded']:,} of {count(len(work.queries), 'question')}"),
                 ("good for", work.bought()),
                 ("labels", str(self.out)),
-                ("next", work.next_step()),
+                ("next", work.next_step),
             )
 
         output.result(document, show)
@@ -155,13 +154,16 @@ class LabelCommand(System):
         return pools
 
     def _serve(self, work: "QuestionWork", output: Output) -> None:
+        from ctxguard.cli._question_pages import QuestionGrading
         from ctxguard.server.app import console_app
         from ctxguard.server.console.routes import label_routes
         from ctxguard.server.run import serve
         from ctxguard.server.settings import ServiceSettings
 
         settings = ServiceSettings(port=self.port)
-        app = console_app(settings, label_routes(work, token=settings.secrets.console_token))
+        token = settings.secrets.console_token
+        routes = label_routes(lambda pages: QuestionGrading(pages, work), token=token)
+        app = console_app(settings, routes)
         with suppress(KeyboardInterrupt):
             serve(settings, lambda url: output.note(f"grade at {url}/console; Ctrl+C ends"), app)
 
@@ -175,70 +177,50 @@ class LabelCommand(System):
 
 
 class QuestionWork:
-    """Questions with pooled candidates, whose grades a file keeps: see `QuestionsToGrade`."""
+    """Questions with pooled candidates, whose grades a file keeps.
+
+    Attributes:
+        queries: Those with candidates; elsewhere they are known by their places, from 0.
+        next_step: The command that uses the labels.
+    """
 
     def __init__(
         self, file: "LabelFile", source: Source, max_grade: int, pools: "Mapping[str, Steps]"
     ) -> None:
-        self._file, self._source, self._pools = file, source, pools
-        self._queries: Sequence[Query] = [each for each in file.queries if each.query_id in pools]
+        self.file, self.source, self._pools = file, source, pools
+        self.queries: Sequence[Query] = [each for each in file.queries if each.query_id in pools]
         self.top_grade = max(max_grade, file.max_grade)
-        self.texts = [query.text for query in self._queries]
-        self.command = ""
-
-    def _name(self, place: int) -> str:
-        return self._queries[place].query_id
+        self.next_step = ""
 
     def asked(self, place: int) -> Sequence[str]:
-        """List the passages that are to be graded as far as is known."""
+        """List the passages of a question that are to be graded as far as is known, in order."""
         from calibration.pooling import to_grade
 
-        grades = {one: each.grade for one, each in self.judgments(place).items()}
-        return to_grade(self._pools[self._name(place)], grades)
-
-    def passage(self, passage_id: str) -> Passage:
-        """Read a passage of the retriever."""
-        return self._source.passage(passage_id)
-
-    def judgments(self, place: int) -> "Mapping[str, Judgment]":
-        """Return the grades so far."""
-        return self._file.judgments(self._name(place))
+        name = self.queries[place].query_id
+        grades = {one: each.grade for one, each in self.file.judgments(name).items()}
+        return to_grade(self._pools[name], grades)
 
     def has_no_answer(self, place: int) -> bool:
         """Tell whether a question is marked as having none."""
-        return self._file.has_no_answer(self._name(place))
+        return self.file.has_no_answer(self.queries[place].query_id)
 
-    def is_graded(self, place: int) -> bool:
-        """Tell whether a question needs no more grades."""
-        return self.has_no_answer(place) or all(
-            one in self.judgments(place) for one in self.asked(place)
-        )
-
-    def put(self, place: int, passage_id: str, judgment: "Judgment | None") -> None:
-        """Keep a grade in the file, or take it back."""
-        self._file.put(self._queries[place], passage_id, judgment)
-
-    def mark(self, place: int, *, no_answer: bool) -> None:
-        """Mark a question in the file."""
-        self._file.mark(self._queries[place], no_answer=no_answer)
+    def lacking(self, place: int) -> list[str]:
+        """List the passages that are asked about and have no grade; none without an answer."""
+        known = self.file.judgments(self.queries[place].query_id)
+        asked = () if self.has_no_answer(place) else self.asked(place)
+        return [one for one in asked if one not in known]
 
     def bought(self) -> str:
         """Say what the labels so far are enough for."""
         from calibration.verdict import in_reach
 
-        return in_reach(self._file.n_answerable)
-
-    def next_step(self) -> str:
-        """Return the command that uses the labels."""
-        return self.command
+        return in_reach(self.file.n_answerable)
 
     def ungraded(self) -> "Iterable[tuple[str | None, Passage]]":
         """Yield each question with each passage that is to be graded now."""
-        for place, text in enumerate(self.texts):
-            if not self.has_no_answer(place):
-                for one in self.asked(place):
-                    if one not in self.judgments(place):
-                        yield text, self.passage(one)
+        for place, query in enumerate(self.queries):
+            for one in self.lacking(place):
+                yield query.text, self.source.passage(one)
 
 
 def _print_passages(

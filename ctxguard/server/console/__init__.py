@@ -7,5 +7,4 @@ decisions  what was served and dropped, and why; the requests of a day that lost
 grading    the grading screen
 label      it on sampled requests
 queue      which of these is graded next
-questions  it on questions with their candidates
 """

@@ -13,7 +13,6 @@ from ctxguard.server.console import decisions
 from ctxguard.server.console.grading import Grading
 from ctxguard.server.console.label import Label
 from ctxguard.server.console.pages import FOLDER, Handler, Pages
-from ctxguard.server.console.questions import QuestionGrading, QuestionsToGrade
 from ctxguard.server.console.sessions import Sessions
 
 
@@ -51,19 +50,22 @@ def console_routes(
 
 
 def label_routes(
-    work: QuestionsToGrade, *, token: str | None = None, clock: Callable[[], float] = time.time
+    grading: Callable[[Pages], Grading],
+    *,
+    token: str | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> Sequence[BaseRoute]:
-    """Make the routes of a console that grades the passages of questions, and nothing else.
+    """Make the routes of a console that grades, and nothing else.
 
     Args:
-        work: The questions; its grades are its own to keep.
+        grading: Makes the screen; the grades are its own to keep.
         token: As for `console_routes`, like ``clock``.
         clock: See there.
     """
     # In memory: it remembers who signed out.
     store = SampleStore.open("sqlite://")
     pages = Pages(Sessions(token, store, clock), store, None, clock, {"label": "Label"})
-    return _routes(pages, QuestionGrading(pages, work), {})
+    return _routes(pages, grading(pages), {})
 
 
 def _routes(pages: Pages, grading: Grading, own: Mapping[str, Handler]) -> Sequence[BaseRoute]:

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from calibration.data.label_file import LabelFile
 from calibration.data.readers import read_jsonl
 from calibration.pooling import pooled
+from ctxguard.cli._question_pages import QuestionGrading
 from ctxguard.cli.label import QuestionWork
 from ctxguard.core.types import Passage
 from ctxguard.server.app import console_app
@@ -35,9 +36,10 @@ def client_of(
     file = LabelFile(path, [f"Question {number} {HOSTILE}?" for number in range(n)])
     pools = {query.query_id: pooled(query.text, [IDS[:6]]) for query in file.queries}
     work = QuestionWork(file, Texts(), 1, pools)  # type: ignore[arg-type]
-    work.command = "ctxguard calibrate"
+    work.next_step = "ctxguard calibrate"
     settings = ServiceSettings(secrets=Secrets(console_token=token))
-    app = console_app(settings, label_routes(work, token=token), CollectorRegistry())
+    routes = label_routes(lambda pages: QuestionGrading(pages, work), token=token)
+    app = console_app(settings, routes, CollectorRegistry())
     return TestClient(app, headers=SAME_SITE, base_url=f"http://{host}")
 
 
