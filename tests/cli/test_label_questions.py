@@ -136,7 +136,7 @@ def test_from_documents_to_a_guarded_context_in_four_steps(
         "calibrate", "--index", "index", "--data", "labels.jsonl", "--out", "profile.json"
     )
     assert re.search(r"^verdict +(enforce|shadow|keep)", shown.stdout, re.MULTILINE)
-    assert Profile.load("profile.json").verdict.n == 32
+    assert Profile.load("profile.json").model_dump()["routes"]["hybrid"]["verdict"]["n"] == 32
     assert re.search(r"today.* [\d+]*\.\d\d", shown.stdout)
     guard = ContextGuard(
         HybridRetriever.load("index"), profile=Profile.load("profile.json"), mode="enforce"

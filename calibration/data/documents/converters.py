@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from calibration.data.documents.encodings import UnknownEncodingError, decode
-from calibration.data.documents.markdown import guarded
+from calibration.data.documents.markdown import guarded, table
 from ctxguard._support.extras import require
 
 _UNPACKED_BYTES, _UNPACKED_SHARE = 10 * 2**20, 100
@@ -158,7 +158,7 @@ def _shapes(shapes: Iterable[Any], title: Any) -> Iterator[str]:
         if hasattr(shape, "shapes"):
             yield from _shapes(shape.shapes, title)
         elif getattr(shape, "has_table", False):
-            yield _rows([[cell.text for cell in row.cells] for row in shape.table.rows])
+            yield table([[cell.text for cell in row.cells] for row in shape.table.rows])
         elif getattr(shape, "has_chart", False):
             chart = shape.chart
             if chart.has_title and chart.chart_title.has_text_frame:
@@ -170,16 +170,9 @@ def _shapes(shapes: Iterable[Any], title: Any) -> Iterator[str]:
                 [name, *[str(v[at]) for _, v in series if at < len(v)]]
                 for at, name in enumerate(names)
             ]
-            yield _rows([["", *[name for name, _ in series]], *rows])
+            yield table([["", *[name for name, _ in series]], *rows])
         elif shape.has_text_frame:
             yield guarded(shape.text_frame.text.replace("\v", "\n"))
-
-
-def _rows(rows: Iterable[Iterable[str]]) -> str:
-    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
-    written = [f"| {' | '.join(line)} |" for line in lines]
-    written[1:1] = ["|" + " --- |" * len(lines[0])] if lines else []
-    return "\n".join(written)
 
 
 def _pdf(raw: bytes) -> Converted:

@@ -7,7 +7,7 @@ that can match the same characters.
 import html
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _MAX_HEADING = 1_000
@@ -115,6 +115,18 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> MarkdownDocument:
             own.append(_unescaped(line) if is_source else _GUARD.sub(r"\1", line))
     close()
     return MarkdownDocument(title, found)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Write rows as a Markdown table, whose first row is the head; empty without rows."""
+    lines = ["| " + " | ".join(map(cell, row)) + " |" for row in rows]
+    lines[1:1] = ["|" + " --- |" * len(rows[0])] if lines else []
+    return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    """Write a text so that it is one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def guarded(text: str) -> str:

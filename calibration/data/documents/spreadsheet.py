@@ -17,6 +17,7 @@ from xml.etree.ElementTree import Element
 from defusedxml import ElementTree  # type: ignore[import-untyped]
 
 from calibration.data.documents.encodings import decode
+from calibration.data.documents.markdown import cell, table
 from calibration.data.documents.number_format import BUILT_IN, shown, shown_text
 
 _OFF = {None, "0", "false"}
@@ -69,9 +70,8 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
                 continue
             rows, unseen = _visible_rows(book, part, name)
             hidden += unseen
-            table = _table(rows)
-            if table:
-                written.append(f"## {' '.join(name.split())}\n\n{table}")
+            if text := _table(rows):
+                written.append(f"## {' '.join(name.split())}\n\n{text}")
         return "\n\n".join(written), hidden
 
 
@@ -86,7 +86,7 @@ def read_csv(raw: bytes) -> str:
     first = re.sub('"[^"]*"', "", text.lstrip().partition("\n")[0])
     rows = csv.reader(io.StringIO(text), delimiter=max(",;\t|", key=first.count))
     return _table(
-        [{at: cell.strip() for at, cell in enumerate(row) if cell.strip()} for row in rows]
+        [{at: each.strip() for at, each in enumerate(row) if each.strip()} for row in rows]
     )
 
 
@@ -95,14 +95,8 @@ def _table(rows: Iterable[_Row]) -> str:
     full = [row for row in rows if row]
     columns = sorted({column for row in full for column in row})
     if len(full) * len(columns) > _MAX_BLANKS * sum(map(len, full)) + 1_000:
-        return "\n".join([" | ".join([_cell(row[at]) for at in sorted(row)]) for row in full])
-    lines = ["| " + " | ".join([_cell(row.get(at, "")) for at in columns]) + " |" for row in full]
-    lines[1:1] = ["|" + " --- |" * len(columns)] if lines else []
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+        return "\n".join([" | ".join([cell(row[at]) for at in sorted(row)]) for row in full])
+    return table([[row.get(at, "") for at in columns] for row in full])
 
 
 def _visible_rows(book: _Book, part: str, name: str) -> tuple[list[_Row], list[str]]:
@@ -145,10 +139,10 @@ def _row_of(element: Element, book: _Book) -> _Row:
     """Return the texts of a row's cells, without empty ones."""
     row: _Row = {}
     column = 0
-    for cell in element:
-        place = _COLUMN.fullmatch(cell.get("r") or "")
+    for each in element:
+        place = _COLUMN.fullmatch(each.get("r") or "")
         column = _column_number(place[1]) if place else column + 1
-        text = _text_of(cell, book)
+        text = _text_of(each, book)
         if text.strip():
             row[column] = text
     return row

@@ -169,18 +169,9 @@ def _insert(db: Transaction, entries: Sequence[Entry]) -> None:
     samples, payloads = [], []
     for sample_id, entry in zip(ids, entries, strict=True):
         state = State.PENDING if entry.probability > 0.0 else State.FORCED
-        samples.append(
-            {
-                "sample_id": sample_id,
-                "request_id": entry.request_id,
-                "time_seconds": entry.time_seconds,
-                "probability": entry.probability,
-                "label_order": entry.label_order,
-                "payload_bytes": len(entry.payload),
-                "state": state.value,
-            }
-        )
-        payloads.append({"sample_id": sample_id, "payload": entry.payload})
+        row = {"sample_id": sample_id, **asdict(entry)}
+        payloads.append({"sample_id": sample_id, "payload": row.pop("payload")})
+        samples.append({**row, "payload_bytes": len(entry.payload), "state": state.value})
     db.insert(schema.samples, samples)
     db.insert(schema.payloads, payloads)
 
