@@ -1,4 +1,4 @@
-"""Take a judge's verdicts as labels, and a few grades of people: is the gain what it seems?
+"""Take a judge's grades as labels, and a few of people: is the gain what it seems?
 
     python -m benchmarks.judged_lists --data ../shared/data/trec_dl20 --check --json FILE
 
@@ -8,7 +8,7 @@ by a recorded judge; the qrels are the grades of people, who grade about 400 of 
 --store`` fits it, each question decided by the fit of the others, and its gain in UDCG over
 the first 5 is compared with the truth, by all qrels.
 
-*former* is what this replaced: verdicts in a mixture model with 20 questions graded whole, as many
+*former* is what this replaced: grades in a mixture model with 20 questions graded whole, as many
 grades, measured in 60 draws at dfef3ed before it was taken out.
 """
 
@@ -49,7 +49,7 @@ from ctxguard.monitor.estimation.metrics import (
 )
 from ctxguard.monitor.estimation.sampling_design import GO_ON
 
-SUMMARY = "Take a judge's verdicts as labels, with a few grades of people."
+SUMMARY = "Take a judge's grades as labels, with a few of people."
 FORMER_RMSE: Mapping[str, float] = {
     "4prompts_llama3-8b": 0.196,
     "binary_gpt-4": 0.201,

@@ -74,7 +74,7 @@ class Case:
         grades: The month's budget.
         spread: How alike questions are: the sum of their beta distribution's parameters.
         whole: Whether whole requests are graded, as before.
-        scores: Whether the judge gives probabilities, and not verdicts alone.
+        scores: Whether the judge gives probabilities, and not grades alone.
     """
 
     name: str

@@ -96,7 +96,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
 
     def __call__(self, output: Output) -> None:
         """What you serve today, the first serving-k passages, stays where nothing better is shown.
-        With --store, a judge's verdicts on requests and people's grades of some passages stand for
+        With --store, a judge's grades of requests and people's of some passages stand for
         labels; without grades there is only a table of the judge's own view, and no profile. Name
         the system that answered, or the profile is unverified.
         """

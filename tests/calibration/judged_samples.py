@@ -56,7 +56,7 @@ def watched(n: int, **settings: Any) -> Watching:
 
 
 class GradedBy:
-    """A judge whose verdict on a passage a function of the query and the passage's id gives."""
+    """A judge whose grade of a passage a function of the query and the passage's id gives."""
 
     name, version, max_grade, reads_text = "labels", "1", 1, False
 

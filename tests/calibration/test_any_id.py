@@ -89,10 +89,10 @@ class TestEverywhere:
 
     def test_judges_that_know_labels(self, make: Callable[[int], Any]) -> None:
         judge = LabelJudge({"how?": {make(3): 2}}, {"how?": [make(4)]})
-        verdicts = judge.judge("how?", [Passage(make(n), "") for n in (3, 4)])
-        assert [each.grade for each in verdicts if each] == [2, 0]
-        assert verdicts[1] is not None
-        assert verdicts[1].judged
+        grades = judge.judge("how?", [Passage(make(n), "") for n in (3, 4)])
+        assert [each.grade for each in grades if each] == [2, 0]
+        assert grades[1] is not None
+        assert grades[1].judged
 
 
 def test_an_index_is_asked_by_any_id(make: Callable[[int], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Ranking profiles side by side: figures, the dynamic-k curve, verdicts, paired differences."""
+"""Ranking profiles side by side: figures, the dynamic-k curve, risks, paired differences."""
 
 from collections.abc import Mapping, Sequence
 
