@@ -251,8 +251,8 @@ def asking_figures(
         ``gain`` is UDCG less that of the same calibration without an assessor, ``net`` less
         the price of every candidate whose answer counts, ``over_today`` the net gain over today's
         first 5. ``share`` is that of the first 20 candidates, asked for the record alone too;
-        ``forecast`` is the profile's figure of the net gain, NaN where nobody is asked.
-        ``unlike`` counts the queries which are served something else than without an
+        ``forecast`` is the profile's figure of the net gain, NaN where nobody is asked and where it
+        is not known. ``unlike`` counts the queries which are served something else than without an
         assessor where it is down.
     """
     rows = recorded.others(labelled)
@@ -261,7 +261,7 @@ def asking_figures(
     having = recorded.served(profile, rows, assessor=assessor)
     failing = recorded.served(profile, rows, assessor=Broken(assessor.fingerprint, {}))
     part = only_route(profile).assessor
-    forecast = None if part is None or part.gain is None else part.gain.value
+    forecast = None if part is None else part.forecast
     gain = float((having.udcg - without.udcg).mean())
     price = DEFAULT_PRICE * float(having.paid.mean())
     today = recorded.first(rows)
@@ -282,7 +282,8 @@ def mean_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float | None]
     """Means over runs of `asking_figures`, each over those that have it.
 
     ``asking`` is the share of runs that asked at all; ``enforced_net`` and ``enforced_forecast``
-    are means over the ``n_enforced`` runs whose answers are applied.
+    are means over the ``n_forecast`` of the ``n_enforced`` runs whose answers are applied and whose
+    gain is forecast.
     """
 
     def mean(name: str, own: Sequence[Mapping[str, float]]) -> float | None:
@@ -290,12 +291,14 @@ def mean_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float | None]
         return float(np.mean(values)) if values else None
 
     enforced = [run for run in runs if run["enforced"]]
+    told = [run for run in enforced if not np.isnan(run["forecast"])]
     return {
         "runs": len(runs),
         **{name: mean(name, runs) for name in runs[0]},
         "asking": float(np.mean([run["share"] > 0.0 for run in runs])),
         "n_enforced": len(enforced),
-        **{f"enforced_{name}": mean(name, enforced) for name in ("net", "forecast")},
+        "n_forecast": len(told),
+        **{f"enforced_{name}": mean(name, told) for name in ("net", "forecast")},
     }
 
 
@@ -313,7 +316,7 @@ def asking_table(title: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """A row for each assessor and set, of `mean_figures`.
 
     ``today`` is the net gain over today's first 5, ``on`` the share of runs that apply the answers;
-    of these are the net gain in truth and by the forecast of calibration.
+    of these with a forecast are the net gain in truth and by that forecast.
     """
     columns = ("net", "today", "asked", "on", "truth", "forecast")
     found = plain_table(title, ("assessor", "set"), columns)
@@ -332,16 +335,16 @@ def asking_table(title: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 def asking_bars(rows: Sequence[Mapping[str, Any]]) -> Bars:
     """The forecast against the truth, where answers are applied; and what a failure serves."""
-    own = [row for row in rows if row["n_enforced"]]
-    n = sum(row["n_enforced"] for row in own)
+    own = [row for row in rows if row["n_forecast"]]
+    n = sum(row["n_forecast"] for row in own)
     truth, forecast = (
-        sum(row["n_enforced"] * row[f"enforced_{name}"] for row in own) / max(n, 1)
+        sum(row["n_forecast"] * row[f"enforced_{name}"] for row in own) / max(n, 1)
         for name in ("net", "forecast")
     )
     unlike = sum(row["runs"] * row["unlike"] for row in rows)
     return {
         f"asking: forecast within {MOST_OFF:.0%} of the truth on the mean": (
-            f"{forecast:+.3f}, truth {truth:+.3f}, {n} enforced",
+            f"{forecast:+.3f}, truth {truth:+.3f}, {n} enforced with a forecast",
             n > 0 and abs(forecast - truth) <= MOST_OFF * abs(truth),
         ),
         "asking: a failure serves what there is without": (

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.calibrate_route import Fitted, LabelledRoute, RouteOutcome, among
+from calibration.calibrate_route import Fitted, LabelledRoute, Option, RouteOutcome, among
 from calibration.figures import significant
 from calibration.fit import folds
 from calibration.folded import Choose, Folded
@@ -22,7 +22,8 @@ from calibration.grid import GridIndex
 from calibration.objectives import LADDERS, PolicySums, Step, choose, highest_utility
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
-from calibration.verdict import mean_interval
+from calibration.verdict import CONFIDENCE, mean_interval
+from ctxguard.core.interval import Interval
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
 from ctxguard.core.value_of_information import (
@@ -33,6 +34,7 @@ from ctxguard.core.value_of_information import (
 )
 from ctxguard.errors import CalibrationError
 from ctxguard.guard.assess import AssessorStage, Question
+from ctxguard.monitor.estimation.ratio import t_quantile
 from ctxguard.profile.schema import AssessorProfile
 
 FIRST = 20
@@ -45,6 +47,14 @@ ROUNDS = 2
 
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """After which an assessor that refuses for its rate limit is asked again."""
+
+_LUCK = 2.0
+"""Squared standard errors that are taken off a gain, as a share of it. A gain that had to be shown
+before anybody looks at it is too large; so shrunk, one of two standard errors or more is within a
+fifth on the mean (`test_asking.py`)."""
+
+_LEAST_ERRORS = 5.0**0.5
+"""Standard errors below which a gain is too uncertain for a forecast."""
 
 _FIGURES = ("intercept", "slope", "effect", "deviation", "place")
 """The figures of a model, which a profile has rounded."""
@@ -180,10 +190,10 @@ def calibrate_asking(
     model = replace(model, **figures)
     for choose_by in route.rules(route.settings.context):
         found = _choose(route, fitted, own, asking.price, choose_by)
-        with_answers = _with_verdict(outcome, asking, own, model, found)
+        with_answers, option = _with_verdict(outcome, asking, own, model, found)
         if with_answers.decision == "enforce":
             break
-    return with_profile(assessor=with_answers)
+    return replace(with_profile(assessor=with_answers), answered=option)
 
 
 def _choose(
@@ -261,8 +271,8 @@ def _with_verdict(
     own: _AnsweredPools,
     model: AnswerModel,
     found: _Choice,
-) -> AssessorProfile:
-    """Return the assessor's part of the profile: what it gains over what is served without."""
+) -> tuple[AssessorProfile, Option]:
+    """Return the assessor's part of the profile, and the contexts with its answers."""
     without, answered = outcome.served, found.answered[:, None]
     # Where nothing is answered, what is served without stands.
     kept = np.arange(found.order.shape[1]) < found.n_kept[:, None]
@@ -279,7 +289,7 @@ def _with_verdict(
     enforced = enforced and gain.lower is not None and gain.lower > 0.0
     n_asked = float(found.n_asked.mean())
     possible = float(np.minimum(own.pools.lengths, FIRST).mean())
-    return AssessorProfile(
+    profile = AssessorProfile(
         fingerprint=asking.stage.fingerprint,
         name=own.name,
         model=model,
@@ -289,10 +299,33 @@ def _with_verdict(
         decision="enforce" if enforced else "shadow",
         verdict=verdict,
         gain=gain,
+        forecast=forecast_of(gain),
         share=min(significant(n_asked / max(possible, 1.0)), 1.0),
         calls=significant(1e3 * float(np.minimum(found.n_asked, 1.0).mean())),
         cost=None if own.cost is None else significant(1e3 * own.cost * n_asked),
     )
+    applied = "applied" if enforced else "not applied"
+    return profile, replace(with_answers, name=f"with answers, {applied}")
+
+
+def forecast_of(gain: Interval) -> float | None:
+    """Forecast what a measured gain is on other queries, from `mean_interval`.
+
+    Returns:
+        The gain, shrunk by the doubt about it; None where that is too large to tell.
+
+    >>> forecast_of(mean_interval(np.tile([0.0, 0.2], 50)))
+    0.098
+    >>> forecast_of(mean_interval(np.tile([-1.0, 1.1], 50)))
+    """
+    if gain.value is None or gain.lower is None:
+        return None
+    error = (gain.value - gain.lower) / t_quantile(CONFIDENCE, gain.n - 1.0)
+    if error > 0.0 and abs(gain.value) < _LEAST_ERRORS * error:
+        return None
+    if gain.value == 0.0:
+        return 0.0
+    return significant(gain.value * (1.0 - _LUCK * (error / gain.value) ** 2))
 
 
 def _asked(

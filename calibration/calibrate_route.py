@@ -139,6 +139,7 @@ class RouteOutcome:
         others: By what a context may cost, what would be chosen so; a size is missing where that
             is the first k.
         route: What all of this was chosen and measured on.
+        answered: What the answers of a model that was asked would have served; None without.
     """
 
     profile: RouteProfile
@@ -146,6 +147,7 @@ class RouteOutcome:
     chosen: Option
     others: Mapping[Context, Option]
     route: "LabelledRoute"
+    answered: Option | None = None
 
     @property
     def today(self) -> Option:

@@ -43,6 +43,8 @@ class Summary:
             Those that serve the same contexts are one row, whose sizes a comma parts.
         chosen: The row of the choice.
         in_short: What the choice serves in place of today's, and what is not shown yet.
+        asked: What the answers of a model that was asked are worth, or why they are not used, in
+            words; empty without one.
         keeps: What each of these policies keeps, in words.
         judged: Share of the first ``serving_k`` that has a label.
         warnings: What to beware of, one line each.
@@ -57,6 +59,7 @@ class Summary:
     by_size: Mapping[str, str]
     chosen: str
     in_short: str
+    asked: str
     keeps: Mapping[str, str]
     judged: Interval
     warnings: tuple[str, ...]
@@ -83,6 +86,9 @@ def summarise(
         each.name: (describe_policy(each.policy), each.metrics)
         for each in (outcome.today, outcome.chosen, *by_size.values())
     }
+    if outcome.answered is not None:
+        each = outcome.answered
+        options[each.name] = (describe_policy(each.policy), each.metrics)
     options |= {
         name: other
         for name, other in (others or {}).items()
@@ -105,6 +111,7 @@ def summarise(
         by_size={size: each.name for size, each in by_size.items()},
         chosen=row,
         in_short=_in_short(results, outcome, settings),
+        asked=outcome.profile.asking,
         keeps={name: words for name, (words, _) in options.items()},
         judged=judged,
         warnings=tuple(_warnings(outcome, recall, judged, settings)),

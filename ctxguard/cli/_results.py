@@ -215,7 +215,8 @@ def print_summary(
 def _print_options(summary: "Summary", output: Output, *, with_words: bool) -> None:
     """Print leaner and richer contexts beside today's, each with its paired differences."""
     rows: list[Sequence[str | Text]] = []
-    for size, name in summary.by_size.items():
+    asked = {name: name for name in summary.results.policies if name.startswith("with answers")}
+    for size, name in {**summary.by_size, **asked}.items():
         found = {metric: summary.results.of(name, metric) for metric in _OPTION_METRICS}
         # Five columns with intervals at 80 characters: fewer decimals than elsewhere.
         digits = {metric: {"tokens": 0, "kept": 1}.get(metric, 2) for metric in found}

@@ -343,6 +343,8 @@ class AssessorProfile(Frozen):
         gain: UDCG of a request with the answers, less that of what is served without and
             less the price of what is asked; bounds by Student's t, 90% each. None without a
             verdict.
+        forecast: What to expect of that on other queries: the gain, less what it owes to being
+            shown at all; None where that is not known.
         share: Share of the first candidates that is asked about.
         calls: Requests of 1,000 that ask.
         cost: Of 1,000 requests, in the currency of the assessor's prices; None without prices.
@@ -357,6 +359,7 @@ class AssessorProfile(Frozen):
     decision: Literal["enforce", "shadow"]
     verdict: RouteVerdict | None = None
     gain: Interval | None = None
+    forecast: float | None = None
     share: Annotated[float, Field(ge=0, le=1)] = 0.0
     calls: Annotated[float, Field(ge=0, le=1_000)] = 0.0
     cost: float | None = None
@@ -370,9 +373,12 @@ class AssessorProfile(Frozen):
             return words
         seen = None if verdict.recall is None else verdict.recall.value
         recall = "" if seen is None else f", recall by {signed(seen)} from today's"
+        change = "by how much is not known"
+        if self.forecast is not None:
+            change = f"by about {signed(self.forecast)}"
         words += (
             f"; asked about {self.share:.0%} of the first {self.first}, its answers change "
-            f"UDCG by {signed(gain.value)} net of the price {self.price:.3g} "
+            f"UDCG net of the price {self.price:.3g}, {change} "
             f"({signed(gain.lower)} at least, 90%){recall}"
         )
         if self.decision == "enforce":

@@ -92,7 +92,9 @@ def test_assessor_down_serves_without_it(recorded: Recorded) -> None:
 
 
 def test_forecasts_compare_where_answers_apply() -> None:
-    run = {"share": 0.5, "net": 0.3, "forecast": np.nan, "enforced": 1.0}
-    found = mean_figures([run, {**run, "share": 0.0, "net": 0.0, "enforced": 0.0}])
-    assert (found["asking"], found["n_enforced"], found["enforced_net"]) == (0.5, 1, 0.3)
-    assert found["forecast"] is None
+    run = {"share": 0.5, "net": 0.3, "forecast": 0.2, "enforced": 1.0}
+    unknown = {**run, "net": 0.9, "forecast": np.nan}
+    found = mean_figures([run, unknown, {**unknown, "share": 0.0, "enforced": 0.0}])
+    assert (found["n_enforced"], found["n_forecast"]) == (2, 1)
+    assert (found["enforced_net"], found["enforced_forecast"]) == (0.3, 0.2)
+    assert mean_figures([unknown])["enforced_forecast"] is None

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from simulated_pools import DEPTH, Recorded, indistinct, outcome_of, simulate
 
-from calibration.asking import FIRST, Asking
+from calibration.asking import FIRST, Asking, forecast_of
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
+from calibration.report.summary import summarise
+from calibration.verdict import mean_interval
 from ctxguard.core.metrics import READERS, STRICT
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import FloatArray, Passage, Ranking
@@ -202,7 +204,7 @@ def test_the_forecast_is_what_other_queries_gain() -> None:
     gains = []
     retriever, dataset = simulate(250, seed=9, noise=0.25)
     rankings = with_texts(retriever.rankings)
-    for d in (1.0, 1.5):
+    for d in (1.5, 2.0):
         profile = asked(150, d).profile
         stage = AssessorStage(Simulated(dataset, d), max_per_second=1e9)
         having, alone = (
@@ -227,12 +229,53 @@ def test_the_forecast_is_what_other_queries_gain() -> None:
                 for passages in (answered.passages, alone.retrieve(query.text).passages)
             ]
             found.append(utilities[0] - utilities[1] - price)
-        forecast = assessor_of(profile).gain
+        forecast = assessor_of(profile).forecast
         assert forecast is not None
-        gains.append((forecast.value, float(np.mean(found))))
+        gains.append((forecast, float(np.mean(found))))
     forecast_of, truth_of = np.array(gains, dtype=float).T
     assert truth_of.min() > 0.0
     assert forecast_of.mean() == pytest.approx(truth_of.mean(), rel=0.3)
+
+
+@pytest.mark.parametrize("n", [27, 50, 100])
+@pytest.mark.parametrize("errors", [0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 5.0])
+def test_a_forecast_holds_or_is_not_known(errors: float, n: int) -> None:
+    """Of gains so many standard errors large, those with a forecast are a fifth off at most."""
+    rng = np.random.default_rng([n, int(10 * errors)])
+    truth = errors / np.sqrt(n)
+    found = [forecast_of(mean_interval(rng.normal(truth, 1.0, n))) for _ in range(800)]
+    told = [each for each in found if each is not None]
+    if errors < 2.0:
+        assert len(told) < 0.2 * len(found)
+    else:
+        assert np.mean(told) == pytest.approx(truth, rel=0.2)
+
+
+def test_the_forecast_of_a_weak_judge() -> None:
+    """The line says less where the gain of a weak judge may be luck."""
+    weak, strong = assessor_of(asked(50, 1.0)), assessor_of(asked(150, 1.5))
+    assert weak.forecast is None
+    assert "by how much is not known" in weak.statement
+    assert strong.forecast is not None
+    assert strong.gain is not None
+    assert strong.gain.value is not None
+    assert 0.6 * strong.gain.value <= strong.forecast < strong.gain.value
+    assert f"by about +{strong.forecast:.3f}"[:14] in strong.statement
+
+
+@pytest.mark.parametrize(("n", "d", "words"), [(150, 1.5, "applied"), (50, 1.0, "not applied")])
+def test_a_model_asked_has_a_row(n: int, d: float, words: str) -> None:
+    made = asked(n, d)
+    found = summarise(outcome_of(made), made.settings)
+    assert f"with answers, {words}" in found.results.policies
+    assert found.asked == route_of(made).asking
+
+
+def test_a_model_not_asked_has_a_line() -> None:
+    made = asked(150, 0.0)
+    found = summarise(outcome_of(made), made.settings)
+    assert not [each for each in found.results.policies if each.startswith("with answers")]
+    assert found.asked.startswith("the assessor is not asked:")
 
 
 def without_assessor(profile: Profile) -> Profile:
