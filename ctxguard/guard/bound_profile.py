@@ -7,6 +7,7 @@ reference, so that one request sees one profile and one generation from retrieva
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctxguard.core.columns import SignalColumn
@@ -94,6 +95,7 @@ def bind_profile(
     policy: Policy | None,
     k: int | None,
     check: ProfileCheck,
+    probed: Mapping[str, str] = MappingProxyType({}),
     lenient: bool = False,
 ) -> BoundProfile:
     """Bind a profile to the index generation that a retriever searches now.
@@ -105,6 +107,7 @@ def bind_profile(
         k: Number of passages that the bare retriever serves; None for as many as the profile was
             compared with.
         check: How the profile is compared with the system.
+        probed: What a `ProbedRetriever` said of the probe texts, as an entry of a fingerprint.
         lenient: Treat an unreadable fingerprint or sketch as that of another system, instead of
             raising.
 
@@ -117,7 +120,7 @@ def bind_profile(
     swaps = _declares(retriever, "pinned") and _declares(retriever, "generation")
     pinned: Any = retriever.pinned() if swaps else retriever
     try:
-        comparison = _compared(profile, pinned, check)
+        comparison = _compared(profile, pinned, check, probed)
     except Exception as error:
         if not lenient:
             raise
@@ -194,7 +197,9 @@ def _declares(retriever: object, name: str) -> bool:
     return inspect.getattr_static(retriever, name, _ABSENT) is not _ABSENT
 
 
-def _compared(profile: Profile | None, retriever: object, check: ProfileCheck) -> SystemComparison:
+def _compared(
+    profile: Profile | None, retriever: object, check: ProfileCheck, probed: Mapping[str, str]
+) -> SystemComparison:
     if profile is None:
         return SystemComparison()
     fingerprint, corpus_sketch = check.fingerprint, check.corpus_sketch
@@ -202,4 +207,6 @@ def _compared(profile: Profile | None, retriever: object, check: ProfileCheck) -
         fingerprint = call_if(retriever, "fingerprint") or {}
     if corpus_sketch is None and profile.corpus is not None:
         corpus_sketch = call_if(retriever, "corpus_sketch")
-    return compare_systems(profile, fingerprint, corpus_sketch, check.max_corpus_change)
+    return compare_systems(
+        profile, {**fingerprint, **probed}, corpus_sketch, check.max_corpus_change
+    )

@@ -16,6 +16,7 @@ from threading import Lock
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.assembly import Assembly
 from ctxguard.core.context import Context
@@ -44,8 +45,9 @@ from ctxguard.guard.build_context import (
 )
 from ctxguard.guard.observers import RequestSampler, RequestSpan, Tracing
 from ctxguard.guard.telemetry import Telemetry, default_telemetry
-from ctxguard.guard.wrapped_retriever import describe
+from ctxguard.guard.wrapped_retriever import describe, probed
 from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
+from ctxguard.profile.reranker_probe import RETRIEVER_KEY
 from ctxguard.profile.schema import Profile
 from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
 
@@ -148,9 +150,10 @@ class ContextGuard:
         self._check = check
         self._policy = policy
         self._k = k
-        self._bound = self._bind(
-            Profile.load(profile) if isinstance(profile, str | Path) else profile
-        )
+        self._probed: dict[str, str] = {}
+        loaded = Profile.load(profile) if isinstance(profile, str | Path) else profile
+        self._ask_probes(loaded)
+        self._bound = self._bind(loaded)
         if check.strict and self.differences:
             raise ProfileMismatchError(self.differences)
         self._say_mode()
@@ -239,6 +242,7 @@ class ContextGuard:
                 "guard without it"
             )
         loaded = Profile.load(profile) if isinstance(profile, str | Path) else profile
+        self._ask_probes(loaded)
         with self._rebinding:
             bound = self._bind(loaded)
             comparison = bound.comparison
@@ -257,6 +261,27 @@ class ContextGuard:
                 self._mode.value,
                 verdict.decision,
             )
+
+    def probe(self) -> SystemComparison:
+        """Ask a `ProbedRetriever` again whether its embedder or reranker is still the profile's.
+
+        Waits for the retriever, so call it beside requests, such as once an hour on a thread. The
+        guard asks by itself when it is made and when it takes up a profile. Where the retriever
+        raises, its last answer stands.
+        """
+        self._ask_probes(self._bound.profile)
+        with self._rebinding:
+            self._bound = self._bind(self._bound.profile, lenient=True)
+        return self.comparison
+
+    def _ask_probes(self, profile: Profile | None) -> None:
+        """Ask for what the profile knows of the probe texts; nothing where it knows nothing."""
+        if profile is None or RETRIEVER_KEY not in profile.fingerprint:
+            return
+        try:
+            self._probed = probed(self._wrapped)
+        except Exception as error:
+            _log.warning("the retriever did not answer the probe texts: %s", describe_error(error))
 
     def use_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
         """Compare the profile with another fingerprint of the system from the next request on.
@@ -590,6 +615,7 @@ class ContextGuard:
             policy=self._policy,
             k=self._k,
             check=self._check,
+            probed=self._probed,
             lenient=lenient,
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Hit, Ranking, Route, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
+from ctxguard.profile.reranker_probe import RETRIEVER_KEY, probe_scores
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
@@ -70,15 +71,31 @@ class RetrieverAdapter:
         return route
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the fingerprint that was given, else the retriever's; empty without either."""
-        if self._fingerprint is not None:
-            return dict(self._fingerprint)
-        return dict(call_if(self.retriever, "fingerprint") or {})
+        """Return the fingerprint that was given, else the retriever's; empty without either.
+
+        With the retriever's similarities of the probe texts, if it gives them.
+        """
+        found = self._fingerprint
+        if found is None:
+            found = call_if(self.retriever, "fingerprint") or {}
+        return {**found, **probed(self.retriever)}
 
     def corpus_sketch(self) -> CorpusSketch | None:
         """Return the retriever's sketch of its corpus; None without one."""
         sketch: CorpusSketch | None = call_if(self.retriever, "corpus_sketch")
         return sketch
+
+
+def probed(retriever: object) -> dict[str, str]:
+    """Ask a retriever for its similarities of the probe texts, as an entry of a fingerprint.
+
+    Empty for one that is not a `ProbedRetriever`.
+
+    Raises:
+        Exception: whatever the retriever raises.
+    """
+    similarities = getattr(retriever, "similarities", None)
+    return {RETRIEVER_KEY: probe_scores(similarities)} if callable(similarities) else {}
 
 
 def call_if(retriever: object, name: str) -> Any:

@@ -21,6 +21,8 @@ than the first 5, so it still applies beyond this share, flagged.
 _CORPUS_DIGEST = "corpus_digest"
 _OF_THE_CORPUS = {"corpus_size", _CORPUS_DIGEST}
 """Entries of a fingerprint that any change of the corpus changes."""
+_PROBED = {reranker_probe.FINGERPRINT_KEY: "reranker", reranker_probe.RETRIEVER_KEY: "retriever"}
+"""Models by the entry of a fingerprint that holds their scores of the probe texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,13 @@ def compare_systems(
         corpus: A sketch of the system's corpus; None if it gives none.
         max_corpus_change: The share of change up to which the profile holds.
     """
-    aside, change = {reranker_probe.FINGERPRINT_KEY}, 0.0
+    aside, change = {*_PROBED}, 0.0
     expected, actual = profile.fingerprint, fingerprint
-    mismatches, lines = _reranker_probed(expected, actual)
+    mismatches: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    for key, name in _PROBED.items():
+        other, unknown = _probed(name, expected.get(key), actual.get(key))
+        mismatches, lines = mismatches + other, lines + unknown
     if profile.unverified:
         lines = (
             "system: it cannot be compared, the profile was calibrated without a fingerprint",
@@ -137,23 +143,21 @@ def corpus_change_in_words(
     )
 
 
-def _reranker_probed(
-    expected: Mapping[str, str], actual: Mapping[str, str]
+def _probed(
+    name: str, then: str | None, now: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say why the reranker is another one, or why that cannot be told; a line each."""
-    then = expected.get(reranker_probe.FINGERPRINT_KEY)
-    now = actual.get(reranker_probe.FINGERPRINT_KEY)
+    """Say why a model is another one, or why that cannot be told; a line each."""
     if then is None:
         return (), ()
     if now is None:
-        return (), ("reranker: its scores of the probe texts are not known here",)
+        return (), (f"{name}: its scores of the probe texts are not known here",)
     apart = reranker_probe.difference(then, now)
     if apart is None:
-        return (), ("reranker: this release has other probe texts; calibrate again",)
+        return (), (f"{name}: this release has other probe texts; calibrate again",)
     if apart <= reranker_probe.MOST_DIFFERENCE:
         return (), ()
     line = (
-        f"reranker: its scores of the probe texts differ by {apart:.3g} of their standard "
+        f"{name}: its scores of the probe texts differ by {apart:.3g} of their standard "
         f"deviation from those at calibration, {reranker_probe.MOST_DIFFERENCE:g} is allowed"
     )
     return (line,), ()

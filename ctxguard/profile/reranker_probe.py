@@ -1,4 +1,4 @@
-"""A few fixed texts whose scores tell one reranker from another.
+"""A few fixed texts whose scores tell one reranker, or one embedder, from another.
 
 A server's model has a name, and the name stays the same when its weights, its precision, the length
 at which it cuts documents or the scale of its scores change. So calibration keeps what the reranker
@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from ctxguard.core.types import FloatArray
 
 FINGERPRINT_KEY = "reranker_scores"
-"""The entry of a fingerprint that holds the scores."""
+"""The entry of a fingerprint that holds the scores of a reranker."""
+RETRIEVER_KEY = "retriever_scores"
+"""The entry that holds the similarities of a retriever that gives them (`ProbedRetriever`)."""
 
 MOST_DIFFERENCE = 0.1
 """How far a score may move, as a share of the scores' standard deviation.

@@ -86,6 +86,23 @@ class FilteringRetriever(Protocol):
 
 
 @runtime_checkable
+class ProbedRetriever(Protocol):
+    """A `Retriever` that says how alike a query and a text are to the model behind it.
+
+    Calibration keeps its answers for a few fixed texts in the profile, and the guard asks again
+    when it is made and at each ``ContextGuard.probe``. So it is told that an embedder or a reranker
+    was swapped behind its URL.
+    """
+
+    def similarities(self, query: str, texts: Sequence[str], /) -> FloatArray:
+        """Compare a query with some texts, shape (n,): by cosine, or as the reranker scores them.
+
+        For an embedder: ``encode_passages(texts) @ encode_query(query)``.
+        """
+        ...
+
+
+@runtime_checkable
 class SwappingRetriever(Protocol):
     """A `Retriever` whose index may be replaced while it serves.
 

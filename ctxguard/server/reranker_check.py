@@ -1,4 +1,4 @@
-"""Compares the reranker that serves with the one that the profile was calibrated on."""
+"""Compares the reranker or embedder that serves with that of the profile's calibration."""
 
 import asyncio
 import logging
@@ -56,6 +56,16 @@ async def keep_comparing(
         former = guard.comparison.flags
         compared.set()
         await asyncio.sleep(min(_RETRY_SECONDS, interval_seconds))
+
+
+async def keep_probing(guard: ContextGuard, interval_seconds: float) -> None:
+    """Have a retriever's model compared with the profile's now and then, until it is cancelled."""
+    while True:
+        await asyncio.sleep(interval_seconds)
+        former = guard.comparison.flags
+        await asyncio.to_thread(guard.probe)
+        if guard.comparison.flags != former:
+            log_differences(guard)
 
 
 def log_differences(guard: ContextGuard) -> None:

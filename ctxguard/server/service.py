@@ -14,7 +14,8 @@ from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
 from ctxguard.resilience import Deadlines, RequestLimits
 from ctxguard.server.problems import Problem, invalid
-from ctxguard.server.reranker_check import keep_comparing, log_differences
+from ctxguard.retrieval.protocols import ProbedRetriever
+from ctxguard.server.reranker_check import keep_comparing, keep_probing, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import ServiceSettings
 
@@ -124,6 +125,9 @@ class Service:
                 )
                 stack.push_async_callback(_cancelled, task)
                 await compared.wait()
+            if isinstance(self._retriever, ProbedRetriever):
+                probing = asyncio.create_task(keep_probing(self.guard, self.settings.probe_seconds))
+                stack.push_async_callback(_cancelled, probing)
             log_differences(self.guard)
             if getattr(self._retriever, "folder", None) is not None:
                 stack.enter_context(IndexWatcher(self._retriever, telemetry=self._telemetry))

@@ -126,8 +126,8 @@ class ServiceSettings(
         value=5.0,
     )
     probe_seconds: float = key(
-        "Time between two comparisons of the reranker's scores of a few fixed texts with those "
-        "at calibration.",
+        "Time between two comparisons of the reranker's or embedder's scores of a few fixed texts "
+        "with those at calibration.",
         gt=0,
         value=3_600.0,
     )

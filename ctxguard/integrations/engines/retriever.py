@@ -11,7 +11,7 @@ import numpy as np
 from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch, passage_digest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage, id_text
+from ctxguard.core.types import FloatArray, Passage, id_text
 from ctxguard.errors import ConfigurationError
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import Engine, engine_class
@@ -217,6 +217,12 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             "fusion": self._fusion_in_words(self.signals),
             **({} if reranker is None else {"reranker": reranker.fingerprint}),
         }
+
+    def similarities(self, query: str, texts: Sequence[str], /) -> FloatArray:
+        """Compare a query with some texts by the embedder, shape (n,): it may be behind a URL."""
+        embedder = self._settings.embedder
+        vectors = embedder.encode_passages(texts) @ embedder.encode_query(query)
+        return np.asarray(vectors, np.float64)
 
     def corpus_sketch(self) -> CorpusSketch:
         """Read a sketch of all passages from the engine."""
