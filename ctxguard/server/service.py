@@ -13,8 +13,8 @@ from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
 from ctxguard.resilience import Deadlines, RequestLimits
-from ctxguard.server.problems import Problem, invalid
 from ctxguard.retrieval.protocols import ProbedRetriever
+from ctxguard.server.problems import Problem, invalid
 from ctxguard.server.reranker_check import keep_comparing, keep_probing, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import ServiceSettings
