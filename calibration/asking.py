@@ -210,8 +210,7 @@ def _choose(
                 sums,
                 wanted,
                 tolerance=route.settings.tolerance,
-                step=Step(0.0, 0.0, LADDERS[wanted][0].tokens),
-                lost=0.0,
+                step=Step(0.0, LADDERS[wanted][0].tokens),
             )
         return place
 

@@ -22,7 +22,6 @@ from calibration.objectives import (
     LADDERS,
     choose,
     extend,
-    fewest_to_choose,
     highest_utility,
     tried,
 )
@@ -115,6 +114,12 @@ class Option:
     metrics: QueryMetrics
     verdict: RouteVerdict
 
+    @property
+    def cost(self) -> float:
+        """Mean tokens of a context, or passages where tokens are unknown."""
+        tokens = self.metrics.values["tokens"]
+        return float((self.metrics.values["kept"] if np.isnan(tokens).any() else tokens).mean())
+
     def serves_as(self, other: "Option") -> bool:
         """Tell whether every context holds the same passages in the same order."""
         own, others = self.order[self.kept], other.order[other.kept]
@@ -186,10 +191,16 @@ def calibrate_route(
     if settings.promise is not None:
         chosen, certification = route.promised(chosen_on, settings.promise)
     else:
-        chosen = route.offer(settings.context)
-        offered = {size: route.offer(size) for size in SIZES if size != settings.context}
+        offered = route.offers
+        chosen = (
+            route.offer("utility") if settings.context == "utility" else offered[settings.context]
+        )
         today = route.today.policy
-        others = {size: each for size, each in offered.items() if each.policy != today}
+        others = {
+            size: each
+            for size, each in offered.items()
+            if size != settings.context and each.policy != today
+        }
     is_today, found = chosen.policy == route.today.policy, chosen.metrics
     certificate = None
     if certification is not None and settings.promise is not None and not is_today:
@@ -286,10 +297,6 @@ class LabelledRoute:
         policy, order, kept, metrics = self._first(k)
         n = int((self.measured[1].n_relevant > 0).sum())
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
-        if fewest is not None and n and np.nanmin(metrics.values["recall"]) == 1.0:
-            # Where nothing can be gained, a choice has to show that it loses nothing.
-            to_choose = fewest_to_choose(self._limits["tolerance"])
-            fewest = None if to_choose is None else max(fewest, self._in_all(to_choose))
         keep = RouteVerdict(
             decision="keep",
             n=n,
@@ -350,6 +357,20 @@ class LabelledRoute:
         rule = partial(choose, context=wanted, tolerance=self.settings.tolerance)
         steps = LADDERS[wanted][-1:] if self.held_out else LADDERS[wanted]
         return tuple(partial(rule, step=step) for step in steps)
+
+    @cached_property
+    def offers(self) -> Mapping[Context, Option]:
+        """What would be served for contexts of each cost.
+
+        Leaner ones are the balanced ones where these may be enforced and cost fewer tokens.
+        """
+        found = {size: self.offer(size) for size in SIZES}
+        leaner, balanced = found["leaner"], found["balanced"]
+        if balanced.verdict.decision == "enforce" and (
+            leaner.verdict.decision != "enforce" or balanced.cost < leaner.cost
+        ):
+            found["leaner"] = replace(balanced, name="leaner")
+        return found
 
     def offer(self, wanted: Wanted) -> Option:
         """Find what would be served for such contexts, with its verdict."""

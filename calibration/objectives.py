@@ -4,7 +4,6 @@ Pure: sums over labelled queries in, the place of one policy out. The sums are k
 the same choice can be made without the queries that measure it (`calibration.folded`).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,23 +21,21 @@ class Step(NamedTuple):
     """One rung of the ladder from bold to careful choices.
 
     Attributes:
-        slack: How much more mean recall than the tolerance a policy may lose.
-        caution: Standard errors of recall by which it must be clear of that.
+        caution: Standard errors of recall by which a policy must be clear of the tolerance.
         tokens: Tokens that a context may hold at most on the mean, as a share of today's.
     """
 
-    slack: float
     caution: float
     tokens: float
 
 
 LADDERS: Mapping[Context, Sequence[Step]] = {
-    "leaner": (Step(0.01, 0.5, 1.0), Step(0.0, 0.5, 1.0), Step(0.0, 1.0, 1.0)),
+    "leaner": (Step(0.5, 1.0), Step(1.0, 1.0), Step(1.5, 1.0)),
     "balanced": (
-        *(Step(0.01, 0.0, 1.0), Step(0.01, 0.0, 0.93), Step(0.01, 0.0, 0.85)),
-        *(Step(0.0, 0.5, 0.93), Step(0.0, 0.5, 0.85), Step(0.0, 1.0, 0.9)),
+        *(Step(0.0, 1.0), Step(0.0, 0.93), Step(0.0, 0.85)),
+        *(Step(1.0, 0.93), Step(1.0, 0.85), Step(1.5, 0.9)),
     ),
-    "richer": (Step(0.0, 0.0, 2.0),),
+    "richer": (Step(0.5, 2.0),),
 }
 """By what a context may cost, the steps that are tried, the boldest first. The first choice that
 may be enforced is taken: a bold one that few labels refute gives way to a careful one."""
@@ -169,38 +166,21 @@ class PolicySums:
         error: FloatArray = np.sqrt(np.maximum(second - first**2, 0.0) / max(n - 1.0, 1.0))
         return error
 
-    def least_recall(self, caution: float, lost: float = LOST_QUERIES) -> FloatArray:
-        """Bound mean recall less today's, with lost queries added and standard errors taken off.
+    def least_recall(self, caution: float) -> FloatArray:
+        """Return mean recall less today's, with standard errors taken off, shape (n_policies,).
 
-        Returns:
-            Shape (n_policies,); −1 where no query has a relevant passage.
+        The error is that with lost queries added: where nothing was lost it would be 0. Without a
+        query that has a relevant passage it is −1.
         """
-        n = self.answerable.sum() + lost
-        if n == lost:
+        answerable = self.answerable.sum()
+        if answerable == 0.0:
             return np.full(self.kept.shape[1], -1.0)
         first, second = self.recall.sum(axis=1)
-        mean = (first - lost) / n
-        squares = second + lost - n * mean**2
-        least: FloatArray = mean - caution * np.sqrt(np.maximum(squares, 0.0)) / n
+        n = answerable + LOST_QUERIES
+        mean = (first - LOST_QUERIES) / n
+        squares = second + LOST_QUERIES - n * mean**2
+        least: FloatArray = first / answerable - caution * np.sqrt(np.maximum(squares, 0.0)) / n
         return least
-
-
-def fewest_to_choose(tolerance: float) -> int | None:
-    """Count the queries from which a policy that loses nothing is chosen; None if over 5,000.
-
-    >>> fewest_to_choose(0.01)
-    43
-    """
-    for n in range(1, 5_001):
-        total = n + LOST_QUERIES
-        mean = -LOST_QUERIES / total
-        error = math.sqrt(LOST_QUERIES - total * mean**2) / total
-        if any(
-            mean - step.caution * error >= -tolerance - step.slack - _TIE
-            for step in LADDERS["leaner"]
-        ):
-            return n
-    return None
 
 
 def tried(grid: Grid, serving_k: int) -> tuple[GridIndex, ...]:
@@ -221,13 +201,11 @@ def choose(
     *,
     tolerance: float,
     step: Step | None = None,
-    lost: float = LOST_QUERIES,
 ) -> int | None:
     """Choose a policy that keeps the recall and the UDCG of the first k served today.
 
-    Accepted is a policy of no less mean UDCG than today's whose mean recall, with ``lost`` queries
-    added as lost and the step's standard errors taken off, is at most ``tolerance`` and the step's
-    slack below today's.
+    Accepted is a policy of no less mean UDCG than today's whose mean recall, with the step's
+    standard errors taken off, is at most ``tolerance`` below today's.
 
     - ``leaner``: of these the fewest tokens, fewer than today's.
     - ``balanced``: the highest UDCG at no more tokens than today's; of those within a standard
@@ -240,14 +218,13 @@ def choose(
         context: What a context may cost.
         tolerance: Of mean recall, ≥ 0.
         step: Of the ladder; the most careful one unless given.
-        lost: Queries that are added as lost.
 
     Returns:
         The place of the policy; None where none is accepted.
     """
     step = LADDERS[context][-1] if step is None else step
     gain, share = sums.mean_gain, sums.token_share(TOKEN_CAUTION)
-    accepted = sums.least_recall(step.caution, lost) >= -tolerance - step.slack - _TIE
+    accepted = sums.least_recall(step.caution) >= -tolerance - _TIE
     accepted &= gain >= -_TIE
     if context == "leaner":
         share = sums.token_share(0.0)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from calibration.figures import significant
-from calibration.objectives import LOST_QUERIES, fewest_to_choose
+from calibration.objectives import LOST_QUERIES
 from calibration.settings import MAX_LOSS, TOLERANCE
 from ctxguard._support.words import count
 from ctxguard.core.interval import Interval
@@ -165,14 +165,9 @@ def in_reach(n: int, tolerance: float = TOLERANCE, max_loss: float = MAX_LOSS) -
     """Say what so many questions with a relevant passage are enough for, and what more would buy.
 
     >>> in_reach(22)
-    '22 questions with a relevant passage: enough to extend; 6 more to enforce, 21 more to decide \
-leaner'
+    '22 questions with a relevant passage: enough to extend; 6 more to decide leaner'
     """
-    steps = {
-        "extend": FEWEST_MEASURED,
-        "enforce": fewest_to_enforce(tolerance, max_loss),
-        "decide leaner": fewest_to_choose(tolerance),
-    }
+    steps = {"extend": FEWEST_MEASURED, "decide leaner": fewest_to_enforce(tolerance, max_loss)}
     enough = [name for name, needed in steps.items() if needed is not None and needed <= n]
     more = {needed - n: name for name, needed in steps.items() if needed is not None and needed > n}
     words = [f"enough to {' and to '.join(enough)}"] if enough else []
