@@ -162,8 +162,9 @@ def _write_beir(dataset: Dataset, folder: Path, split: str) -> None:
 
 
 def _cell(name: str) -> str:
-    """Quote an id that holds a quote, as tables are read."""
-    return '"{}"'.format(name.replace('"', '""')) if '"' in name else name
+    """Quote an id that holds a quote or a carriage return, as tables are read."""
+    is_plain = '"' not in name and "\r" not in name
+    return name if is_plain else '"{}"'.format(name.replace('"', '""'))
 
 
 def _query_line(dataset: Dataset, query: Query) -> str:

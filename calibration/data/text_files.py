@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -262,7 +262,9 @@ def read_columns(
 def _cells(text: str, separator: str) -> list[str]:
     rows = [text.split(separator)]
     if '"' in text:
-        rows = list(csv.reader([text], delimiter=separator)) or rows
+        # Not csv's: it refuses a carriage return outside quotes, which an id may hold.
+        with suppress(csv.Error):
+            rows = list(csv.reader([text], delimiter=separator)) or rows
     return [cell.strip() for cell in rows[0]]
 
 
