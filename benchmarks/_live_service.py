@@ -170,7 +170,7 @@ class Service:
             clock=self._clock,
         )
         self._registry = CollectorRegistry()
-        MonitorCollector(self.monitor, self._registry)
+        MonitorCollector(self.monitor, self._registry, all_metrics=True)
 
     def _clock(self) -> float:
         return self.now
