@@ -7,9 +7,8 @@ from starlette.responses import Response
 
 from ctxguard.cli.label import QuestionWork
 from ctxguard.monitor.judges import Judgment
-from ctxguard.server.console.grading import GradedPassage, Grading, Shown, value_of
+from ctxguard.server.console.grading import GradedPassage, Grading, Shown, Task, value_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage
-from ctxguard.server.console.queue import Task
 
 _TEN = 10
 

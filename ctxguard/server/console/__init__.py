@@ -6,5 +6,4 @@ pages      answers as pages, errors included
 decisions  what was served and dropped, and why; the requests of a day that lost relevant passages
 grading    the grading screen
 label      it on sampled requests
-queue      which of these is graded next
 """

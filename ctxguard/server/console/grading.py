@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,11 +14,34 @@ from ctxguard.core.types import Passage
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
-from ctxguard.server.console.queue import Task
 
 TAKE_BACK, NO_ANSWER = "", "x"
 """Sent in place of a grade; the second is about the whole question."""
 KEYS = {"d": Negative.DISTRACTOR, "h": Negative.HARD_NEGATIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What somebody grades.
+
+    Attributes:
+        annotator: The person's name; empty where labels have none.
+        series: The judge that the labels correct; empty without one.
+        tenant: As ``label export --tenant`` takes it; empty for all.
+    """
+
+    annotator: str = ""
+    series: str = ""
+    tenant: str = ""
+
+    def fields(self) -> dict[str, str]:
+        """Name it in the fields of forms and addresses."""
+        fields = {"annotator": self.annotator, "judge": self.series, "tenant": self.tenant}
+        return {name: value for name, value in fields.items() if value}
+
+    def address(self, page: str, **more: object) -> str:
+        """Return the address of a page about it."""
+        return f"{page}?{urlencode({**self.fields(), **more})}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,29 @@ from ctxguard.core.render import sanitise
 from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
-from ctxguard.monitor.labels.files import rows_to_label
+from ctxguard.monitor.labels.files import in_file_order, rows_to_label
 from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_grades
-from ctxguard.monitor.labels.samples import GradedSample, repeats
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples, repeats
 from ctxguard.monitor.service import let_people_grade
 from ctxguard.monitor.store import LabelRow
-from ctxguard.server.console.grading import GradedPassage, Grading, Shown, value_of
+from ctxguard.monitor.store.transactions import chunks
+from ctxguard.server.console.grading import GradedPassage, Grading, Shown, Task, value_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to
-from ctxguard.server.console.queue import LabelQueue, Task
 
 _MOST_NAME_CHARS = 100
 _MOST_PICKED = 1_000
 _USUAL_GRADE = 3
 """The highest of the scale where the store's labels name none."""
 _LATER_SECONDS = 1e-6
+_MOST_KNOWN = 200_000
+_AT_ONCE = 100
+"""Samples whose texts are in memory at once."""
 
 
 class Label(Grading):
-    """Grades requests of a store.
+    """Grades the picked requests of a store, in the order of label files.
+
+    What was read of a sample holds until it has more labels.
 
     Args:
         pages: Renders templates from the store.
@@ -35,7 +40,9 @@ class Label(Grading):
     def __init__(self, pages: Pages) -> None:
         super().__init__(pages)
         self._store, self._clock = pages.store, pages.clock
-        self._queue = LabelQueue(pages.store)
+        # By sample, number of labels and task, whether people graded enough; None where it is
+        # another tenant's, or cannot be read.
+        self._known: dict[tuple[int, int, str, str], bool | None] = {}
 
     @property
     def top_grade(self) -> int:
@@ -53,16 +60,37 @@ class Label(Grading):
 
     def done(self, request: Request, task: Task) -> Response:
         """Offer to pick more."""
-        n_graded = len(self._queue.places(task))
+        n_graded = len(self.places(task))
         return self.pages.page(request, "label_done.html", task=task, n_graded=n_graded)
 
     def places(self, task: Task) -> Mapping[int, bool]:
-        """Return the picked requests in the order of a file."""
-        return {one.sample_id: done for one, done in self._queue.places(task).items()}
+        """Return the picked requests in random order, and whether people graded enough."""
+        picked = self._store.picked_samples(task.series)
+        keys = {one: (one.sample_id, one.n_labels, task.series, task.tenant) for one in picked}
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        # One without a label lacks grades, whatever it holds.
+        in_doubt = [one for one in picked if one.n_labels or task.tenant]
+        new = [one for one in in_doubt if keys[one] not in self._known]
+        for some in chunks(new, _AT_ONCE):
+            samples = graded_samples(self._store, task.series, [one.sample_id for one in some])
+            for one in some:
+                sample = samples.get(one.sample_id)
+                if sample is not None and task.tenant and not sample.is_of_tenant(task.tenant):
+                    sample = None
+                self._known[keys[one]] = None if sample is None else sample.is_graded
+        picked.sort(key=lambda one: in_file_order(one.question, one.request_id))
+        found = {one.sample_id: self._known.get(keys[one], False) for one in picked}
+        return {number: done for number, done in found.items() if done is not None}
 
     def next_open(self, task: Task) -> int | None:
         """Return the first request that can be graded."""
-        return self._queue.next_open(task)
+        for number, is_graded in self.places(task).items():
+            sample = None if is_graded else self._read(task, number)
+            # Where nothing was served, there may be nothing to grade.
+            if sample is not None and not sample.is_graded:
+                return number
+        return None
 
     def question(self, task: Task, number: int) -> GradedPassage:
         """List the passages that have a grade or need one next, in the order of a file.
@@ -140,6 +168,9 @@ class Label(Grading):
             raise RefusedPage(404, "No such judge", f"The store has {', '.join(all_series)}.")
         return Task(annotator, series, fields.get("tenant", "").strip())
 
+    def _read(self, task: Task, sample_id: int) -> GradedSample | None:
+        return graded_samples(self._store, task.series, [sample_id]).get(sample_id)
+
     def _sample(self, task: Task, sample_id: int) -> GradedSample:
         """Read a sample that was picked for this task.
 
@@ -147,7 +178,7 @@ class Label(Grading):
             RefusedPage: it was not picked, or its text is deleted.
         """
         is_picked = sample_id in self._store.picked(task.series, [sample_id])
-        sample = self._queue.sample(task, sample_id) if is_picked else None
+        sample = self._read(task, sample_id) if is_picked else None
         if sample is None or (task.tenant and not sample.is_of_tenant(task.tenant)):
             raise RefusedPage(
                 404,
