@@ -20,9 +20,11 @@ import numpy as np
 from calibration.data.dataset import Dataset, Query
 from calibration.data.text_files import read_records, shown, write_lines
 from calibration.evaluate import QueryMetrics
+from calibration.passage_price import irrelevant_utility
 from calibration.replay import Progress
 from calibration.results import Results, tabulate
 from calibration.retrievers import check_directions
+from ctxguard.core.interval import Interval
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
@@ -408,12 +410,8 @@ def compare_answers(
         CalibrationError: no question has a marked answer to both contexts.
         DataError: a mark is not a number.
     """
-    found: dict[str, dict[str, tuple[ToAnswer, Row]]] = {}
-    for each in asked:
-        row = file.row(each)
-        if row is not None and row.get(column) is not None:
-            found.setdefault(each.query.query_id, {})[each.pipeline] = each, row
-    ids = tuple(name for name, rows in found.items() if len(rows) == len(PIPELINES))
+    found = _marked(asked, file, column)
+    ids = tuple(found)
     if not ids:
         raise CalibrationError(
             f"no question has an answer with the mark {column!r} to both contexts: give known "
@@ -434,6 +432,47 @@ def compare_answers(
         measured[pipeline] = QueryMetrics(ids, columns)
     metrics = (column, *(name for name in ANSWER_METRICS if name != column))
     return tabulate(measured, metrics, seed=seed)
+
+
+def price_of_passages(
+    asked: Sequence[ToAnswer], file: AnswerFile, dataset: Dataset, column: str = "correct"
+) -> Interval:
+    """Estimate the utility of a passage that is not relevant to this reader.
+
+    Args:
+        asked: The questions with their contexts.
+        file: The answers, marked.
+        dataset: Says which passages are relevant.
+        column: The mark, as for `compare_answers`.
+
+    Returns:
+        As `irrelevant_utility`.
+
+    Raises:
+        DataError: a mark is not a number.
+    """
+    differences = np.zeros((3, 0))
+    for name, rows in _marked(asked, file, column).items():
+        relevant = dataset.relevant(name).keys()
+        today, guard = (
+            (_number(row, column), len(relevant & ids), len(ids - relevant))
+            for each, row in (rows[pipeline] for pipeline in PIPELINES)
+            for ids in [set(each.passage_ids)]
+        )
+        differences = np.column_stack([differences, np.subtract(guard, today)])
+    return irrelevant_utility(*differences)
+
+
+def _marked(
+    asked: Sequence[ToAnswer], file: AnswerFile, column: str
+) -> dict[str, dict[str, tuple[ToAnswer, Row]]]:
+    """Return the rows of the questions whose answers to both contexts are marked."""
+    found: dict[str, dict[str, tuple[ToAnswer, Row]]] = {}
+    for each in asked:
+        row = file.row(each)
+        if row is not None and row.get(column) is not None:
+            found.setdefault(each.query.query_id, {})[each.pipeline] = each, row
+    return {name: rows for name, rows in found.items() if len(rows) == len(PIPELINES)}
 
 
 def _number(row: Row, name: str) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.results import Results
     from ctxguard import ContextGuard, Profile
+    from ctxguard.core.interval import Interval
     from ctxguard.endpoints.chat import ChatClient, ChatSettings, TokenPrices
     from ctxguard.guard.assess import AssessorStage
 
@@ -75,6 +76,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
             ask_reader,
             compare_answers,
             estimate,
+            price_of_passages,
             questions_with_contexts,
         )
         from ctxguard.endpoints.chat import why_failed
@@ -115,8 +117,9 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         n_left_out = len(dataset) - results.of("guard", self.mark).mean.n
         if n_left_out:
             notes.append(f"{count(n_left_out, 'question')} without a mark on both sides left out")
-        document = {"reader": self.model, "results": results}
-        output.result(document, lambda: self._show(results, output), notes)
+        utility = price_of_passages(asked, file, dataset, self.mark)
+        document = {"reader": self.model, "results": results, "irrelevant": utility}
+        output.result(document, lambda: self._show(results, utility, output), notes)
 
     @property
     def _prices(self) -> "TokenPrices | None":
@@ -173,7 +176,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         unknown = f"{count(n_unmarked, 'answer')} without a known answer in the question's metadata"
         return [f"{unknown}: give answers there, or mark-by judge"]
 
-    def _show(self, results: "Results", output: Output) -> None:
+    def _show(self, results: "Results", utility: "Interval", output: Output) -> None:
         output.facts(("reader", self.model), ("answers", str(self.file)))
         output.out.print(by_metric(results))
         difference = results.of("guard", self.mark).difference
@@ -181,6 +184,16 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
             words = {"better": "better answers", "worse": "worse answers"}
             outcome = words.get(difference.outcome, "no difference beyond noise")
             output.out.print(Text(f"the guard's contexts give {outcome} on this reader"))
+        if utility.value is None or utility.bounds is None:
+            price = f"not known by {count(utility.n, 'question')} with two marked answers"
+        else:
+            ends = " to ".join(f"{end:.2g}" for end in utility.bounds)
+            least = max(min(utility.value, 0.0), -1.0)
+            price = (
+                f"{utility.value:.2g} ({ends}, 95%) where a relevant one is worth 1; in the "
+                f"settings: utility = {{irrelevant = {least:.2g}}}"
+            )
+        output.facts(("a passage that is not relevant", price))
 
 
 def _guards(

@@ -83,6 +83,7 @@ def test_the_answers_to_both_contexts_are_marked_and_compared(
     assert guard["correct"]["mean"]["n"] == guard["correct"]["difference"]["n"] == 12
     assert today["kept"]["mean"]["value"] > guard["kept"]["mean"]["value"]
     assert guard["tokens"]["mean"]["value"] == 300.0
+    assert (document["irrelevant"]["value"], document["irrelevant"]["n"]) == (None, 12)
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     right = {(row["query_id"], row["pipeline"]): row["correct"] for row in rows}
     assert len(right) == len(rows) == 24
