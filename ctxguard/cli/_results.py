@@ -113,9 +113,9 @@ def print_comparison(
     output.heading("What each candidate is worth to the reader")
     rows = []
     for each in comparison.candidates:
-        recall, strict = (results.of(each.candidate.name, m) for m in ("recall", "udcg"))
-        less = "" if strict.difference is None else _signed(strict.difference)
-        means = (number(recall.mean.value), number(strict.mean.value), less, f"{strict.mean.n:,}")
+        recall, udcg = (results.of(each.candidate.name, m) for m in ("recall", "udcg"))
+        less = "" if udcg.difference is None else _signed(udcg.difference)
+        means = (number(recall.mean.value), number(udcg.mean.value), less, f"{udcg.mean.n:,}")
         rows.append((_name(each.candidate.name), *means, _styled(each.risk or NO_DATA)))
     less_than = f"less {results.reference}>"
     output.table(("candidate", "recall>", "udcg>", less_than, "n>", "risk"), rows)

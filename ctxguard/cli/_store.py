@@ -29,7 +29,7 @@ IN_WORDS = {
     "recall": "recall, whole pools",
     "pooled_recall": "pooled recall",
     "served_mrr": "MRR of the served",
-    "udcg": "UDCG, strict",
+    "udcg": "UDCG",
     "gain": "  its gain",
     "harm": "  its harm",
     "precision": "precision",

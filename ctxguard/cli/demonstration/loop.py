@@ -126,7 +126,7 @@ def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
     return {**dataset.qrels[query_id], **distractors}
 
 
-def _strict_udcg(passage_ids: Sequence[str], labels: Mapping[str, int]) -> float:
+def _udcg(passage_ids: Sequence[str], labels: Mapping[str, int]) -> float:
     served = [labels.get(passage_id, 0) for passage_id in passage_ids]
     utilities = worths(
         [max(label, 0) for label in served],
@@ -206,7 +206,7 @@ def _truth(
         n_in_pool = sum(name in relevant for name in context.decision.ranking.passage_ids)
         found = {
             Metric.POOLED_RECALL: (len(ranks), n_in_pool),
-            Metric.UDCG: (_strict_udcg(served_ids, _labels(dataset, query_id)), 1),
+            Metric.UDCG: (_udcg(served_ids, _labels(dataset, query_id)), 1),
         }
         if served_ids:
             # As it is estimated: 0 where nothing that was served is relevant.
