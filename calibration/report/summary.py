@@ -229,7 +229,9 @@ def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
         wanted: The contexts that were asked for.
     """
     if verdict.decision == "enforce":
-        return f"a change in {' or '.join(noisy)}" if noisy else ""
+        shown = " ".join(verdict.gains)
+        others = [each for each in noisy if each not in shown]
+        return f"a change in {' or '.join(others)}" if others else ""
     what = "that nothing is lost"
     if verdict.decision == "keep":
         what = "a gain at no more tokens" if wanted in ("leaner", "balanced") else "a gain"

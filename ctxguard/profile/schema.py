@@ -202,7 +202,7 @@ class RouteVerdict(Frozen):
         if self.decision == "enforce":
             if self.extends:
                 return f"enforce: {first} stay and more follow, so that recall cannot fall"
-            return f"enforce: safe, and better than {first}"
+            return f"enforce: safe, with {' and '.join(self.gains)} than {first}"
         if self.decision == "shadow":
             few = f"{self._few} too few to show anything"
             return f"shadow: {few if self._is_untested else 'not shown to be safe yet'}"
@@ -211,6 +211,21 @@ class RouteVerdict(Frozen):
         if self._is_safe:
             return "keep: safe, but no gain is shown"
         return f"keep: worse than {first}, which stay"
+
+    @property
+    def gains(self) -> tuple[str, ...]:
+        """What a policy that may be served is shown to gain, in words, from what is surest on."""
+        tokens, recall, udcg = (
+            each or Interval.undefined() for each in (self.tokens, self.recall, self.udcg)
+        )
+        shown = {
+            "fewer tokens": (tokens.upper or 0.0) < 0.0,
+            "higher recall": (recall.lower or 0.0) > 0.0,
+            "higher UDCG": (udcg.lower or 0.0) > 0.0,
+        }
+        # The stored lower bounds are more careful than those that show a gain.
+        likelier = "higher recall" if (recall.value or 0.0) > 0.0 else "higher UDCG"
+        return tuple(name for name, is_shown in shown.items() if is_shown) or (likelier,)
 
     @property
     def statement(self) -> str:

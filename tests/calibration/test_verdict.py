@@ -97,7 +97,10 @@ def test_value_that_may_be_lost_is_not_safe() -> None:
     ("differences", "words"),
     [
         (np.zeros(5), "5 labelled queries with a relevant passage are too few"),
-        (np.zeros(40), "enforce: safe, and better than the first 5: tokens differ by -30%, recall"),
+        (
+            np.zeros(40),
+            "enforce: safe, with fewer tokens than the first 5: tokens differ by -30%, recall",
+        ),
         (np.zeros(20), "shadow: not shown to be safe yet: tokens differ by -30%, recall by +0.000"),
         (np.full(40, -0.5), "keep: worse than the first 5, which stay: tokens differ by -30%"),
         (np.zeros(20), "about 28 such queries would probably decide"),
