@@ -212,6 +212,10 @@ class JudgeSettings(JudgeModel):
                 f"{count(judge.ambiguous, 'question')} of several labelled queries, whose labels "
                 "disagree, get no grade: make their labels agree, or leave some out"
             )
+        notes.append(
+            "nobody knows whether a passage without a label is relevant: it counts as not "
+            "relevant, so precision is at least what is shown, and recall is of the labelled ones"
+        )
         output.notes([*labelled.notes, *notes])
         return judge
 

@@ -337,6 +337,9 @@ def corrected_estimates(
             metric, (min(n, n_grades / GRADES_COUNT), enough)
         )
         if counted < min_n - 1e-9:
+            if metric is Metric.SERVED_MRR:
+                # Unequal weights may lower what a further grade counts, never the number of them.
+                counted = min(n, len(weight))
             estimates[metric] = lacks_grades(n, counted, min_n, n_grades)
             continue
         found = corrected_ratio(

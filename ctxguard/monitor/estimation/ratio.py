@@ -153,8 +153,9 @@ class Estimate(Interval):
         upper: Upper end; None with ``value``.
         n: Clusters (sessions, and requests without one) in which the metric is defined; with
             human labels, the labelled ones.
-        n_needed: Approximate number that suffices, if ``value`` is None: of grades where people
-            correct the judge, else of clusters; None if that cannot be predicted yet.
+        n_needed: If ``value`` is None, where people correct the judge how many more grades it
+            takes, as in ``lacks_grades``, else about how many clusters suffice in all; None if that
+            cannot be predicted yet.
         grades: Passages that people graded for it; None where no judge is corrected.
     """
 
@@ -166,7 +167,7 @@ class Estimate(Interval):
 
     @property
     def grades_needed(self) -> int | None:
-        """Return about how many grades of people it needs; None where it lacks something else."""
+        """Return how many more grades of people it needs; None where it lacks something else."""
         return None if self.grades is None else self.n_needed
 
 
@@ -294,15 +295,17 @@ def no_estimate(n: int, effective: float, min_n: int) -> Estimate:
 
 
 def lacks_grades(n: int, counted: float, min_n: int, grades: int) -> Estimate:
-    """State that people have graded too few passages, with about how many are needed.
+    """State that people have graded too few passages, with how many more it takes at least.
+
+    A grade never raises that number, which is two grades for each that lacks towards ``min_n``. It
+    takes more where other passages are graded than those that the metric needs.
 
     Args:
         n: Labelled clusters.
-        counted: What their grades count towards ``min_n``.
+        counted: What their grades count towards ``min_n``; a further grade must not lower it.
         grades: Graded passages.
     """
-    needed = math.ceil(min_n * grades / counted - 1e-9) if counted else 0
-    needed = max(needed, round(GRADES_COUNT * min_n))
+    needed = max(math.ceil(GRADES_COUNT * (min_n - counted) - 1e-9), 1)
     return Estimate(None, None, None, n, needed, grades, counted if n else None)
 
 

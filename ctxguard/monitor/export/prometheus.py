@@ -64,7 +64,7 @@ _PARTS = {
     ),
     "grades_needed": (
         "_grades_needed",
-        "Passages that people would have to grade for it; absent where no such lack. {}.",
+        "Passages that people have yet to grade for it, at least; absent where no such lack. {}.",
     ),
 }
 _ESTIMATES = (
