@@ -111,16 +111,16 @@ class Context:
         return tuple([passage.passage_id for passage in self.passages])
 
     @property
-    def would_keep_ids(self) -> tuple[str, ...]:
-        """Ids that ``enforce`` serves, best first: in shadow, to compare with ``served_ids``.
-
-        Empty in mode ``off``, which decides nothing.
-        """
-        return () if self.mode is Mode.OFF else self.kept_ids
+    def kept_ids(self) -> tuple[str, ...]:
+        """Ids of the served passages, best first."""
+        return self.would_keep_ids if self.mode is Mode.ENFORCE else self.served_ids
 
     @cached_property
-    def kept_ids(self) -> tuple[str, ...]:
-        """Ids that both the decision and assembly kept, best first."""
+    def would_keep_ids(self) -> tuple[str, ...]:
+        """Ids that both the decision and assembly kept, best first.
+
+        In shadow they are what ``enforce`` would have served in place of ``served_ids``.
+        """
         out = {drop.position for drop in self.dropped_in_assembly}
         ids = self.decision.ranking.passage_ids
         return tuple([ids[position] for position in self.decision.kept if position not in out])
@@ -178,7 +178,7 @@ class Context:
             ],
             "text": _json_ready(self.text),
             "candidates": self.candidates,
-            "kept": len(self.kept_ids),
+            "kept": len(self.would_keep_ids),
             "dropped": {reason.value: n for reason, n in self.dropped_by_reason.items()},
             "passages": [
                 {

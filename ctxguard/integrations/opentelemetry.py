@@ -185,7 +185,7 @@ def _decision_attributes(context: Context, probability: float) -> dict[str, Any]
         "ctxguard.profile_id": context.profile_id,
         "ctxguard.policy": context.decision.policy.kind,
         "ctxguard.candidates": context.candidates,
-        "ctxguard.kept": len(context.kept_ids),
+        "ctxguard.kept": len(context.would_keep_ids),
         "ctxguard.p_sufficient": context.p_sufficient,
         "ctxguard.sufficient": context.sufficient,
         "ctxguard.flags": [flag.value for flag in context.flags],

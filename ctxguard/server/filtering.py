@@ -210,7 +210,7 @@ def decision_of(context: Context) -> dict[str, object]:
         "request_id": context.request_id,
         "policy": context.profile_id,
         "mode": context.mode.value,
-        "kept": context.kept_ids if is_enforced else [one.passage_id for one in context.passages],
+        "kept": context.kept_ids if is_enforced else context.served_ids,
         "dropped": dropped if is_enforced else {},
         "flags": [flag.value for flag in context.flags],
         "differences": context.differences,

@@ -45,7 +45,7 @@ class CallerCounts:
         """Count a context."""
         ranking = context.decision.ranking
         end = "degraded" if ranking.failures else "ok"
-        found = {end: 1, "candidates": len(ranking), "kept": len(context.kept_ids)}
+        found = {end: 1, "candidates": len(ranking), "kept": len(context.would_keep_ids)}
         self._count(found, seconds)
 
     def raised(self, error: BaseException, seconds: float) -> None:

@@ -184,7 +184,7 @@ class TestModes:
         hits = [*HITS[:2], replace(HITS[2], text="the  FIRST."), replace(HITS[3], text=None)]  # type: ignore[arg-type]
         answer = Answering(Ranking.from_hits(hits, ScoreKind.RATIO))
         context = guard_of(answer, mode="shadow", telemetry=counted.telemetry).retrieve("q?")
-        assert (served(context), context.kept_ids) == (["a", "b", "c"], ("a", "b"))
+        assert (served(context), context.would_keep_ids) == (["a", "b", "c"], ("a", "b"))
         assert context.decisions[-1].reason is DropReason.DUPLICATE_TEXT
         assert counted.dropped() == {DropReason.DUPLICATE_TEXT: 1, DropReason.UNREADABLE: 1}
 
@@ -201,9 +201,9 @@ class TestModes:
         except StageUnavailableError:
             assume(False)  # no passage can be read
         assert repr(shadow.decisions) == repr(enforced.decisions)
-        assert shadow.would_keep_ids == shadow.kept_ids == enforced.kept_ids
+        assert shadow.would_keep_ids == enforced.kept_ids == enforced.would_keep_ids
         assert sorted(shadow.would_keep_ids) == sorted(enforced.served_ids)
-        assert shadow.served_ids == tuple(served(shadow))
+        assert shadow.served_ids == shadow.kept_ids == tuple(served(shadow))
         assert (shadow.flags, shadow.failures) == (enforced.flags, enforced.failures)
 
     @settings(max_examples=50)
