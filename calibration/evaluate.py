@@ -27,15 +27,16 @@ _RESAMPLED = 200
 CONFIDENCE = 0.95
 PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",
-    "pooled_recall": "share of all pools' relevant kept, as live",
+    "pooled_recall": "share of all relevant candidates that contexts hold, as live metrics count",
     "precision": "share of the context that is labelled relevant",
     "precision_judged": "share of the context's labelled passages that is relevant",
     "mrr": "reciprocal rank of the context's first relevant passage",
-    "served_mrr": "as mrr, 0 where none is relevant, as live",
+    "served_mrr": "as mrr, and 0 where nothing served is relevant, as live metrics count",
     "ndcg": "nDCG of the context, ideal cut off at 10",
     "udcg": "worth of the context to the reader, discounted by rank; below 0 it does harm",
     "harm": "the negative part of udcg, as a positive number",
-    "misleading": "labelled hard negative (ranked high, and wrong) or distractor (misleads)",
+    "misleading": "passages labelled hard negative (looks like an answer, and is not) or "
+    "distractor (leads to a wrong answer)",
     "distractor_rate": "share of the context with negative utility (preset blog)",
     "harm_undiscounted": "kept × distractor rate × 0.5, at any rank alike (preset blog)",
     "kept": "passages in the context",

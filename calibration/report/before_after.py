@@ -95,22 +95,23 @@ class BeforeAfter:
     def shown(self) -> dict[str, int]:
         """Choose the questions that a person should see, each question once.
 
-        - ``best``: it has an answer, and most of what misleads is gone, or of what is not relevant
-          where nothing is labelled as misleading; the one of the highest gain if none has one.
+        - ``gains``: of median gain among those that gain an answer; the one of the highest gain if
+          none does.
         - ``typical``: of median gain among those that have an answer, before or after.
-        - ``worst``: of the lowest gain.
+        - ``loses``: of the lowest gain.
         """
         before, after = self.answered
         rows = np.arange(self.gain.size)
-        first, then = self.misleading if self.labelled else self.irrelevant
-        # Later keys come first: a context free of what misleads, then how much of it is gone.
-        order = np.lexsort((self.gain, first - then, then == 0, after))
-        some = rows[before | after] if (before | after).any() else rows
-        typical = some[np.argsort(self.gain[some], kind="stable")][some.size // 2]
+
+        def median(wanted: NDArray[np.bool_]) -> int:
+            some = rows[wanted] if wanted.any() else rows
+            return int(some[np.argsort(self.gain[some], kind="stable")][some.size // 2])
+
+        gained = ~before & after
         found = {
-            "best": int(order[-1]) if after.any() else int(self.gain.argmax()),
-            "typical": int(typical),
-            "worst": int(self.gain.argmin()),
+            "gains": median(gained) if gained.any() else int(self.gain.argmax()),
+            "typical": median(before | after),
+            "loses": int(self.gain.argmin()),
         }
         names: dict[int, str] = {}
         for name, row in found.items():

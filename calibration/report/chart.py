@@ -83,11 +83,14 @@ def frontier(
         for size, own in zip(first, recall_of_first, strict=True)
         if size <= 1.1 * most
     ]
-    between = [
-        (float(size), stop.recall)
+    placed = [
+        (stop, (float(size), stop.recall))
         for stop in stops
         if (size := getattr(stop, metric)) is not None and stop.recall is not None
     ]
+    between = [place for _, place in placed]
+    # Stops stand in the order of passages, a line in that of its axis; today's is no policy.
+    policies = sorted(place for stop, place in placed if stop.names[:1] != ("today",))
     x = Axis("tokens a question" if tokens_of_first else "passages a question", 0.0, 1.15 * most)
     y = _around([*recall.values(), *(_bare(own) for _, own in (*line, *between))])
     shapes, keys, marks = list[str](), list[str](), list[tuple[str, float, float]]()
@@ -103,7 +106,7 @@ def frontier(
         drawn = f'<path class="line" d="M{path}"/>{dots}'
         add("grey", "line", drawn, "first k, for every k")
     if between:
-        path = "L".join(_at(x, y, *point) for point in between)
+        path = "L".join(_at(x, y, *point) for point in policies)
         places = [_place(x, y, *point) for point in between]
         rings = [f'<circle class="stop" cx="{at:.1f}" cy="{top:.1f}" r="7"/>' for at, top in places]
         drawn = f'<path class="line thin" d="M{path}"/>{"".join(rings)}'

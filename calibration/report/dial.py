@@ -75,7 +75,7 @@ class DialPassage:
 
 @dataclass(frozen=True)
 class DialQuestion:
-    """A question shown; ``which`` says why: the best, a typical one, or the worst."""
+    """A question shown; ``which`` says why: ``gains``, ``typical`` or ``loses``."""
 
     which: str
     text: str

@@ -181,7 +181,9 @@ def _in_short(results: Results, outcome: RouteOutcome, settings: Settings) -> st
 def _misleading(own: float | None, before: float | None) -> str:
     if own is None or before is None:
         return "none labelled"
-    return f"{figure(own, 2)} a question" + (f" for {figure(before, 2)}" if own != before else "")
+    return f"{figure(own, 2)} a question" + (
+        f", today {figure(before, 2)}" if own != before else ""
+    )
 
 
 def in_one_line(
@@ -203,14 +205,14 @@ def in_one_line(
 
     >>> saved, none = Interval(0.0, -0.02, 0.02, 40), "none labelled"
     >>> in_one_line(passages=(6.6, 10), tokens=(947, 1566), recall=saved, misleading=none)
-    '6.6 passages for 10, 947 tokens for 1,566, recall +0.000 [-0.020, +0.020]; misleading: none \
-labelled'
+    '6.6 passages in place of 10, 947 tokens in place of 1,566, recall +0.000 [-0.020, +0.020]; \
+misleading: none labelled'
     """
     said = []
     for (own, before), noun in ((passages, "passage"), (tokens, "token")):
         if own is not None and before is not None:
             words = f"{amount(own)} {noun}{'' if own == 1.0 else 's'}"
-            said.append(words if recall is None else f"{words} for {amount(before)}")
+            said.append(words if recall is None else f"{words} in place of {amount(before)}")
     if recall is None:
         said.append("as today")
     elif recall.value is not None:
@@ -231,7 +233,7 @@ def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
     if verdict.decision == "enforce":
         shown = " ".join(verdict.gains)
         others = [each for each in noisy if each not in shown]
-        return f"a change in {' or '.join(others)}" if others else ""
+        return f"a change in {', '.join(others)}" if others else ""
     what = "that nothing is lost"
     if verdict.decision == "keep":
         what = "a gain at no more tokens" if wanted in ("leaner", "balanced") else "a gain"

@@ -247,11 +247,11 @@ def _notes(
     ]
     for name, loaded in profiles.items():
         notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
-    if len({is_relative(each.kind) for each in comparison.candidates}) > 1:
+    suspects = comparison.utilities.score_ratio is not None
+    if suspects and len({is_relative(each.kind) for each in comparison.candidates}) > 1:
         notes.append(
-            "udcg, distractor_rate and harm_undiscounted find suspected distractors by score, or "
-            "by rank where scores carry rank only: between such candidates compare precision, "
-            "udcg and harm"
+            "the preset blog suspects passages by score, or by rank where scores carry rank only: "
+            "udcg, harm and distractor_rate of such candidates cannot be compared, precision can"
         )
     if len(comparison.query_ids) < FEWEST:
         notes.append(f"with fewer than {FEWEST} queries, bootstrap intervals are too narrow")

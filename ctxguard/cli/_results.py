@@ -1,6 +1,6 @@
 """Prints the one table of results, and a comparison or a calibration with it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -26,6 +26,9 @@ _OPTION_METRICS = {
     "tokens": "tokens",
     "misleading": "misleading",
 }
+_COMPARED = {"recall": 2, "udcg": 2, "kept": 1, "tokens": 0}
+"""Decimals of what is shown of each candidate."""
+
 _KNOWN = frozenset({"recall", "precision", "kept", "tokens"})
 """Metrics whose names say what they are."""
 
@@ -62,16 +65,23 @@ def by_metric(results: "Results") -> TextTable:
             cells = [interval(each.mean, _digits(metric, 2)) for each in found]
             cells.append(f"{found[-1].mean.n:,}")
         rows.append([metric, *cells])
-    return TextTable(["metric", *(f"{one_line(name)}>" for name in policies), *last], rows)
+    names = [one_line(name).removesuffix(", as today") for name in policies]
+    return TextTable(["metric", *(f"{name}>" for name in names), *last], rows)
 
 
-def define(results: "Results", output: Output, metrics: Iterable[str]) -> None:
-    """Say what the words of a table mean that a reader may not know, where it has figures."""
+def define(results: "Results", output: Output, names: Mapping[str, str] | None = None) -> None:
+    """Say what the words of a table mean that a reader may not know, where it has figures.
+
+    Args:
+        results: The table.
+        output: Prints it.
+        names: The metrics that are shown, and what the table calls them; all by their own names
+            unless given.
+    """
     from calibration.evaluate import DESCRIPTIONS
 
-    for metric in metrics:
+    for metric, name in (names or {each: each for each in results.metrics}).items():
         if metric not in _KNOWN and results.has_data(metric):
-            name = _OPTION_METRICS.get(metric, metric)
             output.out.print(f"{name}: {DESCRIPTIONS[metric]}", style="dim")
 
 
@@ -113,12 +123,13 @@ def print_comparison(
     output.heading("What each candidate is worth to the reader")
     rows = []
     for each in comparison.candidates:
-        recall, udcg = (results.of(each.candidate.name, m) for m in ("recall", "udcg"))
-        less = "" if udcg.difference is None else _signed(udcg.difference)
-        means = (number(recall.mean.value), number(udcg.mean.value), less, f"{udcg.mean.n:,}")
+        found = {m: results.of(each.candidate.name, m) for m in _COMPARED}
+        less = found["udcg"].difference
+        means = [number(row.mean.value, _COMPARED[m]) for m, row in found.items()]
+        means[2:2] = ["" if less is None else interval(less, 2, "+")]
         rows.append((_name(each.candidate.name), *means, _styled(each.risk or NO_DATA)))
-    less_than = f"less {results.reference}>"
-    output.table(("candidate", "recall>", "udcg>", less_than, "n>", "risk"), rows)
+    columns = ("recall>", "udcg>", f"less {results.reference}>", "kept>", "tokens>", "risk")
+    output.table(("candidate", *columns), rows)
     for sentence in RULE:
         output.out.print(sentence, style="dim")
     if not show_all:
@@ -174,7 +185,7 @@ def print_differences(
     _print_heading(route, summary, output)
     shown = summary.results.only(summary.results.policies[:2], metrics)
     output.out.print(by_metric(shown))
-    define(shown, output, shown.metrics)
+    define(shown, output)
 
 
 def _print_heading(route: Route, summary: "Summary", output: Output) -> None:

@@ -11,7 +11,6 @@ import ctxguard
 from calibration.settings import ChoiceSettings
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, setting
-from ctxguard._support.words import signed
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, picked
 from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
@@ -280,7 +279,9 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             output.note("--all shows the verdict's figures, certificate and reasons")
         if others:
             output.heading("when a stage is down")
-            output.facts(*[(route.value, _in_short(made.outcomes[route])) for route in others])
+            output.facts(
+                *[(route.value, _in_short(made.outcomes[route], made.settings)) for route in others]
+            )
         output.out.print()
         written = [("wrote", str(file)) for file in (self.out, *self.report)]
         output.facts(("profile", profile.profile_id), *written)
@@ -323,16 +324,10 @@ def _write_reports(made: "Calibration", retriever: "Source", files: Sequence[Pat
         (write_html if _is_page(file) else write_json)(evidence, file)
 
 
-def _in_short(outcome: "RouteOutcome") -> str:
+def _in_short(outcome: "RouteOutcome", settings: "Settings") -> str:
     """Put a fallback route in one line."""
-    profile = outcome.profile
-    words, certificate = describe_policy(profile.policy), profile.certificate
-    if profile.verdict is not None and profile.verdict.decision == "shadow":
-        words = f"in shadow: {words}"
-    if profile.policy == outcome.today.policy:
-        return f"{words}, as today"
-    if certificate is None:
-        return f"{words}; not certified"
-    if certificate.recall_difference is None:
-        return f"{words}; recall loss {certificate.alpha:g} at most"
-    return f"{words}; recall {signed(certificate.recall_difference.value)}"
+    from calibration.report import summarise
+
+    verdict = outcome.profile.verdict
+    decision = "" if verdict is None else f"{verdict.decision}: "
+    return f"{decision}{summarise(outcome, settings).in_short}"

@@ -110,9 +110,8 @@ def _show_questions(
         )
     for name, question in shown.items():
         output.out.print()
-        said = {"best": "gains", "typical": "typical", "worst": "loses"}[name]
         output.out.print(
-            Text(f"{said}: {one_line(question.query.text)}"), no_wrap=True, overflow="ellipsis"
+            Text(f"{name}: {one_line(question.query.text)}"), no_wrap=True, overflow="ellipsis"
         )
         rows = Table.grid(padding=(0, 2))
         for when, passages in (("today", question.before), ("guard", question.after)):

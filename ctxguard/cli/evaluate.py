@@ -21,7 +21,7 @@ from ctxguard.cli._inputs import (
     served_depth,
     served_route,
 )
-from ctxguard.cli._results import by_metric
+from ctxguard.cli._results import by_metric, define
 from ctxguard.cli._settings import read_file
 from ctxguard.cli._system import SOURCES, LabelledSystem, by_name
 from ctxguard.core.types import DEFAULT_K, Route
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 _FIRST = (
-    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "kept"),
-    *("keyword_recall", "keyword_mrr"),
+    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "misleading"),
+    *("kept", "tokens", "keyword_recall", "keyword_mrr"),
 )
-"""The metrics that are shown unless all are asked for; the last two need keywords."""
+"""The metrics that are shown where they have data unless all are asked for."""
 
 
 _OF_COMPARISONS = ("candidate", "out", "against", "baseline", "regression_metrics", "tolerance")
@@ -59,7 +59,7 @@ class EvaluateCommand(LabelledSystem):
         "Measure the first N passages. With --profile they stand beside it, in the order of its "
         "fusion; several are compared, for candidates without k=N. Repeatable.",
         *("N", "--k", "-k"),
-        default=f"{DEFAULT_K} without a profile",
+        default=f"as many as today: {DEFAULT_K}, or as the profile was calibrated beside",
         value=[],
     )
     candidate: list[str] = setting(
@@ -96,9 +96,9 @@ class EvaluateCommand(LabelledSystem):
         """The candidates come from an index, a retriever of your own (--retriever), a TREC run
         (--run) or lists that a server reranks (rerank-upstream in --system).
 
-        Prints the mean of each metric with its bootstrap interval; with --profile and --k, both and
-        their difference, paired by query, unless the profile was calibrated on these queries. A
-        profile that was calibrated on another system is refused.
+        Prints the mean of each metric with its bootstrap interval; with --profile today's first
+        passages stand beside it, or --k, with the difference paired by query, unless the profile
+        was calibrated on these queries. A profile that was calibrated on another system is refused.
 
         Several systems, profiles or --candidate are compared side by side. Save a comparison with
         --out (or --json > FILE), and check a later one against it with --against FILE.
@@ -223,6 +223,7 @@ class EvaluateCommand(LabelledSystem):
                 ("route", f"{route.value}, {depth} candidates a query"),
                 ("fusion", source.fingerprint().get("fusion")),
                 ("keeps", describe_policy(policy) + made_by),
+                ("today", f"the first {baseline_k} passages" if loaded is not None else None),
                 ("recall loss", f"relative to {relative_to}" if show_all else None),
                 ("utilities", self.by_hand or None),
                 ("unlabelled", unlabelled_note(dataset, utilities)),
@@ -246,9 +247,12 @@ def _without_luck(results: "Results") -> "Results":
 
 
 def _print(results: "Results", output: Output, *, show_all: bool) -> None:
-    shown = results if show_all else results.only(metrics=_FIRST)
+    shown = results
+    if not show_all:
+        shown = results.only(metrics=[name for name in _FIRST if results.has_data(name)])
     output.out.print(by_metric(shown))
     if not show_all:
+        define(shown, output)
         n_left = len(results.metrics) - len(shown.metrics)
         output.note(f"{n_left} more metrics; --all shows them")
 
@@ -263,9 +267,9 @@ def _policies(
     """
     from ctxguard.core.policies import RatioPolicy
 
-    first: dict[str, Policy] = {f"first {k}": RatioPolicy(k=k)} if k is not None else {}
     if profile is None:
-        return first or {f"first {DEFAULT_K}": RatioPolicy(k=DEFAULT_K)}, DEFAULT_K
+        k = DEFAULT_K if k is None else k
+        return {f"first {k}": RatioPolicy(k=k)}, DEFAULT_K
     calibrated = profile.routes.get(route)
     if calibrated is None:
         names = ", ".join(name.value for name in profile.routes)
@@ -274,4 +278,6 @@ def _policies(
         )
     verdict = calibrated.verdict
     baseline_k = DEFAULT_K if verdict is None else verdict.serving_k
-    return {**first, "profile": calibrated.policy}, baseline_k
+    today = f"first {baseline_k}, as today"
+    first, name = (baseline_k, today) if k is None else (k, f"first {k}")
+    return {name: RatioPolicy(k=first), "profile": calibrated.policy}, baseline_k

@@ -257,8 +257,8 @@ class TestSummary:
         written = page(report(found))
         start = written.index("<h1")
         table = written[start : written.index("<details")]
-        assert html.escape(self.of(found).verdict) in table[: table.index("<table")]
-        assert table.index("<figure") < table.index("<h2")
+        assert html.escape(self.of(found).in_short) in table[: table.index("<figure")]
+        assert table.index("<figure") < table.index("<h2") < table.index("<table")
         assert f"first {found.settings.serving_k}, as today" in table
         for words in ("chosen", "difference", "recall", "udcg", "kept", "judged"):
             assert words in table
@@ -383,6 +383,11 @@ _LOOK = """() => {
     charts: document.querySelectorAll(".chart .mark").length,
     text: Math.min(...boxes(".chart text").map((box) => Math.max(box.height, box.width))),
     wide: root.scrollWidth - root.clientWidth,
+    scrolled: [...document.querySelectorAll(".scroll")]
+      .filter((each) => each.scrollWidth > each.clientWidth).length,
+    names: [boxes(".stops span"), boxes(".chart text")].map((found) => found.filter((one, at) =>
+      found.slice(at + 1).some((other) => one.left < other.right && other.left < one.right
+        && one.top < other.bottom && other.top < one.bottom)).length),
     difference: Math.max(...boxes(".beside td:last-child").map((box) => box.right)) - innerWidth,
     fetched: performance.getEntriesByType("resource").length,
   };
@@ -397,7 +402,7 @@ def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(params=[1280, 390])
+@pytest.fixture(params=[1280, 390, 364])
 def opened(
     request: pytest.FixtureRequest, browser: "Browser", hostile_page: Path
 ) -> "Iterator[BrowserPage]":
@@ -419,6 +424,8 @@ def test_a_browser_shows_the_page_on_a_desktop_and_on_a_phone(opened: "BrowserPa
     assert seen["charts"] > 0
     assert seen["fetched"] == 0
     assert seen["wide"] <= 0
+    assert seen["scrolled"] == 0, "a column to scroll for"
+    assert seen["names"] == [0, 0], "names that overlap"
     assert seen["difference"] <= 0
     assert seen["text"] >= 11
     if opened.viewport_size["width"] > 1000:
@@ -470,7 +477,8 @@ class TestDial:
         context = browser.new_context(java_script_enabled=False)
         found = context.new_page()
         found.goto(hostile_page.as_uri())
-        assert not found.locator("#dial").is_visible()
+        assert not found.get_by_role("slider").is_visible()
+        assert found.locator("#dial .chart").is_visible()
         assert found.get_by_role("heading", name="Leaner or richer").is_visible()
         assert found.locator("tr.chosen").first.is_visible()
         context.close()
@@ -488,7 +496,7 @@ def test_the_dial_goes_from_the_leanest_to_the_richest_policy_by_contexts_out_of
         recall = np.nanmean(option.metrics.values["recall"])
         assert dial.stops[place].recall == pytest.approx(recall)
     assert "balanced" in dial.stops[dial.start].names
-    assert [question.which for question in dial.questions] == ["best", "typical", "worst"]
+    assert [question.which for question in dial.questions] == ["gains", "typical", "loses"]
     marks = {passage.mark for question in dial.questions for passage in question.passages}
     assert "relevant" in marks
     assert marks <= {"relevant", "misleading", "other"}

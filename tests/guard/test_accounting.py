@@ -91,7 +91,9 @@ class TestAccounting:
         assert degraded == sum(bool(context.decision.ranking.failures) for context in contexts)
         candidates = sum(context.candidates for context in contexts)
         assert counted["kept_candidates"] + sum(counted.dropped().values()) == candidates
-        assert counted["kept_candidates"] == sum(len(context.would_keep_ids) for context in contexts)
+        assert counted["kept_candidates"] == sum(
+            len(context.would_keep_ids) for context in contexts
+        )
         for reason in DropReason:
             told = sum(v.reason is reason for context in contexts for v in context.decisions)
             if mode is not Mode.OFF:

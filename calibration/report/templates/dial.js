@@ -7,7 +7,7 @@
   const signs = {
     relevant: ["✓", "relevant"], misleading: ["✗", "misleading"], other: ["·", ""],
   };
-  const titles = { best: "The best", typical: "A typical one", worst: "The worst" };
+  const titles = { gains: "Gains", typical: "Typical", loses: "Loses" };
   const make = (tag, name, text, ...children) => {
     const made = document.createElement(tag);
     if (name) made.className = name;
@@ -26,9 +26,7 @@
     ["tokens a question", "tokens", (value) => figure(value, 0), 0],
   ];
 
-  const chart = document.getElementById("frontier");
-  root.querySelector(".view").prepend(chart);
-  const rings = chart.querySelectorAll(".stop");
+  const rings = root.querySelectorAll(".stop");
 
   const side = (title, places, question, state) => {
     const list = make("ol");
@@ -94,7 +92,7 @@
   input.value = data.start;
   input.addEventListener("input", show);
   show();
-  root.hidden = false;
+  root.querySelectorAll("[hidden]").forEach((part) => { part.hidden = false; });
   arrange();
   addEventListener("resize", arrange);
 })();

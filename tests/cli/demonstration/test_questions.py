@@ -42,7 +42,7 @@ def test_answers_and_what_misleads_are_counted_and_a_question_that_lost_is_shown
         irrelevant=(np.array([3, 1, 0]), np.array([1, 1, 0])),
         gain=np.array([1.0, -0.2, 0.1]),
     )
-    shown = {"best": gains, "worst": loses}
+    shown = {"gains": gains, "loses": loses}
 
     demo._show_questions(Output(), counted, shown)
 
