@@ -121,7 +121,7 @@ def print_comparison(
     results = comparison.results
     output.facts(*facts)
     output.heading("What each candidate is worth to the reader")
-    rows = []
+    rows: list[Sequence[str | Text]] = []
     for each in comparison.candidates:
         found = {m: results.of(each.candidate.name, m) for m in _COMPARED}
         less = found["udcg"].difference
