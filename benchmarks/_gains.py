@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import _timing
-from calibration.evaluate import RESAMPLES
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.interval import RESAMPLES
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from benchmarks._live_scenarios import Change, Scenario
 from benchmarks._live_service import START, Figure, Service, figures, label_some
 from benchmarks._live_traffic import JudgeErrors, SimulatedJudge, draw_traffic
 from benchmarks._processes import postgresql
+from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.store import Limits
 
 MOST_SECONDS = Limits().max_age_seconds or math.inf

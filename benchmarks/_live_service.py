@@ -27,8 +27,8 @@ from benchmarks._live_traffic import (
     context_of,
     true_grade,
 )
+from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging import budget as budget_module

@@ -2,7 +2,7 @@
 
 Every question has a pool of passages of hidden relevance, of which the first five are served. The
 truth of a metric is over all requests of a window, sampled or not, by the definitions of
-``ctxguard.core.metrics``.
+``ctxguard.measure.worth``.
 """
 
 import math
@@ -15,14 +15,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.pool_labels import IntArray, discounts
+from calibration.pool_labels import IntArray
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.metrics import READERS, Negative
 from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import DEFAULT_K, FloatArray, Hit, Mode, Passage, Ranking, Route, ScoreKind
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.worth import READERS, Negative
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES
 

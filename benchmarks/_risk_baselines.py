@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from calibration.risk import ROUNDING, IntArray
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.risk import ROUNDING
+from ctxguard.measure.rows import IntArray
 
 
 def hoeffding_bentkus_p_value(losses: ArrayLike, alpha: float) -> FloatArray:

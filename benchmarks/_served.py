@@ -20,9 +20,10 @@ from calibration.asking import DEFAULT_PRICE, FIRST, Asking
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
-from calibration.pool_labels import IntArray, discounts, label
+from calibration.pool_labels import IntArray, label
 from calibration.replay import Pools
 from calibration.retrievers import RecordedRankings
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import DEFAULT_K, FloatArray, ModeName, Passage, PassagesBy
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.assess import AssessorStage

@@ -35,13 +35,9 @@ from benchmarks._risk_baselines import (
     conformal_risk_control,
     hoeffding_bentkus_p_value,
 )
-from calibration.risk import (
-    IntArray,
-    betting_p_value,
-    fixed_sequence,
-    pareto_order,
-)
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.risk import betting_p_value, fixed_sequence, pareto_order
+from ctxguard.measure.rows import IntArray
 
 SUMMARY = "Simulate how often a certificate is false, and what it costs in utility."
 POPULATION_SIZE = 20_000

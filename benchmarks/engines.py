@@ -30,15 +30,15 @@ from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_corpus
-from calibration.evaluate import bootstrap_interval, per_query
+from calibration.evaluate import per_query
 from calibration.pool_labels import label
 from calibration.replay import replay
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.interval import Interval
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CtxguardError
 from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.measure.interval import Interval, bootstrap_interval
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 

@@ -35,7 +35,7 @@ from calibration.judged_candidates import (
     first_k,
 )
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.metrics import (
+from ctxguard.measure.rows import (
     FAR,
     NEAR,
     NEAR_DROPPED,

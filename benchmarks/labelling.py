@@ -25,19 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxguard.core.types import DEFAULT_K, FloatArray
-from ctxguard.monitor.estimation.metrics import (
-    FAR,
-    NEAR,
-    NEAR_DROPPED,
-    PASSAGE,
-    REQUEST,
-    UNGRADED,
-    IntArray,
-    Metric,
-    Rows,
-    rank_group,
-)
-from ctxguard.monitor.estimation.prediction_powered import (
+from ctxguard.measure.corrected import (
     FOLDS,
     N_COLUMNS,
     Graded,
@@ -45,7 +33,19 @@ from ctxguard.monitor.estimation.prediction_powered import (
     corrected_estimates,
     predicted,
 )
-from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate, Sums
+from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate, Sums
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import (
+    FAR,
+    NEAR,
+    NEAR_DROPPED,
+    PASSAGE,
+    REQUEST,
+    UNGRADED,
+    IntArray,
+    Rows,
+    rank_group,
+)
 from ctxguard.monitor.estimation.sampling_design import DROPPED_COINS, GO_ON, SERVED_COIN
 
 SUMMARY = "Simulate months of grading, and check what the grades give."

@@ -33,8 +33,8 @@ from scipy.stats import binom
 from benchmarks._live_runs import SQLITE, Database, Run, postgresql_database
 from benchmarks._live_scenarios import POSTGRESQL, SCENARIOS, Scenario
 from benchmarks._live_service import Figure
+from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
 
 SUMMARY = "Simulate services whose truth is known, and check the intervals that they publish."
 CLAIMED = 0.95

@@ -32,8 +32,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks._served import Bars, plain_table, print_bars, write_report
-from ctxguard.core.metrics import PRESETS, Utilities
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.worth import PRESETS, Utilities
 
 SUMMARY = "Compare measures with recorded answers of real readers."
 DATA = Path("../shared/data/readers")

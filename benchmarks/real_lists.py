@@ -48,9 +48,10 @@ from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_trec_run
 from calibration.fit import fit_relevance, predicted
-from calibration.pool_labels import IntArray, discounts
+from calibration.pool_labels import IntArray
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, ScoreKind
 
 SUMMARY = "Calibrate on lists of real retrievers, and ask recorded language models about them."

@@ -31,7 +31,7 @@ from calibration.grid import utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import READERS
+from ctxguard.measure.worth import READERS
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 

@@ -47,7 +47,7 @@ from calibration.verdict import CONFIDENCE
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.ratio import t_quantile
+from ctxguard.measure.estimate import t_quantile
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Measure what is served by the verdict of calibration."

@@ -8,7 +8,6 @@
       pool_labels      the labels of every candidate
       fit              fusion weight, temperature, P(relevant)
       grid             every policy of a family at once
-      risk             tests of a mean loss
       certify          the policies that pass, and the one chosen
       evaluate         metrics by query, means with intervals
       calibrate_route  these steps for one route

@@ -24,7 +24,6 @@ from calibration.passage_price import irrelevant_utility
 from calibration.replay import Progress
 from calibration.results import Results, tabulate
 from calibration.retrievers import check_directions
-from ctxguard.core.interval import Interval
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
@@ -33,6 +32,7 @@ from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
 from ctxguard.endpoints.replies import Reply, only_value
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, StageUnavailableError
 from ctxguard.guard import ContextGuard
+from ctxguard.measure.interval import Interval
 from ctxguard.monitor.judges.prompt import response_format, with_one_key
 
 T = TypeVar("T")

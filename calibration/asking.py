@@ -23,7 +23,6 @@ from calibration.objectives import LADDERS, PolicySums, Step, choose, highest_ut
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
 from calibration.verdict import CONFIDENCE, mean_interval
-from ctxguard.core.interval import Interval
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
 from ctxguard.core.value_of_information import (
@@ -34,7 +33,8 @@ from ctxguard.core.value_of_information import (
 )
 from ctxguard.errors import CalibrationError
 from ctxguard.guard.assess import AssessorStage, Question
-from ctxguard.monitor.estimation.ratio import t_quantile
+from ctxguard.measure.estimate import t_quantile
+from ctxguard.measure.interval import Interval
 from ctxguard.profile.schema import AssessorProfile
 
 FIRST = 20

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from calibration import risk
 from calibration.certify import Certification, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, QueryMetrics, contexts, of_contexts
@@ -31,12 +30,13 @@ from calibration.settings import ChoiceSettings, Context, Family
 from calibration.sufficiency import calibrate_sufficiency
 from calibration.verdict import fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.settings import optional, setting
-from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import named_features, signal_of
 from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.measure import risk
+from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import (
     Certificate,
     RecallDifference,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration import risk
 from calibration.grid import Grid, GridIndex
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure import risk
 
 _TIE = 1e-12
 """Policies that keep the same passages differ by rounding only."""

@@ -16,15 +16,13 @@ from calibration.grid import relative_values
 from calibration.pool_labels import IntArray, PoolLabels, discounted_sums, label, row_sums
 from calibration.replay import Pools
 from ctxguard.core.decision import decide
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import READERS, Utilities, keyword_first_ranks
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.interval import Interval, bootstrap_intervals, bootstrap_ratio
+from ctxguard.measure.metrics import keyword_first_ranks
+from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import RouteEvidence
 
-RESAMPLES = 2_000
-_RESAMPLED = 200
-CONFIDENCE = 0.95
 PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",
     "pooled_recall": "share of all relevant candidates that contexts hold, as live metrics count",
@@ -267,90 +265,3 @@ def measure(
         return measured
     by_keywords = per_query_keywords(pools, dataset.keywords, policy, text_of).values
     return replace(measured, values={**measured.values, **by_keywords})
-
-
-def bootstrap_interval(
-    values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES
-) -> Interval:
-    """Compute the mean over defined values with its percentile interval, resampled by query.
-
-    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §13. One value cannot be
-    resampled: its bounds are None.
-
-    >>> interval = bootstrap_interval(np.array([0.0, 1.0, np.nan, 1.0]))
-    >>> round(interval.value, 4), interval.n
-    (0.6667, 3)
-    """
-    return bootstrap_intervals([values], seed=seed, resamples=resamples)[0]
-
-
-def bootstrap_intervals(
-    columns: Iterable[FloatArray], *, seed: int = 0, resamples: int = RESAMPLES
-) -> list[Interval]:
-    """Compute ``bootstrap_interval`` of several columns of the same queries.
-
-    Columns that are defined on the same queries are resampled together, which is faster.
-    """
-    columns = list(columns)
-    defined = [~np.isnan(column) for column in columns]
-    groups: dict[bytes, list[int]] = {}
-    for place, known in enumerate(defined):
-        groups.setdefault(known.tobytes(), []).append(place)
-    found = [Interval.undefined()] * len(columns)
-    for places in groups.values():
-        known = defined[places[0]]
-        n = int(known.sum())
-        if n == 0:
-            continue
-        values = [columns[place][known] for place in places]
-        ends: list[list[float | None]] = [[None, None]] * len(places)
-        if n > 1:
-            table = np.column_stack(values)
-            samples = resampled_means(table, seed=seed, resamples=resamples)
-            ends = interval_bounds(samples).T.tolist()
-        for place, column, (lower, upper) in zip(places, values, ends, strict=True):
-            found[place] = Interval(float(column.mean()), lower, upper, n)
-    return found
-
-
-def bootstrap_ratio(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> Interval:
-    """Compute Σ parts / Σ wholes with its percentile interval, over queries that have a whole.
-
-    >>> ratio = bootstrap_ratio(np.array([1.0, 0.0]), np.array([2.0, 2.0]))
-    >>> ratio.value, ratio.n
-    (0.25, 2)
-    """
-    some = wholes > 0
-    n = int(some.sum())
-    if n == 0:
-        return Interval.undefined()
-    value = float(parts[some].sum() / wholes[some].sum())
-    if n == 1:
-        return Interval(value, None, None, n)
-    means = resampled_means(np.column_stack([parts[some], wholes[some]]), seed=seed)
-    lower, upper = interval_bounds(means[:, 0] / means[:, 1]).tolist()
-    return Interval(value, lower, upper, n)
-
-
-def interval_bounds(samples: FloatArray) -> FloatArray:
-    """Return the ends of the percentile interval of bootstrap samples, along the first axis."""
-    tail = (1.0 - CONFIDENCE) / 2.0
-    bounds: FloatArray = np.quantile(samples, [tail, 1.0 - tail], axis=0)
-    return bounds
-
-
-def resampled_means(values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES) -> FloatArray:
-    """Return the means of columns over resampled rows, shape (resamples, n_columns).
-
-    The columns of a row are resampled together, so that differences between columns are paired.
-    """
-    n = values.shape[0]
-    random = np.random.default_rng(seed)
-    # Drawing multinomial counts of the rows resamples them. The product is not a matrix product,
-    # whose order of sums depends on the number of threads.
-    shares, means = np.full(n, 1.0 / n), list[FloatArray]()
-    for first in range(0, resamples, _RESAMPLED):
-        size = min(_RESAMPLED, resamples - first)
-        counts = random.multinomial(n, shares, size=size).astype(np.float64)
-        means.append(np.einsum("rn,nc->rc", counts, values) / n)
-    return np.concatenate(means)

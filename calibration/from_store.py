@@ -30,21 +30,14 @@ from calibration.retrievers import RecordedRankings
 from ctxguard._support.words import signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import Utilities, worths
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.interval import Interval
+from ctxguard.measure.rows import UNGRADED, YES, BoolArray, IntArray, Rows, failed_in_words
+from ctxguard.measure.worth import Utilities, worths
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
-from ctxguard.monitor.estimation.metrics import (
-    UNGRADED,
-    YES,
-    BoolArray,
-    IntArray,
-    Rows,
-    failed_in_words,
-)
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks

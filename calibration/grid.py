@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from calibration.figures import significant
 from calibration.fit import fit_temperature
-from calibration.pool_labels import IntArray, PoolLabels, discounts
+from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.scores import is_relative, relative_scores, within_domain
+from ctxguard.core.scores import discounts, is_relative, relative_scores, within_domain
 from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError

@@ -22,31 +22,19 @@ from calibration.calibrate_route import Settings
 from calibration.evaluate import contexts
 from calibration.fit import fit_model, pool_features
 from calibration.objectives import LOST_QUERIES
-from calibration.pool_labels import IntArray, discounts
+from calibration.pool_labels import IntArray
 from calibration.replay import Pools
 from ctxguard._support.words import count
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.metrics import (
-    FAILED,
-    MISSING,
-    MOST_FAILED,
-    YES,
-    Metric,
-    Rows,
-    reciprocal_ranks,
-)
-from ctxguard.monitor.estimation.prediction_powered import (
-    FOLDS,
-    GradeCorrection,
-    Model,
-    corrected_ratio,
-    ranks_found,
-)
-from ctxguard.monitor.estimation.ratio import Sums
+from ctxguard.measure.corrected import FOLDS, GradeCorrection, Model, corrected_ratio, ranks_found
+from ctxguard.measure.estimate import Sums
+from ctxguard.measure.interval import Interval
+from ctxguard.measure.metrics import Metric, reciprocal_ranks
+from ctxguard.measure.rows import FAILED, MISSING, MOST_FAILED, YES, Rows
+from ctxguard.measure.worth import Utilities
 
 KS = (1, 3, 5, 10, 20)
 METRICS = ("precision", "mrr", "udcg", "recall")

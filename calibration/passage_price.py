@@ -8,9 +8,9 @@ import math
 import numpy as np
 
 from calibration.figures import significant
-from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.ratio import t_quantile
+from ctxguard.measure.estimate import t_quantile
+from ctxguard.measure.interval import Interval
 
 FEWEST_QUESTIONS, FEWEST_DIFFERENT = 100, 30
 """With marked answers, and of these with different contexts, from which a price is told."""

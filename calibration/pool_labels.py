@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
 from calibration.replay import Pools
-from ctxguard.core.metrics import READERS, Gain, Negative, Utilities, worths
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.worth import READERS, Gain, Negative, Utilities, worths
 
 IntArray = NDArray[np.int64]
 
@@ -93,7 +94,7 @@ class PoolLabels:
 
         Args:
             grades: Shape (n_q, n), in rank order; None for the order of the pools.
-            gain: See ``ctxguard.core.metrics.Gain``.
+            gain: See ``ctxguard.measure.worth.Gain``.
         """
         ranked = self.grades if grades is None else grades
         dcg, ideal = _dcg(ranked[:, :NDCG_CUTOFF], gain), _dcg(self.best_grades, gain)
@@ -240,11 +241,6 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
     )
 
 
-def discounts(depth: int) -> FloatArray:
-    """Return the rank discounts of UDCG: 1 / log2(rank + 1) for ranks 1 … depth."""
-    return 1.0 / np.log2(np.arange(2, depth + 2))
-
-
 def _dcg(grades: IntArray, gain: Gain) -> FloatArray:
     return discounted_sums(grades if gain == "linear" else np.exp2(grades) - 1.0)
 
@@ -256,4 +252,4 @@ def row_sums(values: FloatArray) -> FloatArray:
 
 def discounted_sums(values: NDArray[Any]) -> FloatArray:
     """Return Σ value_i / log2(i + 1) of each row over the 1-based ranks i, rounded once."""
-    return row_sums(values / np.array([*map(math.log2, range(2, values.shape[1] + 2))]))
+    return row_sums(values * discounts(values.shape[1]))

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from calibration.evaluate import QueryMetrics
-from ctxguard.core.interval import Interval
+from ctxguard.measure.interval import Interval
 
 LOWER_IS_BETTER = frozenset(
     {

@@ -16,9 +16,9 @@ from calibration.figures import significant
 from calibration.objectives import LOST_QUERIES
 from calibration.settings import MAX_LOSS, TOLERANCE
 from ctxguard._support.words import count
-from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.ratio import t_quantile
+from ctxguard.measure.estimate import t_quantile
+from ctxguard.measure.interval import Interval
 from ctxguard.profile.schema import RouteVerdict
 
 FEWEST_MEASURED = 20

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ctxguard.core.decision import Decision, decide
     from ctxguard.core.fusion import Fusion
     from ctxguard.core.metadata_filter import Where
-    from ctxguard.core.metrics import Utilities
     from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
     from ctxguard.core.types import (
         CandidateDecision,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from ctxguard.guard import ContextGuard
     from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
     from ctxguard.guard.with_text_signals import WithTextSignals
+    from ctxguard.measure.worth import Utilities
     from ctxguard.monitor.sampling.sampler import JudgingRates
     from ctxguard.monitor.sampling.writer import Privacy as Privacy
     from ctxguard.monitor.sampling.writer import sample_to as sample_to
@@ -72,7 +72,7 @@ _EXPORTS = {
     "ctxguard.core.decision": "Decision decide",
     "ctxguard.core.fusion": "Fusion",
     "ctxguard.core.metadata_filter": "Where",
-    "ctxguard.core.metrics": "Utilities",
+    "ctxguard.measure.worth": "Utilities",
     "ctxguard.core.policies": "ExpectedUtilityPolicy RatioPolicy",
     "ctxguard.core.types": "CandidateDecision DropReason Flag Hit Leg Mode Passage Ranking Route "
     "ScoreKind",

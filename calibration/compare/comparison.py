@@ -14,16 +14,16 @@ import numpy as np
 from calibration.compare.candidates import Candidate
 from calibration.compare.curve import Curve, curve
 from calibration.data.dataset import Dataset
-from calibration.evaluate import CONFIDENCE, QueryMetrics, bootstrap_ratio, per_query
+from calibration.evaluate import QueryMetrics, per_query
 from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, notes_on_themselves, replay
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
+from ctxguard.measure.interval import CONFIDENCE, Interval, bootstrap_ratio
+from ctxguard.measure.worth import READERS, Utilities
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever

@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.evaluate import bootstrap_intervals, contexts, interval_bounds, resampled_means
-from calibration.pool_labels import PoolLabels, discounts
+from calibration.evaluate import contexts
+from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
-from ctxguard.core.interval import Interval
 from ctxguard.core.policies import Policy
+from ctxguard.core.scores import discounts
+from ctxguard.measure.interval import (
+    Interval,
+    bootstrap_intervals,
+    interval_bounds,
+    resampled_means,
+)
 
 SHOWN_SIZES = 20
 """Contexts of up to so many passages are shown one by one."""

@@ -12,8 +12,8 @@ from calibration.compare.comparison import Comparison
 from calibration.data.text_files import read_model
 from calibration.evaluate import QueryMetrics
 from calibration.results import COMPARED, NEITHER_IS_BETTER, Difference, differences
-from ctxguard.core.metrics import Utilities
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.worth import Utilities
 
 _MAX_BYTES = 256 * 2**20
 

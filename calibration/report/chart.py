@@ -12,7 +12,7 @@ from html import escape
 from calibration.calibrate_route import SIZES
 from calibration.report.dial import DialStop
 from calibration.report.summary import Summary
-from ctxguard.core.interval import Interval
+from ctxguard.measure.interval import Interval
 
 WIDTH, HEIGHT = 400, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 392, 8, 238

@@ -9,9 +9,8 @@ import numpy as np
 
 from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
-from calibration.evaluate import bootstrap_ratio
 from calibration.report.passages import PassageOf, one_line, passage_or_none, snippet
-from ctxguard.core.interval import Interval
+from ctxguard.measure.interval import Interval, bootstrap_ratio
 
 SHOWN = 6
 

@@ -14,7 +14,7 @@ import numpy as np
 from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
 from calibration.certify import Certification
-from calibration.evaluate import bootstrap_ratio, per_query
+from calibration.evaluate import per_query
 from calibration.fit import fit_temperature
 from calibration.replay import Pools
 from calibration.report.dial import Dial, dial
@@ -23,10 +23,10 @@ from calibration.report.passages import PassageOf
 from calibration.report.summary import Summary, summarise
 from calibration.results import COMPARED
 from calibration.sufficiency import sufficiency_words
-from ctxguard.core.interval import Interval
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import is_relative
 from ctxguard.core.types import Route
+from ctxguard.measure.interval import Interval, bootstrap_ratio
 from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import Profile
 

@@ -14,13 +14,14 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from calibration.evaluate import CONFIDENCE, DESCRIPTIONS
+from calibration.evaluate import DESCRIPTIONS
 from calibration.report.chart import frontier
 from calibration.report.evidence import ReportData
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.words import figure
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.interval import CONFIDENCE
 
 NO_DATA = "no data"
 

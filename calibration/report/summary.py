@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from calibration.calibrate_route import SIZES, Option, RouteOutcome, Settings
-from calibration.evaluate import QueryMetrics, bootstrap_interval
+from calibration.evaluate import QueryMetrics
 from calibration.results import Results, differences, tabulate
 from ctxguard._support.words import amount, count, figure, signed
-from ctxguard.core.interval import Interval
+from ctxguard.measure.interval import Interval, bootstrap_interval
 from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import RouteVerdict
 

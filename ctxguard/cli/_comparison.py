@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ctxguard.cli._inputs import Labelled
     from ctxguard.cli._system import Source
     from ctxguard.cli.evaluate import EvaluateCommand
-    from ctxguard.core.metrics import Utilities
+    from ctxguard.measure.worth import Utilities
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
@@ -181,7 +181,7 @@ def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> 
 
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
     """Return the utilities of the profiles, which must be the same: one table has one unit."""
-    from ctxguard.core.metrics import READERS
+    from ctxguard.measure.worth import READERS
 
     utilities = [loaded.utilities for loaded in profiles.values()]
     if any(other != utilities[0] for other in utilities):

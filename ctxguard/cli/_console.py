@@ -28,13 +28,13 @@ from rich.text import Text
 
 from ctxguard._support.words import figure
 from ctxguard.cli._tables import TextTable
-from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
 from ctxguard.errors import (
     CalibrationError,
     CtxguardError,
     ProfileMismatchError,
 )
+from ctxguard.measure.interval import Interval
 
 _LINE_SECONDS = 10.0
 """Between two lines of progress where standard error is not a terminal."""

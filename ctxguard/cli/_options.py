@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ctxguard._support.settings import SettingsModel, key, optional_key, setting
-from ctxguard.core.metrics import PRESETS, Gain, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.worth import PRESETS, Gain, Utilities
 
 _Utility = Literal[
     "unjudged", "irrelevant", "hard_negative", "distractor", "partial", "score_ratio", "rank_limit"

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.results import Results
     from ctxguard import ContextGuard, Profile
-    from ctxguard.core.interval import Interval
     from ctxguard.endpoints.chat import ChatClient, ChatSettings, TokenPrices
     from ctxguard.guard.assess import AssessorStage
+    from ctxguard.measure.interval import Interval
 
 
 class AnswersCommand(ModelCalls, System, AssessorSettings):

@@ -19,9 +19,9 @@ from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import LabelledSystem, Source, open_assessor
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import READERS
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.worth import READERS
 from ctxguard.profile.describe import describe_policy, describe_utilities
 from ctxguard.server.system import AssessorSettings
 

@@ -134,7 +134,7 @@ class EvaluateCommand(LabelledSystem):
         from calibration.evaluate import measure
         from calibration.pool_labels import unlabelled_note
         from calibration.results import tabulate
-        from ctxguard.core.metrics import READERS
+        from ctxguard.measure.worth import READERS
         from ctxguard.profile.schema import Profile
         from ctxguard.retrieval.index.passages import searchable_text
 

@@ -17,9 +17,9 @@ from ctxguard.cli._console import Output
 from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
 from ctxguard.cli._store import JudgeModel, judge_waiting, wait_to_own
 from ctxguard.cli._system import System
-from ctxguard.core.metrics import READERS
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
 from ctxguard.errors import ConfigurationError, QueryError
+from ctxguard.measure.worth import READERS
 
 if TYPE_CHECKING:
     from ctxguard import HybridRetriever

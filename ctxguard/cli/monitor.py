@@ -26,16 +26,16 @@ from ctxguard.cli._store import (
     open_store,
     tokens_in_words,
 )
-from ctxguard.core.metrics import READERS
 from ctxguard.errors import ConfigurationError, CtxguardError
+from ctxguard.measure.worth import READERS
 from ctxguard.server.system import IndexSystem, MetricsSettings
 
 if TYPE_CHECKING:
     from ctxguard import CorpusSketch, HybridRetriever
+    from ctxguard.measure.estimate import Estimate
+    from ctxguard.measure.metrics import Metric
     from ctxguard.monitor.alarms import AlarmReport
     from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
-    from ctxguard.monitor.estimation.metrics import Metric
-    from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.service import Monitor, Report
 
 _DAY_SECONDS = 86_400.0
@@ -139,7 +139,7 @@ class MonitorCommand(JudgeSettings, IndexSystem, MetricsSettings):
             running.store.close()
 
     def _once(self, running: "Monitor", output: Output) -> None:
-        from ctxguard.monitor.estimation.metrics import failed_in_words
+        from ctxguard.measure.rows import failed_in_words
         from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.service import JudgingOutcome
 

@@ -8,13 +8,14 @@ as ``cosine`` would serve the worst passages first. Pure: no I/O, no clock, no l
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from operator import ge, lt
 from typing import cast
 
 import numpy as np
 
-from ctxguard.core.types import Ranking, ScoreKind
+from ctxguard.core.types import FloatArray, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 INVALID_MAGNITUDE = 1e37
@@ -156,6 +157,19 @@ def relative_scores(
             scores = [log(score / (1.0 - score)) for score in scores]
         top = max(scores)
     return [1.0 if score >= top else exp((score - top) / temperature) for score in scores]
+
+
+@lru_cache(maxsize=256)
+def discounts(depth: int) -> FloatArray:
+    """Return the rank discounts of UDCG and nDCG: 1 / log2(rank + 1) for ranks 1 … depth.
+
+    >>> discounts(3).round(3).tolist()
+    [1.0, 0.631, 0.5]
+    """
+    # numpy's logarithm differs by processor in the last digit.
+    found = np.array([1.0 / math.log2(rank + 1) for rank in range(1, depth + 1)])
+    found.setflags(write=False)
+    return found
 
 
 def concordance(

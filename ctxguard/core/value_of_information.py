@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, StageFailure
 from ctxguard.errors import ConfigurationError
 
@@ -278,7 +279,7 @@ def _utilities(lists: FloatArray, k: int, threshold: float) -> FloatArray:
     """Compute L(P) of lists of probabilities, shape (..., n); the first is kept whatever its P."""
     gains = -np.sort(-lists)[..., :k] - threshold
     np.maximum(gains[..., 1:], 0.0, out=gains[..., 1:])
-    utilities: FloatArray = gains @ (1.0 / np.log2(np.arange(2, gains.shape[-1] + 2)))
+    utilities: FloatArray = gains @ discounts(gains.shape[-1])
     return utilities
 
 

@@ -4,7 +4,6 @@ A passage is lost if the retriever's first k as served today hold it: what is be
 reader before.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -13,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.decision import Decision
-from ctxguard.core.metrics import READERS, worths
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.estimation.metrics import YES, Rows
+from ctxguard.measure.rows import YES, Rows
+from ctxguard.measure.worth import READERS, worths
 from ctxguard.monitor.explanation import ExplainedCandidate, candidates_of, decided
 from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
@@ -182,7 +182,7 @@ def _mistake(
             top_grade=tops[record.passage_ids[place] in sample.people],
             utilities=READERS if profile is None else profile.utilities,
         )
-        udcg_loss += max(worth, 0.0) / math.log2(rank + 1)
+        udcg_loss += max(worth, 0.0) * float(discounts(rank)[-1])
     explained = candidates_of(record, decision, sample.judge, labels)
     by_place = {one.rank - 1: one for one in explained}
     return [

@@ -16,7 +16,6 @@ from ctxguard._support.error_text import describe_error
 from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.corpus_sketch import CorpusSketch
-from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.errors import (
     ConfigurationError,
     JudgeError,
@@ -24,12 +23,13 @@ from ctxguard.errors import (
     StoreError,
     StoreLockedError,
 )
+from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
-from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
 from ctxguard.monitor.judging.judging_again import canaries_of

@@ -2,9 +2,9 @@
 
 import math
 
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import DropReason, Flag, Threshold
+from ctxguard.measure.worth import Utilities
 
 REASONS = {
     DropReason.BELOW_RATIO: "scored too far below the best",

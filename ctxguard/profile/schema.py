@@ -19,13 +19,13 @@ from ctxguard._support.words import signed
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.core.value_of_information import AnswerModel
 from ctxguard.errors import ProfileError, ProfileFormatError
+from ctxguard.measure.interval import Interval
+from ctxguard.measure.worth import Utilities
 
 SCHEMA_VERSION = 1
 

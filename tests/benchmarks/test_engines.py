@@ -8,8 +8,8 @@ pytest.importorskip("faiss")
 from benchmarks.engines import EMBEDDED, measure, missed, table
 from calibration.data.dataset import Dataset, Query
 from ctxguard import HybridRetriever, Passage
-from ctxguard.core.interval import Interval
 from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.measure.interval import Interval
 from tests.doubles import WordHashEmbedder
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.readers import DECIDES, Answer, concordances, main, price, udcg_of
-from ctxguard.core.metrics import STRICT
+from ctxguard.measure.worth import STRICT
 
 
 def test_measure_preferring_better_answers_agrees() -> None:

@@ -13,7 +13,7 @@ from benchmarks._risk_baselines import (
     conformal_risk_control,
     hoeffding_bentkus_p_value,
 )
-from calibration.risk import betting_p_value, fixed_sequence, pareto_order
+from ctxguard.measure.risk import betting_p_value, fixed_sequence, pareto_order
 
 Losses = NDArray[np.float64]
 

@@ -12,13 +12,14 @@ from prometheus_client import CollectorRegistry
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import RouteOutcome, Settings
 from calibration.data.dataset import Dataset, Query
-from calibration.pool_labels import PoolLabels, discounts, label
+from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
-from ctxguard.core.metrics import READERS, Utilities
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
+from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import Profile
 
 DEPTH = 20

@@ -18,11 +18,11 @@ from calibration.evaluate import measure
 from calibration.replay import replay
 from calibration.retrievers import wrapped
 from ctxguard import ContextGuard, Hit
-from ctxguard.core.metrics import READERS
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard.telemetry import Telemetry
+from ctxguard.measure.worth import READERS
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord, record_of

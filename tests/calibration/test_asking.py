@@ -15,12 +15,12 @@ from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.report.summary import summarise
 from calibration.verdict import mean_interval
-from ctxguard.core.metrics import READERS, STRICT
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import FloatArray, Passage, Ranking
 from ctxguard.errors import CalibrationError, OverloadedError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.assess import AssessorStage
+from ctxguard.measure.worth import READERS, STRICT
 from ctxguard.profile.schema import AssessorProfile, Profile, RouteProfile
 
 PRICE = 0.002

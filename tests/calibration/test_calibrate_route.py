@@ -18,7 +18,6 @@ from simulated_pools import (
     simulate,
 )
 
-from calibration import risk
 from calibration.calibrate import calibrate, dealt
 from calibration.calibrate_route import RouteOutcome, Settings, calibrate_route
 from calibration.certify import Promise
@@ -30,10 +29,11 @@ from calibration.objectives import highest_utility
 from calibration.pool_labels import label
 from calibration.replay import replay
 from calibration.settings import Context
-from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure import risk
+from ctxguard.measure.worth import STRICT
 from ctxguard.profile.schema import Profile
 
 PROMISE = Promise(alpha=0.1, delta=0.1)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from simulated_pools import DEPTH, labelled, ranking_of, simulate
 
-from calibration import risk
 from calibration.certify import Promise, certify
 from calibration.grid import Grid, ratio_grid
 from calibration.pool_labels import label
 from calibration.replay import replay
-from ctxguard.core.metrics import READERS, STRICT, Utilities
+from ctxguard.measure import risk
+from ctxguard.measure.worth import READERS, STRICT, Utilities
 
 PROMISE = Promise(alpha=0.1, delta=0.1)
 SERVING_K = 10

@@ -18,11 +18,11 @@ from calibration.compare.comparison import Comparison, check_candidates, compare
 from calibration.data.dataset import Dataset, Query
 from calibration.results import COMPARED
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import BLOG, STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
+from ctxguard.measure.interval import Interval
+from ctxguard.measure.worth import BLOG, STRICT
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
 

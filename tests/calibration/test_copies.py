@@ -15,10 +15,10 @@ from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, check_labels_are_found, replay
 from calibration.retrievers import RankingSource
 from ctxguard import ContextGuard, Hit, Passage
-from ctxguard.core.metrics import READERS
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, ScoreKind
 from ctxguard.guard.telemetry import Telemetry
+from ctxguard.measure.worth import READERS
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.chunks import CHUNK_OF
 from tests.doubles import WordHashEmbedder

@@ -15,28 +15,22 @@ from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, Success, nDCG
 from simulated_pools import Case, cases, labelled, ranking_of
 
-from calibration import evaluate
 from calibration.evaluate import (
     KEYWORD_METRICS,
     LABEL_METRICS,
     PROFILE_METRICS,
-    bootstrap_interval,
     per_query,
     per_query_keywords,
-    resampled_means,
 )
 from calibration.pool_labels import PoolLabels
 from calibration.results import tabulate
 from ctxguard.core.decision import Decision, decide
-from ctxguard.core.metrics import (
-    BLOG,
-    READERS,
-    Utilities,
-    udcg,
-    worths,
-)
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind
+from ctxguard.measure import interval
+from ctxguard.measure.interval import bootstrap_interval, resampled_means
+from ctxguard.measure.metrics import udcg
+from ctxguard.measure.worth import BLOG, READERS, Utilities, worths
 
 LOG = math.log2
 EXACT = 1e-9
@@ -326,7 +320,7 @@ class TestBootstrap:
     ) -> None:
         values = np.random.default_rng(0).random((40, 3))
         expected = resampled_means(values, resamples=300)
-        monkeypatch.setattr(evaluate, "_RESAMPLED", at_once)
+        monkeypatch.setattr(interval, "_RESAMPLED", at_once)
         np.testing.assert_array_equal(resampled_means(values, resamples=300), expected)
 
     @pytest.mark.parametrize(
@@ -336,17 +330,17 @@ class TestBootstrap:
     def test_undefined_values_are_left_out_and_one_has_no_spread(
         self, values: list[float], value: float | None, n: int
     ) -> None:
-        interval = bootstrap_interval(np.array(values))
-        assert (interval.value, interval.n) == (value, n)
-        assert (interval.bounds is None) == (n < 2)
+        found = bootstrap_interval(np.array(values))
+        assert (found.value, found.n) == (value, n)
+        assert (found.bounds is None) == (n < 2)
 
     @settings(max_examples=30, deadline=None)
     @given(st.lists(st.floats(-5.0, 5.0), min_size=2, max_size=30))
     def test_the_interval_holds_the_mean_and_stays_within_the_values(
         self, values: list[float]
     ) -> None:
-        interval = bootstrap_interval(np.array(values), resamples=200)
-        inside = [min(values), interval.bounds[0], interval.value, interval.bounds[1], max(values)]
+        found = bootstrap_interval(np.array(values), resamples=200)
+        inside = [min(values), found.bounds[0], found.value, found.bounds[1], max(values)]
         assert all(low <= high + 1e-9 for low, high in pairwise(inside))
 
     def test_a_seed_gives_the_same_interval(self) -> None:
@@ -370,8 +364,8 @@ class TestBootstrap:
         repeats = 300
         for repeat in range(repeats):
             values = np.where(random.random(n) < 0.8, 1.0, random.random(n))
-            interval = bootstrap_interval(values, seed=repeat, resamples=400)
-            covered += interval.bounds[0] <= truth <= interval.bounds[1]
+            found = bootstrap_interval(values, seed=repeat, resamples=400)
+            covered += found.bounds[0] <= truth <= found.bounds[1]
         assert least <= covered / repeats <= 0.99
 
 

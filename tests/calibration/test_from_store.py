@@ -15,10 +15,10 @@ from calibration.from_store import (
     calibrate_from_store,
     judged_store,
 )
-from ctxguard.core.metrics import READERS, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates

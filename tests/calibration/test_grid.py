@@ -19,12 +19,12 @@ from calibration.grid import (
     thresholds_reached,
     utility_grid,
 )
-from ctxguard.core.metrics import READERS, STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
 from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray, ScoreKind
+from ctxguard.measure.worth import READERS, STRICT
 
 
 def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, FloatArray]:

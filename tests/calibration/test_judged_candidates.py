@@ -21,11 +21,11 @@ from calibration.judged_candidates import (
     table_by_k,
 )
 from calibration.replay import Pools
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import READERS, STRICT
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.metrics import UNGRADED, Rows
+from ctxguard.measure.interval import Interval
+from ctxguard.measure.rows import UNGRADED, Rows
+from ctxguard.measure.worth import READERS, STRICT
 
 SERVED = 3
 GAIN, COST = READERS.relevant, READERS.irrelevant

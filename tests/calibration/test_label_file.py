@@ -9,8 +9,8 @@ import pytest
 from calibration.data.dataset import Dataset, Query
 from calibration.data.label_file import LabelFile, listed_questions
 from calibration.data.readers import read_jsonl
-from ctxguard.core.metrics import Negative
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges import Judgment
 
 QUESTIONS = ["How is a kettle descaled?", "Who repairs harps?"]

@@ -17,10 +17,10 @@ from calibration.data.dataset import Dataset, Query
 from calibration.fit import pool_features
 from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Ranking, ScoreKind
 from ctxguard.core.decision import decide
-from ctxguard.core.metrics import STRICT
 from ctxguard.core.signals import feature_names
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard.telemetry import Telemetry
+from ctxguard.measure.worth import STRICT
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
 

@@ -15,9 +15,9 @@ from calibration.objectives import LADDERS, PolicySums, choose, extend, tried
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
 from calibration.settings import TOLERANCE, Context
-from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.worth import STRICT
 
 
 def simulated(

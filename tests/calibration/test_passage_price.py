@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from calibration.passage_price import irrelevant_utility
-from ctxguard.core.interval import Interval
+from ctxguard.measure.interval import Interval
 
 
 def answers(

@@ -8,9 +8,11 @@ from simulated_pools import labelled, ranking_of
 
 from calibration.data.dataset import Dataset, Query
 from calibration.grid import ratio_grid
-from calibration.pool_labels import PoolLabels, discounts, label
-from ctxguard.core.metrics import READERS, STRICT, Negative, Utilities, udcg
+from calibration.pool_labels import PoolLabels, label
+from ctxguard.core.scores import discounts
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.metrics import udcg
+from ctxguard.measure.worth import READERS, STRICT, Negative, Utilities
 
 
 class TestPoolLabels:

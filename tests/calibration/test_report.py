@@ -25,10 +25,10 @@ from calibration.data.dataset import Dataset
 from calibration.report import ReportData, report, summarise, write_html, write_json
 from calibration.report.page import page
 from calibration.report.summary import SUMMARY_METRICS, Summary
-from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, MissingExtraError
+from ctxguard.measure.worth import STRICT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

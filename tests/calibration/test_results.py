@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibration.answers import ANSWER_METRICS
-from calibration.evaluate import DESCRIPTIONS, QueryMetrics, bootstrap_ratio
+from calibration.evaluate import DESCRIPTIONS, QueryMetrics
 from calibration.results import (
     COMPARED,
     LOWER_IS_BETTER,
@@ -15,8 +15,8 @@ from calibration.results import (
     differences,
     tabulate,
 )
-from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.interval import Interval, bootstrap_ratio
 
 
 def paired(metric: str, these: FloatArray, those: FloatArray, seed: int = 0) -> Difference:

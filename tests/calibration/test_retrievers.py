@@ -16,7 +16,6 @@ from calibration.replay import replay
 from calibration.report import report
 from calibration.retrievers import RankingSource, RecordedRankings, wrapped
 from ctxguard.core.decision import decide
-from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import (
@@ -27,6 +26,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
+from ctxguard.measure.worth import STRICT
 
 N = 40
 DATASET = Dataset(

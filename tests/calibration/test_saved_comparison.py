@@ -18,10 +18,10 @@ from calibration.compare.saved_comparison import (
     values_as_json,
 )
 from calibration.data.dataset import Dataset, Query
-from ctxguard.core.metrics import READERS, STRICT, Utilities
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.measure.worth import READERS, STRICT, Utilities
 
 DATASET = Dataset(
     "shelf/test",

@@ -10,8 +10,8 @@ from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from ctxguard import ExpectedUtilityPolicy, Flag, Hit, Profile
-from ctxguard.core.metrics import STRICT
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.worth import STRICT
 
 N, DEPTH = 60, 10
 YEARS = (2004, 2011, 2019)

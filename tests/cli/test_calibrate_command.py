@@ -13,9 +13,9 @@ import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
 from running import Run, figures
 
-from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
+from ctxguard.measure.worth import STRICT
 from ctxguard.profile.schema import Profile
 
 pytestmark = pytest.mark.model

@@ -19,7 +19,7 @@ from running import Result, Run, ok, read
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State
 from ctxguard.profile.schema import Profile

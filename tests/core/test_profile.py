@@ -18,11 +18,11 @@ from pydantic import ValidationError
 import ctxguard
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
+from ctxguard.measure.worth import Utilities
 from ctxguard.profile.schema import (
     Certificate,
     Interval,

@@ -16,8 +16,6 @@ from calibration.data.dataset import Dataset, Query
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pool_labels import label
 from calibration.replay import replay
-from calibration.risk import betting_p_value, betting_upper_bound, fixed_sequence
-from ctxguard.core import metrics
 from ctxguard.core.assembly import Assembly, assemble
 from ctxguard.core.decision import decide
 from ctxguard.core.metadata_filter import Where
@@ -27,6 +25,8 @@ from ctxguard.core.types import Hit, Leg, Passage, Ranking, ScoreKind
 from ctxguard.endpoints.replies import read_reply
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
+from ctxguard.measure import worth as metrics
+from ctxguard.measure.risk import betting_p_value, betting_upper_bound, fixed_sequence
 from ctxguard.monitor.judges.prompt import messages, read_grade
 from ctxguard.monitor.redaction import redact
 from ctxguard.retrieval.chunks import chunked

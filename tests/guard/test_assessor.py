@@ -15,7 +15,6 @@ from simulated_pools import Recorded, calibrated, simulate
 
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.metrics import STRICT
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.types import FailureKind, Flag, FloatArray, Mode, ModeName, Passage, PassagesBy
 from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, AnswerModel
@@ -23,6 +22,7 @@ from ctxguard.errors import RedactionError, StageUnavailableError
 from ctxguard.guard import ContextGuard, assess
 from ctxguard.guard.assess import AssessorStage
 from ctxguard.guard.telemetry import default_telemetry
+from ctxguard.measure.worth import STRICT
 from ctxguard.monitor.explanation import decided
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample

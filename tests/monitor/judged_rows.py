@@ -6,20 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctxguard.monitor.estimation.metrics import (
+from ctxguard.measure.estimate import RatioSums, Sums
+from ctxguard.measure.metrics import Metric, weighted_terms
+from ctxguard.measure.rows import (
     MISSING,
     NEAR,
     PASSAGE,
     REQUEST,
     UNGRADED,
-    Metric,
     Rows,
     rank_group,
     session_number,
     to_block,
-    weighted_terms,
 )
-from ctxguard.monitor.estimation.ratio import RatioSums, Sums
 
 GAIN, HARM = 1.0, 0.5
 

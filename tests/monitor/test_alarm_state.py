@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import STRICT, Utilities
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.measure.interval import Interval
+from ctxguard.measure.worth import STRICT, Utilities
 from ctxguard.monitor.alarms import (
     Alarm,
     AlarmKind,

@@ -10,8 +10,9 @@ from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums_of
 from scipy import stats
 
 from benchmarks.labelling import Case, judged, traffic, truths
-from ctxguard.monitor.estimation.metrics import YES, Metric, Rows
-from ctxguard.monitor.estimation.ratio import Estimate, RatioSums, estimate, t_quantile
+from ctxguard.measure.estimate import Estimate, RatioSums, estimate, t_quantile
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import YES, Rows
 
 
 def test_a_few_heavy_requests_count_as_few() -> None:

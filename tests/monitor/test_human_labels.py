@@ -11,7 +11,9 @@ from storing import replace_payload
 from stub_judges import ErringJudge
 from watching import Watching
 
-from ctxguard.core.metrics import READERS
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import Rows
+from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.judged_request import (
     PeopleGrades,
     Scale,
@@ -19,7 +21,6 @@ from ctxguard.monitor.estimation.judged_request import (
     judged_request,
 )
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
     ALWAYS,

@@ -7,9 +7,9 @@ import pytest
 from contexts import make_context
 from watching import Watching
 
-from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
+from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.service import JudgingOutcome
 from tests.doubles import JudgeContract

@@ -10,26 +10,17 @@ from contexts import make_context
 from judged_rows import sums_of
 
 from ctxguard.core.context import Context
-from ctxguard.core.metrics import READERS, STRICT, Negative
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.metrics import KEPT, Metric, by_judge, losses
+from ctxguard.measure.metrics import POOL as IN_POOL
+from ctxguard.measure.rows import FAILED, NO, UNGRADED, YES, Rows
+from ctxguard.measure.worth import READERS, STRICT, Negative
 from ctxguard.monitor.estimation.judged_request import (
     PeopleGrades,
     Scale,
     judged_request,
     recall_loss,
 )
-from ctxguard.monitor.estimation.metrics import (
-    FAILED,
-    KEPT,
-    NO,
-    UNGRADED,
-    YES,
-    Metric,
-    Rows,
-    by_judge,
-    losses,
-)
-from ctxguard.monitor.estimation.metrics import POOL as IN_POOL
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample

@@ -14,8 +14,8 @@ from stub_judges import ErringJudge
 from watching import DAY_SECONDS, Watching
 
 from ctxguard.core.context import Context
+from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.judging.judging_again import PER_DAY, Canaries

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.labelling import CASES, Case, month, outcomes
-from ctxguard.monitor.estimation.metrics import NO, PASSAGE, REQUEST, YES, Rows
-from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model
+from ctxguard.measure.corrected import FOLDS, Model
+from ctxguard.measure.rows import NO, PASSAGE, REQUEST, YES, Rows
 
 SEEDS = range(100, 140)
 LEAST_COVERAGE = 1.0 - 6 / len(SEEDS)

@@ -40,10 +40,10 @@ from benchmarks._live_traffic import (
     true_grade,
 )
 from benchmarks.live import Cell, main, simulate
-from ctxguard.core.metrics import udcg, worths
 from ctxguard.core.types import DEFAULT_K
+from ctxguard.measure.metrics import Metric, udcg
+from ctxguard.measure.worth import worths
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.redaction import redact
 from tests.command import invoke

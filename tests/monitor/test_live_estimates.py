@@ -15,13 +15,14 @@ from judged_rows import Judged
 from storing import NOW, Clock, OpenStore
 
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.metrics import READERS
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.corrected import Model
+from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import Rows
+from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
-from ctxguard.monitor.estimation.metrics import Metric, Rows
-from ctxguard.monitor.estimation.prediction_powered import Model
-from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import grades_to_json

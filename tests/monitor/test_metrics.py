@@ -10,19 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums, sums_of
 
-from ctxguard.core.metrics import udcg
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.metrics import (
-    MISSING,
-    PASSAGE,
-    REQUEST,
-    YES,
-    Metric,
-    Rows,
-    session_number,
-    to_block,
-)
-from ctxguard.monitor.estimation.ratio import RatioSums
+from ctxguard.measure.estimate import RatioSums
+from ctxguard.measure.metrics import Metric, udcg
+from ctxguard.measure.rows import MISSING, PASSAGE, REQUEST, YES, Rows, session_number, to_block
 
 _VERDICTS = st.integers(0, 2)
 

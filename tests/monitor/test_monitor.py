@@ -9,11 +9,11 @@ import pytest
 from contexts import make_context
 from watching import Watching, counted
 
-from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.metrics import Metric, udcg
+from ctxguard.measure.rows import Rows
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.sampler import JudgingRates

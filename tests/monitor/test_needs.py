@@ -8,7 +8,7 @@ from people import label as label_all
 from stub_judges import ErringJudge
 from watching import DAY_SECONDS, Watching
 
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.sampling.sampler import JudgingRates
 

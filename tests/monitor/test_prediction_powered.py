@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged_rows import GAIN, HARM, Judged, rows_of, sums_of
 
-from ctxguard.core.metrics import udcg
-from ctxguard.monitor.estimation.metrics import Metric, Rows
-from ctxguard.monitor.estimation.prediction_powered import (
+from ctxguard.measure.corrected import (
     FOLDS,
     N_COLUMNS,
     QUOTIENTS,
@@ -20,7 +18,9 @@ from ctxguard.monitor.estimation.prediction_powered import (
     corrected_estimates,
     predicted,
 )
-from ctxguard.monitor.estimation.ratio import Estimate, Sums, estimate
+from ctxguard.measure.estimate import Estimate, Sums, estimate
+from ctxguard.measure.metrics import Metric, udcg
+from ctxguard.measure.rows import Rows
 
 PRIOR = Model.fitted(rows_of([]), np.zeros(0, np.intp))
 BELIEVES = Model(np.tile([-30.0, 60.0, *[0.0] * 8], (FOLDS, 1)))

@@ -20,14 +20,14 @@ from ctxguard.cli._store import label_judge
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import Negative, udcg, worths
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
+from ctxguard.measure.estimate import Estimate
+from ctxguard.measure.metrics import Metric, udcg
+from ctxguard.measure.worth import Negative, worths
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter

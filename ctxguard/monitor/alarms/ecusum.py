@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.betting import Evidence
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.betting import Evidence
 
 _PRIOR_LOSSES = 20.0
 """Losses of 0 or 1 that count as seen: they scatter as much as losses can."""

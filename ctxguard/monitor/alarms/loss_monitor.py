@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ctxguard.core.metrics import Utilities
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days, ECusum
 from ctxguard.monitor.alarms.reference import (
@@ -339,5 +340,4 @@ def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
 
 def _harm_bound(calibrated: RouteProfile, utilities: Utilities) -> float:
     """Return the harm of a full context of the worst passages; 0 where no passage can harm."""
-    ranks = range(1, calibrated.policy.k + 1)
-    return -utilities.worst * math.fsum([1.0 / math.log2(rank + 1) for rank in ranks])
+    return -utilities.worst * float(discounts(calibrated.policy.k).sum())

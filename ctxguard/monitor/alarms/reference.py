@@ -13,8 +13,8 @@ import numpy as np
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.estimate import t_quantile
 from ctxguard.monitor.alarms.ecusum import Days
-from ctxguard.monitor.estimation.ratio import t_quantile
 
 FIRST_BASELINE = 400
 """Judged requests of a route after which its baseline is first known, if they took a week."""

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctxguard.core.metrics import Utilities, worths
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.metrics import (
+from ctxguard.measure.rows import (
     FAILED,
     FAR,
     MISSING,
@@ -28,6 +27,7 @@ from ctxguard.monitor.estimation.metrics import (
     session_number,
     to_block,
 )
+from ctxguard.measure.worth import Utilities, worths
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.human import rows_left
@@ -75,7 +75,7 @@ def judged_request(
     first: Mapping[str, Judgment] | None = None,
     people: PeopleGrades | None = None,
 ) -> bytes:
-    """Reduce a sample to its block of rows (``metrics``).
+    """Reduce a sample to its block of ``Rows``.
 
     Args:
         verdicts: The judge's grades by passage id. A passage that was to be judged and has none

@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ctxguard._support.default_metrics import chosen
+from ctxguard.measure.metrics import Metric as Estimated
 from ctxguard.monitor.alarms import AlarmReport
-from ctxguard.monitor.estimation.metrics import Metric as Estimated
 from ctxguard.monitor.judging.sample_judge import LABELS
 from ctxguard.monitor.service import Monitor, Report
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ctxguard.core.duplicates import text_key
-from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage, id_text
+from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import Redactor, redact, redacted
 

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
+from ctxguard.measure.worth import Negative
 
 
 @dataclass(frozen=True, slots=True)

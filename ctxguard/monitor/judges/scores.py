@@ -27,7 +27,7 @@ class ScoreJudge(ABC):
 
     Its grades repeat the model's errors, however many samples it grades. Check the model and the
     threshold against human labels, which also correct the estimates
-    (``ctxguard.monitor.estimation.prediction_powered``).
+    (``ctxguard.measure.corrected``).
 
     Args:
         min_score: The lowest score of a relevant passage.

@@ -15,8 +15,8 @@ from itertools import islice
 import numpy as np
 from pydantic import TypeAdapter
 
-from ctxguard.core.betting import Evidence
 from ctxguard.errors import DataError
+from ctxguard.measure.betting import Evidence
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.judges.protocol import grades_from_json, grades_to_json
 from ctxguard.monitor.judging.sample_judge import SampleJudge

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Mode, Passage, Route
 from ctxguard.errors import JudgeError
+from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.estimation.judged_request import Scale, judged_request
 from ctxguard.monitor.judges import Judge, Judgment, Ledger
 from ctxguard.monitor.redaction import Redactor, redacted_once

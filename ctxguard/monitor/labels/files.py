@@ -20,8 +20,8 @@ from typing import TextIO
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.regular_file import open_regular
 from ctxguard._support.rows import parsed_json, read_table
-from ctxguard.core.metrics import Negative
 from ctxguard.errors import DataError
+from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import ALWAYS, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord

@@ -6,7 +6,7 @@ could not be compared.
 
 from textwrap import fill
 
-from ctxguard.core.metrics import Negative
+from ctxguard.measure.worth import Negative
 from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE
 
 _WHOLE = "the whole answer, stated clearly"

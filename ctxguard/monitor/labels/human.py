@@ -1,16 +1,16 @@
 """The labels of people on sampled passages: which passages they grade, and their grades.
 
 Human labels correct the judge, so people grade a random part of the judged passages. Where
-annotators disagree, ``core.adjudication`` decides. Pure: no I/O, no clock, no logging.
+annotators disagree, ``adjudication`` decides. Pure: no I/O, no clock, no logging.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ctxguard.core.adjudication import Vote, adjudicate
-from ctxguard.core.metrics import Negative
+from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.adjudication import Vote, adjudicate
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 

@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
+from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number

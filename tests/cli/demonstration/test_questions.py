@@ -13,7 +13,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, ScoreKind
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.measure.metrics import Metric
 
 LABELS = {"answer": 2, "lure": -1}
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from judged_store import HOSTILE, SHOWN, WordJudge, console_at, filled
 
+from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
 

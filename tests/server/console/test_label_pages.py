@@ -10,8 +10,8 @@ from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
 from starlette.testclient import TestClient
 
 from ctxguard.core.metadata_filter import Where
+from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.labels.human import ALWAYS

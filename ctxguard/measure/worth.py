@@ -1,10 +1,5 @@
-"""What passages are worth to the reader: utilities, UDCG, and the words that an answer needs.
+"""What passages are worth to the reader, by their labels."""
 
-``calibration.evaluate`` measures whole pools by these rules. Pure: no I/O, no clock, no logging.
-"""
-
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -167,64 +162,3 @@ def worths(
         else:
             found.append(utilities.unjudged)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Udcg:
-    """UDCG of one context, with gain and harm separate.
-
-    Attributes:
-        gain: The discounted sum of the positive utilities, ≥ 0.
-        harm: The discounted sum of the negative utilities, as a positive number.
-    """
-
-    gain: float
-    harm: float
-
-    @property
-    def value(self) -> float:
-        """gain − harm."""
-        return self.gain - self.harm
-
-
-def udcg(utilities: Sequence[float]) -> Udcg:
-    """Utility- and distraction-aware cumulative gain: Σ u_i / log2(i + 1) (docs/glossary.md).
-
-    An empty context scores 0: it neither helps nor harms.
-
-    Args:
-        utilities: The utility of each passage, in rank order.
-
-    >>> result = udcg([1.0, 0.5, -0.5])
-    >>> round(result.gain, 4), result.harm, round(result.value, 4)
-    (1.3155, 0.25, 1.0655)
-    """
-    shares = [worth / math.log2(rank + 1) for rank, worth in enumerate(utilities, start=1)]
-    return Udcg(
-        gain=math.fsum([max(share, 0.0) for share in shares]),
-        harm=math.fsum([max(-share, 0.0) for share in shares]),
-    )
-
-
-def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[int | None]:
-    """Return the 1-based rank of the first text that holds each keyword; None if none does.
-
-    Matches whole words, ignoring case; any white space may separate the words of a phrase.
-
-    Raises:
-        ConfigurationError: a keyword is empty.
-
-    >>> keyword_first_ranks(["cat", "tom cat"], ["Concatenate", "Tom\\n Cat and CAT"])
-    [2, 2]
-    """
-    folded = [text.casefold() for text in texts]
-    ranks: list[int | None] = []
-    for keyword in keywords:
-        words = keyword.casefold().split()
-        if not words:
-            raise ConfigurationError(f"keyword {keyword!r} is empty; leave it out")
-        whole = re.compile(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)")
-        ranks.append(
-            next((rank for rank, text in enumerate(folded, 1) if whole.search(text)), None)
-        )
-    return ranks

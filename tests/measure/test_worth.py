@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.metrics import PRESETS, Negative, Utilities, keyword_first_ranks, udcg, worths
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.metrics import keyword_first_ranks, udcg
+from ctxguard.measure.worth import PRESETS, Negative, Utilities, worths
 
 EXACT = 1e-9
 

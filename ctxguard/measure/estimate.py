@@ -12,12 +12,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.metrics import METRICS, Metric
+from ctxguard.measure.interval import CONFIDENCE, Interval
+from ctxguard.measure.metrics import METRICS, Metric
 
-CONFIDENCE = 0.95
-"""Confidence level of all intervals."""
 DEFAULT_MIN_N = 30
 """With a smaller effective number of clusters the intervals do not reach that coverage."""
 GRADES_COUNT = 2.0
@@ -288,27 +286,6 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
     return 2.0 * total**2 / spread if spread > 1e-12 * total**2 else math.inf
 
 
-def no_estimate(n: int, effective: float, min_n: int) -> Estimate:
-    """State that there are too few clusters, with the approximate number needed."""
-    needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
-    return Estimate(None, None, None, n, needed, n_effective=effective if n else None)
-
-
-def lacks_grades(n: int, counted: float, min_n: int, grades: int) -> Estimate:
-    """State that people have graded too few passages, with how many more it takes at least.
-
-    A grade never raises that number, which is two grades for each that lacks towards ``min_n``. It
-    takes more where other passages are graded than those that the metric needs.
-
-    Args:
-        n: Labelled clusters.
-        counted: What their grades count towards ``min_n``; a further grade must not lower it.
-        grades: Graded passages.
-    """
-    needed = max(math.ceil(GRADES_COUNT * (min_n - counted) - 1e-9), 1)
-    return Estimate(None, None, None, n, needed, grades, counted if n else None)
-
-
 def unseen_share(n_observable: float) -> float:
     """Bound the share of traffic of a kind that was never seen, for one end of an interval.
 
@@ -337,3 +314,24 @@ def t_quantile(p: float, df: float) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3)
     )
+
+
+def no_estimate(n: int, effective: float, min_n: int) -> Estimate:
+    """State that there are too few clusters, with the approximate number needed."""
+    needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
+    return Estimate(None, None, None, n, needed, n_effective=effective if n else None)
+
+
+def lacks_grades(n: int, counted: float, min_n: int, grades: int) -> Estimate:
+    """State that people have graded too few passages, with how many more it takes at least.
+
+    A grade never raises that number, which is two grades for each that lacks towards ``min_n``. It
+    takes more where other passages are graded than those that the metric needs.
+
+    Args:
+        n: Labelled clusters.
+        counted: What their grades count towards ``min_n``; a further grade must not lower it.
+        grades: Graded passages.
+    """
+    needed = max(math.ceil(GRADES_COUNT * (min_n - counted) - 1e-9), 1)
+    return Estimate(None, None, None, n, needed, grades, counted if n else None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from statistics import median_low
 from typing import NamedTuple
 
-from ctxguard.core.metrics import Negative
+from ctxguard.measure.worth import Negative
 
 RULES = (
     "of several labels by one annotator, the latest counts",

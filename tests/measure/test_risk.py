@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from calibration.risk import (
+from ctxguard.errors import CalibrationError
+from ctxguard.measure.betting import LARGEST_LOSS
+from ctxguard.measure.risk import (
     betting_lower_bound,
     betting_p_value,
     betting_upper_bound,
@@ -19,8 +21,6 @@ from calibration.risk import (
     labels_needed,
     pareto_order,
 )
-from ctxguard.core.betting import LARGEST_LOSS
-from ctxguard.errors import CalibrationError
 
 Losses = NDArray[np.float64]
 

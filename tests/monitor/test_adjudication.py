@@ -1,7 +1,7 @@
 """The rule by which several labels of one passage become one."""
 
-from ctxguard.core.adjudication import Adjudicated, Vote, adjudicate
-from ctxguard.core.metrics import Negative
+from ctxguard.measure.worth import Negative
+from ctxguard.monitor.labels.adjudication import Adjudicated, Vote, adjudicate
 
 
 def test_each_annotators_latest_label_counts() -> None:

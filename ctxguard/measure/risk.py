@@ -17,15 +17,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ctxguard.core.betting import (
-    LARGEST_LOSS,
-    Evidence,
-    Prior,
-    learned_stakes,
-    planned_stakes,
-)
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.betting import LARGEST_LOSS, Evidence, Prior, learned_stakes, planned_stakes
 
 IntArray = NDArray[np.intp]
 

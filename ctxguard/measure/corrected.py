@@ -23,26 +23,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.metrics import (
+from ctxguard.measure.estimate import GRADES_COUNT, Estimate, Sums, lacks_grades, linearised
+from ctxguard.measure.metrics import (
     GAIN,
     HARM,
     KEPT,
-    MISSING,
-    N_GROUPS,
     N_QUANTITIES,
     POOL,
     PRECISION,
     RANK,
-    YES,
-    IntArray,
     Metric,
-    Rows,
     contributions,
-    discounts,
     quantities,
+    rank_discounts,
     reciprocal_ranks,
 )
-from ctxguard.monitor.estimation.ratio import GRADES_COUNT, Estimate, Sums, lacks_grades, linearised
+from ctxguard.measure.rows import MISSING, N_GROUPS, YES, IntArray, Rows
 
 FOLDS = 5
 
@@ -193,7 +189,7 @@ def predicted(rows: Rows, model: Model, fold: IntArray | None = None) -> FloatAr
             rows.total(rows.passages["size"] * ~is_served),
             n_served > 0.0,
             np.ones(len(rows.requests)),
-            rows.total(discounts(rows)),
+            rows.total(rank_discounts(rows)),
         ]
     )
 

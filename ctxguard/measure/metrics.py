@@ -1,0 +1,226 @@
+"""Every formula of a metric: what requests and contexts add to it, and UDCG of one context.
+
+A metric is a ratio of two weighted sums of what each request adds to it.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from ctxguard.core.scores import discounts
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import ConfigurationError
+from ctxguard.measure.rows import YES, Rows
+
+
+class Metric(StrEnum):
+    """An estimated metric. A closed set: it labels a metric."""
+
+    RECALL = "recall"
+    """Mean over requests of the share of the pool's relevant passages that was served, from the
+    requests whose whole pool was judged. People's grades of single passages do not correct it."""
+    POOLED_RECALL = "pooled_recall"
+    """Share of the pools' relevant passages that were served, all requests taken together."""
+    SERVED_MRR = "served_mrr"
+    """Mean reciprocal rank of the served passages over requests that were served any; 0 where none
+    of them is relevant, whether the pool held one or not."""
+    UDCG = "udcg"
+    GAIN = "gain"
+    HARM = "harm"
+    PRECISION = "precision"
+    RECALL_LOSS = "recall_loss"
+    """Mean share of the relevant among the retriever's first few that was not served, which a
+    certificate bounds."""
+
+
+METRICS = tuple(Metric)
+OF_DROPPED = frozenset({Metric.RECALL, Metric.POOLED_RECALL, Metric.RECALL_LOSS})
+"""Metrics that grades of dropped passages decide too."""
+
+PRECISION, RANK, GAIN, HARM, KEPT, POOL = range(6)
+"""Quantities of a request: precision, reciprocal rank, gain, harm, relevant served, relevant in the
+pool."""
+N_QUANTITIES = 6
+
+
+def rank_discounts(rows: Rows) -> FloatArray:
+    """Return the rank discount of UDCG of each passage, shape (m,); 0 of a dropped one."""
+    rank = rows.passages["rank"]
+    by_rank = np.concatenate([[0.0], discounts(int(rank.max(initial=0)))])[rank]
+    return np.asarray(by_rank)
+
+
+def contributions(
+    rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray
+) -> tuple[FloatArray, ...]:
+    """Compute what each passage adds to the quantities of its request, shape (m,) each.
+
+    No passage adds to reciprocal rank by itself, nor does a dropped one stand for others here.
+
+    Args:
+        rows: m passages.
+        relevant: Shape (m,), whether each is relevant, or how probably.
+        gain, harm: Shape (m,), its utility, and the same below 0.
+    """
+    discount = rank_discounts(rows)
+    kept = relevant * (rows.passages["rank"] > 0)
+    n_served = np.maximum(rows.requests["n_served"], 1)[rows.request]
+    none = np.zeros(len(kept))
+    return kept / n_served, none, discount * gain, discount * harm, kept, relevant
+
+
+def quantities(rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
+    """Add the contributions up by request, shape (n, N_QUANTITIES), each times its size."""
+    parts = contributions(rows, relevant, gain, harm)
+    found = np.empty((len(rows.requests), N_QUANTITIES))
+    for place, part in enumerate(parts):
+        found[:, place] = rows.total(part * rows.passages["size"] if place == POOL else part)
+    found[:, RANK] = reciprocal_ranks(rows.by_rank(relevant))
+    return found
+
+
+def reciprocal_ranks(relevance: FloatArray) -> FloatArray:
+    """Compute mean reciprocal ranks, with passages taken to be independent.
+
+    Args:
+        relevance: Shape (n, k), P(relevant) by rank; 0 or 1 where it is known.
+
+    >>> reciprocal_ranks(np.array([[0.5, 1.0, 1.0], [0.0, 0.0, 1.0]])).round(3).tolist()
+    [0.75, 0.333]
+    """
+    n, k = relevance.shape
+    above = np.cumprod(np.column_stack([np.ones(n), 1.0 - relevance])[:, :k], axis=1)
+    return np.asarray((relevance * above / np.arange(1, k + 1)).sum(axis=1))
+
+
+def by_judge(rows: Rows) -> FloatArray:
+    """Compute the quantities of n requests as the judge sees them, shape (n, N_QUANTITIES)."""
+    worth = rows.passages["worth"].astype(np.float64)
+    relevant = (rows.passages["verdict"] == YES) * 1.0
+    return quantities(rows, relevant, np.maximum(worth, 0.0), np.maximum(-worth, 0.0))
+
+
+def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArray]]:
+    """Compute what n requests add to every metric by the judge's grades, before weighting by 1/π.
+
+    A request adds nothing to a metric that depends on a passage without a grade.
+
+    Returns:
+        Numerators and denominators, shape (n,) each, 0 where the metric is not defined or was not
+        observed; and the probability with which a value unlike the others' would have been
+        observed: below 1 if a part of each request is judged with a probability only.
+    """
+    found, requests, n = by_judge(rows), rows.requests, len(rows.requests)
+    served_judged, all_judged = rows.without_failed
+    ones = served_judged * 1.0
+    served = (requests["n_served"] > 0) * ones
+    chance = requests["dropped_chance"] * (found[:, POOL] > 0.0) * all_judged
+    is_yes = rows.passages["verdict"] == YES
+    in_pool = rows.total(is_yes * 1.0)
+    is_whole = requests["has_recall"] & (in_pool > 0.0)
+    # A whole pool stands for those that were not chosen to be judged in full.
+    pool_chance = np.where(is_whole, requests["pool_chance"], 0.0)
+    share = np.divide(found[:, KEPT], in_pool, out=np.zeros(n), where=is_whole)
+    weight = np.divide(1.0, pool_chance, out=np.zeros(n), where=is_whole)
+    counted = is_yes & rows.passages["in_baseline"]
+    first = rows.total(counted * 1.0) * requests["has_baseline"]
+    lost = rows.total(counted * (rows.passages["rank"] == 0) * 1.0)
+    loss = np.divide(lost, first, out=np.zeros(n), where=first > 0.0)
+    is_observed = (chance > 0.0) * 1.0
+    return {
+        Metric.RECALL: (weight * share, weight, pool_chance),
+        Metric.POOLED_RECALL: (found[:, KEPT] * is_observed, found[:, POOL] * is_observed, chance),
+        Metric.SERVED_MRR: (found[:, RANK] * ones, served, served),
+        Metric.UDCG: ((found[:, GAIN] - found[:, HARM]) * ones, ones, ones),
+        Metric.GAIN: (found[:, GAIN] * ones, ones, ones),
+        Metric.HARM: (found[:, HARM] * ones, ones, ones),
+        Metric.PRECISION: (found[:, PRECISION] * ones, served, served),
+        Metric.RECALL_LOSS: (loss, (first > 0.0) * 1.0, (first > 0.0) * 1.0),
+    }
+
+
+def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
+    """Put the terms of n requests, weighted by 1/π, into columns to be added up.
+
+    Returns:
+        Shape (n, 2 · metrics), numerator and denominator of each metric; and shape (n, metrics),
+        the probabilities.
+    """
+    by_metric = terms(rows)
+    found = [by_metric[metric] for metric in METRICS]
+    values = np.column_stack([column for one in found for column in one[:2]])
+    return values / rows.requests["probability"][:, None], np.column_stack([c for *_, c in found])
+
+
+def losses(rows: Rows) -> dict[Metric, FloatArray]:
+    """Compute recall loss and harm of each request, shape (n,); an undefined loss is NaN."""
+    found = terms(rows)
+    return {
+        metric: np.where(found[metric][1] > 0.0, found[metric][0], np.nan)
+        for metric in (Metric.RECALL_LOSS, Metric.HARM)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Udcg:
+    """UDCG of one context, with gain and harm separate.
+
+    Attributes:
+        gain: The discounted sum of the positive utilities, ≥ 0.
+        harm: The discounted sum of the negative utilities, as a positive number.
+    """
+
+    gain: float
+    harm: float
+
+    @property
+    def value(self) -> float:
+        """gain − harm."""
+        return self.gain - self.harm
+
+
+def udcg(utilities: Sequence[float]) -> Udcg:
+    """Utility- and distraction-aware cumulative gain: Σ u_i / log2(i + 1) (docs/glossary.md).
+
+    An empty context scores 0: it neither helps nor harms.
+
+    Args:
+        utilities: The utility of each passage, in rank order.
+
+    >>> result = udcg([1.0, 0.5, -0.5])
+    >>> round(result.gain, 4), result.harm, round(result.value, 4)
+    (1.3155, 0.25, 1.0655)
+    """
+    shares = (np.asarray(utilities, np.float64) * discounts(len(utilities))).tolist()
+    return Udcg(
+        gain=math.fsum([max(share, 0.0) for share in shares]),
+        harm=math.fsum([max(-share, 0.0) for share in shares]),
+    )
+
+
+def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[int | None]:
+    """Return the 1-based rank of the first text that holds each keyword; None if none does.
+
+    Matches whole words, ignoring case; any white space may separate the words of a phrase.
+
+    Raises:
+        ConfigurationError: a keyword is empty.
+
+    >>> keyword_first_ranks(["cat", "tom cat"], ["Concatenate", "Tom\\n Cat and CAT"])
+    [2, 2]
+    """
+    folded = [text.casefold() for text in texts]
+    ranks: list[int | None] = []
+    for keyword in keywords:
+        words = keyword.casefold().split()
+        if not words:
+            raise ConfigurationError(f"keyword {keyword!r} is empty; leave it out")
+        whole = re.compile(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)")
+        ranks.append(
+            next((rank for rank, text in enumerate(folded, 1) if whole.search(text)), None)
+        )
+    return ranks
