@@ -214,18 +214,19 @@ class RouteVerdict(Frozen):
 
     @property
     def gains(self) -> tuple[str, ...]:
-        """What a policy that may be served is shown to gain, in words, from what is surest on."""
+        """What a policy that may be served is shown to gain over today's, in words."""
         tokens, recall, udcg = (
             each or Interval.undefined() for each in (self.tokens, self.recall, self.udcg)
         )
-        shown = {
-            "fewer tokens": (tokens.upper or 0.0) < 0.0,
-            "higher recall": (recall.lower or 0.0) > 0.0,
-            "higher UDCG": (udcg.lower or 0.0) > 0.0,
-        }
-        # The stored lower bounds are more careful than those that show a gain.
-        likelier = "higher recall" if (recall.value or 0.0) > 0.0 else "higher UDCG"
-        return tuple(name for name, is_shown in shown.items() if is_shown) or (likelier,)
+        shown = [
+            *["higher recall"] * ((recall.lower or 0.0) > 0.0),
+            *["fewer tokens"] * ((tokens.upper or 0.0) < 0.0),
+        ]
+        if shown:
+            return tuple(shown)
+        # The lower bounds that are stored are more careful than those that show a gain.
+        has_utility = (udcg.lower or 0.0) > 0.0 or (recall.value or 0.0) <= 0.0
+        return ("higher UDCG",) if has_utility else ("higher recall",)
 
     @property
     def statement(self) -> str:
