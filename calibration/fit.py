@@ -15,6 +15,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.scores import log_odds
 from ctxguard.core.signals import RANKING, feature_names, features, legs_of, named_features
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
@@ -72,8 +73,7 @@ def fit_temperature(pools: Pools) -> float:
         return 1.0
     scores = pools.scores
     if pools.kind is ScoreKind.PROBABILITY:
-        clipped = np.clip(scores, 1e-9, 1.0 - 1e-9)
-        scores = np.log(clipped / (1.0 - clipped))
+        scores = log_odds(scores)
     column = min(_TEMPERATURE_RANK, scores.shape[1]) - 1
     gaps = scores[:, 0] - scores[:, column]
     gaps = gaps[~np.isnan(gaps) & (gaps > 0.0)]

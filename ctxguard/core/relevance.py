@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ctxguard.core.scores import logistic
 from ctxguard.core.signals import NO_SIGNALS, feature_names, features, signal_of
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
@@ -129,5 +130,4 @@ class RelevanceModel:
         log_odds: FloatArray = np.add.reduce(weighted, axis=0, initial=own["_offset"])
         if not math.isfinite(np.add.reduce(log_odds)):
             return None
-        with np.errstate(over="ignore"):
-            return 1.0 / (1.0 + np.exp(-log_odds))
+        return logistic(log_odds)

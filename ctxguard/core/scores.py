@@ -106,10 +106,20 @@ def is_relative(kind: ScoreKind) -> bool:
     return kind is not ScoreKind.RANK
 
 
-def _logit(probability: float) -> float:
-    if not _PROBABILITY_EDGE <= probability <= 1.0 - _PROBABILITY_EDGE:
-        probability = min(max(probability, _PROBABILITY_EDGE), 1.0 - _PROBABILITY_EDGE)
-    return math.log(probability / (1.0 - probability))
+def log_odds(probabilities: FloatArray | float) -> FloatArray:
+    """Return ln(p / (1 − p)) of probabilities of any shape, finite at 0 and 1, NaN of NaN.
+
+    >>> log_odds(np.array([0.5, 1.0])).round(1).tolist()
+    [0.0, 20.7]
+    """
+    clipped = np.clip(probabilities, _PROBABILITY_EDGE, 1.0 - _PROBABILITY_EDGE)
+    return np.asarray(np.log(clipped / (1.0 - clipped)))
+
+
+def logistic(odds: FloatArray | float) -> FloatArray:
+    """Return 1 / (1 + exp(−x)) of log-odds of any shape, the inverse of ``log_odds``."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1.0 / (1.0 + np.exp(np.negative(odds))))
 
 
 def relative_scores(
@@ -148,13 +158,9 @@ def relative_scores(
             "filter on them measures the fusion constant; set min_ratio to 0, or use convex "
             "fusion or a reranker, whose scores can be compared"
         )
-    exp, log = math.exp, math.log
+    exp = math.exp
     if kind is ScoreKind.PROBABILITY:
-        if top > 1.0 - _PROBABILITY_EDGE or min(scores) < _PROBABILITY_EDGE:
-            scores = [_logit(score) for score in scores]
-        else:
-            # Inlined: a call for each of a hundred scores takes four times as long.
-            scores = [log(score / (1.0 - score)) for score in scores]
+        scores = log_odds(np.asarray(scores, np.float64)).tolist()
         top = max(scores)
     return [1.0 if score >= top else exp((score - top) / temperature) for score in scores]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.fusion import RECIPROCAL_RANK_CONSTANT
-from ctxguard.core.scores import INVALID_MAGNITUDE
+from ctxguard.core.scores import INVALID_MAGNITUDE, log_odds
 from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
 
@@ -54,7 +54,6 @@ _OF_A_COLUMN = ("raw",)
 
 _SUFFIXES = ("z", "gap", "log_rank")
 _BLOCKS = (("raw", "value"), ("gap",), ("z",), ("top",))
-_PROBABILITY_EDGE = 1e-9
 NO_SIGNALS: Mapping[str, FloatArray] = MappingProxyType({})
 
 
@@ -249,8 +248,7 @@ def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
     if kind is ScoreKind.RATIO:
         np.log1p(np.maximum(scores, 0.0), out=scores)
     elif kind is ScoreKind.PROBABILITY:
-        clipped = np.clip(scores, _PROBABILITY_EDGE, 1.0 - _PROBABILITY_EDGE)
-        np.log(clipped / (1.0 - clipped), out=scores)
+        scores[:] = log_odds(scores)
     elif kind is ScoreKind.RANK:
         raise ConfigurationError(
             "scores of kind 'rank' carry order only and give no feature; hand the legs over apart"

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.scores import discounts
+from ctxguard.core.scores import discounts, log_odds, logistic
 from ctxguard.core.types import FloatArray, StageFailure
 from ctxguard.errors import ConfigurationError
 
@@ -149,7 +149,7 @@ class AnswerModel:
             return None
         knots, scores = _knots(answers)
         z = np.interp(answers, knots, scores)
-        columns = [np.ones(y.size), log_odds(probabilities), y]
+        columns = [np.ones(y.size), bounded_log_odds(probabilities), y]
         if places is not None:
             columns.append(places[answered])
         design = np.column_stack(columns)
@@ -190,13 +190,13 @@ class AnswerModel:
         answered = np.isfinite(answers)
         if not answered.any() or self.effect == 0.0:
             return probabilities
-        before = log_odds(probabilities[answered])
+        before = bounded_log_odds(probabilities[answered])
         z = np.interp(answers[answered], self.answers, self.scores)
         if places is not None:
             z = z - self.place * np.nan_to_num(places[answered])
         unexplained = z - self.intercept - self.slope * before - 0.5 * self.effect
         after = probabilities.copy()
-        after[answered] = probability(before + self.effect / self.deviation**2 * unexplained)
+        after[answered] = logistic(before + self.effect / self.deviation**2 * unexplained)
         return after
 
     def values(
@@ -224,7 +224,7 @@ class AnswerModel:
         ranked = probabilities[order]
         if_relevant, if_not, ratios = self._bins
         own = ranked[:first]
-        after = probability(log_odds(own)[:, None] + ratios)
+        after = logistic(bounded_log_odds(own)[:, None] + ratios)
         chance = own[:, None] * if_relevant + (1.0 - own)[:, None] * if_not
         # The first k of a changed list are the new value or among the first k + 1.
         at = np.arange(own.size)
@@ -250,17 +250,9 @@ def to_ask(values: FloatArray, price: float, most: int) -> NDArray[np.int64]:
     return order[: min(n, most)]
 
 
-def log_odds(probabilities: FloatArray) -> FloatArray:
+def bounded_log_odds(probabilities: FloatArray) -> FloatArray:
     """Return ln(P / (1 − P)), at most 12 in magnitude."""
-    with np.errstate(divide="ignore"):
-        odds: FloatArray = np.log(probabilities) - np.log1p(-probabilities)
-    return odds.clip(-_LOG_ODDS, _LOG_ODDS)
-
-
-def probability(odds: FloatArray) -> FloatArray:
-    """Return 1 / (1 + exp(−log-odds))."""
-    with np.errstate(over="ignore"):
-        return 1.0 / (1.0 + np.exp(-odds))
+    return log_odds(probabilities).clip(-_LOG_ODDS, _LOG_ODDS)
 
 
 def _knots(answers: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard.core.scores import logistic
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.estimate import GRADES_COUNT, Estimate, Sums, lacks_grades, linearised
 from ctxguard.measure.metrics import (
@@ -97,9 +98,9 @@ class Model:
         """
         columns = _columns(rows)
         if fold is None:
-            return np.asarray(_logistic(self.coefficients @ columns.T).mean(axis=0))
+            return np.asarray(logistic(self.coefficients @ columns.T).mean(axis=0))
         own = self.coefficients[fold[rows.request]]
-        return _logistic((columns * own).sum(axis=1))
+        return logistic((columns * own).sum(axis=1))
 
 
 def _columns(rows: Rows) -> FloatArray:
@@ -127,7 +128,7 @@ def _fit(columns: FloatArray, relevant: FloatArray) -> FloatArray:
 
     coefficients = _PRIOR.copy()
     for _ in range(_ROUNDS):
-        p = _logistic(columns @ coefficients)
+        p = logistic(columns @ coefficients)
         gradient = columns.T @ (relevant - p) - _PENALTY * (coefficients - _PRIOR)
         curvature = (columns.T * (p * (1.0 - p))) @ columns + np.diag(_PENALTY)
         step, before = np.linalg.solve(curvature, gradient), loss(coefficients)
@@ -137,11 +138,6 @@ def _fit(columns: FloatArray, relevant: FloatArray) -> FloatArray:
         if np.abs(step).max() < 1e-6:
             break
     return coefficients
-
-
-def _logistic(x: FloatArray) -> FloatArray:
-    odds = np.exp(np.clip(x, -30.0, 30.0))
-    return np.asarray(odds / (1.0 + odds))
 
 
 SERVED, DROPPED, ANY_SERVED, ONE, DISCOUNTED = range(N_QUANTITIES, N_QUANTITIES + 5)

@@ -12,6 +12,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard.core.scores import log_odds, logistic
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.interval import CONFIDENCE, Interval
 from ctxguard.measure.metrics import METRICS, Metric
@@ -256,9 +257,8 @@ def linearised(
     lower, upper = value - half, value + half
     if metric in IN_UNIT_INTERVAL:
         if 0.0 < value < 1.0:
-            logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
-            ends = logit - spread, logit + spread
-            lower, upper = [0.5 + 0.5 * math.tanh(each / 2.0) for each in ends]
+            spread = half / (value * (1.0 - value)) * np.array([-1.0, 1.0])
+            lower, upper = logistic(log_odds(value) + spread).tolist()
         value, lower, upper = np.clip((value, lower, upper), 0.0, 1.0).tolist()
     if n_observable < math.inf:
         unseen = unseen_share(n_observable)

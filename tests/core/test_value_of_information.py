@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core.scores import logistic
 from ctxguard.core.types import FloatArray
-from ctxguard.core.value_of_information import AnswerModel, log_odds, probability, to_ask
+from ctxguard.core.value_of_information import AnswerModel, bounded_log_odds, to_ask
 from ctxguard.errors import ConfigurationError
 
 CHANCES = st.lists(
@@ -44,7 +45,7 @@ def test_value_is_expected_change_when_resorted(
         change = 0.0
         for relevant, other, ratio in zip(if_relevant, if_not, ratios, strict=True):
             after = chances.copy()
-            after[position] = probability(log_odds(np.array([chance])) + ratio)[0]
+            after[position] = logistic(bounded_log_odds(np.array([chance])) + ratio)[0]
             weight = chance * relevant + (1.0 - chance) * other
             change += weight * (utility(after, k, threshold) - utility(chances, k, threshold))
         expected.append(max(change, 0.0) / (1.0 - threshold))
@@ -58,7 +59,7 @@ def test_value_is_expected_change_when_resorted(
 @given(st.floats(0.001, 0.999), st.floats(0.1, 4.0))
 def test_mean_answers_leave_p(chance: float, effect: float) -> None:
     if_relevant, if_not, ratios = model_with(effect)._bins
-    after = probability(log_odds(np.array([chance])) + ratios)
+    after = logistic(bounded_log_odds(np.array([chance])) + ratios)
     assert (chance * if_relevant + (1.0 - chance) * if_not) @ after == pytest.approx(chance)
 
 
@@ -77,10 +78,12 @@ def test_refused_and_unasked_keep_their_p() -> None:
 
 def test_update_is_normals_likelihood_ratio() -> None:
     model = model_with(1.5, slope=0.2)
-    odds, z = log_odds(np.array([0.3]))[0], 0.75
+    odds, z = bounded_log_odds(np.array([0.3]))[0], 0.75
     mean = model.intercept + 0.2 * odds
     ratio = 0.5 * ((z - mean) ** 2 - (z - mean - 1.5) ** 2)
-    assert log_odds(model.updated(np.array([0.3]), np.array([z])))[0] == pytest.approx(odds + ratio)
+    assert bounded_log_odds(model.updated(np.array([0.3]), np.array([z])))[0] == pytest.approx(
+        odds + ratio
+    )
 
 
 def test_increasing_transforms_give_same_update() -> None:
@@ -102,9 +105,9 @@ def asked(
 ) -> tuple[FloatArray, np.ndarray, np.ndarray, FloatArray]:
     """Ten candidates a question with a true P, and answers of a known effect."""
     odds = rng.normal(-1.5, 1.5, size=questions * 10)
-    relevant = rng.random(odds.size) < probability(odds)
+    relevant = rng.random(odds.size) < logistic(odds)
     answers = slope * odds + d * relevant + rng.standard_normal(odds.size)
-    return probability(odds), relevant, np.repeat(np.arange(questions), 10), answers
+    return logistic(odds), relevant, np.repeat(np.arange(questions), 10), answers
 
 
 def test_fit_recovers_distance_slightly_shrunk() -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ctxguard.core.scores import log_odds
 from ctxguard.errors import DataError
 from ctxguard.measure.rows import (
     FAILED,
@@ -171,8 +172,7 @@ def _grade(given: Judgment | None) -> int:
 def _log_odds(score: float | None) -> float:
     if score is None:
         return 0.0
-    odds = min(max(score, 1e-6), 1.0 - 1e-6)
-    return min(max(math.log(odds / (1.0 - odds)), -8.0), 8.0)
+    return float(log_odds(score).clip(-8.0, 8.0))
 
 
 def _has_first(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) -> bool:

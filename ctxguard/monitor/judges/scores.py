@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ctxguard.core.render import sanitise
+from ctxguard.core.scores import logistic
 from ctxguard.core.types import FloatArray, Passage, ScoreKind
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.endpoints.forms import FORMS, Protocol
@@ -68,7 +69,7 @@ class ScoreJudge(ABC):
             self.ledger.add_invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(score))
             return None
         self.ledger.add(answers=1)
-        chance = 0.5 + 0.5 * math.tanh(score / 2.0) if self._is_logit else score
+        chance = float(logistic(score)) if self._is_logit else score
         return Judgment(
             passage.passage_id, int(score >= self.min_score), score=min(max(chance, 0.0), 1.0)
         )
