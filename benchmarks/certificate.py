@@ -36,8 +36,8 @@ from benchmarks._risk_baselines import (
     hoeffding_bentkus_p_value,
 )
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.metrics import IntArray
 from ctxguard.measure.risk import betting_p_value, fixed_sequence, pareto_order
-from ctxguard.measure.rows import IntArray
 
 SUMMARY = "Simulate how often a certificate is false, and what it costs in utility."
 POPULATION_SIZE = 20_000

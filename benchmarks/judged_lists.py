@@ -35,7 +35,7 @@ from calibration.judged_candidates import (
     first_k,
 )
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.rows import (
+from ctxguard.measure.metrics import (
     FAR,
     NEAR,
     NEAR_DROPPED,

@@ -34,8 +34,7 @@ from ctxguard.measure.corrected import (
     predicted,
 )
 from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate, Sums
-from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import (
+from ctxguard.measure.metrics import (
     FAR,
     NEAR,
     NEAR_DROPPED,
@@ -43,6 +42,7 @@ from ctxguard.measure.rows import (
     REQUEST,
     UNGRADED,
     IntArray,
+    Metric,
     Rows,
     rank_group,
 )

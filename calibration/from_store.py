@@ -35,7 +35,7 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.rows import UNGRADED, YES, BoolArray, IntArray, Rows, failed_in_words
+from ctxguard.measure.metrics import UNGRADED, YES, BoolArray, IntArray, Rows, failed_in_words
 from ctxguard.measure.worth import Utilities, worths
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.judges import Judgment, LabelJudge

@@ -32,8 +32,15 @@ from ctxguard.errors import CalibrationError
 from ctxguard.measure.corrected import FOLDS, GradeCorrection, Model, corrected_ratio, ranks_found
 from ctxguard.measure.estimate import Sums
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.metrics import Metric, reciprocal_ranks
-from ctxguard.measure.rows import FAILED, MISSING, MOST_FAILED, YES, Rows
+from ctxguard.measure.metrics import (
+    FAILED,
+    MISSING,
+    MOST_FAILED,
+    YES,
+    Metric,
+    Rows,
+    reciprocal_ranks,
+)
 from ctxguard.measure.worth import Utilities
 
 KS = (1, 3, 5, 10, 20)

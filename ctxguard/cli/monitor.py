@@ -139,7 +139,7 @@ class MonitorCommand(JudgeSettings, IndexSystem, MetricsSettings):
             running.store.close()
 
     def _once(self, running: "Monitor", output: Output) -> None:
-        from ctxguard.measure.rows import failed_in_words
+        from ctxguard.measure.metrics import failed_in_words
         from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.service import JudgingOutcome
 

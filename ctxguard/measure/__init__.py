@@ -1,8 +1,7 @@
 """Measures contexts by labels, judged samples and traffic, which are the same rows.
 
-rows       judged requests and passages, with the probabilities of judging and grading
 worth      what a passage is worth to the reader, by its label
-metrics    what rows add to each metric
+metrics    judged requests and passages as rows, and what these add to each metric
 estimate   sums over clusters, and a metric with its interval from them
 corrected  predicts relevance for all requests, corrected by people's grades
 interval   one value with its ends; bootstrap and Student's t

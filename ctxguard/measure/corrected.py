@@ -29,17 +29,21 @@ from ctxguard.measure.metrics import (
     GAIN,
     HARM,
     KEPT,
+    MISSING,
+    N_GROUPS,
     N_QUANTITIES,
     POOL,
     PRECISION,
     RANK,
+    YES,
+    IntArray,
     Metric,
+    Rows,
     contributions,
     quantities,
     rank_discounts,
     reciprocal_ranks,
 )
-from ctxguard.measure.rows import MISSING, N_GROUPS, YES, IntArray, Rows
 
 FOLDS = 5
 

@@ -15,7 +15,7 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
-from ctxguard.measure.rows import YES, Rows
+from ctxguard.measure.metrics import YES, Rows
 from ctxguard.measure.worth import READERS, worths
 from ctxguard.monitor.explanation import ExplainedCandidate, candidates_of, decided
 from ctxguard.monitor.labels.human import standing

@@ -24,7 +24,7 @@ from calibration.replay import Pools
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.rows import UNGRADED, Rows
+from ctxguard.measure.metrics import UNGRADED, Rows
 from ctxguard.measure.worth import READERS, STRICT
 
 SERVED = 3

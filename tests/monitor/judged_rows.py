@@ -7,17 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctxguard.measure.estimate import RatioSums, Sums
-from ctxguard.measure.metrics import Metric, weighted_terms
-from ctxguard.measure.rows import (
+from ctxguard.measure.metrics import (
     MISSING,
     NEAR,
     PASSAGE,
     REQUEST,
     UNGRADED,
+    Metric,
     Rows,
     rank_group,
     session_number,
     to_block,
+    weighted_terms,
 )
 
 GAIN, HARM = 1.0, 0.5

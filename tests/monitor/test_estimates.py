@@ -11,8 +11,7 @@ from scipy import stats
 
 from benchmarks.labelling import Case, judged, traffic, truths
 from ctxguard.measure.estimate import Estimate, RatioSums, estimate, t_quantile
-from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import YES, Rows
+from ctxguard.measure.metrics import YES, Metric, Rows
 
 
 def test_a_few_heavy_requests_count_as_few() -> None:

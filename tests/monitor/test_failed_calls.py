@@ -13,8 +13,7 @@ from benchmarks._live_scenarios import Scenario
 from benchmarks._live_service import Pick
 from benchmarks._live_traffic import JudgeErrors, Shape
 from ctxguard.core.types import Passage
-from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import FAILED, Rows
+from ctxguard.measure.metrics import FAILED, Metric, Rows
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.sampler import JudgingRates

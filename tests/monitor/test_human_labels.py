@@ -11,8 +11,7 @@ from storing import replace_payload
 from stub_judges import ErringJudge
 from watching import Watching
 
-from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import Rows
+from ctxguard.measure.metrics import Metric, Rows
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.judged_request import (
     PeopleGrades,

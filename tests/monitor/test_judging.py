@@ -11,9 +11,8 @@ from judged_rows import sums_of
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.metrics import KEPT, Metric, by_judge, losses
+from ctxguard.measure.metrics import FAILED, KEPT, NO, UNGRADED, YES, Metric, Rows, by_judge, losses
 from ctxguard.measure.metrics import POOL as IN_POOL
-from ctxguard.measure.rows import FAILED, NO, UNGRADED, YES, Rows
 from ctxguard.measure.worth import READERS, STRICT, Negative
 from ctxguard.monitor.estimation.judged_request import (
     PeopleGrades,

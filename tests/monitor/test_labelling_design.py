@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.labelling import CASES, Case, month, outcomes
 from ctxguard.measure.corrected import FOLDS, Model
-from ctxguard.measure.rows import NO, PASSAGE, REQUEST, YES, Rows
+from ctxguard.measure.metrics import NO, PASSAGE, REQUEST, YES, Rows
 
 SEEDS = range(100, 140)
 LEAST_COVERAGE = 1.0 - 6 / len(SEEDS)

@@ -18,8 +18,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.corrected import Model
 from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
-from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import Rows
+from ctxguard.measure.metrics import Metric, Rows
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates

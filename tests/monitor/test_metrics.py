@@ -12,8 +12,17 @@ from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums, sums_of
 
 from ctxguard.errors import DataError
 from ctxguard.measure.estimate import RatioSums
-from ctxguard.measure.metrics import Metric, udcg
-from ctxguard.measure.rows import MISSING, PASSAGE, REQUEST, YES, Rows, session_number, to_block
+from ctxguard.measure.metrics import (
+    MISSING,
+    PASSAGE,
+    REQUEST,
+    YES,
+    Metric,
+    Rows,
+    session_number,
+    to_block,
+    udcg,
+)
 
 _VERDICTS = st.integers(0, 2)
 

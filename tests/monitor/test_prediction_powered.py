@@ -19,8 +19,7 @@ from ctxguard.measure.corrected import (
     predicted,
 )
 from ctxguard.measure.estimate import Estimate, Sums, estimate
-from ctxguard.measure.metrics import Metric, udcg
-from ctxguard.measure.rows import Rows
+from ctxguard.measure.metrics import Metric, Rows, udcg
 
 PRIOR = Model.fitted(rows_of([]), np.zeros(0, np.intp))
 BELIEVES = Model(np.tile([-30.0, 60.0, *[0.0] * 8], (FOLDS, 1)))

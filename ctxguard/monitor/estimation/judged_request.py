@@ -12,7 +12,7 @@ import numpy as np
 
 from ctxguard.core.scores import log_odds
 from ctxguard.errors import DataError
-from ctxguard.measure.rows import (
+from ctxguard.measure.metrics import (
     FAILED,
     FAR,
     MISSING,

@@ -17,8 +17,16 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure import corrected
 from ctxguard.measure.corrected import FOLDS, Model
 from ctxguard.measure.estimate import Estimate, Sums, estimate, lacks_grades, no_estimate
-from ctxguard.measure.metrics import METRICS, OF_DROPPED, Metric, weighted_terms
-from ctxguard.measure.rows import MOST_FAILED, BoolArray, IntArray, Rows
+from ctxguard.measure.metrics import (
+    METRICS,
+    MOST_FAILED,
+    OF_DROPPED,
+    BoolArray,
+    IntArray,
+    Metric,
+    Rows,
+    weighted_terms,
+)
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 

@@ -244,7 +244,7 @@ class JudgedRows:
         time_seconds: Shape (n,), float64.
         first_pick: Shape (n,), int64, the first pick for labels that could have taken each;
             ``NO_PICK`` where none could so far.
-        blocks: All n of them (``measure.rows``).
+        blocks: All n of them (``measure.metrics``).
     """
 
     sample_ids: NDArray[np.int64]
@@ -298,7 +298,7 @@ class GradedBlock:
     """The block of a sample with what people graded of it.
 
     Attributes:
-        block: See ``measure.rows``.
+        block: See ``measure.metrics``.
         route: The stages that answered.
         is_graded: Whether it holds a grade of people.
         disagreements: Passages on whose relevance annotators disagree.
