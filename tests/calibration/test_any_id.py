@@ -95,7 +95,7 @@ class TestEverywhere:
         assert grades[1].judged
 
 
-def test_an_index_is_asked_by_any_id(make: Callable[[int], Any]) -> None:
+def test_index_is_asked_by_id(make: Callable[[int], Any]) -> None:
     passages = [Passage(make(n), f"kettle number {n}") for n in (3, 4)]
     built = HybridRetriever.build(passages, embedder=WordHashEmbedder())
     assert built.passage(make(3)).passage_id == str(make(3))

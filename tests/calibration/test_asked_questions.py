@@ -21,13 +21,13 @@ def test_jsonl_and_csv_say_the_same(tmp_path: Path) -> None:
     assert asked_questions(rows) == asked_questions(table) == {"Why?": 2, "Who?": 1}
 
 
-def test_a_row_counts_as_often_as_it_says(tmp_path: Path) -> None:
+def test_row_counts_as_it_says(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "query,count", "Why?,3", "why?,", "Who?,2")
     assert asked_questions(file) == {"Why?": 4, "Who?": 2}
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])
-def test_a_table_of_another_separator_is_read(tmp_path: Path, mark: str) -> None:
+def test_another_separator_is_read(tmp_path: Path, mark: str) -> None:
     file = write(tmp_path / "a.csv", f"id{mark}query", f'1{mark}"Why, then?"')
     assert asked_questions(file) == {"Why, then?": 1}
 

@@ -78,7 +78,7 @@ def assessor_of(made: Calibration | Profile) -> AssessorProfile:
     return found
 
 
-def test_a_good_answer_is_found_by_name_and_enforced() -> None:
+def test_good_answer_is_enforced() -> None:
     found = assessor_of(asked(150, 1.5))
     assert (found.name, found.decision, found.fingerprint) == ("relevant", "enforce", "simulated")
     assert 1.0 < found.model.distance < 1.8
@@ -92,14 +92,14 @@ def test_a_good_answer_is_found_by_name_and_enforced() -> None:
     assert found.statement.startswith("enforce: relevant has d′")
 
 
-def test_all_labelled_queries_are_asked_about_once() -> None:
+def test_labelled_queries_are_asked_once() -> None:
     retriever, dataset = simulate(30, noise=0.25)
     assessor = Simulated(dataset, 1.5)
     calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking_of(assessor))
     assert assessor.calls == 30
 
 
-def test_size_and_threshold_are_chosen_with_the_answers() -> None:
+def test_choice_is_made_with_answers() -> None:
     made = asked(150, 1.5, 0.15, context="leaner")
     own, alone = assessor_of(made).policy, route_of(made).policy
     assert isinstance(alone, ExpectedUtilityPolicy)
@@ -107,14 +107,15 @@ def test_size_and_threshold_are_chosen_with_the_answers() -> None:
     assert (own.k, own.cost) != (alone.k, alone.cost)
 
 
-def test_the_route_without_an_assessor_is_as_if_none_was_given() -> None:
+def test_route_without_assessor_is_unchanged() -> None:
     retriever, dataset = simulate(150, noise=0.25)
     alone = route_of(calibrate(retriever, dataset, Settings(depth=DEPTH)))
     assert route_of(asked(150, 1.5)).model_copy(update={"assessor": None}) == alone
 
 
 @pytest.mark.parametrize("d", [0.0, -1.0])
-def test_an_answer_of_no_worth_is_not_asked_for_and_a_line_says_so(d: float) -> None:
+def test_worthless_answer_is_not_asked(d: float) -> None:
+    """An answer of no worth is not asked for and a line says so."""
     own = route_of(asked(150, d))
     assert own.assessor is None
     assert own.asking == (
@@ -123,7 +124,7 @@ def test_an_answer_of_no_worth_is_not_asked_for_and_a_line_says_so(d: float) -> 
     )
 
 
-def test_below_twenty_labels_nobody_is_asked_and_a_line_says_so() -> None:
+def test_below_twenty_labels_nobody_asked() -> None:
     retriever, dataset = simulate(15, noise=0.25)
     assessor = Simulated(dataset, 1.5)
     own = route_of(calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking_of(assessor)))
@@ -131,7 +132,7 @@ def test_below_twenty_labels_nobody_is_asked_and_a_line_says_so() -> None:
     assert "a probability needs 20" in own.asking
 
 
-def test_where_the_first_k_stay_an_assessor_may_still_be_enforced() -> None:
+def test_assessor_enforced_where_first_k() -> None:
     retriever, dataset = indistinct(60)
     made = calibrate(
         retriever, dataset, Settings(depth=DEPTH), asking=asking_of(Simulated(dataset, 6.0))
@@ -142,7 +143,8 @@ def test_where_the_first_k_stay_an_assessor_may_still_be_enforced() -> None:
     assert isinstance(found.policy, ExpectedUtilityPolicy)
 
 
-def test_a_ratio_asked_for_by_hand_has_a_probability_for_the_assessor() -> None:
+def test_manual_ratio_has_a_probability() -> None:
+    """A ratio asked for by hand has a probability for the assessor."""
     made = asked(60, 2.5, policy="ratio")
     assert isinstance(route_of(made).policy, RatioPolicy)
     assert assessor_of(made).model.effect > 0.0
@@ -160,13 +162,15 @@ def test_a_single_score_is_enough() -> None:
     assert assessor_of(made).decision == "enforce"
 
 
-def test_where_queries_are_held_out_nobody_is_asked_and_a_line_says_so() -> None:
+def test_held_out_queries_ask_nobody() -> None:
+    """Where queries are held out nobody is asked and a line says so."""
     own = route_of(asked(60, 1.5, held_out=0.4))
     assert own.assessor is None
     assert own.asking.endswith("what it adds is measured by folds, and queries are held out")
 
 
-def test_a_gain_that_costs_recall_stays_in_shadow_and_the_line_says_why() -> None:
+def test_costly_gain_stays_in_shadow() -> None:
+    """A gain that costs recall stays in shadow and the line says why."""
     found = assessor_of(asked(150, 1.5, context="utility", utilities=STRICT))
     assert found.decision == "shadow"
     assert found.statement.endswith("recorded, not applied: recall is not shown to hold")
@@ -180,7 +184,7 @@ def test_a_busy_assessor_is_waited_for() -> None:
     assert pauses == [1.0, 2.0, 4.0]
 
 
-def test_an_assessor_that_answers_nothing_is_an_error() -> None:
+def test_silent_assessor_is_an_error() -> None:
     retriever, dataset = simulate(30, noise=0.25)
     asking = asking_of(Simulated(dataset, 1.5, faults=10_000))
     with pytest.raises(CalibrationError, match="no answer about"):
@@ -194,13 +198,13 @@ def with_texts(rankings: Mapping[str, Ranking]) -> dict[str, Ranking]:
     }
 
 
-def test_the_profile_carries_it_to_a_guard() -> None:
+def test_profile_carries_it_to_guard() -> None:
     made = asked(150, 1.5)
     loaded = Profile.model_validate_json(made.profile.to_json(), strict=True)
     assert assessor_of(loaded) == assessor_of(made)
 
 
-def test_the_forecast_is_what_other_queries_gain() -> None:
+def test_forecast_is_others_gain() -> None:
     gains = []
     retriever, dataset = simulate(250, seed=9, noise=0.25)
     rankings = with_texts(retriever.rankings)
@@ -285,7 +289,7 @@ def without_assessor(profile: Profile) -> Profile:
     return profile.model_copy(update={"routes": routes})
 
 
-def test_no_model_sees_the_answers_that_samples_keep() -> None:
+def test_no_model_sees_kept_answers() -> None:
     retriever, dataset = simulate(150, noise=0.25)
     kept = {
         query: replace(
@@ -298,7 +302,7 @@ def test_no_model_sees_the_answers_that_samples_keep() -> None:
     assert outcome_of(made).profile.policy.model.signals == ()
 
 
-def test_the_cost_is_that_of_what_is_asked() -> None:
+def test_cost_is_of_the_asked() -> None:
     retriever, dataset = simulate(60, noise=0.25)
 
     class Priced(Simulated):

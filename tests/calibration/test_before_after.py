@@ -70,7 +70,7 @@ def test_marks_are_by_labels_alone() -> None:
     assert not Marks.of(without).labelled
 
 
-def test_what_is_counted_is_what_the_contexts_hold() -> None:
+def test_counts_are_of_contexts() -> None:
     outcome = next(iter(calibrated(120, noise=0.25, unanswerable=0.1).outcomes.values()))
     found = BeforeAfter.of(outcome)
     assert found.irrelevant[0].sum() < 5 * 120

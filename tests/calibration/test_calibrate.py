@@ -29,7 +29,7 @@ class TestBadLabels:
             with pytest.raises(CalibrationError, match=f"none of the {chosen_on} queries to choo"):
                 calibrated(40, unanswerable=1.0, held_out=held_out)
 
-    def test_one_question_under_two_ids_stays_in_one_part(self) -> None:
+    def test_repeated_question_stays_in_one_part(self) -> None:
         retriever, dataset = simulate(60)
         twins = tuple(
             replace(query, query_id=f"twin-{query.query_id}", text=f" {query.text.upper()} ")
@@ -50,7 +50,7 @@ class TestBadLabels:
         assert len(result.chosen_on) == len(result.held_out) == 60
         assert any("60 queries repeat" in note for note in result.chosen_on.notes)
 
-    def test_skipped_queries_are_on_record_in_the_profile(self) -> None:
+    def test_skipped_queries_are_on_record(self) -> None:
         retriever, dataset = simulate(60)
         refused = dataset.queries[0]
         rest = {t: ranking for t, ranking in retriever.rankings.items() if t != refused.text}
@@ -59,7 +59,8 @@ class TestBadLabels:
             profile.provenance.notes
         )
 
-    def test_where_no_choosing_query_was_answered_there_is_nothing_to_choose_on(self) -> None:
+    def test_unanswered_choosers_leave_no_choice(self) -> None:
+        """Where no choosing query was answered there is nothing to choose on."""
         retriever, dataset = simulate(60)
         unasked = {query.text for query in calibrated(60, held_out=0.5).chosen_on.queries}
         rest = {t: ranking for t, ranking in retriever.rankings.items() if t not in unasked}
@@ -89,7 +90,7 @@ class TestBadLabels:
 
 
 class TestEvidence:
-    def test_held_out_labels_do_not_move_the_choice(self) -> None:
+    def test_held_out_labels_move_nothing(self) -> None:
         retriever, dataset = simulate(80)
         asked = Settings(depth=DEPTH, held_out=0.5)
         result = calibrate(retriever, dataset, asked)
@@ -184,13 +185,14 @@ class TestWhatTheProfileIsFor:
         settings = Settings(policy="ratio", depth=DEPTH)
         return calibrate(self.Anonymous(retriever), dataset, settings, **given).profile
 
-    def test_a_system_without_a_fingerprint_gives_an_unverified_profile_that_says_so(self) -> None:
+    def test_nameless_system_gives_unverified_profile(self) -> None:
+        """A system without a fingerprint gives an unverified profile that says so."""
         profile = self.made()
         assert profile.unverified
         assert profile.corpus is None
         assert any(note.startswith("unverified: ") for note in profile.provenance.notes)
 
-    def test_fingerprint_and_sketch_can_be_given_by_hand(self) -> None:
+    def test_identity_can_be_given(self) -> None:
         sketch = CorpusSketch.of(range(10))
         profile = self.made(fingerprint={"index": "v3"}, corpus_sketch=sketch)
         assert not profile.unverified
@@ -199,21 +201,20 @@ class TestWhatTheProfileIsFor:
 
 
 class TestRoutes:
-    def test_every_route_is_calibrated_from_the_same_labels(self, result: Calibration) -> None:
+    def test_routes_share_the_same_labels(self, result: Calibration) -> None:
         routes = result.profile.routes
         assert set(routes) == {Route.HYBRID, Route.LEXICAL, Route.DENSE}
         assert routes[Route.HYBRID].policy.kind == "expected_utility"
         assert routes[Route.LEXICAL].policy.kind == "expected_utility"
         assert routes[Route.DENSE].score_kind is ScoreKind.COSINE
 
-    def test_the_fusion_is_fitted_and_is_part_of_what_the_profile_is_for(
-        self, result: Calibration
-    ) -> None:
+    def test_fusion_is_fitted_and_kept(self, result: Calibration) -> None:
+        """The fusion is fitted and is part of what the profile is for."""
         assert result.profile.fusion.method == "convex"
         assert result.profile.fusion.weight > 0.6
         assert result.profile.fingerprint == {"fusion": f"convex {result.profile.fusion.weight}"}
 
-    def test_the_queries_that_certify_take_no_part_in_fitting_the_fusion(self) -> None:
+    def test_certifying_queries_fit_no_fusion(self) -> None:
         retriever, dataset = switchable()
         asked = Settings(depth=DEPTH, promise=Promise())
         fitted = calibrate(retriever, dataset, asked)
@@ -227,7 +228,8 @@ class TestRoutes:
         other = calibrate(retriever, replace(dataset, qrels=relabelled), asked)
         assert other.profile.fusion == fitted.profile.fusion
 
-    def test_a_route_that_cannot_be_certified_keeps_the_first_k_and_fails_no_other(self) -> None:
+    def test_uncertified_route_fails_no_other(self) -> None:
+        """A route that cannot be certified keeps the first k and fails no other."""
         retriever, dataset = switchable(reversed_lexical=True)
         found = calibrate(retriever, dataset, Settings(depth=DEPTH, promise=Promise(alpha=0.3)))
         hybrid, lexical = (found.profile.routes[r] for r in (Route.HYBRID, Route.LEXICAL))
@@ -236,15 +238,11 @@ class TestRoutes:
         assert lexical.certificate is None
         assert hybrid.certificate.recall_loss <= hybrid.certificate.alpha == 0.3
 
-    def test_a_query_that_cannot_be_encoded_is_skipped_on_every_route(
-        self, result: Calibration
-    ) -> None:
+    def test_unencodable_query_is_skipped_everywhere(self, result: Calibration) -> None:
         notes = result.profile.provenance.notes
         assert sum("odd: cannot be searched" in note for note in notes) == 3
 
-    def test_the_guard_takes_the_profile_as_it_is(
-        self, result: Calibration, tmp_path: Path
-    ) -> None:
+    def test_guard_takes_the_profile(self, result: Calibration, tmp_path: Path) -> None:
         result.profile.save(tmp_path / "profile.json")
         guard = ContextGuard(
             Switchable({}), profile=tmp_path / "profile.json", check=ProfileCheck(strict=True)

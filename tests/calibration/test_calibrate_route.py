@@ -41,9 +41,8 @@ PROMISE = Promise(alpha=0.1, delta=0.1)
 
 class TestChoice:
     @pytest.mark.parametrize("family", ["ratio", "expected_utility"])
-    def test_highest_utility_is_the_best_of_the_grid_on_the_choosing_queries(
-        self, family: str
-    ) -> None:
+    def test_highest_utility_is_grids_best(self, family: str) -> None:
+        """Highest utility is the best of the grid on the choosing queries."""
         outcome = outcome_of(calibrated(120, policy=family, context="utility"))
         grid = outcome.route.choosing.grid
         assert outcome.profile.policy.kind == family
@@ -53,9 +52,8 @@ class TestChoice:
         assert outcome.profile.policy in [grid.policy(every[place]) for place in best]
 
     @pytest.mark.parametrize("context", ["leaner", "balanced", "richer"])
-    def test_what_was_asked_for_is_chosen_and_the_others_stand_beside_it(
-        self, context: str
-    ) -> None:
+    def test_asked_choice_stands_beside_others(self, context: str) -> None:
+        """What was asked for is chosen and the others stand beside it."""
         outcome = outcome_of(calibrated(150, noise=0.15, relevant=3, context=context))
         found = {**outcome.others, context: outcome.chosen}
         assert {*found} == {"leaner", "balanced", "richer"}
@@ -66,7 +64,7 @@ class TestChoice:
         assert found["leaner"].verdict.decision == "enforce"
 
     @pytest.mark.parametrize("n", [60, 80, 150])
-    def test_the_boldest_choice_that_may_be_enforced_is_taken(self, n: int) -> None:
+    def test_boldest_enforceable_choice_is_taken(self, n: int) -> None:
         outcome = outcome_of(calibrated(n, noise=0.15, relevant=3))
         own = outcome.route.choosing
         decisions = []
@@ -83,11 +81,11 @@ class TestChoice:
         assert decisions
         assert outcome.profile.policy == (enforced[0] if enforced else RatioPolicy(k=5))
 
-    def test_queries_that_were_held_out_choose_nothing(self) -> None:
+    def test_held_out_queries_choose_nothing(self) -> None:
         outcome = outcome_of(calibrated(150, noise=0.2, relevant=4, held_out=0.5))
         assert len(outcome.route.rules("balanced")) == 1
 
-    def test_of_equally_good_policies_the_smallest_is_taken(self) -> None:
+    def test_smallest_of_equals_is_taken(self) -> None:
         pools, labels = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
         grid = ratio_grid(pools, labels)
         every = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
@@ -95,7 +93,7 @@ class TestChoice:
         assert best is not None
         assert grid.policy(best) == RatioPolicy(k=1, min_ratio=0.0)
 
-    def test_min_keep_is_that_of_every_policy(self) -> None:
+    def test_policies_share_min_keep(self) -> None:
         policy = outcome_of(calibrated(80, min_keep=0, context="utility")).profile.policy
         assert policy.min_keep == 0
 
@@ -129,7 +127,7 @@ class TestFamily:
         ],
         ids=["below 20 labels", "two scorers", "a single one", "ranks alone", "asked for"],
     )
-    def test_labels_and_scores_decide_unless_one_is_asked_for(
+    def test_labels_and_scores_decide_by_default(
         self,
         n: int,
         scored: Callable[[Ranking], Ranking] | None,
@@ -149,7 +147,7 @@ class TestFamily:
 class TestToday:
     """What is served today is what recall is compared with, and what can always be kept."""
 
-    def test_where_the_scores_say_nothing_it_is_kept(self) -> None:
+    def test_kept_where_scores_say_nothing(self) -> None:
         outcome = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH)))
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert outcome.profile.certificate is None
@@ -159,16 +157,14 @@ class TestToday:
         assert "the first 5 as today" in outcome.profile.why
 
     @pytest.mark.parametrize(("family", "k"), [("ratio", 1), ("expected_utility", 10)])
-    def test_the_safe_policy_serves_it_whatever_was_chosen(self, family: str, k: int) -> None:
+    def test_safe_policy_serves_it(self, family: str, k: int) -> None:
         asked = {"policy": family, "serving_k": k, "context": "utility"}
         outcome = outcome_of(calibrated(60, **asked))
         assert outcome.profile.policy != RatioPolicy(k=k)
         assert outcome.profile.safe_policy == outcome.today.policy == RatioPolicy(k=k)
 
     @pytest.mark.parametrize("held_out", [None, 0.5])
-    def test_it_stands_first_among_the_options_all_on_the_same_queries(
-        self, held_out: float | None
-    ) -> None:
+    def test_stands_first_on_same_queries(self, held_out: float | None) -> None:
         result = calibrated(200, held_out=held_out)
         outcome = outcome_of(result)
         measured = result.held_out if held_out else result.dataset
@@ -178,7 +174,7 @@ class TestToday:
         assert all(list(o.metrics.query_ids) == expected for o in outcome.options)
         assert outcome.chosen.policy == outcome.profile.policy
 
-    def test_a_retriever_that_returns_fewer_passages_is_served_as_it_is(self) -> None:
+    def test_short_answers_are_served_unchanged(self) -> None:
         retriever, dataset = simulate(60, depth=3)
         route = outcome_of(calibrate(retriever, dataset, Settings(depth=DEPTH))).profile
         assert route.evidence is not None
@@ -188,7 +184,7 @@ class TestToday:
 class TestVerdict:
     """Queries that had no part in the choice say whether it may be served."""
 
-    def test_many_clear_labels_let_it_be_served(self) -> None:
+    def test_many_clear_labels_serve_it(self) -> None:
         outcome = outcome_of(calibrated(300, noise=0.1))
         verdict = outcome.profile.verdict
         assert (verdict.decision, verdict.serving_k, verdict.n) == ("enforce", 5, 300)
@@ -201,7 +197,7 @@ class TestVerdict:
         assert verdict.udcg.value == pytest.approx(gains.mean(), abs=1e-5)
         assert verdict.tokens.value == pytest.approx(found["kept"].value / 5.0 - 1.0, abs=1e-5)
 
-    def test_queries_that_were_held_out_by_hand_say_it_alone(self) -> None:
+    def test_manual_held_out_say_alone(self) -> None:
         outcome = outcome_of(calibrated(300, noise=0.1, held_out=0.5))
         verdict = outcome.profile.verdict
         assert (verdict.decision, verdict.n, verdict.shown_by) == ("enforce", 150, "held_out")
@@ -214,14 +210,14 @@ class TestVerdict:
         assert verdict.decision != "enforce"
         assert verdict.recall is None
 
-    def test_few_labels_can_enforce_what_holds_more_of_the_answer(self) -> None:
+    def test_few_labels_enforce_more_answer(self) -> None:
         result = calibrated(30, noise=0.1, relevant=8, context="richer")
         assert result.held_out is None
         verdict = outcome_of(result).profile.verdict
         assert verdict.decision == "enforce"
         assert verdict.recall.lower > 0.25
 
-    def test_where_nothing_keeps_recall_todays_order_goes_on_if_that_pays(self) -> None:
+    def test_todays_order_continues_if_paying(self) -> None:
         """The scores say nothing of the first five, and all of the next three are relevant."""
         queries = tuple(Query(f"q{i}", f"question {i}") for i in range(40))
         random = np.random.default_rng(0)
@@ -240,9 +236,7 @@ class TestVerdict:
         assert kept.sum(axis=1).mean() > 5
         assert route.policy.min_keep == 5 or not verdict.extends
 
-    def test_a_choice_that_no_fold_makes_is_not_enforced(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_foldless_choice_is_not_enforced(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """All labels choose, four fifths of them nothing: what was measured is today's."""
         monkeypatch.setattr(Folded, "share_chosen", lambda *_: 0.2)
         simulated = simulate(60, noise=0.1, relevant=8)
@@ -282,7 +276,7 @@ class TestVerdict:
 
     @pytest.mark.parametrize("context", ["leaner", "balanced"])
     @pytest.mark.parametrize(("relevant", "noise"), [(1, 0.05), (3, 0.1)])
-    def test_forty_labels_switch_on_a_filter_that_loses_nothing(
+    def test_forty_labels_enforce_lossless_filter(
         self, relevant: int, noise: float, context: Context
     ) -> None:
         """Ten passages are served today; nothing but the labels is given."""
@@ -294,7 +288,7 @@ class TestVerdict:
         assert verdict.tokens.upper < 0.0
         assert outcome.chosen.metrics.values["kept"].mean() < 9.0
 
-    def test_a_perfect_single_score_is_switched_on(self) -> None:
+    def test_perfect_score_is_switched_on(self) -> None:
         """Fifty questions with one to seven relevant passages, each candidate graded."""
         outcome = outcome_of(calibrate(*perfect_reranker(50), Settings(depth=DEPTH)))
         verdict = outcome.profile.verdict
@@ -316,7 +310,8 @@ class TestVerdict:
         }
         return outcome_of(calibrate(retriever, replace(dataset, qrels=qrels), asked))
 
-    def test_a_choice_that_the_held_out_queries_refute_gives_way_to_today(self) -> None:
+    def test_refuted_choice_yields_to_today(self) -> None:
+        """A choice that the held out queries refute gives way to today."""
         outcome = self.refuted(Settings(depth=DEPTH, held_out=0.5))
         verdict = outcome.profile.verdict
         assert verdict.decision == "keep"
@@ -326,12 +321,12 @@ class TestVerdict:
         assert outcome.profile.certificate is None
         assert "the first 5 as today, since nothing better is shown" in outcome.profile.why
 
-    def test_one_whose_loss_was_asked_for_stays_in_shadow(self) -> None:
+    def test_accepted_loss_stays_in_shadow(self) -> None:
         route = self.refuted(Settings(depth=DEPTH, held_out=0.5, context="utility")).profile
         assert route.verdict.decision == "shadow"
         assert route.policy.kind == "expected_utility"
 
-    def test_the_evidence_bounds_the_loss_that_alarms_watch(self) -> None:
+    def test_evidence_bounds_alarmed_loss(self) -> None:
         outcome = outcome_of(calibrated(200))
         losses = outcome.chosen.metrics.values["recall_loss"]
         promise = outcome.profile.recall_promise
@@ -341,13 +336,13 @@ class TestVerdict:
         kept = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH))).profile
         assert kept.recall_promise is None
 
-    def test_a_promise_accepts_the_loss_that_it_allows(self) -> None:
+    def test_promise_accepts_its_loss(self) -> None:
         verdict = outcome_of(calibrated(400, promise=PROMISE)).profile.verdict
         assert (verdict.tolerance, verdict.max_loss) == (0.1, 0.1)
 
 
 class TestBudget:
-    def test_no_context_is_chosen_whose_mean_exceeds_the_budget(self) -> None:
+    def test_no_mean_exceeds_the_budget(self) -> None:
         retriever, dataset = simulate(60, relevant=8)
         pools = replay(retriever, dataset.queries, depth=DEPTH)
         pools = replace(pools, tokens=np.where(np.isnan(pools.scores), np.nan, 10.0))
@@ -358,14 +353,14 @@ class TestBudget:
             ks.append(outcome.profile.policy.k)
         assert ks[0] > 6 >= ks[1]
 
-    def test_what_is_served_today_is_tried_whatever_the_budget(self) -> None:
+    def test_today_is_tried_despite_budget(self) -> None:
         result = calibrated(60, max_tokens=1)
         assert outcome_of(result).today.policy == RatioPolicy(k=5)
 
 
 class TestFewLabels:
     @pytest.mark.parametrize("n", [1, 5, 20, 34])
-    def test_few_labels_make_a_profile_and_certify_nothing(self, n: int, tmp_path: Path) -> None:
+    def test_few_labels_certify_nothing(self, n: int, tmp_path: Path) -> None:
         result = calibrated(n)
         assert result.held_out is None
         result.profile.save(tmp_path / "profile.json")
@@ -374,7 +369,7 @@ class TestFewLabels:
         assert route.evidence.shown_by == "folds"
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_42_sparse_labels_lose_no_recall_worth_naming(self, seed: int) -> None:
+    def test_42_labels_lose_little_recall(self, seed: int) -> None:
         """One relevant passage per query, as where a person labels what answered."""
         retriever, dataset = simulate(42, relevant=1, noise=0.25, seed=seed)
         truth_retriever, truth = simulate(300, relevant=1, noise=0.25, seed=seed + 100)
@@ -391,7 +386,7 @@ class TestFewLabels:
 class TestCostOfTheChoice:
     """Without a promise, the certificate says what the chosen policy costs in recall."""
 
-    def test_it_bounds_loss_and_difference_on_queries_that_took_no_part(self) -> None:
+    def test_bounds_hold_on_untouched_queries(self) -> None:
         result = calibrated(200, unanswerable=0.2, context="utility", held_out=0.5)
         outcome = outcome_of(result)
         certificate = outcome.profile.certificate
@@ -407,7 +402,8 @@ class TestCostOfTheChoice:
         bound = risk.betting_lower_bound(shuffled, 0.1)
         assert bound - 1e-4 <= found.lower <= bound
 
-    def test_a_choice_that_loses_everything_is_certified_to_lose_at_most_everything(self) -> None:
+    def test_total_loss_is_certified_so(self) -> None:
+        """A choice that loses everything is certified to lose at most everything."""
         # One passage of five is relevant and is ranked last: keeping the first alone harms least.
         queries = tuple(Query(f"q{i}", f"question {i}") for i in range(60))
         ranking = ranking_of([10.0 - rank for rank in range(10)])
@@ -426,7 +422,7 @@ class TestCostOfTheChoice:
         kept = outcome_of(calibrate(retriever, dataset, Settings(policy="ratio", depth=10))).profile
         assert kept.policy == RatioPolicy(k=5)
 
-    def test_where_no_held_out_query_is_answerable_nothing_is_claimed(self) -> None:
+    def test_unanswerable_held_out_claim_nothing(self) -> None:
         retriever, dataset = simulate(40)
         asked = Settings(policy="ratio", context="utility", depth=DEPTH, held_out=0.5)
         answerable = {q.query_id for q in dealt(dataset, asked)[0].queries}
@@ -450,7 +446,8 @@ class TestPromise:
         assert certification.grid_index is not None
         assert outcome.profile.evidence.metrics["recall_loss"].value <= 0.1
 
-    def test_few_labels_keep_what_is_served_today_and_say_what_would_do(self) -> None:
+    def test_few_labels_keep_today(self) -> None:
+        """Few labels keep what is served today and say what would do."""
         outcome = outcome_of(
             calibrated(60, noise=0.25, promise=Promise(alpha=0.02), policy="ratio")
         )
@@ -460,6 +457,6 @@ class TestPromise:
         assert outcome.profile.certificate is None
 
     @pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"alpha": 1.0}, {"delta": 1.5}])
-    def test_a_promise_that_means_nothing_is_refused(self, settings: dict[str, float]) -> None:
+    def test_meaningless_promise_is_refused(self, settings: dict[str, float]) -> None:
         with pytest.raises(ConfigurationError, match=str(next(iter(settings)))):
             Promise(**settings)

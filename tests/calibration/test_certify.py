@@ -35,7 +35,7 @@ def gain(grid: Grid) -> np.ndarray:
 
 
 class TestCertify:
-    def test_certified_policies_keep_the_promise_as_often_as_it_says(self) -> None:
+    def test_certified_keep_promise_as_said(self) -> None:
         """Samples of a population whose every mean is known."""
         grid = population(3000, noise=0.25)
         truth = grid.means.recall_loss
@@ -51,7 +51,8 @@ class TestCertify:
         assert broken / repeats <= 0.1 + 3 * np.sqrt(0.09 / repeats)
         assert certified > 0.8 * repeats
 
-    def test_of_the_certified_the_one_worth_most_on_all_these_queries_is_chosen(self) -> None:
+    def test_worthiest_certified_is_chosen(self) -> None:
+        """Of the certified the one worth most on all these queries is chosen."""
         ordering, testing = parts(population(400, noise=0.25), 160, 400)
         found = certify(ordering, testing, PROMISE, seed=3)
         means = ordering.means
@@ -72,7 +73,7 @@ class TestCertify:
         utility = np.concatenate([part.at(indices[:passed]).udcg for part in (ordering, testing)])
         assert found.grid_index == indices[int(utility.mean(axis=0).argmax())]
 
-    def test_only_policies_that_gain_utility_over_the_first_k_are_tested(self) -> None:
+    def test_only_gainers_are_tested(self) -> None:
         """The test once began with contexts of 20 passages, and stopped at the first failure."""
         for k in (2, 5, 10):
             ordering, testing = parts(population(300, noise=0.25, k=k), 120, 300)
@@ -82,7 +83,8 @@ class TestCertify:
             if found.grid_index is not None:
                 assert gain(ordering)[found.grid_index] > 0.0
 
-    def test_where_nothing_gains_utility_nothing_is_tested_and_the_first_k_is_kept(self) -> None:
+    def test_gainless_keeps_first_k(self) -> None:
+        """Where nothing gains utility nothing is tested and the first k is kept."""
         # The only passage of each query is relevant and is served.
         pools, labels = labelled([ranking_of([1.0])] * 20, [{"p0": 1}] * 20, depth=1, baseline_k=5)
         found = certify(*parts(ratio_grid(pools, labels), 10, 20), PROMISE)
@@ -91,9 +93,8 @@ class TestCertify:
         assert (found.recall_loss, found.n_recall) == (0.0, 10)
 
     @pytest.mark.parametrize("k", [2, 5, 10])
-    def test_the_choice_has_more_utility_than_the_first_k_on_all_these_queries(
-        self, k: int
-    ) -> None:
+    def test_choice_beats_first_k_overall(self, k: int) -> None:
+        """The choice has more utility than the first k on all these queries."""
         grid = population(600, noise=0.3, k=k)
         random = np.random.default_rng(k)
         for repeat in range(20):
@@ -102,9 +103,7 @@ class TestCertify:
             if found.grid_index is not None:
                 assert gain(grid.rows(rows))[found.grid_index] > 0.0
 
-    def test_a_promise_that_its_own_evidence_contradicts_is_never_made(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_contradicted_promise_is_never_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
         grid = population(200, noise=0.3, utilities=STRICT)
 
         def always(losses: np.ndarray, alpha: float) -> np.ndarray:
@@ -116,7 +115,7 @@ class TestCertify:
         assert found.recall_loss <= PROMISE.alpha + 1e-12
         assert found.certified < found.tested
 
-    def test_without_a_relevant_passage_in_the_first_k_it_is_kept(self) -> None:
+    def test_unanswering_first_k_is_kept(self) -> None:
         pools, labels = labelled([ranking_of([1.0])] * 2, [{"p0": 1}, {}], depth=1, baseline_k=1)
         one, none = parts(ratio_grid(pools, labels), 1, 2)
         for ordering, testing in ((one, none), (none, one)):

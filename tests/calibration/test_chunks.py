@@ -44,7 +44,7 @@ def grades_by_id(pools: Pools, labels: Dataset) -> dict[str, int]:
     return dict(zip(pools.passage_ids[0], grades.tolist(), strict=False))
 
 
-def test_a_documents_label_is_one_of_its_best_ranked_chunk(retriever: HybridRetriever) -> None:
+def test_documents_label_is_best_chunks(retriever: HybridRetriever) -> None:
     pools = replay(retriever, [QUERY], depth=10)
     assert pools.passage_ids[0][0] == "fox#2"
     grades = grades_by_id(pools, dataset(fox=2, dog=1, short=1))
@@ -69,7 +69,7 @@ def test_a_chunks_own_label_comes_first(retriever: HybridRetriever) -> None:
     assert (grades["fox#2"], grades["fox#3"], grades["fox#1"]) == (1, 1, 0)
 
 
-def test_an_id_that_only_looks_like_a_chunks_is_none(retriever: HybridRetriever) -> None:
+def test_lookalike_chunk_id_is_none(retriever: HybridRetriever) -> None:
     grades = grades_by_id(replay(retriever, [QUERY], depth=10), dataset(song=1, fox=1))
     assert grades["song#4"] == 0
 
@@ -92,6 +92,6 @@ def test_documents_are_known_to_the_index(retriever: HybridRetriever) -> None:
     assert retriever.labelled_ids == {*retriever.passage_ids, "fox", "dog"}
 
 
-def test_pools_without_chunks_are_as_they_were() -> None:
+def test_chunkless_pools_are_unchanged() -> None:
     retriever = HybridRetriever.build([Passage("a", "red")], embedder=WordHashEmbedder())
     assert replay(retriever, [QUERY], depth=3).documents == ()

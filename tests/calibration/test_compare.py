@@ -73,7 +73,7 @@ def compared(
     return compare(candidates, lambda _: shelf, dataset, depth=6, **settings)
 
 
-def test_every_metric_stands_beside_its_interval_for_every_candidate() -> None:
+def test_metrics_stand_beside_intervals() -> None:
     dataset, shelf = questions([1, 2, 1, None])
     found = compared([fixed("one", 1), fixed("two", 2)], shelf, dataset)
     assert found.results.policies == ("one", "two")
@@ -85,7 +85,7 @@ def test_every_metric_stands_beside_its_interval_for_every_candidate() -> None:
     assert recall.bounds[0] < 0.75 < recall.bounds[1]
 
 
-def test_the_curve_adds_up_gain_and_harm_rank_by_rank() -> None:
+def test_curve_adds_gain_and_harm() -> None:
     dataset, shelf = questions([2, 2])
     curve = compared([fixed("only", 3)], shelf, dataset).candidates[0].curve
     second = 1 / np.log2(3)
@@ -96,7 +96,8 @@ def test_the_curve_adds_up_gain_and_harm_rank_by_rank() -> None:
     assert curve.within_noise == (2,)
 
 
-def test_sizes_that_the_queries_cannot_tell_apart_are_said_to_be_within_noise() -> None:
+def test_indistinguishable_sizes_are_within_noise() -> None:
+    """Sizes that the queries cannot tell apart are said to be within noise."""
     dataset, shelf = questions([1, 2, 1, 2, 1, 1, 2])
     curve = compared([fixed("only", 3)], shelf, dataset, utilities=STRICT).candidates[0].curve
     assert curve.optimal_k == 2
@@ -106,7 +107,7 @@ def test_sizes_that_the_queries_cannot_tell_apart_are_said_to_be_within_noise() 
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from([1, 2, 3, 5, None]), min_size=2, max_size=6), st.integers(1, 6))
-def test_the_curve_at_a_candidates_own_k_is_its_udcg(ranks: list[int | None], k: int) -> None:
+def test_curve_at_k_is_udcg(ranks: list[int | None], k: int) -> None:
     dataset, shelf = questions(ranks)
     found = compared([fixed("only", k)], shelf, dataset)
     own, expected = (
@@ -117,7 +118,7 @@ def test_the_curve_at_a_candidates_own_k_is_its_udcg(ranks: list[int | None], k:
     assert own.n == expected.n
 
 
-def test_a_threshold_stays_in_force_along_the_curve() -> None:
+def test_threshold_holds_along_the_curve() -> None:
     dataset, shelf = questions([1, 1])
     strict = Candidate("strict", RatioPolicy(k=2, min_ratio=0.99))
     curve = compared([strict], shelf, dataset).candidates[0].curve
@@ -135,14 +136,13 @@ def test_a_threshold_stays_in_force_along_the_curve() -> None:
         (0.9, 0.9, 19, "RISKY"),
     ],
 )
-def test_a_risk_looks_at_the_ends_of_the_interval(
-    lower: float, upper: float, n: int, risk: str
-) -> None:
+def test_risk_looks_at_interval_ends(lower: float, upper: float, n: int, risk: str) -> None:
     share = Interval(value=(lower + upper) / 2, lower=lower, upper=upper, n=n)
     assert risk_of(share) == risk
 
 
-def test_scores_that_carry_rank_only_do_not_make_a_candidate_look_safe() -> None:
+def test_rank_only_looks_no_safer() -> None:
+    """Scores that carry rank only do not make a candidate look safe."""
     dataset, shelf = questions([1] * 30)
     by_rank = Shelf(shelf.answers, ScoreKind.RANK)
     candidates = [fixed("scored", 6), Candidate("ranked", RatioPolicy(k=6), Route.DENSE)]
@@ -159,7 +159,7 @@ def test_scores_that_carry_rank_only_do_not_make_a_candidate_look_safe() -> None
     assert ranked.risk == scored.risk == "DANGEROUS"
 
 
-def test_differences_are_from_the_first_candidate_or_the_one_named() -> None:
+def test_differences_are_from_named_candidate() -> None:
     dataset, shelf = questions([2] * 8)
     candidates = [fixed("one", 1), fixed("two", 2)]
     found = compared(candidates, shelf, dataset)
@@ -171,13 +171,14 @@ def test_differences_are_from_the_first_candidate_or_the_one_named() -> None:
     assert found.results.of("one", "recall").difference.outcome == "worse"
 
 
-def test_candidates_that_rank_alike_are_replayed_once() -> None:
+def test_alike_rankings_replay_once() -> None:
     dataset, shelf = questions([1, 2, 3])
     compared([fixed("one", 1), fixed("two", 2)], shelf, dataset)
     assert shelf.asked == 3 + 1  # one to warm up
 
 
-def test_latency_is_the_median_of_the_retrievals_after_one_to_warm_up() -> None:
+def test_latency_is_median_after_warmup() -> None:
+    """Latency is the median of the retrievals after one to warm up."""
     dataset, shelf = questions([1, 2, 3])
     # The clock is read before and after each answer: 9 s to warm up, then 1, 3 and 8 ms.
     readings = iter([0.0, 9.0, 10.0, 10.001, 11.0, 11.003, 12.0, 12.008])
@@ -185,7 +186,8 @@ def test_latency_is_the_median_of_the_retrievals_after_one_to_warm_up() -> None:
     assert found.candidates[0].latency_ms == pytest.approx(3.0)
 
 
-def test_only_queries_that_every_candidate_answered_count_and_the_others_are_named() -> None:
+def test_only_commonly_answered_count() -> None:
+    """Only queries that every candidate answered count and the others are named."""
     dataset, shelf = questions([1, 1, 3])
     partly = Shelf({"question 0": ["good-0"], "question 2": ["bad"]}, route=Route.DENSE)
     candidates = [fixed("all", 1), fixed("some", 1, Route.DENSE)]
@@ -195,7 +197,7 @@ def test_only_queries_that_every_candidate_answered_count_and_the_others_are_nam
     assert found.skipped == ("some: q1: 'question 1' cannot be searched",)
 
 
-def test_candidates_that_answered_no_query_in_common_cannot_be_compared() -> None:
+def test_nothing_in_common_cannot_compare() -> None:
     dataset, shelf = questions([1, 1])
     first = Shelf({"question 0": ["good-0"]})
     second = Shelf({"question 1": ["good-1"]}, route=Route.DENSE)
@@ -205,7 +207,8 @@ def test_candidates_that_answered_no_query_in_common_cannot_be_compared() -> Non
     assert shelf.asked == 0
 
 
-def test_the_worth_of_a_passage_is_the_same_for_all_and_kept_with_the_figures() -> None:
+def test_worth_is_shared_and_kept() -> None:
+    """The worth of a passage is the same for all and kept with the figures."""
     dataset, shelf = questions([1, 1])
     found = compared([fixed("only", 2)], shelf, dataset, utilities=BLOG)
     assert found.utilities is BLOG
@@ -221,14 +224,14 @@ def test_the_worth_of_a_passage_is_the_same_for_all_and_kept_with_the_figures() 
         ([fixed("a", 7)], None, "a: k = 7 is more than the depth 6"),
     ],
 )
-def test_a_comparison_that_makes_no_sense_is_refused_before_any_work(
+def test_senseless_comparison_is_refused_first(
     candidates: list[Candidate], baseline: str | None, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_candidates(candidates, baseline, 6)
 
 
-def test_a_candidate_is_written_in_a_few_words() -> None:
+def test_candidate_is_a_few_words() -> None:
     [found] = parse_candidates("wide = dense, k=8, min_ratio=0.7")
     assert found.name == "wide"
     assert (found.route, found.policy) == (Route.DENSE, RatioPolicy(k=8, min_ratio=0.7))
@@ -237,7 +240,8 @@ def test_a_candidate_is_written_in_a_few_words() -> None:
     assert found.fusion == Fusion("reciprocal_rank", constant=2)
 
 
-def test_a_candidate_without_a_k_is_compared_at_each_k_asked_for() -> None:
+def test_candidate_without_k_meets_each() -> None:
+    """A candidate without a k is compared at each k asked for."""
     found = parse_candidates("x=lexical", [3, 8])
     assert [(each.name, each.policy.k) for each in found] == [("x@3", 3), ("x@8", 8)]
     assert [each.name for each in parse_candidates("x=lexical,k=5", [3, 8])] == ["x"]
@@ -261,12 +265,13 @@ def test_a_candidate_without_a_k_is_compared_at_each_k_asked_for() -> None:
         ("x=hybrid,min_ratio=0.7", "carry order only; add convex"),
     ],
 )
-def test_a_candidate_that_cannot_be_read_says_which_part(text: str, message: str) -> None:
+def test_unreadable_candidate_names_the_part(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_candidates(text)
 
 
-def test_without_candidates_both_legs_and_every_fusion_are_compared_at_k_5() -> None:
+def test_default_compares_legs_and_fusions() -> None:
+    """Without candidates both legs and every fusion are compared at k 5."""
     found = default_candidates()
     names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
     assert [each.name for each in found] == names
@@ -274,12 +279,12 @@ def test_without_candidates_both_legs_and_every_fusion_are_compared_at_k_5() -> 
     assert default_candidates(reranked=True)[-1].route is Route.HYBRID_RERANK
 
 
-def test_a_smaller_k_than_min_keep_keeps_that_many() -> None:
+def test_min_keep_beats_smaller_k() -> None:
     [found] = at_each_k([Candidate("x", RatioPolicy(k=5, min_keep=3))], [2])
     assert found.policy == RatioPolicy(k=2, min_keep=2)
 
 
-def test_a_profile_brings_its_fullest_route_with_its_fusion_and_policy() -> None:
+def test_profile_brings_its_fullest_route() -> None:
     def route(k: int) -> RouteProfile:
         return RouteProfile(policy=RatioPolicy(k=k), score_kind=ScoreKind.RATIO)
 

@@ -66,7 +66,7 @@ class TestLabels:
         assert labels.n_relevant.tolist() == [1]
 
     @pytest.mark.parametrize("labelled", ["a", "b", "c"])
-    def test_of_a_copy_that_is_not_retrieved(self, labelled: str) -> None:
+    def test_unretrieved_copys_label_counts(self, labelled: str) -> None:
         """The text of a labelled passage is looked up."""
         labels = answered(hits_of(TEXT, TEXT, TEXT), {labelled: 1}, depth=1)
         assert (labels.grades[0, 0], labels.n_relevant[0]) == (1, 1)
@@ -86,7 +86,7 @@ class TestLabels:
     def test_texts_without_a_word_are_none(self) -> None:
         assert answered(hits_of("", " ", ""), {"a": 1, "c": 1}).n_relevant.tolist() == [2]
 
-    def test_one_retrieved_copy_belongs_to_the_labels(self) -> None:
+    def test_retrieved_copy_belongs_to_labels(self) -> None:
         pools, dataset = replayed(hits_of(TEXT, TEXT), {"b": 1}, depth=1)
         check_labels_are_found(pools, dataset)
 
@@ -109,7 +109,7 @@ class TestLabels:
 
 
 class TestPlaces:
-    def test_those_of_a_ranking_that_says_which_are_copies(self) -> None:
+    def test_ranking_tells_its_copies(self) -> None:
         """As a sample does, whose texts are not kept."""
         ranking = Ranking("abc", [3.0, 2.0, 1.0], ScoreKind.RATIO, [], copies={0: 1, 2: 1})
         [*_, ids] = replay(lambda query, *, depth: ranking, [QUERY]).passage_ids

@@ -67,7 +67,7 @@ def test_ids_are_distinct_and_without_spaces(files: dict[str, str], tmp_path: Pa
     assert all(each.split() == [each] for each in found)
 
 
-def test_a_section_of_a_heading_is_no_chunk(tmp_path: Path) -> None:
+def test_headings_section_is_no_chunk(tmp_path: Path) -> None:
     """Chunks end in # and a number."""
     found = ids_of(written(tmp_path, {"a.md": "# C\n\na\n\n# C#1\n\nb", "x#1.md": "c"}))
     assert not any("#" in each for each in found)
@@ -89,7 +89,7 @@ def test_a_new_section_moves_no_other(new: str, place: int, tmp_path: Path) -> N
     assert len(after) == len(before) + 1
 
 
-def test_equal_headings_are_told_apart_by_those_above(tmp_path: Path) -> None:
+def test_equal_headings_differ_by_parents(tmp_path: Path) -> None:
     text = "# 1.1\n\n## Fixed\n\na\n\n# 1.0\n\n## Fixed\n\nb"
     assert ids_of(written(tmp_path, {"a.md": text})) == ["a.md:1-1/fixed", "a.md:1-0/fixed"]
 
@@ -104,7 +104,7 @@ def test_titles_have_the_documents_title(tmp_path: Path) -> None:
     assert titles == ["Kettle", "Kettle > Care", "Pot > Care", "c"]
 
 
-def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_unreadable_is_named_with_reason(tmp_path: Path) -> None:
     pytest.importorskip("mammoth")
     markdown(tmp_path / "a.md", KETTLE)
     (tmp_path / "b.docx").write_bytes(b"no archive")
@@ -138,7 +138,7 @@ def test_links_are_read_within_the_folder(tmp_path: Path) -> None:
     assert left_out == {}
 
 
-def test_links_elsewhere_and_second_names_are_left_out(tmp_path: Path) -> None:
+def test_outside_links_are_left_out(tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     written(tmp_path, {"secret.md": "secret", "mount/a.md": "alpha", "mount/sub/b.md": "beta"})
     (mount / "again.md").symlink_to("a.md")
@@ -161,20 +161,20 @@ def test_links_elsewhere_and_second_names_are_left_out(tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_may_be_a_link_itself(tmp_path: Path) -> None:
+def test_folder_may_be_a_link(tmp_path: Path) -> None:
     written(tmp_path, {"real/a.md": "alpha"})
     (tmp_path / "link").symlink_to("real")
     assert ids_of(tmp_path / "link") == ["a.md"]
 
 
-def test_a_name_that_is_no_text_is_read(tmp_path: Path) -> None:
+def test_non_text_name_is_read(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.md")).write_text("x", encoding="utf-8")
     (passage,) = read(tmp_path)[0]
     assert passage.passage_id.isascii()
     assert (passage.metadata or {})["path"] == "caf%E9.md"
 
 
-def test_a_folder_without_documents_says_what_is_read(tmp_path: Path) -> None:
+def test_empty_folder_says_what_reads(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no corpus\.jsonl; documents end in \.csv"):
         read_corpus(tmp_path)
     (tmp_path / "a.txt").touch()
@@ -186,7 +186,7 @@ def test_a_folder_without_documents_says_what_is_read(tmp_path: Path) -> None:
     ("name", "module"),
     [("b.pdf", "pypdfium2"), ("b.docx", "mammoth"), ("b.pptx", "pptx"), ("b.html", "markdownify")],
 )
-def test_the_extra_is_named_before_the_work(
+def test_extra_is_named_before_work(
     name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
@@ -197,15 +197,13 @@ def test_the_extra_is_named_before_the_work(
         read_corpus(tmp_path)
 
 
-def test_a_folder_with_a_corpus_is_a_corpus(tmp_path: Path) -> None:
+def test_folder_with_corpus_is_corpus(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"_id": "a", "text": "b"}\n', encoding="utf-8")
     (tmp_path / "readme.md").write_text("x", encoding="utf-8")
     assert not read_corpus(tmp_path).are_documents
 
 
-def test_a_document_that_is_too_large_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_document_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "MAX_BYTES", 10)
     passages, left_out = read(written(tmp_path, {"a.txt": "short", "b.txt": "longer than ten"}))
     assert len(passages) == 1

@@ -42,7 +42,7 @@ def test_texts_are_read_as_written(text: str, encoding: str) -> None:
     assert decode(text.encode(encoding)) == text
 
 
-def test_a_long_text_with_one_foreign_line_is_read() -> None:
+def test_one_foreign_line_is_read() -> None:
     text = "A line of English, which is plain.\n" * 2_000 + "Café – déjà vu, 5 €.\n"
     assert decode(text.encode("cp1252")) == text
 
@@ -59,17 +59,17 @@ def test_a_long_text_with_one_foreign_line_is_read() -> None:
         b"\xff\xfeplain text",
     ],
 )
-def test_what_cannot_be_told_is_no_text(raw: bytes) -> None:
+def test_undecidable_is_no_text(raw: bytes) -> None:
     with pytest.raises(UnknownEncodingError, match="save it as UTF-8"):
         decode(raw)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le"])
-def test_no_byte_order_mark_enters_a_text(encoding: str) -> None:
+def test_byte_order_mark_stays_out(encoding: str) -> None:
     assert decode("\ufeffone\n\ufefftwo".encode(encoding)) == "one\ntwo"
 
 
-def test_a_stray_byte_among_much_utf8_is_replaced() -> None:
+def test_stray_byte_is_replaced() -> None:
     assert decode("é".encode() * 200 + b"\xff") == "é" * 200 + "\ufffd"
 
 
@@ -81,6 +81,6 @@ def test_a_page_names_its_encoding(head: bytes) -> None:
     assert decode(raw, declares=True).endswith("А")
 
 
-def test_a_wrong_name_of_an_encoding_is_not_believed() -> None:
+def test_wrong_encoding_name_is_disbelieved() -> None:
     raw = b'<meta charset="ascii7">' + RUSSIAN.encode("cp1251")
     assert decode(raw, declares=True).endswith(RUSSIAN)

@@ -130,7 +130,7 @@ class TestWorkedExamples:
         assert found == pytest.approx(udcg(worths).value, abs=EXACT)
 
 
-def test_figures_of_labels_equal_those_of_ir_measures_on_untied_runs() -> None:
+def test_label_figures_equal_ir_measures() -> None:
     rng, qrels, runs = random.Random(1), [], []
     for _ in range(150):
         grades = {f"d{at}": rng.choice([0, 0, 1, 2, 3]) for at in range(rng.randint(1, 25))}
@@ -172,7 +172,7 @@ def test_figures_of_labels_equal_those_of_ir_measures_on_untied_runs() -> None:
         assert figure == pytest.approx(expected if known else math.nan, abs=EXACT, nan_ok=True)
 
 
-def test_the_threshold_changes_the_context_but_not_the_retrievers_own_metrics() -> None:
+def test_threshold_leaves_retrievers_metrics() -> None:
     qrels = {"p0": 1, "p2": 1}
     loose = metrics([10.0, 8.0, 5.0], qrels, RatioPolicy(k=3))
     tight = metrics([10.0, 8.0, 5.0], qrels, RatioPolicy(k=3, min_ratio=0.7))
@@ -259,7 +259,7 @@ class TestAllAtOnce:
         st.sampled_from([0.0, 0.3, 0.75]),
         st.sampled_from([1.0, 0.5]),
     )
-    def test_every_figure_is_that_of_the_measures_of_one_query(
+    def test_figures_equal_single_query_measures(
         self, case: Case, k: int, min_ratio: float, temperature: float
     ) -> None:
         pools, labels = case
@@ -276,7 +276,8 @@ class TestAllAtOnce:
 class TestAsLive:
     """Figures that the board shows of live traffic under the same names."""
 
-    def test_pooled_recall_is_one_ratio_over_all_and_recall_the_mean_of_queries(self) -> None:
+    def test_pooled_recall_is_one_ratio(self) -> None:
+        """Pooled recall is one ratio over all and recall the mean of queries."""
         two = ranking_of([3.0, 2.0, 1.0])
         pools, labels = labelled([two, two], [{"p0": 1}, {"p0": 1, "p1": 1, "p2": 1, "far": 1}])
         found = per_query(pools, labels, RatioPolicy(k=1)).evidence().metrics
@@ -284,7 +285,7 @@ class TestAsLive:
         assert found["pooled_recall"].value == pytest.approx(2 / 4)
         assert found["pooled_recall"].n == 2
 
-    def test_its_difference_is_that_of_the_two_ratios(self) -> None:
+    def test_difference_is_of_two_ratios(self) -> None:
         pool = ranking_of([4.0, 3.0, 2.0, 1.0])
         pools, labels = labelled([pool, pool], [{"p0": 1}, {"p0": 1, "p1": 1, "p3": 1}])
         of = {k: per_query(pools, labels, RatioPolicy(k=k)) for k in (1, 2)}
@@ -293,9 +294,10 @@ class TestAsLive:
         assert means == pytest.approx([2 / 4, 3 / 4])
         assert table.of("two", "pooled_recall").difference.value == pytest.approx(1 / 4)
 
-    def test_mrr_leaves_out_queries_without_a_relevant_passage_and_served_mrr_does_not(
+    def test_served_mrr_keeps_unanswerable_queries(
         self,
     ) -> None:
+        """MRR leaves out queries without a relevant passage and served MRR does not."""
         pools, labels = labelled([ranking_of([2.0])] * 2, [{"p0": 1}, {"p0": 0}])
         found = per_query(pools, labels, K2).evidence().metrics
         assert (found["mrr"].value, found["mrr"].n) == (1.0, 1)
@@ -303,7 +305,7 @@ class TestAsLive:
 
 
 class TestUndefined:
-    def test_a_mean_says_over_how_many_queries_it_is_defined(self) -> None:
+    def test_mean_says_its_query_count(self) -> None:
         pools, labels = labelled([ranking_of([2.0])] * 3, [{"p0": 1}, {}, {"far": 1}])
         evidence = per_query(pools, labels, K2).evidence()
         assert evidence.queries == 3
@@ -315,9 +317,7 @@ class TestUndefined:
 
 class TestBootstrap:
     @pytest.mark.parametrize("at_once", [7, 300])
-    def test_samples_do_not_depend_on_how_many_are_drawn_at_once(
-        self, monkeypatch: pytest.MonkeyPatch, at_once: int
-    ) -> None:
+    def test_samples_ignore_batch_size(self, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
         values = np.random.default_rng(0).random((40, 3))
         expected = resampled_means(values, resamples=300)
         monkeypatch.setattr(interval, "_RESAMPLED", at_once)
@@ -327,7 +327,7 @@ class TestBootstrap:
         ("values", "value", "n"),
         [([np.nan, 1.0, 0.0, np.nan], 0.5, 2), ([np.nan], None, 0), ([], None, 0), ([0.3], 0.3, 1)],
     )
-    def test_undefined_values_are_left_out_and_one_has_no_spread(
+    def test_undefined_values_are_left_out(
         self, values: list[float], value: float | None, n: int
     ) -> None:
         found = bootstrap_interval(np.array(values))
@@ -336,9 +336,7 @@ class TestBootstrap:
 
     @settings(max_examples=30, deadline=None)
     @given(st.lists(st.floats(-5.0, 5.0), min_size=2, max_size=30))
-    def test_the_interval_holds_the_mean_and_stays_within_the_values(
-        self, values: list[float]
-    ) -> None:
+    def test_interval_holds_mean_within_values(self, values: list[float]) -> None:
         found = bootstrap_interval(np.array(values), resamples=200)
         inside = [min(values), found.bounds[0], found.value, found.bounds[1], max(values)]
         assert all(low <= high + 1e-9 for low, high in pairwise(inside))
@@ -356,7 +354,7 @@ class TestBootstrap:
     @pytest.mark.parametrize(
         ("n", "least"), [(50, 0.90), (200, 0.92)], ids=["50 queries", "200 queries"]
     )
-    def test_it_covers_the_truth_about_as_often_as_it_claims(self, n: int, least: float) -> None:
+    def test_covers_truth_as_it_claims(self, n: int, least: float) -> None:
         """On a skewed metric: mostly 1, sometimes a fraction, as recall is."""
         random = np.random.default_rng(1)
         truth = 0.8 + 0.2 * 0.5
@@ -369,13 +367,13 @@ class TestBootstrap:
         assert least <= covered / repeats <= 0.99
 
 
-def test_a_profile_carries_its_own_metrics_alone() -> None:
+def test_profile_carries_own_metrics() -> None:
     pools, labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}])
     evidence = per_query(pools, labels, K2).evidence(metrics=PROFILE_METRICS)
     assert evidence.metrics.keys() == PROFILE_METRICS.keys()
 
 
-def test_keywords_are_looked_for_in_the_context_alone() -> None:
+def test_keywords_are_sought_in_context() -> None:
     pools, _ = labelled([ranking_of([3.0, 2.0, 1.0])] * 2, [{"p0": 1}, {}], depth=3)
     texts = {"p0": "Fill the kettle.", "p1": "Boil water in the Kettle", "p2": "vinegar"}
     keywords = {"q0": ("boil water", "kettle", "vinegar")}

@@ -43,7 +43,7 @@ def two_legs(dense: list[float], lexical: list[float]) -> Ranking:
 
 
 class TestFusion:
-    def test_the_weight_goes_to_the_leg_that_ranks_better(self) -> None:
+    def test_weight_goes_to_better_leg(self) -> None:
         right, wrong = [0.9, 0.1, 0.0], [0.0, 1.0, 5.0]
         good_dense = [two_legs(right, wrong)] * 3
         pools, labels = labelled(good_dense, [{"p0": 1}] * 3)
@@ -52,12 +52,12 @@ class TestFusion:
         pools, labels = labelled(good_lexical, [{"p0": 1}] * 3)
         assert fit_fusion(pools, labels).weight < 0.5
 
-    def test_of_equal_weights_the_middle_of_the_plateau_is_taken(self) -> None:
+    def test_middle_of_plateau_is_taken(self) -> None:
         agreeing = two_legs([0.9, 0.1], [5.0, 1.0])
         pools, labels = labelled([agreeing], [{"p0": 1}])
         assert fit_fusion(pools, labels) == Fusion("convex", 0.5)
 
-    def test_queries_without_a_relevant_passage_have_no_say(self) -> None:
+    def test_unanswered_queries_have_no_say(self) -> None:
         good_dense, good_lexical = (
             two_legs([0.9, 0.1, 0.0], [0.0, 1.0, 5.0]),
             two_legs([-0.5, 0.1, 0.9], [5.0, 1.0, 0.0]),
@@ -65,7 +65,7 @@ class TestFusion:
         pools, labels = labelled([good_dense, *[good_lexical] * 5], [{"p0": 1}, *[{}] * 5])
         assert fit_fusion(pools, labels).weight > 0.5
 
-    def test_without_any_there_is_nothing_to_fit(self) -> None:
+    def test_nothing_to_fit_without_any(self) -> None:
         pools, labels = labelled([two_legs([0.9], [1.0])] * 2, [{"p0": 1}, {}])
         with pytest.raises(CalibrationError, match="no fusion can be fitted"):
             fit_fusion(pools.subset(["q1"]), labels.rows(np.array([1])))
@@ -73,11 +73,11 @@ class TestFusion:
 
 class TestTemperature:
     @pytest.mark.parametrize("kind", [ScoreKind.RATIO, ScoreKind.RANK])
-    def test_a_share_of_the_top_keeps_its_plain_meaning(self, kind: ScoreKind) -> None:
+    def test_share_of_top_stays_plain(self, kind: ScoreKind) -> None:
         pools, _ = labelled([ranking_of([9.0, 2.0], kind=kind)], [{"p0": 1}])
         assert fit_temperature(pools) == 1.0
 
-    def test_the_median_tenth_candidate_has_a_relative_score_of_a_tenth(self) -> None:
+    def test_median_tenth_scores_a_tenth(self) -> None:
         rankings = [
             ranking_of([10.0 - gap * i / 9 for i in range(10)], kind=ScoreKind.LOGIT)
             for gap in (2.0, 3.0, 50.0)
@@ -101,7 +101,7 @@ class TestTemperature:
 
 
 class TestRelevance:
-    def test_on_average_it_is_right_about_how_many_are_relevant(self) -> None:
+    def test_expected_relevant_is_right_overall(self) -> None:
         pools, labels = replayed(200, noise=0.3)
         fresh, truth = replayed(400, seed=1, noise=0.3)
         model = fit_relevance(pools, labels)
@@ -110,7 +110,7 @@ class TestRelevance:
             inside = (found >= low) & (found < high)
             assert truth.relevant[inside].mean() == pytest.approx(found[inside].mean(), abs=0.07)
 
-    def test_short_coefficients_give_the_same_probabilities_as_on_the_request_path(self) -> None:
+    def test_short_coefficients_keep_probabilities(self) -> None:
         pools, labels = replayed(30)
         model = fit_relevance(pools, labels)
         for value in (*model.coefficients, *model.means, *model.scales, model.intercept):
@@ -122,29 +122,27 @@ class TestRelevance:
                 np.sort(found[row, : len(ranking)])[::-1], abs=1e-12
             )
 
-    def test_beyond_a_pools_end_there_is_no_probability(self) -> None:
+    def test_pools_end_has_no_probability(self) -> None:
         rankings = [two_legs([0.9, 0.1], [5.0, 1.0]), two_legs([], []), two_legs([0.5], [2.0])]
         pools, labels = labelled(rankings, [{"p0": 1}, {}, {}], depth=3)
         found = predicted(fit_relevance(pools, labels), pools)
         assert np.isnan(found).tolist() == [[False, False, True], [True] * 3, [False, True, True]]
 
-    def test_a_missing_signal_is_refused_with_the_way_out(self) -> None:
+    def test_missing_signal_names_the_mend(self) -> None:
         lacking = two_legs([0.9, math.nan], [5.0, 1.0])
         pools, labels = labelled([lacking], [{"p0": 1}])
         with pytest.raises(CalibrationError, match=r"lacks a leg's score.*policy = ratio"):
             fit_relevance(pools, labels)
 
     @pytest.mark.parametrize(("qrels", "count"), [({"p0": 1, "p1": 1}, 2), ({"far": 1}, 0)])
-    def test_all_relevant_or_none_is_refused_with_the_numbers(
-        self, qrels: dict[str, int], count: int
-    ) -> None:
+    def test_uniform_labels_are_refused(self, qrels: dict[str, int], count: int) -> None:
         pools, labels = labelled([two_legs([0.9, 0.2], [5.0, 1.0])], [qrels])
         with pytest.raises(CalibrationError, match=f"of 2 candidates of 1 queries {count} are"):
             fit_relevance(pools, labels)
 
 
 class TestOutOfFold:
-    def test_a_querys_own_labels_do_not_move_its_probabilities(self) -> None:
+    def test_own_labels_move_no_probability(self) -> None:
         retriever, dataset = simulate(40)
         pools = replay(retriever, dataset.queries, depth=20)
         before = out_of_fold(pools, label(pools, dataset))
@@ -158,12 +156,13 @@ class TestOutOfFold:
         assert np.allclose(before[same_fold], after[same_fold], rtol=1e-9, equal_nan=True)
         assert not np.allclose(before, after, rtol=1e-3, equal_nan=True)
 
-    def test_where_a_fold_leaves_nothing_to_fit_on_the_model_of_all_stands_in(self) -> None:
+    def test_empty_folds_use_everyones_model(self) -> None:
+        """Where a fold leaves nothing to fit on the model of all stands in."""
         pools, labels = replayed(1)
         expected = predicted(fit_relevance(pools, labels), pools)
         assert out_of_fold(pools, labels) == pytest.approx(expected, nan_ok=True)
 
-    def test_the_order_of_the_queries_does_not_matter(self) -> None:
+    def test_order_of_queries_is_irrelevant(self) -> None:
         retriever, dataset = simulate(30)
         backwards = replace(dataset, queries=dataset.queries[::-1])
         results = []

@@ -26,7 +26,7 @@ def richer(sums: PolicySums) -> int | None:
     return choose(sums, "richer", tolerance=0.01)
 
 
-def test_a_query_is_measured_by_what_the_other_folds_choose() -> None:
+def test_query_is_measured_by_others() -> None:
     folded = folded_of(60)
     order, n_kept = folded.contexts(richer, 5)
     for number in np.unique(folded.fold):
@@ -39,7 +39,7 @@ def test_a_query_is_measured_by_what_the_other_folds_choose() -> None:
         assert (order[rows] == folded.grid.order[rows]).all()
 
 
-def test_where_the_others_choose_nothing_it_is_todays_context() -> None:
+def test_choiceless_others_leave_todays_context() -> None:
     folded = folded_of(60)
     order, n_kept = folded.contexts(lambda _: None, 5)
     assert (order == np.arange(DEPTH)).all()
@@ -53,7 +53,7 @@ def test_one_group_of_questions_measures_nothing() -> None:
     assert folded.share_chosen(lambda _: 0) == 0.0
 
 
-def test_it_says_how_many_queries_a_choice_has_measured() -> None:
+def test_measured_query_counts_are_said() -> None:
     folded = folded_of(60)
     first = folded.sums.without(0).gain
     chosen_for_one = folded.share_chosen(
@@ -63,7 +63,7 @@ def test_it_says_how_many_queries_a_choice_has_measured() -> None:
     assert folded.share_chosen(lambda _: 0) == 1.0
 
 
-def test_the_labels_of_a_query_have_no_part_in_its_own_choice() -> None:
+def test_own_labels_never_choose() -> None:
     """Over many small sets the mean of what is measured is that of the truth, not above it."""
     measured, true = [], []
     for seed in range(12):
@@ -82,7 +82,7 @@ def test_the_labels_of_a_query_have_no_part_in_its_own_choice() -> None:
     assert abs(np.mean(measured) - np.mean(true)) < 0.02
 
 
-def test_folds_are_even_and_nearly_equal_questions_share_one() -> None:
+def test_folds_are_even_and_alike_together() -> None:
     texts = [f"how is thing {n} ordered from {n}a by {n}b" for n in range(50)]
     near = [f"How is thing {n} ordered, from {n}a by {n}b?" for n in range(50)]
     queries = tuple(Query(f"q{i}", text) for i, text in enumerate(texts + near))

@@ -72,7 +72,7 @@ def grade(live: Watching, relevant: dict[str, set[str]], n: int) -> int:
     return len(labels)
 
 
-def test_labels_that_a_judge_knows_are_grades_of_everything() -> None:
+def test_judges_labels_grade_everything() -> None:
     found = read(watched(60))
     judged = found.judged
     assert (found.route, found.serving_k, found.left_out) == (Route.HYBRID, 3, {})
@@ -85,7 +85,7 @@ def test_labels_that_a_judge_knows_are_grades_of_everything() -> None:
     assert judged.can_be_judged.all()
 
 
-def test_what_was_retrieved_is_there_to_decide_on_again() -> None:
+def test_retrieved_can_be_decided_again() -> None:
     retriever, _ = simulate(5)
     found = read(watched(5))
     for query, ids in zip(found.queries, found.judged.pools.passage_ids, strict=True):
@@ -93,7 +93,8 @@ def test_what_was_retrieved_is_there_to_decide_on_again() -> None:
     assert set(found.judged.pools.legs) == {"dense", "lexical"}
 
 
-def test_a_request_weighs_1_by_its_probability_and_repeats_share_a_fold_and_a_cluster() -> None:
+def test_requests_weigh_by_probability() -> None:
+    """A request weighs 1 by its probability and repeats share a fold and a cluster."""
     retriever, dataset = simulate(3)
     texts = [query.text for query in dataset.queries]
     live = Watching(truth_of(dataset), rates=WHOLE)
@@ -107,7 +108,7 @@ def test_a_request_weighs_1_by_its_probability_and_repeats_share_a_fold_and_a_cl
     assert judged.cluster[0] == judged.cluster[3]
 
 
-def test_the_commonest_route_is_taken_and_the_others_are_counted() -> None:
+def test_commonest_route_is_taken() -> None:
     retriever, dataset = simulate(8)
     contexts = serve(retriever, [query.text for query in dataset.queries])
     for place in (0, 5):
@@ -125,7 +126,7 @@ def test_the_commonest_route_is_taken_and_the_others_are_counted() -> None:
         read(live, series="labels 2")
 
 
-def test_what_a_policy_had_cut_says_nothing_of_today() -> None:
+def test_cut_says_nothing_of_today() -> None:
     retriever, dataset = simulate(20)
     guard = guard_of(retriever, calibrated(60).profile, mode="enforce", depth=DEPTH)
     live = Watching(truth_of(dataset), rates=WHOLE)
@@ -133,7 +134,7 @@ def test_what_a_policy_had_cut_says_nothing_of_today() -> None:
     assert read(live).serving_k is None
 
 
-def test_dropped_candidates_that_a_coin_had_judged_stand_for_the_others() -> None:
+def test_coin_judged_stand_for_others() -> None:
     live = watched(40, rates=JudgingRates(0.25, 0.0, 0.0, 0.0))
     judged = read(live).judged
     dropped = ~judged.is_served
@@ -141,7 +142,7 @@ def test_dropped_candidates_that_a_coin_had_judged_stand_for_the_others() -> Non
     assert judged.of_passages("size")[dropped].sum() == pytest.approx(40 * (DEPTH - 3), rel=0.2)
 
 
-def test_grades_have_the_probability_with_which_they_were_asked_for() -> None:
+def test_grades_have_asking_probability() -> None:
     live, relevant = erring(80)
     bare = read(live, "erring 1").judged
     assert not bare.is_graded.any()
@@ -171,14 +172,14 @@ def _text(live: Watching, name: str) -> str:
     return str(SampleRecord.from_bytes(live.store.payloads([int(name)])[int(name)]).query)
 
 
-def test_without_enough_grades_there_is_no_profile() -> None:
+def test_too_few_grades_give_nothing() -> None:
     live, relevant = erring(40)
     grade(live, relevant, 20)
     with pytest.raises(CalibrationError, match="of 60 on 10 that it takes"):
         calibrate_from_store(read(live, "erring 1"), Settings(), SystemIdentity())
 
 
-def test_a_profile_is_of_the_system_and_the_other_routes_stay() -> None:
+def test_other_routes_stay() -> None:
     in_force = spoilt(calibrated(60).profile)
     found = read(watched(160), utilities=CHEAP)
     system = SystemIdentity(in_force.fusion, in_force.fingerprint, in_force.corpus)
@@ -199,7 +200,7 @@ def test_a_profile_is_of_the_system_and_the_other_routes_stay() -> None:
     assert found.judged.in_words == "160 requests judged by known labels"
 
 
-def test_a_policy_in_shadow_says_how_many_graded_requests_would_decide() -> None:
+def test_shadow_says_requests_needed() -> None:
     found = read(watched(40), utilities=CHEAP)
     made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.05), SystemIdentity())
     verdict = made.profile.verdict

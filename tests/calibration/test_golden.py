@@ -26,14 +26,14 @@ GOLDEN = Dataset("golden", QUERIES, {"q2": {"p": 1}, "q1": {"p": 0}}, {"q1": {"x
 
 
 class TestFrozenSets:
-    def test_a_frozen_set_is_a_beir_folder(self, tmp_path: Path) -> None:
+    def test_frozen_set_is_beir(self, tmp_path: Path) -> None:
         snapshot = freeze(GOLDEN, tmp_path / "frozen", "dev")
         assert read_snapshot(tmp_path / "frozen") == snapshot
         dataset = read_beir(tmp_path / "frozen", "dev")
         assert dataset.qrels == {"q1": {"p": 0, "x": 0}, "q2": {"p": 1}}
         assert dataset.distractors == {"q1": {"x": "distractor"}}
 
-    def test_the_digest_depends_on_the_labels_and_not_on_their_order(self, tmp_path: Path) -> None:
+    def test_digest_is_of_labels(self, tmp_path: Path) -> None:
         first = freeze(GOLDEN, tmp_path / "first")
         backwards = replace(GOLDEN, queries=QUERIES[::-1], qrels=dict(sorted(GOLDEN.qrels.items())))
         assert freeze(backwards, tmp_path / "second").digest == first.digest
@@ -129,7 +129,7 @@ class TestWriting:
             (Query("q", "?", {"x": float("nan")}), "p", "written as JSON"),
         ],
     )
-    def test_what_the_format_cannot_hold_is_refused_and_leaves_nothing(
+    def test_unwritable_leaves_nothing(
         self, tmp_path: Path, query: Query, passage_id: str, fault: str
     ) -> None:
         golden = Dataset("set", (query,), {query.query_id: {passage_id: 1}})
@@ -137,11 +137,11 @@ class TestWriting:
             freeze(golden, tmp_path / "out")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_folder_that_holds_something_is_left_alone(self, tmp_path: Path) -> None:
+    def test_full_folder_is_left_alone(self, tmp_path: Path) -> None:
         write(tmp_path / "mine.txt", "mine")
         with pytest.raises(ConfigurationError, match="is there already"):
             freeze(GOLDEN, tmp_path)
 
-    def test_a_split_must_be_a_file_name(self, tmp_path: Path) -> None:
+    def test_split_is_a_file_name(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="name of a file"):
             freeze(GOLDEN, tmp_path / "out", "../test")

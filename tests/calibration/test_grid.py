@@ -67,9 +67,8 @@ class TestGridEqualsNaiveLoop:
 
     @settings(max_examples=25, deadline=None)
     @given(cases(kinds=[ScoreKind.RATIO], strangers=False))
-    def test_at_temperature_one_a_ratio_scale_is_exact_even_at_the_threshold(
-        self, case: Case
-    ) -> None:
+    def test_ratio_is_exact_at_threshold(self, case: Case) -> None:
+        """At temperature one a ratio scale is exact even at the threshold."""
         ratios = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
         assert_equals_the_naive_loop(case, ratio_grid(*case, temperature=1.0, ratios=ratios))
 
@@ -148,9 +147,8 @@ class TestGridEqualsNaiveLoop:
 class TestBeyondToday:
     @settings(max_examples=30, deadline=None)
     @given(cases())
-    def test_by_labels_alone_it_is_what_a_policy_gives_less_what_today_does(
-        self, case: Case
-    ) -> None:
+    def test_gain_by_labels_is_difference(self, case: Case) -> None:
+        """By labels alone it is what a policy gives less what today does."""
         grid = ratio_grid(*case, ks=[1, 3, 8], ratios=np.array([0.0, 0.4999]))
         indices = [(0, 0), (1, grid.thresholds.size - 1), (2, 0)]
         found = np.take_along_axis(grid.beyond_today, grid.kept(indices)[None], axis=2)
@@ -163,7 +161,7 @@ class TestBeyondToday:
             gain = own["udcg"] - served_today(labels)
             assert found[1, :, column] == pytest.approx(gain, abs=1e-9)
 
-    def test_half_by_probability_it_varies_less_around_the_same_mean(self) -> None:
+    def test_half_by_probability_varies_less(self) -> None:
         chances = np.linspace(0.9, 0.05, 12)
         random = np.random.default_rng(0)
         drawn = random.random((2_000, 12)) < chances
@@ -184,7 +182,7 @@ class TestBeyondToday:
             # What a context costs needs no label.
             assert half[2].tolist() == own[2].tolist() == [n_kept - 5.0] * len(drawn)
 
-    def test_what_is_served_today_is_counted_in_its_own_order(self) -> None:
+    def test_today_counts_in_its_order(self) -> None:
         pools, labels = labelled([ranking_of([0.9, 0.5, 0.1])], [{"p2": 1}], depth=3, baseline_k=2)
         model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
         grid = utility_grid(pools, labels, np.array([[0.0, 0.0, 1.0]]), model)
@@ -197,9 +195,7 @@ class TestBeyondToday:
 
 class TestRelativeValues:
     @given(cases(), st.sampled_from([0.25, 1.0, 7.0]))
-    def test_they_are_the_relative_scores_of_the_request_path(
-        self, case: Case, temperature: float
-    ) -> None:
+    def test_equal_the_request_paths_scores(self, case: Case, temperature: float) -> None:
         pools = case.pools
         values, outside = relative_values(pools, temperature)
         for row, ranking in enumerate(pools.rankings()):
@@ -224,18 +220,19 @@ class TestKept:
         reached = thresholds_reached(np.array(values), thresholds, **asked)
         return Grid(labels, ks, thresholds, reached, RatioPolicy)
 
-    def test_a_candidate_is_kept_by_the_thresholds_it_reaches_and_min_keep_by_all(self) -> None:
+    def test_kept_by_thresholds_or_min_keep(self) -> None:
+        """A candidate is kept by the thresholds it reaches and `min_keep` by all."""
         one = self.grid([[1.0, 0.7, 0.2, np.nan]], [1, 2, 3])
         assert one.reached.tolist() == [[4, 3, 2, -1]]
         assert one.kept([(2, 0), (2, 1), (2, 2), (2, 3), (0, 0)]).tolist() == [[3, 3, 2, 1, 1]]
         two = self.grid([[1.0, 0.7, 0.2, np.nan]], [1, 2, 3], min_keep=2)
         assert two.kept([(2, 3), (0, 3)]).tolist() == [[2, 1]]
 
-    def test_where_no_threshold_applies_only_k_does(self) -> None:
+    def test_without_thresholds_only_k(self) -> None:
         always = np.array([True, False])
         grid = self.grid([[0.1, 0.1], [0.1, 0.1]], [2], min_keep=0, always=always)
         assert grid.kept([(0, 1)]).tolist() == [[2], [0]]
 
     @pytest.mark.parametrize("ks", [[1, 2], [50]])
-    def test_a_k_beyond_the_depth_keeps_what_there_is(self, ks: list[int]) -> None:
+    def test_k_beyond_depth_keeps_all(self, ks: list[int]) -> None:
         assert self.grid([[1.0, 1.0]], ks).kept([(len(ks) - 1, 0)]) == 2

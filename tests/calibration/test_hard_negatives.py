@@ -48,14 +48,14 @@ class TestMining:
             (RANKED, labels("r"), {"unjudged_margin": None}, ""),
         ],
     )
-    def test_a_hard_negative_is_labelled_and_near_or_far_enough_below(
+    def test_negatives_are_labelled_or_far(
         self, pools: Pools, dataset: Dataset, settings: dict[str, Any], expected: str
     ) -> None:
         mined = mine(pools, dataset, **settings)
         assert tuple(mined) == dataset.answerable
         assert "".join(each.passage_id for each in mined.get("q", ())) == expected
 
-    def test_each_has_the_kind_of_its_label_and_its_rank(self) -> None:
+    def test_each_has_kind_and_rank(self) -> None:
         mined = mine(pools_of("xirhd"), labels("r", irrelevant="i", hard="h", distractors="d"))
         assert mined["q"] == [
             ("i", "irrelevant", 2),
@@ -63,7 +63,7 @@ class TestMining:
             ("d", "distractor", 5),
         ]
 
-    def test_scores_that_carry_rank_only_have_no_margin(self) -> None:
+    def test_rank_only_has_no_margin(self) -> None:
         with pytest.raises(ConfigurationError, match="use convex fusion"):
             mine(RANKED, labels("r"), unjudged_margin=0.05)
 
@@ -75,7 +75,7 @@ class TestMining:
             ({"unjudged_margin": 1.0}, "margin 1.0"),
         ],
     )
-    def test_a_setting_out_of_range_is_refused(self, setting: dict[str, int], fault: str) -> None:
+    def test_setting_out_of_range_is_refused(self, setting: dict[str, int], fault: str) -> None:
         with pytest.raises(ConfigurationError, match=fault):
             mine(pools_of("rx"), labels("r"), **setting)
 
@@ -87,7 +87,7 @@ class TestMining:
         per_query=st.integers(1, 5),
         near=st.integers(0, 5),
     )
-    def test_no_relevant_passage_is_ever_a_negative(  # noqa: PLR0917
+    def test_relevant_is_never_negative(  # noqa: PLR0917
         self,
         pool: str,
         relevant: set[str],
@@ -117,19 +117,19 @@ class TestTriplets:
         )
         return [row["positive_id"] + row["negative_id"] for row in rows], +counts
 
-    def test_every_positive_and_every_negative_is_there(self) -> None:
+    def test_all_positives_and_negatives_there(self) -> None:
         rows, _ = self.made(labels("rs", irrelevant="abc"), "abcrs")
         assert rows == ["ra", "sb", "rc"]
         rows, _ = self.made(labels("rst", irrelevant="a"), "arst")
         assert rows == ["ra", "sa", "ta"]
 
-    def test_a_positive_without_text_is_left_out_and_counted(self) -> None:
+    def test_textless_positive_is_counted_out(self) -> None:
         rows, counts = self.made(labels("rs", irrelevant="a"), "ar", absent="s")
         assert rows == ["ra"]
         assert counts == {"relevant passages are not in the index and are left out": 1}
         assert self.made(labels("r", irrelevant="a"), "a", absent="r")[0] == []
 
-    def test_the_file_holds_one_triplet_a_line(self, tmp_path: Path) -> None:
+    def test_file_holds_triplet_per_line(self, tmp_path: Path) -> None:
         dataset = labels("rs", irrelevant="abc")
         mining = mine(pools_of("abcrs"), dataset)
         rows = tuple(triplets(mining, dataset, lambda i: f"text\nof {i} ü", Counter()))

@@ -88,7 +88,8 @@ def holds(found: Interval, truth: float) -> bool:
     return found.bounds[0] <= truth <= found.bounds[1]
 
 
-def test_the_judges_own_view_is_the_mean_of_its_verdicts_and_has_no_interval() -> None:
+def test_judges_view_has_no_interval() -> None:
+    """The judge's own view is the mean of its verdicts and has no interval."""
     yes = np.array([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     own = judged(np.tile([4.0, 3.0, 2.0, 1.0], (2, 1)), yes)
     rows = table_by_k(own, READERS)
@@ -105,7 +106,7 @@ def test_the_judges_own_view_is_the_mean_of_its_verdicts_and_has_no_interval() -
     assert own.in_words.startswith("the judge's own view, uncorrected")
 
 
-def test_a_candidate_that_nobody_could_judge_counts_as_unjudged() -> None:
+def test_unjudgeable_candidate_is_unjudged() -> None:
     own = judged(np.tile([2.0, 1.0], (2, 1)), np.ones((2, 2)))
     is_first = own.column == 0
     requests = own.rows.requests.copy()
@@ -132,7 +133,8 @@ def test_few_grades_correct_nothing() -> None:
     assert all(row.precision.bounds is not None for row in rows)
 
 
-def test_a_perfect_ranking_is_kept_as_far_as_it_is_worth_it() -> None:
+def test_perfect_ranking_is_kept_worthwhile() -> None:
+    """A perfect ranking is kept as far as it is worth it."""
     rng = np.random.default_rng(1)
     own, truth = drawn(rng, 120, 0.4, judge=(1.0, 1.0))
     policy = fitted_policy(own, Settings(utilities=STRICT))
@@ -149,7 +151,7 @@ def test_without_scores_there_is_no_policy() -> None:
 
 
 @pytest.mark.parametrize("judge", [(0.87, 0.56), (0.85, 0.21)])
-def test_intervals_hold_the_truth_with_a_judge_that_says_yes_too_often(
+def test_intervals_survive_yes_sayers(
     judge: tuple[float, float],
 ) -> None:
     """The gain of serving the first 8 in place of the first 3, of all questions like these."""
@@ -177,7 +179,8 @@ def test_intervals_hold_the_truth_with_a_judge_that_says_yes_too_often(
     assert min(held.values()) >= 25, held
 
 
-def test_the_gain_of_a_policy_that_had_no_part_in_a_question_is_what_it_seems() -> None:
+def test_uninvolved_policys_gain_is_real() -> None:
+    """The gain of a policy that had no part in a question is what it seems."""
     rng = np.random.default_rng(3)
     n, held = 8, 0
     for _ in range(n):

@@ -29,21 +29,19 @@ def indexed(passage_id: str) -> Passage:
     return Passage(passage_id, f"text of {passage_id}")
 
 
-def test_a_part_that_the_index_lacks_is_counted_in_a_note() -> None:
+def test_missing_part_is_noted() -> None:
     assert check_ids(labels("d0", "d1"), set(IDS)) == check_ids(labels(), set(IDS)) == ()
     (note,) = check_ids(labels("d0", "d1", "gone"), set(IDS))
     assert "1 of 3 labelled passages are not in the index, first 'gone'" in note
 
 
-def test_labels_of_which_the_index_lacks_most_are_refused_with_counts() -> None:
+def test_mostly_missing_labels_are_refused() -> None:
     with pytest.raises(DataError, match=r"holds 1 of the 3 labelled passages, and lacks 'x'"):
         check_ids(labels("d0", "x", "y"), set(IDS))
 
 
 @pytest.mark.parametrize(("named", "compared"), [(("d3", "d4"), 2), ((), 30)])
-def test_colliding_ids_with_other_texts_are_refused(
-    named: tuple[str, ...], compared: int, tmp_path: Path
-) -> None:
+def test_colliding_ids_are_refused(named: tuple[str, ...], compared: int, tmp_path: Path) -> None:
     """Other passages are compared where no labelled one is at hand."""
     file = corpus(tmp_path, {one: f"something about {one}" for one in IDS})
     says = rf"{compared} of {compared} passages .* another corpus with the same ids"
@@ -56,9 +54,8 @@ def test_colliding_ids_with_other_texts_are_refused(
     [{one: f"text  of\n{one}" for one in IDS}, {"elsewhere": "a text"}, {}, None],
     ids=["other white space", "not in the index", "no passage", "no file"],
 )
-def test_nothing_is_said_where_no_text_differs_or_none_can_be_read(
-    texts: dict[str, str] | None, tmp_path: Path
-) -> None:
+def test_equal_or_unreadable_says_nothing(texts: dict[str, str] | None, tmp_path: Path) -> None:
+    """Nothing is said where no text differs or none can be read."""
     file = tmp_path / "corpus.jsonl" if texts is None else corpus(tmp_path, texts)
     assert check_texts(labels("d3", "elsewhere"), file, set(IDS), indexed) == ()
 

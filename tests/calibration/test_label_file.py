@@ -49,7 +49,7 @@ def test_another_run_goes_on(tmp_path: Path) -> None:
     assert len(read_jsonl(file.path)) == 3
 
 
-def test_what_is_taken_back_leaves_no_line(tmp_path: Path) -> None:
+def test_withdrawn_leaves_no_line(tmp_path: Path) -> None:
     file = opened(tmp_path)
     kettle, harp = file.queries
     file.put(kettle, "a", Judgment("a", 1))
@@ -105,7 +105,7 @@ def test_a_relevant_passage_forbids_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_file_changed_meanwhile_is_not_overwritten(tmp_path: Path, is_there: bool) -> None:
+def test_changed_file_is_not_overwritten(tmp_path: Path, is_there: bool) -> None:
     file = opened(tmp_path)
     kettle = file.queries[0]
     if is_there:
@@ -117,9 +117,7 @@ def test_a_file_changed_meanwhile_is_not_overwritten(tmp_path: Path, is_there: b
     assert "of another" in file.path.read_text(encoding="utf-8")
 
 
-def test_a_grade_that_cannot_be_written_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_grade_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = opened(tmp_path)
 
     def full(*_: object) -> None:

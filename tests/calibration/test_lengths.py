@@ -48,7 +48,7 @@ def policy_of(made: Calibration) -> ExpectedUtilityPolicy:
     return policy
 
 
-def test_a_guard_serves_the_contexts_that_were_measured() -> None:
+def test_guard_serves_measured_contexts() -> None:
     """On other queries than those that chose, all of a saved profile."""
     _, _, calibration = made()
     assert policy_of(calibration).per_token
@@ -68,7 +68,7 @@ def test_a_guard_serves_the_contexts_that_were_measured() -> None:
     assert len(sizes) > 3
 
 
-def test_the_policy_on_all_queries_keeps_what_its_grid_says() -> None:
+def test_final_policy_keeps_its_grid() -> None:
     _, _, calibration = made()
     route = outcome_of(calibration).route
     pools = route.own[0]
@@ -82,7 +82,7 @@ def test_the_policy_on_all_queries_keeps_what_its_grid_says() -> None:
         assert (order[kept] == expected[kept]).all()
 
 
-def test_replay_counts_tokens_as_the_guard_does() -> None:
+def test_replay_counts_like_guard() -> None:
     texts, dataset, _ = made()
     pools = replay(texts, dataset.queries[:5], depth=DEPTH)
     assert pools.tokens is not None
@@ -92,7 +92,7 @@ def test_replay_counts_tokens_as_the_guard_does() -> None:
         assert pools.tokens[row].tolist() == [counts[each] for each in pools.passage_ids[row]]
 
 
-def test_a_passage_that_cannot_be_read_takes_no_place() -> None:
+def test_unreadable_passage_takes_no_place() -> None:
     texts, dataset, calibration = made()
     query = dataset.queries[0].text
     whole = guard_of(texts, calibration.profile, mode="enforce", depth=DEPTH).retrieve(query)
@@ -122,7 +122,7 @@ class TestEqualTokens:
     def route(self) -> LabelledRoute:
         return outcome_of(made()[2]).route
 
-    def test_it_costs_no_more_and_the_next_one_does(self) -> None:
+    def test_costs_no_more_than_today(self) -> None:
         route, outcome = self.route(), outcome_of(made()[2])
         found = route.of_equal_tokens(outcome.chosen)
         assert found is not None
@@ -142,7 +142,7 @@ class TestEqualTokens:
         three = replace(route.today, **route._first(3)._asdict())
         assert route.of_equal_tokens(three) is None
 
-    def test_no_first_k_is_as_short_as_an_empty_context(self) -> None:
+    def test_no_first_k_equals_empty(self) -> None:
         route = self.route()
         order = route.today.order
         empty = route.option("none", RatioPolicy(k=1), order, np.zeros(order.shape, dtype=bool))

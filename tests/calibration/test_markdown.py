@@ -48,7 +48,7 @@ def test_headings_inside_code_are_code(fence: str) -> None:
     assert "<!-- a -->" in body(text)
 
 
-def test_three_ticks_within_a_line_open_no_code() -> None:
+def test_inline_ticks_open_no_code() -> None:
     assert headings("```x``` is code\n# A\na") == [(), ("A",)]
 
 
@@ -106,7 +106,7 @@ def test_front_matter_gives_the_title(front: str, title: str) -> None:
     assert read_markdown(f"{front}Text.") == (title, [Section((), "Text.")])
 
 
-def test_a_rule_at_the_start_is_no_front_matter() -> None:
+def test_leading_rule_is_no_matter() -> None:
     assert "Plain words" in body("---\n\nPlain words, and more.\n\n---\nText.")
 
 

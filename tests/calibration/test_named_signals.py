@@ -90,7 +90,7 @@ def guard_of(retriever: object, profile: Path, registry: CollectorRegistry) -> C
 
 
 class TestFromHitsToTheAnswer:
-    def test_the_right_passage_is_served_first_and_little_else(self, profile: Path) -> None:
+    def test_right_passage_comes_first(self, profile: Path) -> None:
         guard = guard_of(Shop(), profile, CollectorRegistry())
         contexts = {i: guard.retrieve(f"question {i}") for i in range(1000, 1030)}
         first = [
@@ -101,7 +101,8 @@ class TestFromHitsToTheAnswer:
         # One in twenty may be called insufficient although it is not.
         assert np.mean([context.flags == () for context in contexts.values()]) > 0.8
 
-    def test_an_answer_without_a_signal_keeps_the_top_k_and_says_which(self, profile: Path) -> None:
+    def test_missing_signal_keeps_top_k(self, profile: Path) -> None:
+        """An answer without a signal keeps the top k and says which."""
         registry = CollectorRegistry()
         context = guard_of(Shop(without="authority"), profile, registry).retrieve("question 7")
         assert context.flags == (Flag.MISSING_SIGNALS,)
@@ -109,13 +110,13 @@ class TestFromHitsToTheAnswer:
         flagged = registry.get_sample_value("ctxguard_flags_total", {"flag": "missing_signals"})
         assert flagged == 1.0
 
-    def test_the_order_in_which_candidates_come_changes_nothing(self, profile: Path) -> None:
+    def test_candidate_order_changes_nothing(self, profile: Path) -> None:
         guard = guard_of(Shop(), profile, CollectorRegistry())
         hits = Shop().retrieve("question 5", depth=DEPTH)
         one, other = (guard.filter("question 5", each) for each in (hits, hits[::-1]))
         assert (one.kept_ids, one.flags) == (other.kept_ids, other.flags)
 
-    def test_a_sample_is_decided_again_as_it_was(self, profile: Path) -> None:
+    def test_sample_is_decided_again_alike(self, profile: Path) -> None:
         guard = guard_of(Shop(), profile, CollectorRegistry())
         context = guard.retrieve("question 9")
         made = record_of(Sample(context, 0.5, 1.0))
@@ -141,7 +142,7 @@ def with_signals(**signals: Sequence[float]) -> Ranking:
 
 
 class TestPools:
-    def test_signals_are_kept_in_the_order_of_the_candidates(self) -> None:
+    def test_signals_follow_candidate_order(self) -> None:
         ranking = ranking_of([0.1, 0.9], kind=ScoreKind.COSINE)
         ranking = replace(ranking, signals={"price": np.array([5.0, 7.0])})
         pools, _ = labelled([ranking], [{"p0": 1}], depth=3)
@@ -154,7 +155,8 @@ class TestPools:
         assert pool_features(pools).shape == (2, len(names))
 
     @pytest.mark.parametrize("garbage", [math.nan, math.inf, -3.4e38])
-    def test_a_signal_that_a_candidate_lacks_is_left_out_with_a_note(self, garbage: float) -> None:
+    def test_lacking_signal_is_left_out(self, garbage: float) -> None:
+        """A signal that a candidate lacks is left out with a note."""
         rankings = [
             with_signals(price=[1.0, 2.0, 3.0], age=[1.0, garbage, 2.0]),
             with_signals(price=[1.0, 2.0, 3.0], age=[1.0, 1.0, 2.0]),
@@ -165,7 +167,8 @@ class TestPools:
         (note,) = pools.notes
         assert note == "signal 'age' is left out: 1 of 3 queries have a candidate without it"
 
-    def test_a_signal_that_some_answers_lack_is_left_out_with_a_note(self) -> None:
+    def test_partly_lacking_signal_left_out(self) -> None:
+        """A signal that some answers lack is left out with a note."""
         rankings = [with_signals(price=[1.0, 2.0, 3.0]), with_signals()]
         pools, _ = labelled(rankings, [{"p0": 1}, {}])
         assert not pools.signals
@@ -182,7 +185,7 @@ class TestPools:
         assert "external: signal 'authority' is left out" in notes
 
     @pytest.mark.parametrize("name", ["price.z", "a.b", ""])
-    def test_a_name_that_would_be_taken_for_a_feature_is_refused(self, name: str) -> None:
+    def test_feature_like_name_is_refused(self, name: str) -> None:
         with pytest.raises(ConfigurationError, match="no full stop"):
             labelled([with_signals(**{name: [1.0, 2.0, 3.0]})], [{"p0": 1}])
 

@@ -68,7 +68,7 @@ def recall_gained(grid: Grid, *indices: GridIndex) -> FloatArray:
 class TestSums:
     @settings(max_examples=10, deadline=None)
     @given(seed=st.integers(0, 1_000), n=st.integers(5, 40))
-    def test_they_are_those_of_the_queries_of_the_other_folds(self, seed: int, n: int) -> None:
+    def test_sums_are_of_other_folds(self, seed: int, n: int) -> None:
         pools, labels = simulated(n, 3, seed=seed, noise=0.3, relevant=2, unanswerable=0.2)
         grid = ratio_grid(pools, labels)
         places = tried(grid, 3)[::7]
@@ -100,7 +100,7 @@ class TestChoose:
         tolerance=st.sampled_from([0.0, 0.01, 0.1]),
         context=st.sampled_from(["leaner", "balanced", "richer"]),
     )
-    def test_by_decisions_one_at_a_time_it_keeps_recall_and_utility(
+    def test_single_decisions_keep_recall(
         self,
         *,
         seed: int,
@@ -125,7 +125,7 @@ class TestChoose:
         most = {"leaner": 1.0, "balanced": 0.9, "richer": 2.0}[context]
         assert ours["kept"].mean() <= most * today["kept"].mean() + 1e-9
 
-    def test_passages_far_below_the_top_are_dropped(self) -> None:
+    def test_far_below_top_is_dropped(self) -> None:
         pools, labels = two_of_five(150)
         grid, index = chosen(pools, labels, 5)
         assert index is not None
@@ -133,11 +133,11 @@ class TestChoose:
         assert recall_gained(grid, index).tolist() == [[0.0]] * 150
 
     @pytest.mark.parametrize("n", [10, 50])
-    def test_a_few_labels_on_which_nothing_was_lost_are_no_evidence(self, n: int) -> None:
+    def test_few_lossless_labels_prove_nothing(self, n: int) -> None:
         pools, labels = two_of_five(n)
         assert chosen(pools, labels, 5)[1] is None
 
-    def test_only_a_richer_context_costs_more_than_today(self) -> None:
+    def test_only_richer_costs_more(self) -> None:
         pools, labels = eight_of_many(60)
         assert chosen(pools, labels, 5)[1] is None
         grid, index = chosen(pools, labels, 5, "richer")
@@ -145,7 +145,7 @@ class TestChoose:
         assert grid.kept([index])[0, 0] == 8
         assert recall_gained(grid, index)[0, 0] == pytest.approx(3 / 8)
 
-    def test_a_richer_context_costs_at_most_twice_as_much(self) -> None:
+    def test_richer_costs_at_most_twice(self) -> None:
         ranking = ranking_of([1.0] * 30 + [0.1] * 10)
         qrels = {f"p{i}": 1 for i in range(30)}
         pools, labels = labelled([ranking] * 100, [qrels] * 100, depth=40, baseline_k=5)
@@ -153,7 +153,7 @@ class TestChoose:
         assert richer is not None
         assert grid.kept([richer])[0, 0] == 10
 
-    def test_a_leaner_context_holds_the_fewest_passages_of_the_same_recall(self) -> None:
+    def test_leanest_of_same_recall_chosen(self) -> None:
         pools, labels = two_of_five(150)
         grid, index = chosen(pools, labels, 5, "leaner")
         assert index is not None
@@ -161,19 +161,19 @@ class TestChoose:
         # Where more would gain, it still does not.
         assert chosen(*eight_of_many(60), 5, "leaner")[1] is None
 
-    def test_where_every_drop_loses_recall_the_first_k_stays(self) -> None:
+    def test_always_losing_keeps_first_k(self) -> None:
         # Equal scores, and the relevant passage is the last that is served.
         ranking = ranking_of([1.0] * 10)
         pools, labels = labelled([ranking] * 100, [{"p4": 1}] * 100, baseline_k=5)
         assert chosen(pools, labels, 5)[1] is None
 
-    def test_where_nothing_served_is_harmful_the_first_k_stays(self) -> None:
+    def test_harmless_serving_keeps_first_k(self) -> None:
         ranking = ranking_of([1.0, 0.8, 0.6, 0.4, 0.2])
         qrels = {f"p{i}": 1 for i in range(5)}
         pools, labels = labelled([ranking] * 100, [qrels] * 100, depth=5, baseline_k=5)
         assert chosen(pools, labels, 5, tolerance=0.5)[1] is None
 
-    def test_queries_without_an_answer_say_nothing_about_recall(self) -> None:
+    def test_unanswerable_queries_ignore_recall(self) -> None:
         ranking = ranking_of([1.0, 0.1])
         pools, labels = labelled([ranking] * 4, [{"p0": 1}, {}, {}, {}], depth=2, baseline_k=2)
         rows = np.array([1, 2, 3])
@@ -189,9 +189,7 @@ class TestChoose:
         assert gains[-1] > gains[0]
 
     @pytest.mark.parametrize("relevant", [1, 2])
-    def test_on_other_queries_it_loses_a_percent_of_recall_at_most_on_the_mean(
-        self, relevant: int
-    ) -> None:
+    def test_others_lose_one_percent_recall(self, relevant: int) -> None:
         """Thirty times 60 queries choose; a population of 1,500 says what each step costs."""
         population, truth = simulated(1_500, 5, seed=99, noise=0.2, relevant=relevant)
         random, steps = np.random.default_rng(0), LADDERS["balanced"]
@@ -211,7 +209,7 @@ class TestChoose:
 
 
 class TestExtend:
-    def test_it_goes_on_in_todays_order_and_never_serves_fewer(self) -> None:
+    def test_continues_in_todays_order(self) -> None:
         pools, labels = eight_of_many(30)
         grid, index = extended(pools, labels, 5)
         assert index is not None
@@ -223,7 +221,7 @@ class TestExtend:
     def test_what_gains_nothing_is_not_taken(self) -> None:
         assert extended(*two_of_five(100), 5)[1] is None
 
-    def test_a_gain_that_may_be_noise_is_not_taken(self) -> None:
+    def test_noisy_gain_is_not_taken(self) -> None:
         """One query in six has a sixth relevant passage, the others a sixth that harms."""
         ranking = ranking_of([1.0] * 5 + [0.9] + [0.1] * 4)
         own = [{f"p{i}": 1 for i in range(5 + (row % 6 == 0))} for row in range(24)]

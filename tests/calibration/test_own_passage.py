@@ -48,7 +48,7 @@ def test_is_left_out(own: Hit) -> None:
     ],
     ids=["an id by chance", "labelled relevant", "a labelled answer", "no text"],
 )
-def test_is_kept_where_it_is_another_or_an_answer(own: Hit, relevant: str) -> None:
+def test_kept_where_another_or_answer(own: Hit, relevant: str) -> None:
     assert own.passage_id in found(own, relevant=relevant)
 
 

@@ -27,7 +27,8 @@ class TestPoolLabels:
         pools, _ = labelled([ranking_of([5.0, 4.0, 3.0, 2.0, 1.0])], [{"p0": 1}], depth=6)
         return label(pools, self.DATASET, **settings)  # type: ignore[arg-type]
 
-    def test_each_candidate_has_its_grade_its_worth_and_whether_it_was_judged(self) -> None:
+    def test_candidates_have_grade_and_worth(self) -> None:
+        """Each candidate has its grade its worth and whether it was judged."""
         labels = self.of(utilities=STRICT)
         assert labels.grades.tolist() == [[2, 0, 1, 0, 0, 0]]
         assert labels.judged.tolist() == [[True, True, True, True, False, False]]
@@ -39,24 +40,26 @@ class TestPoolLabels:
         assert labels.rules.worst == -1.0
         assert labels.n_answerable == 1
 
-    def test_an_unlabelled_passage_is_worth_what_unjudged_says(self) -> None:
+    def test_unlabelled_is_worth_unjudged(self) -> None:
         assert self.of(utilities=Utilities(unjudged=-0.05)).utilities[0, 4] == -0.05
 
-    def test_where_labels_hold_relevant_passages_only_an_unlabelled_one_is_not_relevant(
+    def test_relevant_only_labels_judge_others(
         self,
     ) -> None:
+        """Where labels hold relevant passages only an unlabelled one is not relevant."""
         _, labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}], depth=2)
         assert labels.positives_only
         assert labels.utilities.tolist() == [[1.0, READERS.irrelevant]]
 
-    def test_a_named_distractor_is_a_label_of_irrelevance(self) -> None:
+    def test_named_distractor_is_irrelevant_label(self) -> None:
         ranking = [ranking_of([3.0, 2.0, 1.0])]
         _, labels = labelled(ranking, [{"p0": 1}], depth=3, distractors=[{"p1": "distractor"}])
         assert not labels.positives_only
         assert labels.utilities.tolist() == [[1.0, READERS.distractor, READERS.unjudged]]
         assert labels.judged.tolist() == [[True, True, False]]
 
-    def test_an_empty_list_of_relevant_passages_judges_every_candidate_of_its_query(self) -> None:
+    def test_empty_list_judges_every_candidate(self) -> None:
+        """An empty list of relevant passages judges every candidate of its query."""
         rankings = [ranking_of([2.0, 1.0]), ranking_of([2.0, 1.0])]
         pools, _ = labelled(rankings, [{"p0": 1}, {}], depth=2)
         queries = (Query("q0", "question 0"), Query("q1", "question 1"))
@@ -65,19 +68,19 @@ class TestPoolLabels:
         assert labels.judged.tolist() == [[True, False], [True, True]]
         assert labels.utilities.tolist() == [[1.0, -0.2], [-0.5, -0.5]]
 
-    def test_recall_loss_counts_what_the_baseline_would_have_served(self) -> None:
+    def test_recall_loss_is_against_baseline(self) -> None:
         shares, defined = self.of().recall_shares()
         assert shares.tolist() == [[0.5, 0, 0.5, 0, 0, 0]]
         assert defined.tolist() == [True]
         shares, _ = self.of(baseline_k=2).recall_shares()
         assert shares.tolist() == [[1.0, 0, 0, 0, 0, 0]]
 
-    def test_recall_loss_is_undefined_where_the_baseline_serves_nothing_relevant(self) -> None:
+    def test_irrelevant_baseline_leaves_it_undefined(self) -> None:
         pools, labels = labelled([ranking_of([2.0, 1.0])], [{"p1": 1}], depth=2, baseline_k=1)
         assert labels.recall_shares()[1].tolist() == [False]
         assert np.isnan(ratio_grid(pools, labels).means.recall_loss).all()
 
-    def test_as_many_relevant_passages_are_expected_as_are_labelled(self) -> None:
+    def test_expected_relevant_equal_labelled(self) -> None:
         labels = self.of(utilities=STRICT)
         chances = np.array([[0.4, 0.3, 0.2, 0.1, 0.0, np.nan]])
         relevant, worth = labels.with_expected(chances, 1.0)
@@ -92,11 +95,11 @@ class TestPoolLabels:
         assert none.tolist() == labels.relevant.tolist()
         assert as_labelled.tolist() == labels.utilities.tolist()
 
-    def test_labels_without_a_relevant_passage_calibrate_nothing(self) -> None:
+    def test_no_relevant_labels_calibrate_nothing(self) -> None:
         with pytest.raises(CalibrationError, match="no passage is labelled relevant"):
             labelled([ranking_of([1.0])], [{"p0": 0}])
 
-    def test_a_query_without_labels_is_all_irrelevant_and_unjudged(self) -> None:
+    def test_unlabelled_query_is_all_unjudged(self) -> None:
         _, labels = labelled([ranking_of([1.0]), ranking_of([1.0])], [{"p0": 1}, {}], depth=1)
         assert labels.utilities.tolist() == [[1.0], [READERS.irrelevant]]
         assert labels.judged.tolist() == [[True], [False]]

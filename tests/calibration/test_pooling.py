@@ -48,14 +48,14 @@ def test_short_rankings_are_pooled_whole(found: list[list[str]]) -> None:
     )
 
 
-def test_order_hides_ranks_and_differs_by_question() -> None:
+def test_order_hides_ranks() -> None:
     ids = [f"p{number}" for number in range(FIRST)]
     orders = {pooled(f"question {number}", [ids])[0] for number in range(40)}
     assert len(orders) > 30
     assert len({order.index("p0") for order in orders}) == FIRST
 
 
-def test_nothing_more_after_a_step_without_relevant() -> None:
+def test_irrelevant_step_ends_it() -> None:
     steps = (("a", "b"), ("c",), ("d",), ("e",))
     assert list(graded(steps, {})) == ["a", "b", "c"]
     assert list(graded(steps, {"a": 1})) == ["a", "b", "c"]
@@ -96,7 +96,7 @@ def decision(
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("k", [3, 4, 8])
-def test_pools_give_the_verdict_of_all_labels(seed: int, k: int) -> None:
+def test_pools_equal_all_labels_verdict(seed: int, k: int) -> None:
     """Simulated graders on a sharp retriever, 60 questions: on shorter and longer contexts."""
     rng = random.Random(seed)
     full, asked = [], []

@@ -65,7 +65,7 @@ def make(n: int, **metadata: object) -> Dataset:
     return Dataset("made", queries, {f"q{i}": {f"p{i}": 1} for i in range(n)})
 
 
-def test_a_beir_split_holds_the_queries_that_its_qrels_name(folder: Path) -> None:
+def test_split_holds_qrels_queries(folder: Path) -> None:
     data = read_beir(folder, "test")
     assert [query.query_id for query in data.queries] == ["q1", "q2"]
     assert data.queries[0] == Query("q1", "one?", {"topic": "x"})
@@ -75,7 +75,8 @@ def test_a_beir_split_holds_the_queries_that_its_qrels_name(folder: Path) -> Non
     assert splits(folder) == ("test", "train")
 
 
-def test_a_query_judged_but_not_answered_takes_part_and_is_not_answerable(folder: Path) -> None:
+def test_unanswered_query_takes_part(folder: Path) -> None:
+    """A query judged but not answered takes part and is not answerable."""
     data = read_beir(folder)
     assert data.answerable == ("q1",)
     assert data.relevant("q1") == {"a": 2}
@@ -84,13 +85,13 @@ def test_a_query_judged_but_not_answered_takes_part_and_is_not_answerable(folder
     assert data.subset(["q2"]).max_grade is None
 
 
-def test_a_query_that_only_distractors_name_belongs_to_a_lone_split(folder: Path) -> None:
+def test_distractor_only_query_joins_lone_split(folder: Path) -> None:
     assert {query.query_id for query in read_beir(folder).queries} == {"q1", "q2"}
     (folder / "qrels" / "train.tsv").unlink()
     assert {query.query_id for query in read_beir(folder).queries} == {"q1", "q2", "q3"}
 
 
-def test_a_corpus_is_read_from_its_folder_or_its_file(folder: Path) -> None:
+def test_corpus_is_folder_or_file(folder: Path) -> None:
     passages = list(read_corpus(folder))
     assert [(p.passage_id, p.title, p.text) for p in passages] == [
         ("a", "A", "first"),
@@ -101,12 +102,13 @@ def test_a_corpus_is_read_from_its_folder_or_its_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["_id", "id", "passage_id"])
-def test_a_passage_id_may_go_by_three_names_and_be_a_number(tmp_path: Path, name: str) -> None:
+def test_passage_id_has_three_names(tmp_path: Path, name: str) -> None:
+    """A passage id may go by three names and be a number."""
     path = write_jsonl(tmp_path / "c.jsonl", {name: 7, "text": "t", "title": None})
     assert [(p.passage_id, p.title) for p in read_corpus(path)] == [("7", "")]
 
 
-def test_a_byte_order_mark_blank_lines_and_crlf_are_tolerated(tmp_path: Path) -> None:
+def test_marks_blanks_crlf_are_tolerated(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"_id": "a", "text": "x"}\r\n\r\n  \n{"_id": "b", "text": "y"}')
     assert [passage.text for passage in read_corpus(path)] == ["x", "y"]
@@ -124,7 +126,7 @@ def test_lone_surrogates_are_replaced_and_counted(folder: Path) -> None:
     assert any("surrogates" in note for note in data.notes)
 
 
-def test_a_passage_without_title_and_text_is_handed_on_and_counted(tmp_path: Path) -> None:
+def test_empty_passage_is_counted(tmp_path: Path) -> None:
     corpus = read_corpus(write_jsonl(tmp_path / "c.jsonl", {"_id": "a", "text": " "}))
     assert len(list(corpus)) == 1
     assert corpus.notes == ("1 passages have neither title nor text",)
@@ -149,7 +151,7 @@ def test_a_passage_without_title_and_text_is_handed_on_and_counted(tmp_path: Pat
         (b'{"_id": "a", "text": "x"}\n{"_id": "\xe9"}\n', 2, "byte 0xe9 (byte 10 of the line)"),
     ],
 )
-def test_a_broken_corpus_names_file_line_and_value(
+def test_broken_corpus_names_the_place(
     tmp_path: Path, content: bytes, line: int, says: str
 ) -> None:
     path = tmp_path / "corpus.jsonl"
@@ -160,7 +162,7 @@ def test_a_broken_corpus_names_file_line_and_value(
     assert says in str(caught.value)
 
 
-def test_missing_files_and_folders_are_refused_by_name(tmp_path: Path, folder: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere.*no such file"):
         read_corpus(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"nowhere.*no such folder"):
@@ -180,7 +182,7 @@ def test_missing_files_and_folders_are_refused_by_name(tmp_path: Path, folder: P
         read_beir(folder)
 
 
-def test_an_unknown_split_lists_those_that_are_there(folder: Path) -> None:
+def test_unknown_split_lists_the_known(folder: Path) -> None:
     with pytest.raises(DataError, match=r"no split 'dev'; the folder has test, train"):
         read_beir(folder, "dev")
     empty = folder / "empty"
@@ -210,16 +212,14 @@ QRELS, KINDS, QUESTIONS = "qrels/test.tsv", "distractors.tsv", "queries.jsonl"
         (QUESTIONS, ['{"_id":"q1","text":"\\n"}'], "line 1: query 'q1' has no text"),
     ],
 )
-def test_a_broken_folder_names_file_line_and_value(
-    folder: Path, file: str, rows: list[str], says: str
-) -> None:
+def test_broken_folder_names_the_place(folder: Path, file: str, rows: list[str], says: str) -> None:
     path = write_rows(folder / file, *rows)
     with pytest.raises(DataError, match=says) as caught:
         read_beir(folder)
     assert caught.value.path == path
 
 
-def test_repeated_rows_and_negative_grades_are_counted(folder: Path) -> None:
+def test_repeats_and_negatives_are_counted(folder: Path) -> None:
     write_rows(folder / "qrels" / "test.tsv", "q1 a 2", "q1 a 2.0", "q2 a -1")
     data = read_beir(folder)
     assert data.qrels == {"q1": {"a": 2}, "q2": {"a": 0}}
@@ -229,7 +229,7 @@ def test_repeated_rows_and_negative_grades_are_counted(folder: Path) -> None:
     ]
 
 
-def test_labels_of_queries_that_are_not_there_are_counted(folder: Path) -> None:
+def test_labels_of_absent_queries_counted(folder: Path) -> None:
     write_rows(folder / "qrels" / "test.tsv", "q1 a 2", "q8 a 1", "q9 a 1")
     data = read_beir(folder)
     assert list(data.qrels) == ["q1"]
@@ -237,7 +237,7 @@ def test_labels_of_queries_that_are_not_there_are_counted(folder: Path) -> None:
     assert note == "2 labelled queries are not in queries.jsonl and are left out, first q8"
 
 
-def test_labelled_passages_outside_the_corpus_are_named(folder: Path) -> None:
+def test_labels_outside_corpus_are_named(folder: Path) -> None:
     write_rows(folder / "distractors.tsv", "q1 b hard_negative", "q1 z distractor")
     data = read_beir(folder)
     assert unknown_passages(data, ["a", "b"]) == ("z",)
@@ -245,7 +245,7 @@ def test_labelled_passages_outside_the_corpus_are_named(folder: Path) -> None:
     assert unknown_passages(data, ["z"]) == ("a", "b")
 
 
-def test_one_jsonl_file_can_hold_a_whole_data_set(tmp_path: Path) -> None:
+def test_jsonl_can_hold_everything(tmp_path: Path) -> None:
     path = write_jsonl(
         tmp_path / "mine.jsonl",
         {"query_id": "q1", "text": "one?", "relevant": {"a": 2, "b": 1}, "distractors": ["c"]},
@@ -270,7 +270,7 @@ def test_keywords_are_labels_too(tmp_path: Path) -> None:
     assert (both.keywords, both.qrels) == ({"q1": ("kettle", "hot water")}, {"q1": {"a": 1}})
 
 
-def test_keywords_alone_beside_labelled_queries_are_refused(tmp_path: Path) -> None:
+def test_lone_keywords_are_refused(tmp_path: Path) -> None:
     rows = [
         {"_id": "q1", "text": "one?", "relevant": ["a"]},
         {"_id": "q2", "text": "two?", "keywords": ["kettle"]},
@@ -280,7 +280,7 @@ def test_keywords_alone_beside_labelled_queries_are_refused(tmp_path: Path) -> N
     assert caught.value.line == 2
 
 
-def test_a_trec_run_is_ordered_by_score_with_ranks_from_one(tmp_path: Path) -> None:
+def test_trec_run_is_sorted_ranked(tmp_path: Path) -> None:
     path = tmp_path / "run.txt"
     path.write_text("1 Q0 b 1 0.5 t\n1 Q0 a 0 0.9 t\n1 Q0 d 3 0.1 t\n1 Q0 c 2 0.1 t\n2 Q0 a 0 3\n")
     run = read_trec_run(path)
@@ -312,7 +312,7 @@ def test_a_trec_run_is_ordered_by_score_with_ranks_from_one(tmp_path: Path) -> N
         (read_jsonl, {"relevant": ["a"], "distractors": ["a"]}, "'a' is relevant and a distractor"),
     ],
 )
-def test_a_broken_run_or_query_says_what_is_wrong(
+def test_broken_run_says_whats_wrong(
     tmp_path: Path, read: Callable[[Path], object], content: str | dict[str, object], says: str
 ) -> None:
     path = tmp_path / "broken"
@@ -323,7 +323,8 @@ def test_a_broken_run_or_query_says_what_is_wrong(
         read(path)
 
 
-def test_a_digest_is_of_the_content_and_not_of_its_order_or_name() -> None:
+def test_digest_is_of_content() -> None:
+    """A digest is of the content and not of its order or name."""
     data = make(3)
     shuffled = Dataset("other", data.queries[::-1], dict(reversed(data.qrels.items())))
     assert shuffled.digest() == data.digest()
@@ -332,13 +333,13 @@ def test_a_digest_is_of_the_content_and_not_of_its_order_or_name() -> None:
     assert graded.digest() != data.digest()
 
 
-def test_a_subset_refuses_an_id_that_is_not_there() -> None:
+def test_subset_refuses_absent_ids() -> None:
     with pytest.raises(ConfigurationError, match="no query 'zz'"):
         make(2).subset(["q0", "zz"])
 
 
 @given(n=st.integers(4, 60), seed=st.integers(0, 2**40), first=st.floats(0.3, 0.7))
-def test_parts_are_a_partition_of_about_the_shares_asked(n: int, seed: int, first: float) -> None:
+def test_parts_partition_by_shares(n: int, seed: int, first: float) -> None:
     data = make(n)
     parts = split_by_query(data, (first, 1.0 - first), seed)
     ids = [query.query_id for part in parts for query in part.queries]
@@ -347,7 +348,8 @@ def test_parts_are_a_partition_of_about_the_shares_asked(n: int, seed: int, firs
     assert [set(part.qrels) for part in parts] == [{q.query_id for q in p.queries} for p in parts]
 
 
-def test_a_split_is_the_same_for_the_same_seed_on_any_platform_and_in_any_order() -> None:
+def test_split_is_reproducible_anywhere() -> None:
+    """A split is the same for the same seed on any platform and in any order."""
     data = make(10)
     first = split_by_query(data, (0.5, 0.5), seed=7)[0]
     assert {query.query_id for query in first.queries} == {"q1", "q2", "q3", "q6", "q7"}
@@ -357,7 +359,7 @@ def test_a_split_is_the_same_for_the_same_seed_on_any_platform_and_in_any_order(
 
 
 @given(seed=st.integers(0, 1000))
-def test_the_same_question_under_two_ids_stays_in_one_part(seed: int) -> None:
+def test_repeated_question_stays_in_part(seed: int) -> None:
     queries = tuple(Query(f"q{i}", f"Question  {i % 10}" + "  ?" * (i > 9)) for i in range(20))
     twins = (Query("t1", "WHAT is it?"), Query("t2", "what  is it?\n"), Query("t3", "What is it?"))
     parts = split_by_query(Dataset("t", queries + twins, {}), (0.5, 0.5), seed)
@@ -367,19 +369,19 @@ def test_the_same_question_under_two_ids_stays_in_one_part(seed: int) -> None:
     assert same_text(*parts) == ()
 
 
-def test_a_question_in_two_data_sets_is_found() -> None:
+def test_shared_question_is_found() -> None:
     first = Dataset("a", (Query("q1", "What is it?"), Query("q2", "Who?")), {})
     second = Dataset("b", (Query("x", "what  IS it?"),), {})
     assert same_text(first, second) == (("q1", "x"),)
 
 
 @pytest.mark.parametrize("shares", [(), (0.5, 0.6), (1.5, -0.5), (1.0, 0.0)])
-def test_shares_that_do_not_add_up_are_refused(shares: tuple[float, ...]) -> None:
+def test_wrong_shares_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(ConfigurationError, match="sum to 1"):
         split_by_query(make(4), shares)
 
 
-def test_too_few_queries_for_the_parts_are_refused() -> None:
+def test_too_few_queries_are_refused() -> None:
     with pytest.raises(CalibrationError, match="1 queries in 1 groups cannot fill 2 parts"):
         split_by_query(make(1), (0.5, 0.5))
 
@@ -396,7 +398,7 @@ def test_too_few_queries_for_the_parts_are_refused() -> None:
         ("anthropic_docs", "test", (232, 100, 100, 0)),
     ],
 )
-def test_the_shared_collections_read_as_their_description_says(
+def test_shared_collections_match_their_description(
     shared_data: Path, name: str, split: str, counts: tuple[int, ...]
 ) -> None:
     corpus = read_corpus(shared_data / name)
@@ -410,7 +412,7 @@ def test_the_shared_collections_read_as_their_description_says(
 
 
 class TestWritingRuns:
-    def test_a_run_is_read_back_as_it_was_written(self, tmp_path: Path) -> None:
+    def test_run_reads_back_as_written(self, tmp_path: Path) -> None:
         run = {
             "q2": (
                 Hit("b", 1 / 3, rank=1),
@@ -427,9 +429,7 @@ class TestWritingRuns:
         )
 
     @pytest.mark.parametrize(("query", "passage"), [("a query", "p"), ("q", "p 1"), ("q", "")])
-    def test_an_id_that_the_format_cannot_carry_is_refused(
-        self, tmp_path: Path, query: str, passage: str
-    ) -> None:
+    def test_uncarried_id_is_refused(self, tmp_path: Path, query: str, passage: str) -> None:
         with pytest.raises(DataError, match="cannot stand in a TREC run"):
             write_trec_run(tmp_path / "out.run", {query: (Hit(passage, 1.0, rank=1),)})
         assert list(tmp_path.iterdir()) == []
@@ -449,7 +449,7 @@ QRELS_AS_SAVED = {
 
 
 @pytest.mark.parametrize("form", QRELS_AS_SAVED)
-def test_tables_are_read_as_spreadsheets_save_them(folder: Path, form: str) -> None:
+def test_spreadsheet_tables_are_read(folder: Path, form: str) -> None:
     (folder / "distractors.tsv").unlink()
     (folder / "qrels/test.tsv").write_bytes(QRELS_AS_SAVED[form])
     assert read_beir(folder).qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 0}}
@@ -469,7 +469,7 @@ def test_ids_of_windows_1252_are_read(folder: Path) -> None:
         '{"query_id": "q", "query_id": "r", "text": "?", "relevant": ["a"]}',
     ],
 )
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path, line: str) -> None:
+def test_repeated_key_is_refused(tmp_path: Path, line: str) -> None:
     """The last would count, in silence."""
     file = tmp_path / "d.jsonl"
     file.write_text(line + "\n")
@@ -486,7 +486,7 @@ class TestLeastRelevantGrade:
         assert data.qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 3, "b": 0}}
         assert data.notes == ("1 grades below relevant-from = 2 count as not relevant",)
 
-    def test_a_list_of_ids_is_relevant_on_any_scale(self, tmp_path: Path) -> None:
+    def test_id_lists_suit_any_scale(self, tmp_path: Path) -> None:
         rows = [
             {"query_id": "q", "text": "?", "relevant": {"a": 5, "b": 3}},
             {"query_id": "r", "text": "!", "relevant": ["a"]},
@@ -495,7 +495,7 @@ class TestLeastRelevantGrade:
         assert data.answerable == ("q", "r")
         assert data.relevant("q") == {"a": 5}
 
-    def test_one_that_no_label_has_is_refused(self, folder: Path) -> None:
+    def test_labelless_grade_is_refused(self, folder: Path) -> None:
         with pytest.raises(DataError, match=r"relevant-from = 7 or higher: the highest is 2"):
             read_beir(folder, relevant_from=7)
         with pytest.raises(ConfigurationError, match="must be at least 1"):

@@ -36,7 +36,7 @@ def retriever_of(*rankings: Ranking) -> Recorded:
 
 
 class TestColumns:
-    def test_candidates_are_recorded_best_first_with_each_legs_own_scores(self) -> None:
+    def test_candidates_are_recorded_best_first(self) -> None:
         pools = replay(retriever_of(ranking_of([1.0, 3.0, 2.0], legs=LEGS)), QUERIES[:1], depth=4)
         assert pools.passage_ids == (("p1", "p2", "p0"),)
         assert np.array_equal(pools.scores, [[3.0, 2.0, 1.0, np.nan]], equal_nan=True)
@@ -48,7 +48,7 @@ class TestColumns:
         two = replay(retriever_of(ranking_of([1.0, 3.0, 2.0])), QUERIES[:1], depth=2)
         assert two.passage_ids == (("p1", "p2"),)
 
-    def test_garbage_and_repeated_ids_are_no_candidates(self) -> None:
+    def test_garbage_and_repeats_are_none(self) -> None:
         ranking = ranking_of([1.0, None, 2.0, float("nan")], ids=["a", "b", "a", "c"])
         pools = replay(retriever_of(ranking), QUERIES[:1])
         assert pools.passage_ids == (("a",),)
@@ -57,7 +57,7 @@ class TestColumns:
     @given(
         st.lists(st.sampled_from([0.0, 1.0, 2.0, None]), max_size=8), st.booleans(), st.randoms()
     )
-    def test_the_order_is_the_one_that_decide_sees(
+    def test_order_is_that_of_decide(
         self, scores: list[float | None], with_ranks: bool, random: object
     ) -> None:
         ids = [f"p{i}" for i in range(len(scores))]
@@ -71,7 +71,7 @@ class TestColumns:
         (recorded,) = pools.rankings()
         assert decide(recorded, everything).kept_ids == pools.passage_ids[0]
 
-    def test_part_of_the_pools_in_another_order(self) -> None:
+    def test_reordered_pools_are_alike(self) -> None:
         pools = replay(
             retriever_of(ranking_of([1.0], ids=["a"]), ranking_of([2.0], ids=["b"])), QUERIES
         )
@@ -82,20 +82,21 @@ class TestColumns:
 
 
 class TestSkipped:
-    def test_a_query_whose_scores_are_all_garbage_is_left_out_with_the_mend(self) -> None:
+    def test_garbage_only_query_is_skipped(self) -> None:
+        """A query whose scores are all garbage is left out with the mend."""
         garbage = ranking_of([None, float("nan")])
         pools = replay(retriever_of(garbage, ranking_of([1.0])), QUERIES)
         assert pools.query_ids == ("q1",)
         assert "say that its score kind is rank" in pools.skipped[0]
 
-    def test_a_refused_query_is_recorded_with_the_reason(self) -> None:
+    def test_refused_query_records_its_reason(self) -> None:
         done: list[int] = []
         pools = replay(retriever_of(ranking_of([1.0])), QUERIES, progress=done.append)
         assert pools.query_ids == ("q0",)
         assert pools.skipped == ("q1: 'second' cannot be searched",)
         assert sum(done) == 2
 
-    def test_a_query_answered_on_another_route_does_not_mix_in(self) -> None:
+    def test_other_routes_do_not_mix(self) -> None:
         degraded = ranking_of([1.0], route=Route.LEXICAL)
         queries = (*QUERIES, Query("q2", "third"))
         answers = {"first": degraded, "second": ranking_of([1.0]), "third": ranking_of([1.0])}
@@ -106,14 +107,14 @@ class TestSkipped:
             "q0: answered by lexical with ratio scores, not hybrid with ratio",
         )
 
-    def test_where_every_query_is_refused_the_first_reason_is_given(self) -> None:
+    def test_all_refused_names_first_reason(self) -> None:
         with pytest.raises(CalibrationError, match=r"none of 2 queries .*'first' cannot be"):
             replay(retriever_of(), QUERIES)
         with pytest.raises(CalibrationError, match="no queries"):
             replay(retriever_of(), ())
 
 
-def test_a_querys_vector_is_handed_over_where_there_is_one() -> None:
+def test_given_vector_is_handed_over() -> None:
     @dataclass
     class Vectored:
         seen: list[object]
@@ -127,7 +128,7 @@ def test_a_querys_vector_is_handed_over_where_there_is_one() -> None:
     assert retriever.seen == [None, "vector"]
 
 
-def test_the_answers_of_queries_are_not_kept() -> None:
+def test_answers_are_not_kept() -> None:
     scores: list[weakref.ref[FloatArray]] = []
     most = 0
 
@@ -145,7 +146,7 @@ def test_the_answers_of_queries_are_not_kept() -> None:
     assert most <= 2
 
 
-def test_each_passage_of_an_index_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_passage_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries and routes that find a passage again take what was read of it."""
     corpus = [Passage(f"p{n}", f"fox number {n} " * n) for n in range(1, 9)]
     retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
@@ -168,7 +169,7 @@ def test_each_passage_of_an_index_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     assert len(read) == len(set(read)) == len(corpus)
 
 
-def test_texts_that_depend_on_the_query_are_counted_each() -> None:
+def test_query_dependent_texts_count_each() -> None:
     """A retriever may return another part of a passage under the same id."""
     answers = {
         query: Ranking.from_hits([Hit("p", 1.0, text=text)], ScoreKind.COSINE)

@@ -65,7 +65,8 @@ def hostile_calibration() -> Calibration:
 
 
 class TestFigures:
-    def test_a_promise_that_cannot_be_kept_says_how_many_labels_it_would_take(self) -> None:
+    def test_unkeepable_promise_names_labels_needed(self) -> None:
+        """A promise that cannot be kept says how many labels it would take."""
         found = reported(60, Promise(0.02, 0.1))
         words = found.routes[0].certificate
         assert found.profile.routes[Route.HYBRID].certificate is None
@@ -73,7 +74,8 @@ class TestFigures:
         assert "mean recall loss ≤ 0.02 with probability 0.9" in words
         assert re.search(r"About \d+ test queries|No number", words)
 
-    def test_evidence_by_folds_is_marked_as_such_and_evidence_held_out_by_hand_too(self) -> None:
+    def test_evidence_says_folds_or_held_out(self) -> None:
+        """Evidence by folds is marked as such and evidence held out by hand too."""
         folded, by_hand = reported(60), reported(60, held_out=0.5)
         assert folded.routes[0].summary.shown_by == "folds"
         assert "by queries left out of the choice in turn" in folded.routes[0].certificate
@@ -93,7 +95,7 @@ class TestFigures:
 
 
 class TestDropped:
-    def test_each_example_has_its_label_its_ranks_and_its_probability(self) -> None:
+    def test_examples_have_label_rank_probability(self) -> None:
         found = reported().routes[0].dropped
         assert 0 < found.dropped <= found.total
         assert found.share.value == pytest.approx(found.dropped / found.total, rel=1e-4)
@@ -104,7 +106,7 @@ class TestDropped:
             assert 0.0 <= example.probability <= 1.0
         assert {e.label for e in found.shown} == {"grade 1 of 1"}
 
-    def test_a_passage_that_is_gone_is_shown_by_its_id(self) -> None:
+    def test_missing_passage_shows_its_id(self) -> None:
         def gone(passage_id: str) -> Passage:
             raise KeyError(passage_id)
 
@@ -115,9 +117,10 @@ class TestDropped:
         assert example.passage_id
         assert example.snippet is None
 
-    def test_what_probability_expects_of_the_kept_passages_stands_beside_what_is_labelled(
+    def test_expected_stands_beside_labelled(
         self,
     ) -> None:
+        """What probability expects of the kept passages stands beside what is labelled."""
         route = reported().routes[0]
         assert route.found.lower - 0.05 <= route.expected <= route.found.upper + 0.05
         assert route.found.value == pytest.approx(
@@ -153,7 +156,7 @@ class TestSummary:
     def of(found: Calibration) -> Summary:
         return summarise(found.outcomes[Route.HYBRID], found.settings)
 
-    def test_today_and_the_choice_are_measured_on_the_same_queries(self) -> None:
+    def test_today_and_choice_share_queries(self) -> None:
         found = calibrated(200)
         outcome, summary = found.outcomes[Route.HYBRID], self.of(found)
         assert summary.results.metrics == SUMMARY_METRICS
@@ -172,7 +175,7 @@ class TestSummary:
                     (chosen.mean.value or 0.0) - (today.mean.value or 0.0)
                 )
 
-    def test_where_today_is_kept_nothing_differs_and_nothing_is_warned_of(self) -> None:
+    def test_kept_today_warns_of_nothing(self) -> None:
         found = calibrate(*indistinct(100), Settings(depth=DEPTH))
         assert found.outcomes[Route.HYBRID].profile.policy == RatioPolicy(k=5)
         summary = self.of(found)
@@ -181,7 +184,7 @@ class TestSummary:
         assert summary.judged.value == 1.0
         assert summary.warnings == ()
 
-    def test_few_labels_among_what_is_served_make_the_figures_a_guess(self) -> None:
+    def test_few_labels_make_a_guess(self) -> None:
         retriever, dataset = simulate(100, relevant=1)
         sparse = self.of(calibrate(retriever, dataset, Settings(depth=DEPTH)))
         assert sparse.judged.value == pytest.approx(0.2, abs=0.05)
@@ -189,7 +192,7 @@ class TestSummary:
         labelled = self.of(calibrate(retriever, negatives_labelled(dataset), Settings(depth=DEPTH)))
         assert not any("ever labelled" in line for line in labelled.warnings)
 
-    def test_a_fall_of_recall_is_said_with_how_much(self) -> None:
+    def test_recall_fall_is_quantified(self) -> None:
         summary = self.of(calibrated(120, noise=0.25, utilities=STRICT, context="utility"))
         recall = summary.results.of("chosen", "recall").difference
         assert recall.value < -0.05
@@ -197,7 +200,7 @@ class TestSummary:
         assert f"{-recall.value:.3f} lower than that of the first 5" in line
         assert ("may be noise" in line) == (recall.upper is None or recall.upper >= 0.0)
 
-    def test_a_bound_of_more_than_half_promises_nothing(self) -> None:
+    def test_half_bound_promises_nothing(self) -> None:
         few = calibrated(46, noise=0.4, utilities=STRICT, context="utility", held_out=0.1)
         certificate = few.outcomes[Route.HYBRID].profile.certificate
         assert certificate.promises_nothing
@@ -205,7 +208,7 @@ class TestSummary:
         many = self.of(calibrated(200, context="utility", held_out=0.5))
         assert not any("promises nothing" in line for line in many.warnings)
 
-    def test_leaner_and_richer_contexts_stand_beside_the_default(self) -> None:
+    def test_leaner_and_richer_are_shown(self) -> None:
         summary = self.of(calibrated(150, relevant=3))
         sizes = list(summary.by_size)
         assert sizes[0] == "today"
@@ -224,7 +227,7 @@ class TestSummary:
         assert kept["leaner"] <= min(kept["balanced"], kept["today"])
         assert kept["richer"] >= kept["balanced"]
 
-    def test_sizes_that_nothing_better_has_are_named(self) -> None:
+    def test_unbeaten_sizes_are_named(self) -> None:
         found = calibrate(*indistinct(100), Settings(depth=DEPTH))
         summary = self.of(found)
         assert summary.missing == ("leaner", "balanced", "richer")
@@ -232,7 +235,8 @@ class TestSummary:
         written = page(report(found))
         assert "Leaner and balanced and richer: no policy is shown to keep" in written
 
-    def test_a_policy_that_is_no_size_of_context_is_named_as_chosen(self) -> None:
+    def test_other_policy_is_named_chosen(self) -> None:
+        """A policy that is not a size of context is named as chosen."""
         summary = self.of(calibrated(120, noise=0.25, context="utility"))
         assert list(summary.by_size)[:2] == ["today", "chosen"]
         assert summary.missing == ()
@@ -252,7 +256,7 @@ class TestSummary:
         ],
         ids=str,
     )
-    def test_the_page_begins_with_today_beside_the_choice(self, asked: dict[str, Any]) -> None:
+    def test_page_begins_with_today_and_choice(self, asked: dict[str, Any]) -> None:
         found = calibrated(60, **asked)
         written = page(report(found))
         start = written.index("<h1")
@@ -282,14 +286,14 @@ def text() -> str:
 
 
 class TestPage:
-    def test_the_same_calibration_gives_the_same_bytes(self, tmp_path: Path) -> None:
+    def test_same_calibration_same_bytes(self, tmp_path: Path) -> None:
         found = [calibrated(60, noise=0.25, context="utility", promise=None) for _ in range(2)]
         for name, each in zip("ab", found, strict=True):
             write_json(report(each), tmp_path / f"{name}.json")
         assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
         assert page(report(found[0])) == page(report(found[1]))
 
-    def test_the_json_is_the_data_to_six_digits(self, tmp_path: Path) -> None:
+    def test_json_is_six_digit_data(self, tmp_path: Path) -> None:
         write_json(reported(), tmp_path / "deep" / "report.json")
         read = json.loads((tmp_path / "deep" / "report.json").read_text())
         route, own = read["routes"][0], reported().routes[0]
@@ -298,7 +302,7 @@ class TestPage:
         digest = reported().profile.provenance.dataset_digest
         assert read["profile"]["provenance"]["dataset_digest"] == digest
 
-    def test_headings_go_down_one_level_and_routes_are_collapsed(self, text: str) -> None:
+    def test_headings_nest_routes_collapse(self, text: str) -> None:
         found = Page(text)
         headings = found.headings
         assert headings.count(1) == 1
@@ -309,12 +313,12 @@ class TestPage:
         assert found.tags.count("details") == 1 + 3
         assert "open" not in {name for name, _ in found.attributes}
 
-    def test_it_is_small_and_each_part_has_its_n(self, text: str) -> None:
+    def test_small_with_n_throughout(self, text: str) -> None:
         assert len(text.encode()) < 250_000
         for words in ("n = 120", "(n = ", "120 held-out queries"):
             assert words in text
 
-    def test_it_loads_nothing_and_runs_the_dial_alone(self, text: str) -> None:
+    def test_loads_nothing_but_the_dial(self, text: str) -> None:
         found = Page(text)
         assert not {"img", "iframe", "object", "embed", "base"} & set(found.tags)
         sources = [value for name, value in found.attributes if name in ("src", "href", "action")]
@@ -330,7 +334,7 @@ class TestPage:
         assert tags.count("table") >= tags.count("figure")
         assert tags.count("caption") == tags.count("table")
 
-    def test_hostile_text_is_shown_and_never_run(self) -> None:
+    def test_hostile_text_never_runs(self) -> None:
         plain, hostile = (
             Page(page(report(found, hostile_passage)))
             for found in (calibrated(80, noise=0.25, context="utility"), hostile_calibration())
@@ -345,7 +349,7 @@ class TestPage:
         assert "\x1b" not in text
         assert "\u202e" not in text
 
-    def test_a_path_that_cannot_be_written_is_refused_with_the_mend(self, tmp_path: Path) -> None:
+    def test_unwritable_path_names_the_mend(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         for path in (tmp_path / "file" / "report.json", tmp_path):
             with pytest.raises(ConfigurationError, match="name a file in a folder that can be"):
@@ -419,7 +423,8 @@ def opened(
 
 
 @pytest.mark.slow
-def test_a_browser_shows_the_page_on_a_desktop_and_on_a_phone(opened: "BrowserPage") -> None:
+def test_browser_shows_desktop_and_phone(opened: "BrowserPage") -> None:
+    """A browser shows the page on a desktop and on a phone."""
     seen = opened.evaluate(_LOOK)
     assert seen["charts"] > 0
     assert seen["fetched"] == 0
@@ -436,7 +441,7 @@ def test_a_browser_shows_the_page_on_a_desktop_and_on_a_phone(opened: "BrowserPa
 class TestDial:
     """The control below the first screen, by keyboard, on a desktop and on a phone."""
 
-    def test_it_begins_at_the_choice_and_the_arrows_turn_it(self, opened: "BrowserPage") -> None:
+    def test_begins_at_choice_arrows_turn(self, opened: "BrowserPage") -> None:
         dial = report(hostile_calibration(), hostile_passage).dial
         slider = opened.get_by_role("slider")
         slider.focus()
@@ -451,9 +456,8 @@ class TestDial:
             for number, places in enumerate(stop.contexts):
                 assert lists.nth(number).locator(".name").count() == len(places)
 
-    def test_at_todays_place_nothing_is_dropped_and_at_the_leanest_most_is(
-        self, opened: "BrowserPage"
-    ) -> None:
+    def test_todays_end_drops_nothing(self, opened: "BrowserPage") -> None:
+        """At today's place nothing is dropped and at the leanest most is."""
         dial = report(hostile_calibration(), hostile_passage).dial
         opened.get_by_role("slider").focus()
         opened.keyboard.press("Home")
@@ -463,9 +467,8 @@ class TestDial:
         assert opened.locator("#dial s").count() == 0
         assert "today" in opened.get_by_role("slider").get_attribute("aria-valuetext")
 
-    def test_it_is_seen_beside_what_follows_it_and_hostile_text_stays_text(
-        self, opened: "BrowserPage"
-    ) -> None:
+    def test_dial_is_seen_text_stays(self, opened: "BrowserPage") -> None:
+        """It is seen beside what follows it and hostile text stays text."""
         assert opened.locator("#dial article").count() == 3
         assert "<script>" in opened.locator("#dial").inner_text()
         assert opened.locator("#dial b").count() == 0
@@ -484,7 +487,8 @@ class TestDial:
         context.close()
 
 
-def test_the_dial_goes_from_the_leanest_to_the_richest_policy_by_contexts_out_of_fold() -> None:
+def test_dial_runs_leanest_to_richest() -> None:
+    """The dial goes from the leanest to the richest policy by contexts out of fold."""
     found = calibrated(150, relevant=3)
     data = report(found, hostile_passage)
     dial, outcome = data.dial, found.outcomes[Route.HYBRID]
@@ -502,7 +506,7 @@ def test_the_dial_goes_from_the_leanest_to_the_richest_policy_by_contexts_out_of
     assert marks <= {"relevant", "misleading", "other"}
 
 
-def test_passages_of_one_title_are_told_apart_by_their_ids() -> None:
+def test_same_titles_show_their_ids() -> None:
     def titled(passage_id: str) -> Passage:
         return Passage(passage_id, "text", title="Repair")
 

@@ -31,7 +31,7 @@ def metrics(ids: str, **columns: list[float]) -> QueryMetrics:
 
 
 class TestDifference:
-    def test_an_interval_that_holds_0_is_within_noise(self) -> None:
+    def test_interval_over_0_is_noise(self) -> None:
         these = np.array([0.0, 1.0, 0.0, 1.0, 0.5, 1.0])
         those = np.array([1.0, 0.0, 0.0, 1.0, 0.5, 0.5])
         assert paired("recall", these, those).outcome == "within noise"
@@ -40,27 +40,23 @@ class TestDifference:
     @pytest.mark.parametrize(
         ("metric", "outcome"), [("recall", "better"), ("harm", "worse"), ("kept", "higher")]
     )
-    def test_more_is_better_worse_or_neither_as_the_metric_has_it(
-        self, metric: str, outcome: str
-    ) -> None:
+    def test_more_is_as_metric_says(self, metric: str, outcome: str) -> None:
         found = paired(metric, np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 1.0]))
         assert found.outcome == outcome
 
-    def test_queries_on_which_a_metric_is_undefined_are_no_pair(self) -> None:
+    def test_undefined_is_no_pair(self) -> None:
         found = paired("recall", np.array([1.0, np.nan, 0.5]), np.array([0.0, 1.0, np.nan]))
         assert (found.value, found.n, found.outcome) == (1.0, 1, "no data")
         assert not found.is_regression()
 
     @pytest.mark.parametrize(("metric", "change"), [("recall", -0.1), ("harm", 0.1)])
-    def test_a_tolerance_accepts_a_small_loss_in_the_worse_direction(
-        self, metric: str, change: float
-    ) -> None:
+    def test_tolerance_accepts_small_loss(self, metric: str, change: float) -> None:
         found = paired(metric, np.full(9, 0.8 + change), np.full(9, 0.8))
         assert found.is_regression()
         assert found.is_regression(tolerance=0.09)
         assert not found.is_regression(tolerance=0.11)
 
-    def test_two_systems_that_are_alike_are_rarely_told_apart(self) -> None:
+    def test_alike_systems_rarely_differ(self) -> None:
         random = np.random.default_rng(11)
         apart = 0
         for seed in range(300):
@@ -69,7 +65,7 @@ class TestDifference:
             apart += paired("recall", these, those, seed).outcome != "within noise"
         assert apart / 300 <= 0.09
 
-    def test_runs_are_paired_by_query_whatever_their_order(self) -> None:
+    def test_runs_pair_by_query(self) -> None:
         these, those = metrics("abc", recall=[1.0, 0.5, 0.0]), metrics("cbx", recall=[0.0, 0.5, 1])
         found = differences(these, those, ("recall",))["recall"]
         assert (found.value, found.n) == (0.0, 2)
@@ -81,7 +77,7 @@ class TestTable:
         "chosen": metrics("abcd", recall=[1, 1, 1.0, np.nan], harm=[0, 0, 1, 0.0]),
     }
 
-    def test_a_policy_has_its_mean_and_its_difference_from_the_reference(self) -> None:
+    def test_policy_has_mean_and_difference(self) -> None:
         table = tabulate(self.MEASURED)
         assert (table.policies, table.metrics) == (("today", "chosen"), ("recall", "harm"))
         assert table.of("today", "recall").difference is None
@@ -95,16 +91,16 @@ class TestTable:
         table = tabulate(self.MEASURED, ("harm",), reference="chosen")
         assert table.of("today", "harm").difference == Difference(1.0, 1.0, 1.0, 4, "worse")
 
-    def test_a_part_of_the_table_keeps_its_rows(self) -> None:
+    def test_part_keeps_its_rows(self) -> None:
         table = tabulate(self.MEASURED)
         part = table.only(["chosen"], ["harm", "nothing"])
         assert part.rows == (table.of("chosen", "harm"),)
 
-    def test_metrics_that_a_policy_lacks_are_left_out(self) -> None:
+    def test_lacking_metrics_are_left_out(self) -> None:
         measured = {**self.MEASURED, "bare": metrics("abcd", harm=[0.0] * 4)}
         assert tabulate(measured).metrics == ("harm",)
 
-    def test_every_metric_has_a_direction_or_none(self) -> None:
+    def test_metrics_have_direction_or_none(self) -> None:
         assert {*DESCRIPTIONS, *ANSWER_METRICS} >= LOWER_IS_BETTER | NEITHER_IS_BETTER
         assert not LOWER_IS_BETTER & NEITHER_IS_BETTER
         assert set(COMPARED) <= set(DESCRIPTIONS)
@@ -116,10 +112,10 @@ class TestRatio:
         assert (ratio.value, ratio.n) == (0.25, 3)
         assert 0.0 <= ratio.bounds[0] < 0.25 < ratio.bounds[1] <= 1.0
 
-    def test_a_ratio_without_a_whole_is_undefined(self) -> None:
+    def test_ratio_without_whole_is_undefined(self) -> None:
         assert bootstrap_ratio(np.zeros(2), np.zeros(2)) == Interval.undefined()
 
-    def test_its_interval_holds_the_truth_as_often_as_it_says(self) -> None:
+    def test_interval_holds_as_it_says(self) -> None:
         random = np.random.default_rng(3)
         held = 0
         for seed in range(200):

@@ -118,7 +118,7 @@ def calibrated(retriever: object, kind: str | None = "ratio") -> Calibration:
 
 
 @pytest.mark.parametrize("name", ANYTHING)
-def test_whatever_the_guard_takes_is_calibrated_compared_and_reported(name: str) -> None:
+def test_guards_inputs_are_all_calibrated(name: str) -> None:
     retriever = ANYTHING[name]()
     calibration = calibrated(retriever)
     route = calibration.profile.routes[Route.EXTERNAL]
@@ -134,7 +134,7 @@ def test_whatever_the_guard_takes_is_calibrated_compared_and_reported(name: str)
     assert asyncio.run(guard.aretrieve("question 3")).kept_ids[0] == "3-1"
 
 
-def test_calibration_runs_beside_a_running_loop_as_in_a_notebook() -> None:
+def test_runs_beside_a_running_loop() -> None:
     async def main() -> Calibration:
         return calibrated(asearch)
 
@@ -142,7 +142,8 @@ def test_calibration_runs_beside_a_running_loop_as_in_a_notebook() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rank", ScoreKind.RANK, None])
-def test_without_scores_only_k_is_chosen_and_the_guard_serves_by_it(kind: str | None) -> None:
+def test_scoreless_chooses_only_k(kind: str | None) -> None:
+    """Without scores only k is chosen and the guard serves by it."""
     profile = calibrated(without_scores, kind).profile
     route = profile.routes[Route.EXTERNAL]
     assert route.score_kind is ScoreKind.RANK
@@ -153,12 +154,12 @@ def test_without_scores_only_k_is_chosen_and_the_guard_serves_by_it(kind: str | 
     assert context.text
 
 
-def test_scores_without_a_kind_are_refused_with_the_kinds() -> None:
+def test_kindless_scores_list_the_kinds() -> None:
     with pytest.raises(ConfigurationError, match="plain hits need score_kind"):
         calibrated(search, None)
 
 
-def test_what_a_retriever_raises_is_quoted_with_the_query() -> None:
+def test_raised_error_is_quoted() -> None:
     def broken(query: str, *, depth: int) -> list[Hit]:
         raise OSError("engine.example: connection refused")
 
@@ -179,17 +180,18 @@ def test_what_a_retriever_raises_is_quoted_with_the_query() -> None:
         (lambda query, *, depth: None, "returned a NoneType; return a Ranking"),
     ],
 )
-def test_what_is_no_retriever_is_refused_at_once(retriever: object, message: str) -> None:
+def test_non_retriever_is_refused_first(retriever: object, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         calibrated(retriever)
 
 
-def test_a_signature_that_no_request_can_call_is_refused_when_the_guard_is_made() -> None:
+def test_uncallable_signature_is_refused() -> None:
+    """A signature that no request can call is refused when the guard is made."""
     with pytest.raises(ConfigurationError, match="cannot be called"):
         ContextGuard(lambda query, limit: [], score_kind="ratio")  # type: ignore[arg-type,misc]
 
 
-def test_a_fingerprint_is_that_given_or_the_retrievers_own() -> None:
+def test_fingerprint_is_given_or_own() -> None:
     class Named(Plain):
         def fingerprint(self) -> dict[str, str]:
             return {"engine": "1"}
@@ -202,7 +204,7 @@ def test_a_fingerprint_is_that_given_or_the_retrievers_own() -> None:
     assert RankingSource(search).fingerprint() == {}
 
 
-def test_passages_are_found_again_where_they_are_kept() -> None:
+def test_passages_are_found_again() -> None:
     retriever = RankingSource(search, score_kind="ratio", keep_passages=True)
     replay(retriever, DATASET.queries[:1])
     assert retriever.passage("0-2") == Passage("0-2", "text 2")
@@ -211,7 +213,7 @@ def test_passages_are_found_again_where_they_are_kept() -> None:
 
 
 class TestRecordedRankings:
-    def test_a_trec_run_and_labels_calibrate_without_any_retriever(self, tmp_path: Path) -> None:
+    def test_trec_run_calibrates_alone(self, tmp_path: Path) -> None:
         run = tmp_path / "run.trec"
         lines = [
             f"q{number} Q0 p{number}-{rank} {rank} {10.0 / rank:.4f} tag"
@@ -228,18 +230,18 @@ class TestRecordedRankings:
         assert route.policy.k == 1
         assert route.evidence.metrics["udcg"].value == 1.0
 
-    def test_a_query_that_the_run_left_out_has_no_candidates(self) -> None:
+    def test_omitted_query_has_no_candidates(self) -> None:
         recorded = RecordedRankings.of_run({}, (Query("q", "left out"),), ScoreKind.RATIO)
         assert len(recorded.retrieve("left out")) == 0
         with pytest.raises(QueryError, match="not among the recorded ones"):
             recorded.retrieve("unknown")
 
-    def test_a_run_of_other_queries_is_refused(self) -> None:
+    def test_foreign_run_is_refused(self) -> None:
         run = {"301": (Hit("p", 1.0, rank=1),)}
         with pytest.raises(DataError, match=r"holds none of the 40 queries.*'301'.*'q0'"):
             RecordedRankings.of_run(run, DATASET.queries)
 
-    def test_queries_of_one_text_must_have_one_ranking(self) -> None:
+    def test_equal_texts_share_one_ranking(self) -> None:
         queries = (Query("a", "same"), Query("b", "same"))
         run = {"a": (Hit("p", 1.0, rank=1),), "b": (Hit("p", 1.0, rank=1),)}
         assert len(RecordedRankings.of_run(run, queries).retrieve("same")) == 1
@@ -294,9 +296,7 @@ class TestDirection:
         assert pools.passage_ids[0][0] == "0-1"
 
     @pytest.mark.parametrize("first_rank", [0, 1])
-    def test_a_run_whose_ranks_oppose_its_scores_is_refused(
-        self, tmp_path: Path, first_rank: int
-    ) -> None:
+    def test_opposing_ranks_are_refused(self, tmp_path: Path, first_rank: int) -> None:
         lines = [
             f"q{n} Q0 {n}-{at} {at + first_rank} {0.1 + at / 10} tag"
             for n in range(N)
@@ -309,7 +309,7 @@ class TestDirection:
         with pytest.raises(ConfigurationError, match="score_kind='distance'"):
             replay(recorded, DATASET.queries)
 
-    def test_pipelines_are_compared_by_the_same_rule(self) -> None:
+    def test_pipelines_compare_by_one_rule(self) -> None:
         candidates = [Candidate(f"first {k}", RatioPolicy(k=k)) for k in (1, 2)]
         source = wrapped(self.opposed(1.0), score_kind="cosine")
         with pytest.raises(ConfigurationError, match="score_kind='distance'"):

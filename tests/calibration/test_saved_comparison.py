@@ -79,7 +79,7 @@ def checks(
     return {check.candidate: check for check in made}
 
 
-def test_every_value_is_read_back_as_it_was() -> None:
+def test_values_read_back_as_were() -> None:
     comparison = compared({"mine": 2}, Utilities(by_grade={1: 0.25}))
     comparison.candidates[0].per_query.values["recall"][0] = np.nan
     assert document(comparison)["candidates"][0]["per_query"]["recall"][:2] == [None, 1.0]
@@ -98,9 +98,10 @@ def test_every_value_is_read_back_as_it_was() -> None:
     ],
     ids=["of its name", "the only one", "not saved"],
 )
-def test_a_candidate_is_compared_with_the_saved_one_of_its_name_or_the_only_one(
+def test_candidate_meets_its_saved_namesake(
     new: dict[str, int], earlier: dict[str, int], expected: dict[str, str | None]
 ) -> None:
+    """A candidate is compared with the saved one of its name or the only one."""
     made = checks(compared(new), saved(compared(earlier)))
     assert {name: check.saved for name, check in made.items()} == expected
     for name, check in made.items():
@@ -113,7 +114,7 @@ def test_a_check_of_nothing_is_refused() -> None:
         checks(compared({"mine": 1}), saved(compared({"a": 1, "b": 1})))
 
 
-def test_comparisons_on_other_labels_or_with_other_utilities_cannot_be_paired() -> None:
+def test_other_labels_cannot_be_paired() -> None:
     comparison = compared({"mine": 1})
     with pytest.raises(ConfigurationError, match="on the same queries and labels"):
         checks(comparison, saved(comparison, dataset_digest="e" * 64))
@@ -121,25 +122,25 @@ def test_comparisons_on_other_labels_or_with_other_utilities_cannot_be_paired() 
         checks(comparison, saved(compared({"mine": 1}, STRICT)))
 
 
-def test_a_metric_that_was_not_saved_is_named() -> None:
+def test_unsaved_metric_is_named() -> None:
     earlier = saved(compared({"mine": 1}), candidates=[{"name": "mine", "per_query": {}}])
     with pytest.raises(ConfigurationError, match="mine has no values of udcg"):
         checks(compared({"mine": 1}), earlier)
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])
-def test_a_tolerance_that_would_hide_every_loss_is_refused(tolerance: float) -> None:
+def test_hiding_tolerance_is_refused(tolerance: float) -> None:
     comparison = compared({"mine": 1})
     with pytest.raises(ConfigurationError, match="must be ≥ 0 and finite"):
         checks(comparison, saved(comparison), tolerance=tolerance)
 
 
-def test_only_metrics_that_can_get_worse_are_watched() -> None:
+def test_only_worsening_metrics_are_watched() -> None:
     with pytest.raises(ConfigurationError, match="'kept' is not a metric that can get worse"):
         check_metrics(["kept"])
 
 
-def test_values_that_do_not_match_the_queries_are_refused(tmp_path: Path) -> None:
+def test_mismatched_values_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "base.json"
     file.write_text(json.dumps(document(compared({"mine": 1}), query_ids=["q0"])))
     with pytest.raises(DataError, match="mine has 9 values of recall for 1 queries"):

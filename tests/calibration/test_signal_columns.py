@@ -71,7 +71,7 @@ def served(book: Handbook, profile: Profile) -> float:
     return float(np.mean([one == other for one, other in zip(kept, right, strict=True)]))
 
 
-def test_a_guard_serves_the_edition_that_is_asked_for(tmp_path: Path) -> None:
+def test_asked_edition_is_served(tmp_path: Path) -> None:
     book = Handbook()
     made = calibrate(book, book.dataset(), settings("updated_at", "source"), score_kind="cosine")
     made.profile.save(tmp_path / "profile.json")
@@ -88,7 +88,7 @@ def test_a_guard_serves_the_edition_that_is_asked_for(tmp_path: Path) -> None:
     assert served(book, profile) > 0.9
 
 
-def test_an_answer_whose_passages_lost_the_column_is_flagged() -> None:
+def test_lost_column_is_flagged() -> None:
     book = Handbook()
     made = calibrate(book, book.dataset(), settings("updated_at"), score_kind="cosine")
     book = Handbook(without="updated_at")
@@ -96,7 +96,8 @@ def test_an_answer_whose_passages_lost_the_column_is_flagged() -> None:
     assert Flag.MISSING_SIGNALS in guard.retrieve("page 7").flags
 
 
-def test_a_column_that_was_made_from_the_labels_is_left_out_and_said() -> None:
+def test_label_made_column_is_left_out() -> None:
+    """A column that was made from the labels is left out and said."""
     book = Handbook()
     made = calibrate(book, book.dataset(), settings("checked", "updated_at"), score_kind="cosine")
     assert [column.name for column in made.profile.signal_columns] == ["updated_at"]
@@ -114,7 +115,7 @@ def test_a_column_that_was_made_from_the_labels_is_left_out_and_said() -> None:
         (tuple("abcdefghi"), "at most 8"),
     ],
 )
-def test_columns_that_give_no_signal_are_refused(columns: tuple[str, ...], says: str) -> None:
+def test_signalless_columns_are_refused(columns: tuple[str, ...], says: str) -> None:
     book = Handbook()
     with pytest.raises(ConfigurationError, match=says):
         calibrate(book, book.dataset(), settings(*columns), score_kind="cosine")

@@ -92,7 +92,7 @@ def test_empty_cells_are_empty() -> None:
     assert table == "| a | b | c |\n| --- | --- | --- |\n| 1 |  | 3 |\n|  | 2 |  |"
 
 
-def test_what_is_hidden_is_left_out_by_name() -> None:
+def test_hidden_is_named_left_out() -> None:
     def fill(book: Any) -> None:
         sheet = book.active
         for row in range(1, 7):
@@ -120,7 +120,7 @@ def test_formulas_without_a_result_are_told() -> None:
     assert left_out == ["2 formulas of the sheet 'Sheet' have no stored result"]
 
 
-def test_a_cell_far_away_makes_no_wide_table() -> None:
+def test_distant_cell_widens_nothing() -> None:
     def fill(book: Any) -> None:
         for at in (1, 300, 16_384):
             book.active.cell(at * 64, at, f"far {at}")
@@ -140,7 +140,7 @@ def test_dates_may_count_from_1904() -> None:
     assert "2024-03-15" in read(fill)[0]
 
 
-def test_shared_texts_are_read_with_their_runs() -> None:
+def test_shared_texts_keep_their_runs() -> None:
     main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     related = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
     relation = '<Relationship Id="{}" Type="x/{}" Target="{}"/>'

@@ -63,7 +63,7 @@ def certified(n: int, policy: Policy = POLICY, **asked: Any) -> SufficiencyProfi
 
 class TestThreshold:
     @pytest.mark.parametrize("n", [45, 60, 200])
-    def test_more_false_alarms_than_promised_are_as_rare_as_stated(self, n: int) -> None:
+    def test_false_alarms_are_rare_as_stated(self, n: int) -> None:
         random = np.random.default_rng(n)
         repeats = 2_000
         # Of uniform probabilities, exactly the share t lies below t.
@@ -71,7 +71,7 @@ class TestThreshold:
         violations = np.mean([threshold > ALPHA for threshold in thresholds if threshold])
         assert violations <= DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / repeats)
 
-    def test_it_is_not_lower_than_it_must_be(self) -> None:
+    def test_threshold_is_as_low_as_possible(self) -> None:
         # With 77 labels the second smallest would do in 90.2% of samples: P(Binomial < 2) ≤ 0.1.
         values = np.linspace(0.01, 0.77, 77)
         assert certified_threshold(values, ALPHA, DELTA) == pytest.approx(0.02)
@@ -80,20 +80,20 @@ class TestThreshold:
     def test_ties_are_not_counted_below_it(self) -> None:
         assert certified_threshold([0.3] * 200, ALPHA, DELTA) == 0.3
 
-    def test_too_few_labels_give_none_and_one_more_gives_one(self) -> None:
+    def test_one_label_more_gives_one(self) -> None:
         n = fewest_for_threshold(ALPHA, DELTA)
         assert certified_threshold([0.5] * (n - 1), ALPHA, DELTA) is None
         assert certified_threshold([0.5] * n, ALPHA, DELTA) == 0.5
         assert 0.95**n <= 0.1 < 0.95 ** (n - 1)
 
     @pytest.mark.parametrize(("alpha", "delta"), [(0.0, 0.1), (1.0, 0.1), (0.05, 0.0)])
-    def test_shares_outside_0_and_1_are_refused(self, alpha: float, delta: float) -> None:
+    def test_shares_outside_0_1_are_refused(self, alpha: float, delta: float) -> None:
         with pytest.raises(ConfigurationError, match="strictly between 0 and 1"):
             certified_threshold([0.5], alpha, delta)
 
 
 class TestCalibration:
-    def test_it_tells_contexts_apart_and_keeps_its_promise_on_new_queries(self) -> None:
+    def test_tells_apart_and_keeps_promise(self) -> None:
         own = fitted()
         assert own.auroc > 0.8
         assert own.false_alarms <= ALPHA * own.n_sufficient
@@ -110,7 +110,7 @@ class TestCalibration:
         # The promise itself fails in one calibration of ten; this one must be near it.
         assert np.mean(alarms) <= 1.5 * ALPHA
 
-    def test_too_few_queries_give_no_threshold_and_say_what_would_do(self) -> None:
+    def test_too_few_queries_say_enough(self) -> None:
         own = certified(40)
         assert own.threshold is None
         assert own.n_sufficient < own.needed == 45
@@ -126,13 +126,13 @@ class TestCalibration:
         assert calibration.profile.routes[Route.HYBRID].sufficiency is None
         assert sufficiency_words(None) == "Not certified: no probabilities were fitted."
 
-    def test_a_policy_without_its_own_probabilities_takes_those_that_were_fitted(self) -> None:
+    def test_policy_without_probabilities_takes_fitted(self) -> None:
         own = certified(200, RatioPolicy(k=3), model=MODEL)
         assert own.model == MODEL
         assert own.threshold is not None
         assert own.auroc > 0.7
 
-    def test_a_larger_share_of_false_alarms_detects_more(self) -> None:
+    def test_larger_share_detects_more(self) -> None:
         strict, lax = certified(200), certified(200, false_alarms=0.2)
         assert (strict.threshold or 1.0) < (lax.threshold or 0.0)
         assert "at most 0.2 are called insufficient" in lax.statement
@@ -150,7 +150,7 @@ class TestCalibration:
 
 
 @pytest.mark.parametrize("held_out", [None, 0.5])
-def test_labels_of_the_kept_passages_decide_and_no_others(held_out: float | None) -> None:
+def test_kept_passages_labels_decide(held_out: float | None) -> None:
     calibration = calibrated(600, noise=0.2, unanswerable=0.4, held_out=held_out)
     outcome = calibration.outcomes[Route.HYBRID]
     _, labels = outcome.route.measured

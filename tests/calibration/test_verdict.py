@@ -20,13 +20,13 @@ def judged(differences: object, saved: float = 0.3, **settings: object) -> Route
 
 
 @pytest.mark.parametrize("n", [0, 1, FEWEST_MEASURED - 1])
-def test_too_few_queries_prove_neither_gain_nor_loss(n: int) -> None:
+def test_too_few_queries_prove_nothing(n: int) -> None:
     for difference in (0.3, -0.5):
         found = judged(np.full(n, difference))
         assert (found.decision, found.recall, found.n) == ("shadow", None, n)
 
 
-def test_a_mean_below_the_tolerance_is_never_served() -> None:
+def test_mean_below_tolerance_is_unserved() -> None:
     differences = np.zeros(1_000)
     differences[:15] = -1.0
     found = judged(differences, max_loss=0.5)
@@ -35,7 +35,8 @@ def test_a_mean_below_the_tolerance_is_never_served() -> None:
     assert found.decision != "enforce"
 
 
-def test_a_loss_that_is_shown_is_refuted_and_one_that_may_be_noise_stays_in_shadow() -> None:
+def test_shown_loss_is_refuted() -> None:
+    """A loss that is shown is refuted and one that may be noise stays in shadow."""
     lost = np.zeros(40)
     lost[:2] = -1.0
     assert judged(lost).decision == "shadow"
@@ -43,16 +44,17 @@ def test_a_loss_that_is_shown_is_refuted_and_one_that_may_be_noise_stays_in_shad
     assert judged(lost).decision == "keep"
 
 
-def test_a_loss_that_was_accepted_is_not_refuted() -> None:
+def test_accepted_loss_is_not_refuted() -> None:
     assert judged(np.full(40, -0.2), refutable=False).decision == "shadow"
 
 
-def test_a_shadow_verdict_puts_a_guard_in_shadow_and_no_other_does() -> None:
+def test_only_shadow_means_shadow() -> None:
+    """A shadow verdict puts a guard in shadow and no other does."""
     modes = [judged(values).mode for values in (np.zeros(40), np.zeros(20), np.full(40, -0.5))]
     assert modes == [Mode.ENFORCE, Mode.SHADOW, Mode.ENFORCE]
 
 
-def test_five_for_five_is_never_switched_on() -> None:
+def test_five_for_five_stays_off() -> None:
     """What is safe and saves nothing, or under a twentieth of the tokens, stays as it is today."""
     for saved in (0.0, 0.004, 0.049):
         found = judged(np.zeros(200), saved)
@@ -61,21 +63,21 @@ def test_five_for_five_is_never_switched_on() -> None:
     assert judged(np.zeros(200), 0.051).decision == "enforce"
 
 
-def test_a_saving_that_may_be_noise_is_none() -> None:
+def test_noisy_saving_is_none() -> None:
     rng = np.random.default_rng(0)
     none, tokens = np.zeros(40), rng.normal(-0.06, 1.0, 40)
     assert verdict(none, none, tokens, serving_k=5, tolerance=0.01).decision == "keep"
 
 
 @pytest.mark.parametrize("gained", ["recall", "udcg"])
-def test_more_recall_or_value_is_a_gain(gained: str) -> None:
+def test_more_recall_or_value_gains(gained: str) -> None:
     rng, none = np.random.default_rng(1), np.zeros(60)
     more = rng.choice([0.0, 0.5], 60)
     pair = (more, none) if gained == "recall" else (none, more)
     assert verdict(*pair, none, serving_k=5, tolerance=0.01).decision == "enforce"
 
 
-def test_it_says_how_many_labels_would_show_a_gain() -> None:
+def test_labels_for_gain_are_said() -> None:
     recall = np.tile([0.5, -0.4, 0.0, 0.0], 15)
     found = verdict(recall, recall * 0.1, np.zeros(60), serving_k=5, tolerance=0.01, max_loss=0.2)
     assert found.decision == "keep"
@@ -84,7 +86,7 @@ def test_it_says_how_many_labels_would_show_a_gain() -> None:
     assert judged(more, 0.0, max_loss=0.2).decision == "enforce"
 
 
-def test_value_that_may_be_lost_is_not_safe() -> None:
+def test_endangered_value_is_unsafe() -> None:
     value = np.random.default_rng(2).normal(0.0, 1.0, 40)
     none, tokens = np.zeros(40), np.full(40, -0.3)
     assert verdict(none, value, tokens, serving_k=5, tolerance=0.01).decision == "shadow"
@@ -106,11 +108,12 @@ def test_value_that_may_be_lost_is_not_safe() -> None:
         (np.zeros(20), "about 28 such queries would probably decide"),
     ],
 )
-def test_the_words_say_what_was_seen_and_what_follows(differences: object, words: str) -> None:
+def test_words_say_seen_and_next(differences: object, words: str) -> None:
     assert words in judged(differences).statement
 
 
-def test_it_says_how_many_queries_would_decide_and_nothing_where_none_would() -> None:
+def test_deciding_queries_are_said() -> None:
+    """It says how many queries would decide and nothing where none would."""
     found = judged([*np.zeros(38), -0.1, -0.1], max_loss=0.03)
     assert found.decision == "shadow"
     assert found.n_needed is not None
@@ -119,7 +122,7 @@ def test_it_says_how_many_queries_would_decide_and_nothing_where_none_would() ->
     assert judged([*np.zeros(38), -0.4, -0.4]).n_needed is None
 
 
-def test_keep_says_how_many_queries_would_decide_where_they_are_few() -> None:
+def test_keep_says_deciding_queries() -> None:
     kept = judged(np.zeros(20)).model_copy(update={"decision": "keep", "recall": None})
     assert "20 labelled queries" in kept.statement
     assert "about 28 such queries would probably decide" in kept.statement
@@ -127,7 +130,7 @@ def test_keep_says_how_many_queries_would_decide_where_they_are_few() -> None:
     assert many.statement.endswith("which stay")
 
 
-def test_shadow_that_no_number_of_queries_ends_says_so() -> None:
+def test_endless_shadow_says_so() -> None:
     found = judged([*np.zeros(38), -0.4, -0.4])
     assert (found.decision, found.n_needed) == ("shadow", None)
     assert "more queries like these would not change that" in found.statement
@@ -146,16 +149,15 @@ def _shares(losses: float, share: float, gains: float = 0.0) -> Draw:
 @pytest.mark.parametrize(
     "draw", [_shares(0.1, 0.5), _shares(0.15, 0.5, 0.05), _shares(0.2, 0.25), _shares(0.1, 1, 0.05)]
 )
-def test_a_policy_at_the_limit_is_served_in_a_tenth_of_calibrations_at_most(
-    draw: Draw, n: int
-) -> None:
+def test_limit_policy_serves_a_tenth(draw: Draw, n: int) -> None:
+    """A policy at the limit is served in a tenth of calibrations at most."""
     rng = np.random.default_rng(n)
     assert abs(draw(rng, 200_000).mean() + 0.05) < 0.01
     served = [judged(draw(rng, n)).decision == "enforce" for _ in range(1_000)]
     assert np.mean(served) <= 0.1
 
 
-def test_losses_of_everything_on_very_few_queries_escape_more_often() -> None:
+def test_total_losses_escape_on_few() -> None:
     """The bound is approximate: with one query in twenty lost as a whole, 30 may show none."""
     rng = np.random.default_rng(1)
     draw = _shares(0.05, 1.0)
@@ -164,7 +166,8 @@ def test_losses_of_everything_on_very_few_queries_escape_more_often() -> None:
         assert np.mean(served) <= at_most
 
 
-def test_a_policy_that_loses_as_little_as_it_gains_is_served_more_often_with_more_queries() -> None:
+def test_even_policy_serves_more_later() -> None:
+    """A policy that loses as little as it gains is served more often with more queries."""
     rng, draw = np.random.default_rng(2), _shares(0.04, 0.5, 0.04)
     shares = [
         np.mean([judged(draw(rng, n)).decision == "enforce" for _ in range(500)])

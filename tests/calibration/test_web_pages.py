@@ -115,7 +115,7 @@ def test_words_are_no_markup(text: str) -> None:
     assert section == ((), text.replace("\n", "  \n"))
 
 
-def test_pictures_and_links_within_a_page_are_words() -> None:
+def test_page_pictures_are_words() -> None:
     html = '<p><a href="#a">Below</a> <img src="data:image/png;base64,AA" alt="a kettle"></p>'
     assert seen(html).strip() == "Below a kettle"
 
@@ -136,7 +136,7 @@ MENU, FOOTER = "[Home](/) | [Products](/p) | [Contact](/c)", "© 2024 Acme"
 LONG_FOOTER = "Acme sells kettles in Bern since 1911; call 031 555 for any question that you have."
 
 
-def test_what_repeats_around_pages_is_left_out() -> None:
+def test_repeated_surroundings_are_left_out() -> None:
     """A paragraph that does is kept once: it may be all that answers a question."""
     pages = [
         f"{MENU}\n\n# Page {n}\n\nOwn text {n}.\n\n{LONG_FOOTER}\n\n{FOOTER}" for n in range(5)

@@ -75,7 +75,7 @@ def asked(index: Path, profile: Path, questions: Path, tmp_path: Path) -> tuple[
     )
 
 
-def test_the_answers_to_both_contexts_are_marked_and_compared(
+def test_answers_are_marked_and_compared(
     run: Run, asked: tuple[object, ...], reader: Reader, tmp_path: Path
 ) -> None:
     document = run.read(*asked, "--reader", reader.url, "--json")
@@ -92,9 +92,10 @@ def test_the_answers_to_both_contexts_are_marked_and_compared(
     assert {row["reader"] for row in rows} == {READER}
 
 
-def test_a_second_run_asks_nothing_and_a_failed_answer_is_asked_again(
+def test_second_run_asks_only_failures(
     run: Run, asked: tuple[object, ...], reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A second run asks nothing and a failed answer is asked again."""
     reader.failing = 1
     said = " ".join(run.ok(*asked, "--reader", reader.url).output.split())
     assert "1 context got no valid answer: 127.0.0.1" in said
@@ -110,7 +111,7 @@ def test_a_second_run_asks_nothing_and_a_failed_answer_is_asked_again(
     assert "correct" in result.stdout
 
 
-def test_without_a_reader_it_says_what_asking_takes(run: Run, asked: tuple[object, ...]) -> None:
+def test_without_reader_it_names_cost(run: Run, asked: tuple[object, ...]) -> None:
     result = run.ok(*asked, system={"answers": {"prices": [2, 8]}})
     said = " ".join(result.output.split())
     assert re.search(r"\d+ answers to ask for: about [\d,]+ tokens to read, about 0\.\d+", said)
@@ -118,7 +119,7 @@ def test_without_a_reader_it_says_what_asking_takes(run: Run, asked: tuple[objec
     assert "difference" not in said
 
 
-def test_a_judge_marks_by_the_relevant_passages(
+def test_judge_marks_by_relevant_passages(
     run: Run, asked: tuple[object, ...], reader: Reader, questions: Path
 ) -> None:
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
@@ -148,7 +149,7 @@ def test_marks_of_another_tool_are_compared(
     run.refused(*asked, system=marks, says="faithfulness is 'high'")
 
 
-def test_questions_without_a_known_answer_cannot_be_marked_by_one(
+def test_unanswered_questions_cannot_be_marked(
     run: Run, asked: tuple[object, ...], reader: Reader, questions: Path
 ) -> None:
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
@@ -158,9 +159,8 @@ def test_questions_without_a_known_answer_cannot_be_marked_by_one(
     assert "give known answers in the questions' metadata" in " ".join(result.stderr.split())
 
 
-def test_a_reader_without_a_url_or_that_refuses_the_key_is_one_line(
-    run: Run, asked: tuple[object, ...], reader: Reader
-) -> None:
+def test_unusable_reader_is_one_line(run: Run, asked: tuple[object, ...], reader: Reader) -> None:
+    """A reader without a URL or that refuses the key is one line."""
     run.refused(*asked, "--reader", "localhost:8000", says=("not http://HOST", "'localhost:8000'"))
     reader.script.extend([Answer(status=401, body="{}")] * 24)
     run.refused(

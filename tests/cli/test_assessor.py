@@ -86,7 +86,7 @@ def calibrated(run: Run, index: Path, many: Path, tmp_path: Path) -> Calibrated:
     return calibrate
 
 
-def test_labels_say_what_the_assessor_adds_and_a_query_asks_it(
+def test_assessors_worth_is_said_and_used(
     run: Run, index: Path, calibrated: Calibrated, endpoint: ModelEndpoint, system: dict[str, Any]
 ) -> None:
     result, out = calibrated(system, "--price", "0.0001", "--report")
@@ -117,7 +117,7 @@ def test_labels_say_what_the_assessor_adds_and_a_query_asks_it(
     assert all(question in request["messages"][-1]["content"] for request in asked_now)
 
 
-def test_an_assessor_that_says_nothing_is_not_dropped_in_silence(
+def test_silent_assessor_is_not_dropped(
     calibrated: Calibrated, endpoint: ModelEndpoint, system: dict[str, Any]
 ) -> None:
     endpoint.opinion = lambda _text, _name: 0.5
@@ -137,7 +137,7 @@ def test_an_assessor_that_says_nothing_is_not_dropped_in_silence(
         ("assessor-model", "needs assessor-model"),
     ],
 )
-def test_a_price_needs_an_assessor_and_its_model(
+def test_price_needs_assessor_and_model(
     calibrated: Calibrated, system: dict[str, Any], missing: str, says: str
 ) -> None:
     del system[missing]

@@ -15,7 +15,7 @@ from running import Run
         (b'{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', "'a'", 2),
     ],
 )
-def test_a_corpus_that_cannot_be_read_names_file_line_and_value(
+def test_unreadable_corpus_names_the_place(
     run: Run, tmp_path: Path, content: bytes, said: str, line: int | None
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"
@@ -29,7 +29,7 @@ def test_a_corpus_that_cannot_be_read_names_file_line_and_value(
     assert not (tmp_path / "i").exists()
 
 
-def test_a_folder_with_other_content_is_refused_before_the_work(run: Run, tmp_path: Path) -> None:
+def test_foreign_folder_is_refused_first(run: Run, tmp_path: Path) -> None:
     data = write_collection(tmp_path / "d")
     precious = tmp_path / "out" / "thesis.tex"
     precious.parent.mkdir()
@@ -41,15 +41,13 @@ def test_a_folder_with_other_content_is_refused_before_the_work(run: Run, tmp_pa
 
 
 @pytest.mark.model
-def test_an_error_is_a_json_document_too(run: Run, index: Path, tmp_path: Path) -> None:
+def test_error_is_json_too(run: Run, index: Path, tmp_path: Path) -> None:
     result = run.refused("evaluate", "--index", index, "--data", tmp_path / "gone", "--json")
     assert set(json.loads(result.stdout)) == {"error"}
 
 
 @pytest.mark.model
-def test_labels_that_cannot_be_read_name_file_line_and_value(
-    run: Run, index: Path, tmp_path: Path
-) -> None:
+def test_unreadable_labels_name_the_place(run: Run, index: Path, tmp_path: Path) -> None:
     data = write_collection(tmp_path / "d")
     qrels = data / "qrels" / "test.tsv"
     qrels.write_text("query-id\tcorpus-id\tscore\nq1\tclean-piano\thigh\n")

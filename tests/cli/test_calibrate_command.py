@@ -63,9 +63,7 @@ def questions(file: Path, n: int) -> Path:
     return write_jsonl(file, rows[:n])
 
 
-def test_today_the_choice_and_the_certificate_are_stated_in_words(
-    calibrate: Calibrate, many: Path
-) -> None:
+def test_today_choice_certificate_in_words(calibrate: Calibrate, many: Path) -> None:
     keys = {"held_out": 0.3, "serving_k": 4, "false_alarms": 0.2}
     words, profile = calibrate("--alpha", "0.3", "--all", data=many, **keys)
     assert "metric first 4 chosen difference" in words
@@ -78,9 +76,8 @@ def test_today_the_choice_and_the_certificate_are_stated_in_words(
     assert " ".join(certificate.statement.split()[:12]) in words
 
 
-def test_the_evidence_is_a_page_and_json_with_today_beside_the_choice(
-    calibrate: Calibrate, many: Path, tmp_path: Path
-) -> None:
+def test_evidence_is_page_and_json(calibrate: Calibrate, many: Path, tmp_path: Path) -> None:
+    """The evidence is a page and JSON with today beside the choice."""
     page, evidence = tmp_path / "report.html", tmp_path / "report.json"
     reports = ("--report", page, "--report", evidence)
     document, _ = calibrate(*reports, "--json", data=many, serving_k=4)
@@ -108,7 +105,7 @@ def test_the_evidence_is_a_page_and_json_with_today_beside_the_choice(
             assert (row["difference"] is None) == (size.split(", ")[0] == "today")
 
 
-def test_a_context_may_be_leaner_or_richer(calibrate: Calibrate) -> None:
+def test_context_may_be_leaner_or_richer(calibrate: Calibrate) -> None:
     kept = {}
     for size in ("leaner", "richer"):
         document, profile = calibrate("--context", size, "--json")
@@ -117,9 +114,7 @@ def test_a_context_may_be_leaner_or_richer(calibrate: Calibrate) -> None:
     assert kept["leaner"]["value"] <= kept["richer"]["value"]
 
 
-def test_sparse_labels_keep_the_recall_of_what_is_served_today(
-    calibrate: Calibrate, tmp_path: Path
-) -> None:
+def test_sparse_labels_keep_todays_recall(calibrate: Calibrate, tmp_path: Path) -> None:
     """About 40 questions with one relevant passage each, as a new user has."""
     document, profile = calibrate("--json", data=questions(tmp_path / "q.jsonl", 42))
     assert (document["split"], document["queries"], document["held_out"]) == (None, 42, 0)
@@ -134,9 +129,10 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
     assert profile.profile_id == document["profile_id"]
 
 
-def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
+def test_verdict_leads_and_may_exit(
     run: Run, index: Path, collection: Path, tmp_path: Path
 ) -> None:
+    """The verdict is the first line and a required one sets the exit code."""
     asked = ("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json")
     asked += ("--require", "enforce")
     required = run(*asked)
@@ -148,9 +144,8 @@ def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
     assert run(*asked, system={"calibrate": {"max-loss": 0.0001}}).exit_code == 1
 
 
-def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
-    calibrate: Calibrate, tmp_path: Path
-) -> None:
+def test_uncertified_keeps_first_k(calibrate: Calibrate, tmp_path: Path) -> None:
+    """Where nothing is certified the first k is kept and that is said."""
     page = tmp_path / "report.html"
     words, profile = calibrate("--report", page, "--alpha", "0.01", "--all")
     assert "the first 5 as today, since no other policy that gains utility is certified" in words
@@ -161,7 +156,7 @@ def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
         assert route.certificate is None
 
 
-def test_json_counts_the_queries_and_says_what_the_evidence_is(calibrate: Calibrate) -> None:
+def test_json_counts_queries_and_evidence(calibrate: Calibrate) -> None:
     document, profile = calibrate("--json", policy="ratio", held_out=0.5)
     assert document["split"] == "train"
     counts = {"queries": 25, "answerable": 24, "without_relevant": 1, "unknown_passages": 0}
@@ -181,9 +176,7 @@ def test_the_help_is_one_page(run: Run) -> None:
     assert sum(line.startswith("  --") for line in lines) <= 25
 
 
-def test_questions_that_another_split_asks_too_are_told(
-    calibrate: Calibrate, tmp_path: Path
-) -> None:
+def test_questions_of_another_split_are_told(calibrate: Calibrate, tmp_path: Path) -> None:
     data = write_collection(tmp_path / "d")
     with (data / "queries.jsonl").open("a") as queries:
         leaked = {"_id": "leaked", "text": "What is the right way to clean my  BICYCLE"}
@@ -194,7 +187,7 @@ def test_questions_that_another_split_asks_too_are_told(
     assert any("1 of 25 questions are also in d/test" in note for note in notes)
 
 
-def test_the_number_of_threads_does_not_show_in_the_profile(
+def test_thread_count_does_not_show(
     index: Path, collection: Path, profile: Path, tmp_path: Path
 ) -> None:
     """With the real model, whose last bits depend on how many threads compute them."""
@@ -213,9 +206,10 @@ def test_the_number_of_threads_does_not_show_in_the_profile(
     assert b'"coefficients"' in out.read_bytes()
 
 
-def test_what_passages_are_worth_stands_in_the_profile_by_which_it_is_chosen(
+def test_worths_stand_in_the_profile(
     calibrate: Calibrate,
 ) -> None:
+    """What passages are worth stands in the profile by which it is chosen."""
     worth = {"preset": "strict", "gain": "exponential", "utility": {"distractor": -0.9}}
     words, profile = calibrate(system=worth)
     expected = replace(STRICT, gain="exponential", distractor=-0.9)

@@ -43,7 +43,7 @@ def help_of(name: str, columns: int) -> str:
 
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("name", PAGES)
-def test_help_fits_the_terminal_and_needs_no_guessing(name: str, columns: int) -> None:
+def test_help_fits_the_terminal(name: str, columns: int) -> None:
     printed = help_of(name, columns)
     assert max(map(len, printed.splitlines())) <= columns
     parts = printed.partition("Options:")[2]
@@ -66,7 +66,7 @@ def test_five_commands_come_first() -> None:
     assert "evaluate" in more
 
 
-def test_keys_are_a_file_to_fill_in(run: Run, tmp_path: Path) -> None:
+def test_keys_are_a_file_to_fill(run: Run, tmp_path: Path) -> None:
     printed = run.ok("keys", "golden", "hard-negatives").stdout
     assert "[hard_negatives]" in printed or "[hard-negatives]" in printed
     assert all(line.startswith(("#", "[")) for line in printed.splitlines() if line)
@@ -82,7 +82,7 @@ def test_keys_are_a_file_to_fill_in(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_json_is_an_option_of_the_application_alone(name: str) -> None:
+def test_json_belongs_to_the_application(name: str) -> None:
     assert ("  --json " in help_of(name, 80)) is (name == "")
 
 
@@ -99,13 +99,13 @@ for words in sys.argv[1:]: main(words.split())
 """
 
 
-def test_help_of_the_application_imports_no_command_and_nothing_that_computes() -> None:
+def test_applications_help_imports_little() -> None:
     names = imported(HELP, "--help")
     assert not {"argparse", "numpy", "pydantic", "rich"} & names
     assert len([name for name in names if name.startswith("ctxguard")]) <= 6
 
 
-def test_help_of_a_command_imports_nothing_that_it_runs() -> None:
+def test_commands_help_imports_little() -> None:
     names = imported(HELP, *[f"{name} --help" for name in PAGES])
     assert "ctxguard.cli.calibrate" in names
     heavy = {"asyncio", "faiss", "httpx", "prometheus_client", "scipy", "sqlalchemy", "torch"}
@@ -160,9 +160,8 @@ cli.named = lambda name: Working()
 """
 
 
-def test_an_unexpected_error_is_one_line_with_a_hint_and_a_traceback_for_who_asks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An unexpected error is one line with a hint and a traceback for who asks."""
     monkeypatch.delenv("CTXGUARD_DEBUG", raising=False)
 
     def failing(error: Exception) -> Invoked:
@@ -187,7 +186,7 @@ def test_an_unexpected_error_is_one_line_with_a_hint_and_a_traceback_for_who_ask
     assert isinstance(failing(ZeroDivisionError("by zero")).exception, ZeroDivisionError)
 
 
-def test_an_interrupted_process_ends_quietly_with_130() -> None:
+def test_interrupt_ends_quietly_with_130() -> None:
     # What a shell starts in the background ignores the signal, and so would what that starts.
     waiting = "print('ready', flush=True); time.sleep(30)"
     ignored = "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -202,9 +201,10 @@ def test_an_interrupted_process_ends_quietly_with_130() -> None:
     assert errors == ""
 
 
-def test_progress_that_is_soon_over_is_shown_once_where_it_is_no_terminal(
+def test_short_progress_shows_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Progress that is soon over is shown once where it is not a terminal."""
     with Output().passes() as begin:
         known, unknown = begin("encoding", 3_000), begin("reading", None)
         known(1_000)
@@ -214,9 +214,10 @@ def test_progress_that_is_soon_over_is_shown_once_where_it_is_no_terminal(
     assert said.count("encoding") == said.count("3000/3000") == said.count("7/7") == 1
 
 
-def test_long_work_writes_a_line_now_and_then_where_it_is_no_terminal(
+def test_long_work_writes_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Long work writes a line now and then where it is not a terminal."""
     monkeypatch.setattr(console, "_LINE_SECONDS", 0.0)
     with Output().passes() as begin:
         encoding = begin("encoding", 3_000)
@@ -230,7 +231,7 @@ def test_long_work_writes_a_line_now_and_then_where_it_is_no_terminal(
         assert capsys.readouterr().err == "reading: 7 so far\n"
 
 
-def test_what_is_told_by_total_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_told_by_total_says_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with Output().passes() as begin:
         tell = console.by_total(begin, "encoding")
         tell(0, 3_000)
@@ -239,11 +240,11 @@ def test_what_is_told_by_total_says_so_at_once(capsys: pytest.CaptureFixture[str
     assert "3000/3000" in capsys.readouterr().err
 
 
-def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:
+def test_terminal_text_is_one_plain_line() -> None:
     assert one_line("a\x1b[31m\r\nb\u2028c\u202ed\x9b\udc80") == "a[31m b cd\ufffd"
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+def test_leaving_reader_ends_command_quietly() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     for printing in ("print('answer')", "output.out.print('answer')"):
@@ -260,7 +261,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
 
 
 @pytest.mark.model
-def test_a_process_is_silent_on_standard_error_and_prints_in_any_encoding(index: Path) -> None:
+def test_process_prints_in_any_encoding(index: Path) -> None:
     """No chatter of libraries, and a question mark for a character that the encoding lacks."""
     done = process("query", "--index", index, "clean a violin", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")

@@ -22,7 +22,7 @@ def compare(run: Run, index: Path, collection: Path) -> Compare:
     return partial(run, "evaluate", "--index", index, "--data", collection)
 
 
-def test_the_usual_candidates_stand_side_by_side(compare: Compare) -> None:
+def test_usual_candidates_stand_together(compare: Compare) -> None:
     document = read(compare("--candidate", "all", "--json"))
     names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
     assert [each["name"] for each in document["candidates"]] == names
@@ -40,7 +40,7 @@ def test_the_usual_candidates_stand_side_by_side(compare: Compare) -> None:
     assert document["against"] == {}
 
 
-def test_the_same_seed_gives_the_same_figures(compare: Compare) -> None:
+def test_same_seed_gives_same_figures(compare: Compare) -> None:
     arguments = ("--candidate", "x=lexical", "-k", 2, "--json")
     documents = [read(compare(*arguments)) for _ in range(2)]
     for document in documents:
@@ -48,9 +48,8 @@ def test_the_same_seed_gives_the_same_figures(compare: Compare) -> None:
     assert documents[0] == documents[1]
 
 
-def test_a_calibrated_profile_stands_beside_them_under_the_name_of_its_file(
-    compare: Compare, collection: Path, profile: Path
-) -> None:
+def test_profile_stands_by_its_file(compare: Compare, collection: Path, profile: Path) -> None:
+    """A calibrated profile stands beside them under the name of its file."""
     copied = shutil.copy(profile, profile.with_name("calibrated.json"))
     seen = ("--data", collection / "qrels/train.tsv", "--profile", copied)
     document = read(compare(*seen, "--candidate", "five=lexical", "--json"))
@@ -63,7 +62,7 @@ def test_a_calibrated_profile_stands_beside_them_under_the_name_of_its_file(
     assert any("calibrated on these queries" in note for note in document["notes"])
 
 
-def test_the_tables_fit_100_columns_and_print_the_rule(compare: Compare, tmp_path: Path) -> None:
+def test_tables_fit_100_columns(compare: Compare, tmp_path: Path) -> None:
     long_name = "a name that is rather too long for a table=lexical,k=10"
     base = tmp_path / "base.json"
     named = ("--candidate", long_name, "--candidate")
@@ -76,9 +75,8 @@ def test_the_tables_fit_100_columns_and_print_the_rule(compare: Compare, tmp_pat
     assert "not saved" in result.stdout
 
 
-def test_a_candidate_that_is_worse_than_the_saved_one_is_a_finding(
-    compare: Compare, tmp_path: Path
-) -> None:
+def test_worse_than_saved_is_a_finding(compare: Compare, tmp_path: Path) -> None:
+    """A candidate that is worse than the saved one is a finding."""
     base = tmp_path / "new" / "base.json"
     good, worse = ("--candidate", "mine=lexical,k=3"), ("--candidate", "mine=lexical,k=20")
     assert compare(*good, "--out", base).exit_code == 0
@@ -92,9 +90,10 @@ def test_a_candidate_that_is_worse_than_the_saved_one_is_a_finding(
     refused(compare(*against, "--out", base), "another file than --against")
 
 
-def test_what_json_prints_can_be_compared_with_and_nothing_else_is_written(
+def test_json_can_be_compared_with(
     compare: Compare, index: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What JSON prints can be compared with and nothing else is written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -25,16 +25,14 @@ def findings(run: Run, *places: object) -> tuple[dict[str, list[tuple[str, str]]
     return by_part, result.exit_code
 
 
-def test_the_installation_is_looked_at_in_any_case(run: Run) -> None:
+def test_installation_is_always_looked_at(run: Run) -> None:
     found, code = findings(run)
     assert code == 0
     assert found["installation"][0][0] == "ok"
     assert "embedded" in found["extras"][0][1]
 
 
-def test_another_projects_distribution_is_wrong_and_has_its_mend(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_distribution_has_a_mend(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_distribution, "_FOREIGN", "pytest")
     found, code = findings(run)
     assert code == 1
@@ -44,7 +42,7 @@ def test_another_projects_distribution_is_wrong_and_has_its_mend(
 
 
 @pytest.mark.model
-def test_an_index_and_the_profile_made_on_it_are_well(
+def test_own_index_and_profile_are_well(
     run: Run, index: Path, profile: Path, tmp_path: Path
 ) -> None:
     found, code = findings(run, index, profile)
@@ -59,9 +57,7 @@ def test_an_index_and_the_profile_made_on_it_are_well(
 
 
 @pytest.mark.model
-def test_a_profile_of_another_system_is_wrong(
-    run: Run, index: Path, profile: Path, tmp_path: Path
-) -> None:
+def test_foreign_profile_is_wrong(run: Run, index: Path, profile: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     Profile.load(profile).model_copy(
         update={"fingerprint": {"embedder": "another"}, "corpus": None}
@@ -71,7 +67,7 @@ def test_a_profile_of_another_system_is_wrong(
     assert any(status == "wrong" and "calibrate on it" in text for status, text in found["profile"])
 
 
-def test_a_store_says_what_waits_and_who_should_judge_it(run: Run, tmp_path: Path) -> None:
+def test_store_says_what_waits(run: Run, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/samples.db"
     with SampleStore.open(url) as store:
         assert findings(run, url)[0]["store"][-1][1].startswith("no samples yet")
@@ -100,7 +96,7 @@ def test_metrics_are_recognised_by_their_names(run: Run) -> None:
     assert "is the service running there?" in findings(run, url)[0]["metrics"][0][1]
 
 
-def test_what_is_missing_is_named_with_its_mend_on_80_columns(run: Run, tmp_path: Path) -> None:
+def test_missing_names_mend_on_80_columns(run: Run, tmp_path: Path) -> None:
     missing = (tmp_path / "profile.json", f"sqlite:///{tmp_path}/none.db")
     result = run("doctor", *missing, columns="80")
     assert result.exit_code == 1
@@ -110,13 +106,13 @@ def test_what_is_missing_is_named_with_its_mend_on_80_columns(run: Run, tmp_path
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_a_place_of_no_known_kind_is_refused(run: Run) -> None:
+def test_unknown_place_is_refused(run: Run) -> None:
     result = run("doctor", "nothing-here")
     assert result.exit_code == 2
     assert "'nothing-here' is not an index folder" in result.stderr
 
 
-def test_every_extra_of_the_package_is_looked_for() -> None:
+def test_every_extra_is_looked_for() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = Path(__file__).parents[2] / "pyproject.toml"
     extras = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["optional-dependencies"]

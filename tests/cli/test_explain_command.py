@@ -42,7 +42,7 @@ def explained(run: Run, traffic: Traffic, number: int, *options: object) -> list
     return samples
 
 
-def test_every_candidate_has_its_scores_and_what_the_judge_said(run: Run, traffic: Traffic) -> None:
+def test_candidates_have_scores_and_judgments(run: Run, traffic: Traffic) -> None:
     (found,) = explained(run, traffic, 2)
     assert found["query"] == "which shelf holds tool 2"
     assert (found["route"], found["mode"], found["state"]) == ("external", "enforce", "judged")
@@ -64,9 +64,7 @@ def test_every_candidate_has_its_scores_and_what_the_judge_said(run: Run, traffi
         assert 0 < kept < today < retrieved
 
 
-def test_a_profile_gives_the_reasons_of_its_drops(
-    run: Run, traffic: Traffic, tmp_path: Path
-) -> None:
+def test_profile_gives_reasons_of_drops(run: Run, traffic: Traffic, tmp_path: Path) -> None:
     (found,) = explained(run, traffic, 2, "--profile", tmp_path / "profile.json")
     candidates = found["candidates"]
     assert candidates[3]["reason"] is None
@@ -98,9 +96,7 @@ def test_labels_and_picks_are_shown(run: Run, traffic: Traffic, tmp_path: Path) 
     assert "picked: " in shown
 
 
-def test_a_request_that_was_sampled_twice_has_both_samples(
-    run: Run, traffic: Traffic, tmp_path: Path
-) -> None:
+def test_twice_sampled_shows_both(run: Run, traffic: Traffic, tmp_path: Path) -> None:
     serve(tmp_path, 1, first=2, relevant_ranks=[1])
     first, second = explained(run, traffic, 2)
     assert (first["state"], second["state"]) == ("judged", "pending")
@@ -108,7 +104,7 @@ def test_a_request_that_was_sampled_twice_has_both_samples(
     assert all(one["judge"] is None for one in second["candidates"])
 
 
-def test_an_unknown_request_is_an_error_with_the_likely_causes(run: Run, traffic: Traffic) -> None:
+def test_unknown_request_names_likely_causes(run: Run, traffic: Traffic) -> None:
     result = run.refused(
         "explain", "never-seen", "--store", traffic.url, says="no sample of request 'never-seen'"
     )
@@ -116,9 +112,7 @@ def test_an_unknown_request_is_an_error_with_the_likely_causes(run: Run, traffic
         assert cause in result.stderr
 
 
-def test_where_the_text_was_deleted_the_rest_is_shown(
-    run: Run, traffic: Traffic, tmp_path: Path
-) -> None:
+def test_rest_is_shown_without_text(run: Run, traffic: Traffic, tmp_path: Path) -> None:
     with SampleStore.open(traffic.url, limits=Limits(max_bytes=1)) as store:
         store.clean()
     (found,) = explained(run, traffic, 2)
@@ -130,7 +124,7 @@ def test_where_the_text_was_deleted_the_rest_is_shown(
     )
 
 
-def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
+def test_judges_failures_are_said(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("truststore")
     from chat_endpoint import Answer, ChatEndpoint
 
@@ -153,7 +147,7 @@ def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
     assert "seven" in shown
 
 
-def test_a_request_in_shadow_shows_what_would_be_dropped(run: Run, tmp_path: Path) -> None:
+def test_shadow_shows_would_be_drops(run: Run, tmp_path: Path) -> None:
     PROFILE.save(tmp_path / "profile.json")
     made = serve(tmp_path, 1, profile=PROFILE, mode=Mode.SHADOW, relevant_ranks=[1])
     options = ("--profile", tmp_path / "profile.json")
@@ -171,9 +165,7 @@ def test_a_request_in_shadow_shows_what_would_be_dropped(run: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.SHADOW])
-def test_the_first_few_candidates_are_shown_unless_all_are_asked_for(
-    run: Run, tmp_path: Path, mode: Mode
-) -> None:
+def test_first_candidates_unless_all(run: Run, tmp_path: Path, mode: Mode) -> None:
     PROFILE.save(tmp_path / "profile.json")
     made = serve(tmp_path, 1, profile=PROFILE, mode=mode, ids=("a/long/path/" * 9 + "{}-{}").format)
     options = ("--profile", tmp_path / "profile.json")

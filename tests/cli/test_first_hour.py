@@ -81,7 +81,7 @@ def serving(run: Run, *options: str) -> Iterator[TestClient]:
 
 @pytest.mark.model
 @pytest.mark.parametrize("documents", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_documents_of_every_kind_are_guarded_after_three_commands(
+def test_three_commands_guard_any_documents(
     documents: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a folder, and labels that name its sections, to a context without the near misses."""
@@ -131,7 +131,7 @@ def write_candidates(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_reranker_behind_a_url_filters_by_the_system_file_of_the_page(
+def test_reranker_behind_url_filters(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command of the page takes its file."""

@@ -62,7 +62,7 @@ class TestFreeze:
         assert len(document["digest"]) == 64
         assert document["digest"] in said
 
-    def test_keywords_that_are_left_out_are_named(self, tmp_path: Path, run: Run) -> None:
+    def test_omitted_keywords_are_named(self, tmp_path: Path, run: Run) -> None:
         row = {"query_id": "q", "text": "Why?", "relevant": ["p"], "keywords": ["key"]}
         (tmp_path / "q.jsonl").write_text(json.dumps(row), encoding="utf-8")
         named = ("golden", "freeze", tmp_path / "q.jsonl", "--out", tmp_path / "set", "--json")
@@ -70,7 +70,7 @@ class TestFreeze:
         assert "keywords are left out: a BEIR folder has no place for them" in said
 
     @pytest.mark.parametrize("split", ["train", "test"])
-    def test_it_freezes_the_split_that_calibrate_then_reads(
+    def test_freezes_what_calibrate_reads(
         self, split: str, collection: Path, tmp_path: Path, run: Run
     ) -> None:
         frozen = tmp_path / "set"
@@ -82,9 +82,8 @@ class TestFreeze:
         assert (read.split, read.dataset.qrels.keys()) == (split, source.qrels.keys())
         assert not (split == "train" and read.notes)
 
-    def test_of_a_folder_with_one_split_it_is_said_that_it_was_taken(
-        self, collection: Path, tmp_path: Path, run: Run
-    ) -> None:
+    def test_lone_split_is_said(self, collection: Path, tmp_path: Path, run: Run) -> None:
+        """Of a folder with one split it is said that it was taken."""
         one = Path(shutil.copytree(collection, tmp_path / "one"))
         (one / "qrels" / "train.tsv").unlink()
         document = run.read("golden", "freeze", one, "--out", tmp_path / "set", "--json")

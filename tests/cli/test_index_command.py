@@ -33,7 +33,7 @@ def corpus_of(folder: Path, *texts: str, **named: str) -> Path:
     )
 
 
-def test_json_is_the_only_thing_on_standard_output(index_made: Result, index: Path) -> None:
+def test_only_json_on_standard_output(index_made: Result, index: Path) -> None:
     document = read(index_made)
     assert document["passages"] == N_PASSAGES
     assert document["fingerprint"] == HybridRetriever.load(index).fingerprint()
@@ -58,9 +58,8 @@ def test_the_lexical_engine_can_be_chosen(rank_bm25: Any) -> None:
     assert rank_bm25["fingerprint"]["lexical"].startswith("rank-bm25")
 
 
-def test_an_index_is_replaced_by_a_new_one_and_not_by_a_failed_build(
-    run: Run, tmp_path: Path
-) -> None:
+def test_failed_build_replaces_nothing(run: Run, tmp_path: Path) -> None:
+    """An index is replaced by a new one and not by a failed build."""
     for name in ("old", "new"):
         corpus = corpus_of(tmp_path, **{name: "a kettle"})
         run.ok("index", corpus, "--out", tmp_path / "i")
@@ -70,9 +69,8 @@ def test_an_index_is_replaced_by_a_new_one_and_not_by_a_failed_build(
     assert HybridRetriever.load(tmp_path / "i").passage_ids == ("new",)
 
 
-def test_a_language_is_kept_with_the_index_and_letters_of_another_are_told(
-    run: Run, tmp_path: Path
-) -> None:
+def test_language_is_kept_foreign_told(run: Run, tmp_path: Path) -> None:
+    """A language is kept with the index and letters of another are told."""
     corpus = corpus_of(tmp_path, JAPANESE)
     result = run("index", corpus, "--out", tmp_path / "i", "--language", "cjk", "--json")
     assert "give --model a multilingual model" in " ".join(result.stderr.split())
@@ -85,7 +83,7 @@ def test_a_language_is_kept_with_the_index_and_letters_of_another_are_told(
     assert "1 passage with neither title nor text left out" in notes
 
 
-def test_help_and_errors_say_what_can_be_read(run: Run, tmp_path: Path) -> None:
+def test_help_says_what_is_read(run: Run, tmp_path: Path) -> None:
     text = " ".join(run("index", "--help").stdout.replace("│", " ").split())
     for code in LANGUAGES:
         assert re.search(rf"\b{code}\b", text), code
@@ -102,9 +100,8 @@ class TestUpdate:
         run.ok("index", corpus_of(tmp_path, **texts), "--out", tmp_path / "i")
         return tmp_path / "i"
 
-    def test_only_new_and_changed_passages_are_encoded_and_the_same_again_changes_nothing(
-        self, run: Run, folder: Path, tmp_path: Path
-    ) -> None:
+    def test_only_changes_are_encoded(self, run: Run, folder: Path, tmp_path: Path) -> None:
+        """Only new and changed passages are encoded and the same again changes nothing."""
         now = {"kettle": "clean a kettle", "violin": "string a violin", "new": "a drum"}
         corpus = corpus_of(tmp_path, **now)
         result = run.ok("index", "--update", corpus, "--out", folder)
@@ -118,7 +115,7 @@ class TestUpdate:
         update = run.read("index", "--update", corpus, "--out", folder, "--json")["update"]
         assert (update.pop("unchanged"), set(update.values())) == (3, {0})
 
-    def test_it_needs_an_index_and_keeps_its_settings(self, run: Run, folder: Path) -> None:
+    def test_needs_index_and_keeps_settings(self, run: Run, folder: Path) -> None:
         update, corpus = ("index", "--update"), folder.parent / "c.jsonl"
         for out, more, said in (
             (folder, ("--language", "de"), "anew without --update"),
@@ -138,9 +135,7 @@ class TestLongPassages:
     def corpus(self, tmp_path: Path) -> Path:
         return write_jsonl(tmp_path / "c.jsonl", self.ROWS)
 
-    def test_they_are_counted_and_can_be_split_as_an_update_goes_on_to(
-        self, run: Run, corpus: Path, tmp_path: Path
-    ) -> None:
+    def test_counted_and_split_on_update(self, run: Run, corpus: Path, tmp_path: Path) -> None:
         notes = " ".join(run("index", corpus, "--out", tmp_path / "whole").stdout.split())
         assert "passages longer than 256 tokens: 1; their ends are not searched" in notes
         assert "--chunk" in notes
@@ -160,7 +155,7 @@ class TestLongPassages:
         assert again["unchanged"] > 2
 
 
-def test_labels_of_documents_count_over_an_index_of_chunks(run: Run, tmp_path: Path) -> None:
+def test_documents_labels_count_over_chunks(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("semantic_text_splitter")
     (tmp_path / "qrels").mkdir()
     texts = {"long": LONG, "violin": "tune a violin", "drum": "beat a drum"}
@@ -176,9 +171,7 @@ def test_labels_of_documents_count_over_an_index_of_chunks(run: Run, tmp_path: P
     assert figures(run.read("evaluate", *data, "-k", "2", "--json"))["recall"]["mean"]["value"] == 1
 
 
-def test_documents_are_cut_at_headings_and_sentences_which_labels_name(
-    run: Run, tmp_path: Path
-) -> None:
+def test_documents_are_cut_at_headings(run: Run, tmp_path: Path) -> None:
     """And an update encodes the sections that have changed."""
     pytest.importorskip("semantic_text_splitter")
     documents, made = tmp_path / "handbook", ("--out", tmp_path / "i", "--json")
@@ -216,7 +209,7 @@ def test_documents_are_cut_at_headings_and_sentences_which_labels_name(
     assert (updated["changed"], updated["deleted"], updated["encoded"]) == (1, 2, 1)
 
 
-def test_an_update_keeps_what_cannot_be_read(run: Run, tmp_path: Path) -> None:
+def test_update_keeps_the_unreadable(run: Run, tmp_path: Path) -> None:
     """And says so: by name, with the reason, and by its exit code."""
     for module in ("mammoth", "openpyxl", "semantic_text_splitter"):
         pytest.importorskip(module)
@@ -276,7 +269,7 @@ def test_an_update_keeps_what_cannot_be_read(run: Run, tmp_path: Path) -> None:
     assert (mended["update"]["deleted"], mended["left_out"]) == (1, [])
 
 
-def test_ten_of_what_was_left_out_are_shown(run: Run, tmp_path: Path) -> None:
+def test_ten_left_out_are_shown(run: Run, tmp_path: Path) -> None:
     """The rest is in the JSON document; documents come before files of other kinds."""
     documents = tmp_path / "handbook"
     documents.mkdir()

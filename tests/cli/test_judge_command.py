@@ -108,7 +108,7 @@ def grade(file: Path) -> int:
     return len(rows)
 
 
-def test_from_a_log_without_labels_to_a_guard_that_filters(
+def test_log_becomes_a_filtering_guard(
     run: Run, index: Path, log: Path, url: str, chat: ChatEndpoint
 ) -> None:
     folder = log.parent
@@ -187,7 +187,7 @@ def test_failed_calls_are_asked_again(run: Run, index: Path, few: Path, tmp_path
         endpoint.close()
 
 
-def test_without_a_judge_it_says_what_judging_takes_and_writes_nothing(
+def test_without_judge_it_names_cost(
     run: Run, index: Path, log: Path, url: str, tmp_path: Path
 ) -> None:
     result = run.ok("judge", "--index", index, "--queries", log, "--store", url)
@@ -202,9 +202,10 @@ def test_without_a_judge_it_says_what_judging_takes_and_writes_nothing(
     assert re.search(r"of 1 question takes \d+ calls and", " ".join(result.stdout.split()))
 
 
-def test_a_reranker_judges_what_is_served_and_a_repeated_question_counts_as_often(
+def test_reranker_judges_repeats_count_again(
     run: Run, index: Path, questions: list[str], url: str, tmp_path: Path
 ) -> None:
+    """A reranker judges what is served and a repeated question counts as often."""
     pytest.importorskip("httpx2")
     log = tmp_path / "log.jsonl"
     rows = [{"query": text} for text in (*questions[:12], questions[0].upper())]
@@ -229,9 +230,7 @@ def test_a_reranker_judges_what_is_served_and_a_repeated_question_counts_as_ofte
         assert len(one.scores) > 20, "the scores of all candidates are kept"
 
 
-def test_without_questions_the_model_writes_some_and_says_so(
-    run: Run, index: Path, url: str
-) -> None:
+def test_model_writes_missing_questions(run: Run, index: Path, url: str) -> None:
     class Writer(ChatEndpoint):
         """Asks about a passage's last words, and says yes where it finds them."""
 
@@ -276,9 +275,11 @@ def test_questions_that_fail_say_why(run: Run, index: Path, url: str) -> None:
         chat.close()
 
 
-def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait_for_another(
+def test_nonsense_judge_stops_samples_wait(
     run: Run, index: Path, few: Path, url: str, chat: ChatEndpoint
 ) -> None:
+    """A judge that answers nonsense stops and the samples wait for another."""
+
     class Nonsense(ChatEndpoint):
         def answer(self, path: str, request: dict[str, Any]) -> Answer:
             return Answer("it is hard to say")
@@ -299,7 +300,7 @@ def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait_for_another(
     assert "waited for a judge" in again.stderr
 
 
-def test_the_lists_of_a_reranker_behind_a_url_are_judged(
+def test_rerankers_lists_are_judged(
     run: Run, questions: list[str], url: str, tmp_path: Path, chat: ChatEndpoint
 ) -> None:
     """The candidates are the log: no other file of questions is needed."""
@@ -328,7 +329,7 @@ def test_the_lists_of_a_reranker_behind_a_url_are_judged(
 
 
 @pytest.mark.model
-def test_a_cross_encoder_judges_what_a_function_retrieves(
+def test_cross_encoder_judges_a_function(
     run: Run, few: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retriever is a plain function that returns texts with scores."""
@@ -343,7 +344,7 @@ def test_a_cross_encoder_judges_what_a_function_retrieves(
     assert {one.route.value for one in records(url)} == {"external"}
 
 
-def test_what_traffic_left_is_calibrated_on_as_well(
+def test_traffic_calibrates_as_well(
     run: Run, index: Path, questions: list[str], tmp_path: Path, chat: ChatEndpoint
 ) -> None:
     url = f"sqlite:///{tmp_path / 'samples.db'}"

@@ -89,9 +89,8 @@ def served_of(traffic: Traffic, query: str) -> set[str]:
 
 
 class TestExport:
-    def test_a_row_is_a_passage_with_all_that_it_takes_to_grade_it(
-        self, export: Export, traffic: Traffic
-    ) -> None:
+    def test_row_has_all_for_grading(self, export: Export, traffic: Traffic) -> None:
+        """A row is a passage with all that it takes to grade it."""
         rows = export(traffic, "--n", "36", "--whole")
         assert len({row["request_id"] for row in rows}) == 3
         assert len(rows) == 3 * 12
@@ -109,9 +108,10 @@ class TestExport:
         first = [row["passage_id"] in served_of(traffic, row["query"]) for row in rows[:12]]
         assert first != sorted(first, reverse=True)
 
-    def test_a_file_of_one_tenant_holds_no_request_that_could_see_anothers_passages(
+    def test_tenants_file_holds_own_requests(
         self, run: Run, export: Export, tmp_path: Path
     ) -> None:
+        """A file of one tenant holds no request that could see another's passages."""
         filters = [
             *(Where(tenant="a"), Where(tenant="b"), Where(tenant=["a", "b"]), None),
             *(Where(tenant="a", level=3), Where(level=3)),
@@ -138,7 +138,7 @@ class TestExport:
             printed = run.ok("label", "export", "--store", traffic.url, *options).stdout
             assert ("different filters" in printed) is is_said
 
-    def test_the_same_passage_of_the_same_question_is_graded_once(
+    def test_same_question_passage_graded_once(
         self, run: Run, export: Export, import_: Import, tmp_path: Path
     ) -> None:
         for session in "abc":
@@ -159,7 +159,7 @@ class TestExport:
             by_passage.setdefault(("", label.passage_id), set()).add(label.grade)
         assert all(len(grades) == 1 for grades in by_passage.values())
 
-    def test_what_is_labelled_is_not_asked_for_again(
+    def test_labelled_is_not_asked_again(
         self, export: Export, import_: Import, traffic: Traffic, run: Run, tmp_path: Path
     ) -> None:
         first = export(traffic, "-n", "96", "--whole")
@@ -184,9 +184,8 @@ class TestExport:
 
 
 class TestPlan:
-    def test_before_anything_is_picked_it_says_what_labels_cost_and_then_how_to_grade(
-        self, run: Run, tmp_path: Path
-    ) -> None:
+    def test_costs_first_then_how_to(self, run: Run, tmp_path: Path) -> None:
+        """Before anything is picked it says what labels cost and then how to grade."""
         made = serve(tmp_path, 60)
         judge(run, made)
         command = ("label", "export", "--store", made.url, "-n", "60")
@@ -281,9 +280,7 @@ class TestImport:
         assert found["added"] == 2
         assert len(labels_of(traffic)) == 25
 
-    def test_a_table_comes_back_as_spreadsheets_and_data_frames_write_it(
-        self, tmp_path: Path
-    ) -> None:
+    def test_table_returns_as_tools_write(self, tmp_path: Path) -> None:
         cells = {"when": "always", "title": "", "negative": "", "request_id": "r"}
         rows: Rows = [
             {**cells, "text": 'one\ntwo, "three"', "passage_id": f"p{n}", "grade": grade}
@@ -299,7 +296,7 @@ class TestImport:
             read_label_file(write_table(tmp_path / "back.csv", rows), "ann", 0.0, 3)
 
     @pytest.mark.parametrize("name", ["passage", "request"])
-    def test_changed_ids_are_named_and_nothing_counts(
+    def test_changed_ids_are_named(
         self, run: Run, export: Export, traffic: Traffic, tmp_path: Path, name: str
     ) -> None:
         """As spreadsheets and people change them."""
@@ -317,7 +314,7 @@ class TestImport:
         assert labels_of(traffic) == []
 
     @pytest.mark.parametrize("name", BAD_LABELS)
-    def test_a_row_that_is_no_label_is_named_with_its_line(self, tmp_path: Path, name: str) -> None:
+    def test_bad_row_is_named_by_line(self, tmp_path: Path, name: str) -> None:
         change, said = BAD_LABELS[name]
         good = {"request_id": "r", "passage_id": "p", "grade": 1}
         file = write_jsonl(tmp_path / "back.jsonl", [good, {**good, **change}])
@@ -326,9 +323,10 @@ class TestImport:
         assert (refusal.value.path, refusal.value.line) == (file, 2)
         assert said in str(refusal.value)
 
-    def test_nothing_of_a_bad_file_is_taken_in_nor_grades_of_another_scale(
+    def test_bad_file_changes_nothing(
         self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
     ) -> None:
+        """Nothing of a bad file is taken in nor grades of another scale."""
         rows = export(traffic, "-n", "12", "--whole")[:2]
         rows = [{**rows[0], "grade": 1}, {**rows[1], "grade": 5}]
         command = importing(traffic, write_jsonl(tmp_path / "b.jsonl", rows), "--json")
@@ -339,7 +337,7 @@ class TestImport:
         run.refused(*command, "--max-grade", "6", says="graded from 0 to 5, these from 0 to 6")
 
     @pytest.mark.parametrize("name", BAD_FILES)
-    def test_a_file_that_cannot_be_read_is_named(self, run: Run, tmp_path: Path, name: str) -> None:
+    def test_unreadable_file_is_named(self, run: Run, tmp_path: Path, name: str) -> None:
         file_name, content, said = BAD_FILES[name]
         file = tmp_path / file_name
         file.write_bytes(content)
@@ -358,7 +356,7 @@ def write_table(file: Path, rows: Rows) -> Path:
     return file
 
 
-def test_people_alone_grade_a_store_that_no_judge_has_seen(
+def test_people_grade_an_unjudged_store(
     run: Run, tmp_path: Path, export: Export, import_: Import
 ) -> None:
     """From requests to estimates and to a new profile, without a judge."""

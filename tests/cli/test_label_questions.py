@@ -93,7 +93,7 @@ def grade_all(page: "Page", n: int | None = None) -> list[int]:
 
 
 @pytest.mark.model
-def test_from_documents_to_a_guarded_context_in_four_steps(
+def test_four_steps_to_guarded_context(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Index, label in a browser (in two sittings), calibrate, guard: no refusal in between."""
@@ -218,7 +218,7 @@ class TestInput:
         (("--list", "csv", "--questions", "q.txt"), "--list"),
     ],
 )
-def test_what_is_missing_is_said_before_the_page(
+def test_missing_is_said_before_page(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -35,7 +35,7 @@ async def searched(client: Any) -> list[str]:
     return [each["id"] for each in found["results"]]
 
 
-def test_an_agent_searches_over_standard_input_and_output(words: list[str]) -> None:
+def test_agent_searches_over_standard_streams(words: list[str]) -> None:
     """From an index's folder to what an agent reads; nothing else is on standard output."""
     command = mcp.StdioServerParameters(command=sys.executable, args=words)
 
@@ -72,7 +72,7 @@ def served(words: list[str]) -> Iterator[int]:
         process.wait(PATIENCE_SECONDS)
 
 
-def test_an_agent_searches_over_http_and_a_foreign_page_cannot(served: int) -> None:
+def test_agent_searches_over_http(served: int) -> None:
     httpx2 = pytest.importorskip("httpx2")
 
     async def ask() -> list[str]:

@@ -46,7 +46,7 @@ def of_day(traffic: Traffic, day: date = YESTERDAY, **options: object) -> DayOfM
         return mistakes_of(store, day, options.pop("profile", PROFILE), **options)  # type: ignore[arg-type]
 
 
-def test_requests_that_lost_relevant_passages_are_found_with_the_reason(traffic: Traffic) -> None:
+def test_losing_requests_show_reasons(traffic: Traffic) -> None:
     found = of_day(traffic)
     assert (found.judged, found.unread) == (7, 0)
     assert {one.request_id for one in found.mistakes} == {REQUEST(n) for n in range(3)}
@@ -63,7 +63,7 @@ def test_requests_that_lost_relevant_passages_are_found_with_the_reason(traffic:
     assert of_day(traffic, YESTERDAY - timedelta(days=1)).mistakes == ()
 
 
-def test_the_grade_of_a_person_counts_before_the_judges(traffic: Traffic) -> None:
+def test_persons_grade_beats_the_judges(traffic: Traffic) -> None:
     with SampleStore.open(traffic.url) as store:
         for name in ("d0-4", "d0-6"):
             store.add_labels([LabelRow(REQUEST(0), name, 0, None, "ann", time.time())], 1)
@@ -73,9 +73,7 @@ def test_the_grade_of_a_person_counts_before_the_judges(traffic: Traffic) -> Non
     assert [each.passage_id for each in found[1].dropped] == ["d1-6"]
 
 
-def test_a_relevant_passage_that_only_people_found_is_a_mistake(
-    run: Run, traffic: Traffic, tmp_path: Path
-) -> None:
+def test_peoples_find_is_a_mistake(run: Run, traffic: Traffic, tmp_path: Path) -> None:
     out = tmp_path / "todo.jsonl"
     run.ok("label", "export", "--store", traffic.url, "--out", out, "-n", "200", "--whole")
     with SampleStore.open(traffic.url) as store:
@@ -85,7 +83,7 @@ def test_a_relevant_passage_that_only_people_found_is_a_mistake(
     assert (passage.rank, passage.labels[0].annotator, passage.labels[0].grade) == (10, "ann", 1)
 
 
-def test_in_shadow_the_profile_says_what_would_have_been_dropped(run: Run, tmp_path: Path) -> None:
+def test_shadow_tells_would_be_drops(run: Run, tmp_path: Path) -> None:
     made = serve(
         *(tmp_path, 3),
         relevant_ranks=[4],
@@ -103,7 +101,7 @@ def test_in_shadow_the_profile_says_what_would_have_been_dropped(run: Run, tmp_p
     assert of_day(made, profile=None).mistakes == ()
 
 
-def test_of_a_tenant_only_its_own_requests_are_read(
+def test_tenant_reads_own_requests(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filters = (Where(tenant="a"), Where(tenant="b"), None)

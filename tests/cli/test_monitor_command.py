@@ -45,7 +45,7 @@ def once(run: Run) -> Once:
     return partial(judge, run)
 
 
-def test_tokens_saved_are_shown_with_their_price(once: Once, tmp_path: Path) -> None:
+def test_saved_tokens_show_their_price(once: Once, tmp_path: Path) -> None:
     traffic = serve(tmp_path, 20, profile=profile_of(RatioPolicy(k=2)))
     said = " ".join(ok(once(traffic, **PRICE)).stdout.split())
     found = read(once(traffic, "--json", **PRICE))["tokens"]["enforce"]
@@ -71,9 +71,7 @@ def mean_precision(traffic: Traffic) -> float:
 
 
 class TestOnce:
-    def test_known_labels_give_the_exact_figures_of_what_was_served(
-        self, once: Once, tmp_path: Path
-    ) -> None:
+    def test_known_labels_give_exact_figures(self, once: Once, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 60)
         found = read(once(traffic, "--json"))
         assert found["outcomes"]["judged"] == found["stored"] == found["sampled"] == 60
@@ -84,9 +82,7 @@ class TestOnce:
             assert precision["lower"] < precision["value"] < precision["upper"]
         assert found["judge_estimates"] == {}
 
-    def test_a_person_reads_what_was_taken_judged_and_found(
-        self, once: Once, tmp_path: Path
-    ) -> None:
+    def test_person_reads_taken_judged_found(self, once: Once, tmp_path: Path) -> None:
         result = ok(once(serve(tmp_path, 40)))
         assert "40 taken, 40 stored, 0 lost" in result.stdout
         assert "this run   40 judged" in result.stdout
@@ -101,9 +97,8 @@ class TestOnce:
         few = ok(once(serve(folder, 5)))
         assert re.search(r"precision +needs \d+ more requests +recent window\b", few.stdout)
 
-    def test_judging_again_finds_nothing_and_another_judge_begins_a_series_of_its_own(
-        self, once: Once, tmp_path: Path
-    ) -> None:
+    def test_another_judge_begins_new_series(self, once: Once, tmp_path: Path) -> None:
+        """Judging again finds nothing and another judge begins a series of its own."""
         traffic = serve(tmp_path, 40)
         first, second = (read(once(traffic, "--json")) for _ in range(2))
         assert first["estimates"] == second["estimates"]
@@ -118,7 +113,7 @@ class TestOnce:
         assert read(result)["estimates"]["all_retained"]["precision"]["n"] == 0
         assert "has judged" not in ok(once(traffic)).stdout, "it goes on with its own"
 
-    def test_samples_that_nobody_accounts_for_are_shown(self, once: Once, tmp_path: Path) -> None:
+    def test_unaccounted_samples_are_shown(self, once: Once, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 20)
         assert json.loads(once(traffic, "--json").stdout)["unaccounted"] == 0
         with closing(sqlite3.connect(traffic.url.removeprefix("sqlite:///"))) as store, store:
@@ -127,7 +122,7 @@ class TestOnce:
         assert (found["pending"], found["unaccounted"]) == (2, 3)
         assert "25 taken, 20 stored, 0 lost, 2 pending, 3 unaccounted for" in once(traffic).stdout
 
-    def test_no_line_of_the_tables_is_broken(self, once: Once, tmp_path: Path) -> None:
+    def test_table_lines_are_unbroken(self, once: Once, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 40, profile=profile_of(RatioPolicy(k=3)))
         profile_of(RatioPolicy(k=3)).save(tmp_path / "p.json")
         for columns in ("80", "100"):
@@ -137,9 +132,8 @@ class TestOnce:
             rows = [lines[head + 1 : lines.index("", head)] for head in heads]
             assert [len(table) for table in rows] == [1, len(Metric)]
 
-    def test_a_budget_that_is_used_up_is_said_and_what_waits_stays(
-        self, once: Once, tmp_path: Path
-    ) -> None:
+    def test_used_budget_is_said(self, once: Once, tmp_path: Path) -> None:
+        """A budget that is used up is said and what waits stays."""
         traffic = serve(tmp_path, 10, rates=ONLY_SERVED)
         once(traffic, "--calls-per-day", "50")
         serve(tmp_path, 10, first=10, rates=ONLY_SERVED)
@@ -160,9 +154,7 @@ class TestLanguageModel:
             system={"monitor": {"base-url": endpoint.url, **keys}},
         )
 
-    def test_its_own_word_is_published_under_a_name_that_says_so(
-        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
-    ) -> None:
+    def test_own_word_is_named_so(self, run: Run, endpoint: ChatEndpoint, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 32, rates=ONLY_SERVED)
         found = json.loads(self.judge(run, endpoint, traffic, "--json").stdout)
         assert found["outcomes"]["judged"] == 32
@@ -176,7 +168,7 @@ class TestLanguageModel:
         assert len(text.splitlines()) <= 40
         assert "0 requests with human labels correct it" in text
 
-    def test_a_cost_in_the_prices_currency_bounds_a_day(
+    def test_cost_in_currency_bounds_days(
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 40, rates=ONLY_SERVED)
@@ -186,7 +178,7 @@ class TestLanguageModel:
         assert 0 < len(endpoint.requests) <= 55
         assert found["outcomes"]["judged"] == len(endpoint.requests) / 5
 
-    def test_while_it_is_down_samples_wait_and_the_exit_code_says_so(
+    def test_judge_outage_sets_exit_code(
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 8, rates=ONLY_SERVED)
@@ -204,7 +196,7 @@ class TestLanguageModel:
         assert self.judge(run, endpoint, traffic).exit_code == 0
         assert states(traffic) == {State.JUDGED: 8}
 
-    def test_its_losses_are_compared_with_its_own_mean_which_is_learned_first(
+    def test_losses_meet_their_learned_mean(
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
     ) -> None:
         profile = profile_of(BROKEN)
@@ -235,9 +227,7 @@ class TestAlarms:
         settings = {"relevant_ranks": [4], "rates": EVERYTHING, "days_ago": 2.0}
         return serve(file.parent, 60, profile=profile, **settings)
 
-    def test_a_broken_promise_rings_until_another_profile_takes_over(
-        self, once: Once, tmp_path: Path
-    ) -> None:
+    def test_broken_promise_rings_until_replaced(self, once: Once, tmp_path: Path) -> None:
         broken, file = profile_of(BROKEN), tmp_path / "profile.json"
         traffic = self.serve_by(broken, file)
         result = once(traffic, "--profile", file, "--json")
@@ -257,17 +247,13 @@ class TestAlarms:
         result = ok(once(traffic, "--profile", file))
         assert "no day of requests that this profile served" in " ".join(result.stdout.split())
 
-    def test_the_safe_policy_takes_the_profiles_place_where_asked_for(
-        self, once: Once, tmp_path: Path
-    ) -> None:
+    def test_safe_policy_replaces_if_asked(self, once: Once, tmp_path: Path) -> None:
         file = tmp_path / "profile.json"
         traffic = self.serve_by(profile_of(BROKEN), file)
         assert once(traffic, "--profile", file, **{"switch-to-safe": True}).exit_code == 1
         assert Profile.load(file) == profile_of(BROKEN).safe()
 
-    def test_a_promise_that_holds_is_shown_with_what_speaks_against_it(
-        self, once: Once, tmp_path: Path
-    ) -> None:
+    def test_holding_promise_shows_opposing_evidence(self, once: Once, tmp_path: Path) -> None:
         profile = profile_of(RatioPolicy(k=10, min_ratio=0.0))
         profile.save(tmp_path / "p.json")
         traffic = serve(tmp_path, 40, profile=profile, rates=EVERYTHING, days_ago=2.0)
@@ -280,7 +266,7 @@ class TestAlarms:
 
 
 @pytest.mark.model
-def test_with_the_index_texts_that_were_not_stored_are_looked_up(
+def test_unstored_texts_come_from_index(
     run: Run, index: Path, collection: Path, tmp_path: Path
 ) -> None:
     from prometheus_client import CollectorRegistry
@@ -327,9 +313,7 @@ class TestBadInput:
         assert "another --host, or port in the file --system" in " ".join(result.stderr.split())
         assert states(traffic) == {State.PENDING: 1}
 
-    def test_a_corpus_that_has_changed_is_a_warning_to_calibrate_again(
-        self, run: Run, once: Once, tmp_path: Path
-    ) -> None:
+    def test_changed_corpus_warns_to_calibrate(self, run: Run, once: Once, tmp_path: Path) -> None:
         passages = [{"_id": f"p{n}", "text": f"text {n}"} for n in range(20)]
         corpus = write_jsonl(tmp_path / "corpus.jsonl", passages)
         run("index", corpus, "--out", tmp_path / "i")

@@ -57,7 +57,7 @@ def metrics(url: str, line: str) -> str:
     return text
 
 
-def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_serves_figures_until_told_otherwise(tmp_path: Path) -> None:
     profile = profile_of(BROKEN)
     profile.save(tmp_path / "p.json")
     traffic = serve(
@@ -82,7 +82,7 @@ def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path)
     assert states(traffic) == {State.JUDGED: 40}
 
 
-def test_a_judge_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_hanging_judge_delays_no_end(tmp_path: Path) -> None:
     pytest.importorskip("truststore")
     traffic = serve(tmp_path, 3, rates=ONLY_SERVED)
     with closing(ChatEndpoint()) as endpoint:

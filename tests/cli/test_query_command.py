@@ -24,9 +24,8 @@ def on_route(name: str) -> dict[str, Any]:
     return {"query": {"route": name}}
 
 
-def test_kept_and_dropped_stand_with_the_reason_and_what_would_have_kept_them(
-    run: Run, index: Path
-) -> None:
+def test_drops_show_reason_and_remedy(run: Run, index: Path) -> None:
+    """Kept and dropped stand with the reason and what would have kept them."""
     result = run.ok("query", "--index", index, "--k", "2", QUESTION)
     words = " ".join(result.stdout.split())
     assert "kept 2 of 36 candidates" in words
@@ -45,9 +44,7 @@ def test_kept_and_dropped_stand_with_the_reason_and_what_would_have_kept_them(
         assert run("query", "--index", index, "clean \udcff violin", *option).exit_code == 0
 
 
-def test_a_candidate_stands_with_what_it_was_compared_by(
-    run: Run, index: Path, profile: Path
-) -> None:
+def test_candidate_shows_what_compared_it(run: Run, index: Path, profile: Path) -> None:
     def figures(*options: object, **system: Any) -> list[str]:
         lines = run("query", "--index", index, QUESTION, *options, **system).stdout.splitlines()
         first = next(line for line in lines if line.startswith("    score "))
@@ -61,7 +58,7 @@ def test_a_candidate_stands_with_what_it_was_compared_by(
     assert run.read(*unknown, "--json", system=on_route("dense"))["route"] == "dense"
 
 
-def test_a_candidate_stands_with_the_beginning_of_its_text(run: Run, tmp_path: Path) -> None:
+def test_candidate_shows_its_texts_beginning(run: Run, tmp_path: Path) -> None:
     filler = "nothing to see here, " * 60
     rows: list[dict[str, object]] = [
         {"_id": "a", "title": "Care", "text": f"wipe the violin with a cloth. {filler}"},
@@ -94,9 +91,8 @@ def test_json_is_the_context(run: Run, index: Path, profile: Path) -> None:
     assert document["passages"][0]["passage_id"] == "clean-violin"
 
 
-def test_a_profile_of_another_index_is_a_finding_and_only_its_k_applies(
-    run: Run, profile: Path, tmp_path: Path
-) -> None:
+def test_foreign_profile_gives_only_k(run: Run, profile: Path, tmp_path: Path) -> None:
+    """A profile of another index is a finding and only its k applies."""
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "a", "text": "clean a violin"}])
     run("index", corpus, "--out", tmp_path / "i")
     result = run("query", "--index", tmp_path / "i", "--profile", profile, QUESTION, "--json")
@@ -105,7 +101,7 @@ def test_a_profile_of_another_index_is_a_finding_and_only_its_k_applies(
     assert "corpus: none of the 36 passages is here" in result.stderr
 
 
-def test_control_characters_of_a_passage_never_reach_the_terminal(run: Run, tmp_path: Path) -> None:
+def test_control_characters_never_reach_terminal(run: Run, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {"_id": "a\x1b]0;owned\x07", "title": "violin \x1b[31mred", "text": "[bold]\u202eevil"},
         {"_id": "[red]b[/red]", "text": "violin \x1b[2J [/] [link=x]"},
@@ -118,9 +114,7 @@ def test_control_characters_of_a_passage_never_reach_the_terminal(run: Run, tmp_
     assert "[red]b[/red]" in run("query", "--index", tmp_path / "i", "violin").stdout
 
 
-def test_a_context_that_is_called_insufficient_is_said_to_be(
-    run: Run, index: Path, profile: Path, tmp_path: Path
-) -> None:
+def test_insufficient_context_is_said(run: Run, index: Path, profile: Path, tmp_path: Path) -> None:
     calibrated = Profile.load(profile)
     route = calibrated.routes[Route.HYBRID]
     n = len(feature_names(("dense", "lexical")))

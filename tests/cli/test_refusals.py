@@ -218,7 +218,7 @@ def cases(*rows: tuple[Any, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("words", "said", "system"), cases(*REFUSED))
-def test_what_cannot_work_is_refused_and_nothing_is_written(
+def test_unworkable_is_refused_writing_nothing(
     run: Run, place: Place, words: str, said: str, system: dict[str, Any]
 ) -> None:
     arguments = [place(word) for word in words.split()]
@@ -229,9 +229,7 @@ def test_what_cannot_work_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(("words", "said"), cases(*FINDINGS))
-def test_labels_that_show_nothing_are_a_finding(
-    run: Run, place: Place, words: str, said: str
-) -> None:
+def test_empty_labels_are_a_finding(run: Run, place: Place, words: str, said: str) -> None:
     result = run(*map(place, words.split()))
     assert result.exit_code == 1
     assert said in " ".join(result.stderr.split())
@@ -246,7 +244,7 @@ def test_labels_that_show_nothing_are_a_finding(
         ('{"schema_version": 99}', "99"),
     ],
 )
-def test_a_file_that_is_no_profile_is_named(
+def test_file_without_profile_is_named(
     run: Run, index: Path, collection: Path, tmp_path: Path, *, content: str, said: str
 ) -> None:
     file = tmp_path / "p.json"
@@ -257,12 +255,12 @@ def test_a_file_that_is_no_profile_is_named(
 
 @pytest.mark.model
 @pytest.mark.parametrize("question", ["", " \n\t", "a" * 2**20])
-def test_a_query_that_cannot_be_searched_is_refused(run: Run, index: Path, question: str) -> None:
+def test_unsearchable_query_is_refused(run: Run, index: Path, question: str) -> None:
     says = "1,048,576 characters" if len(question) > 3 else "is empty"
     assert len(run.refused("query", "--index", index, question, says=says).stderr) < 1000
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1/db#a", "h/db#No Name"])
-def test_an_engine_that_cannot_be_opened_is_named_without_its_password(run: Run, url: str) -> None:
+def test_unopenable_engine_hides_its_password(run: Run, url: str) -> None:
     result = run.refused("query", "a kettle", "--engine", f"postgresql://u:secret@{url}")
     assert "secret" not in result.stderr

@@ -116,7 +116,7 @@ def ask(settings: ServiceSettings, body: object) -> Any:
     return answer.json()
 
 
-def test_tei_gives_logits_and_a_profile_of_another_reranker_is_refused(
+def test_tei_gives_logits_foreign_refused(
     run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
 ) -> None:
     described = {"rerank-upstream": upstream.url, "candidates": str(candidates)}
@@ -135,9 +135,8 @@ def test_tei_gives_logits_and_a_profile_of_another_reranker_is_refused(
     assert "cohere (default model)" in refused.stderr
 
 
-def test_a_file_of_labels_may_hold_the_candidates_and_documents_need_no_id(
-    run: Run, upstream: RerankEndpoint, tmp_path: Path
-) -> None:
+def test_labels_may_hold_the_candidates(run: Run, upstream: RerankEndpoint, tmp_path: Path) -> None:
+    """A file of labels may hold the candidates and documents need no id."""
     rows: list[dict[str, object]] = [
         {
             "query_id": f"q{n}",
@@ -153,9 +152,10 @@ def test_a_file_of_labels_may_hold_the_candidates_and_documents_need_no_id(
     assert figures(json.loads(result.stdout))["recall"]["mean"]["value"] == 1.0
 
 
-def test_a_query_without_candidates_and_a_failing_request_are_left_out_with_a_note(
+def test_incomplete_requests_are_left_out(
     run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
 ) -> None:
+    """A query without candidates and a failing request are left out with a note."""
     some = write_jsonl(
         tmp_path / "some.jsonl",
         [row for row in map(json.loads, _lines(candidates)) if row["query_id"] != "q-none-test"],
@@ -212,9 +212,11 @@ def test_a_rate_limit_is_waited_for(upstream: RerankEndpoint) -> None:
         client.close()
 
 
-def test_a_reranker_that_changes_or_is_down_while_it_is_calibrated_ends_the_command(
+def test_changing_reranker_ends_the_command(
     run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
 ) -> None:
+    """A reranker that changes or is down while it is calibrated ends the command."""
+
     def changing(query: str, documents: Sequence[str]) -> list[float]:
         is_late = len(upstream.requests) > 10
         return (at_random if is_late else share_of_words)(query, documents)
@@ -251,9 +253,7 @@ def test_a_reranker_that_changes_or_is_down_while_it_is_calibrated_ends_the_comm
         (["{"], "broken JSON"),
     ],
 )
-def test_candidates_that_cannot_be_read_are_refused(
-    tmp_path: Path, lines: list[str], says: str
-) -> None:
+def test_unreadable_candidates_are_refused(tmp_path: Path, lines: list[str], says: str) -> None:
     file = tmp_path / "candidates.jsonl"
     file.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(DataError, match=re.escape(says)):

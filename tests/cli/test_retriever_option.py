@@ -75,9 +75,7 @@ def engine(collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return name
 
 
-def test_a_function_is_calibrated_evaluated_and_guarded(
-    run: Run, engine: str, collection: Path
-) -> None:
+def test_function_is_calibrated_and_guarded(run: Run, engine: str, collection: Path) -> None:
     """From the module's name to the tables, the profile, the report and the served context."""
     described = {"retriever": f"{engine}:search", "score-kind": "ratio", "fingerprint": {"v": "1"}}
     made = run.ok(
@@ -114,9 +112,7 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
     assert context.flags == ()
 
 
-def test_asynchronous_and_nested_objects_give_the_same_figures(
-    run: Run, engine: str, collection: Path
-) -> None:
+def test_object_forms_give_same_figures(run: Run, engine: str, collection: Path) -> None:
     """The module prints while it is imported, which is not part of the document."""
     found = {
         name: run.read(
@@ -130,7 +126,7 @@ def test_asynchronous_and_nested_objects_give_the_same_figures(
     assert found["newer"]["unknown_passages"] == 0
 
 
-def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collection: Path) -> None:
+def test_scoreless_retriever_is_cut_by_k(run: Run, engine: str, collection: Path) -> None:
     named = ("--retriever", f"{engine}:unscored")
     run.ok("calibrate", *named, "--data", collection, "--out", "p.json", "--json")
     (route,) = Profile.load(Path("p.json")).routes.values()
@@ -139,9 +135,7 @@ def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collectio
     assert figures(json.loads(measured.stdout))["kept"]["mean"]["value"] >= 1.0
 
 
-def test_a_profile_of_another_retriever_is_a_finding(
-    run: Run, engine: str, collection: Path
-) -> None:
+def test_foreign_profile_is_a_finding(run: Run, engine: str, collection: Path) -> None:
     data = ("--data", collection)
     run.ok("calibrate", "--retriever", f"{engine}:newer", *data, "--out", "p.json")
     other = run(
@@ -172,7 +166,7 @@ def test_a_profile_of_another_retriever_is_a_finding(
         ("{engine}:broken", "OSError: engine.example refused the connection"),
     ],
 )
-def test_what_cannot_be_used_is_named_with_the_mend(
+def test_unusable_object_names_the_mend(
     run: Run, engine: str, collection: Path, name: str, message: str
 ) -> None:
     name = name.format(engine=engine)
@@ -213,9 +207,10 @@ class TestRuns:
         both.write_text("".join(files), encoding="utf-8")
         return both
 
-    def test_a_run_gives_the_figures_of_the_retriever_that_it_was_written_from(
+    def test_run_gives_its_retrievers_figures(
         self, run: Run, engine: str, collection: Path, trec: Path
     ) -> None:
+        """A run gives the figures of the retriever that it was written from."""
         data = ("--data", collection, "--json")
         live = figures(run.read("evaluate", "--retriever", f"{engine}:newer", *data))
         read = figures(run.read("evaluate", "--run", trec, *data, system=RATIO))
@@ -253,7 +248,7 @@ class TestRuns:
         rows = document["results"]["rows"]
         assert {row["mean"]["value"] for row in rows if row["metric"] == "recall"} == {1.0}
 
-    def test_every_command_takes_the_least_relevant_grade(
+    def test_commands_take_least_relevant_grade(
         self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
     ) -> None:
         data = tmp_path / "graded"
@@ -273,7 +268,7 @@ class TestRuns:
             says = "no grade is relevant-from = 9 or higher: the highest is"
             run.refused(*arguments, system={"relevant-from": 9}, says=says)
 
-    def test_labels_are_checked_against_the_corpus_beside_them(
+    def test_labels_meet_neighbouring_corpus(
         self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
     ) -> None:
         """Ids that are typing errors are told, and labels of another corpus refused."""
@@ -295,9 +290,7 @@ class TestRuns:
                         r"labelled passages are not in .+corpus.jsonl, first 'x", notes
                     )
 
-    def test_a_run_is_calibrated_with_rank_unless_its_scores_are_said(
-        self, run: Run, collection: Path, trec: Path
-    ) -> None:
+    def test_run_defaults_to_rank(self, run: Run, collection: Path, trec: Path) -> None:
         arguments = ("calibrate", "--run", trec, "--data", collection, "--out", "p.json")
         identity = {"fingerprint": {"engine": "2"}}
         assert run(*arguments, system=identity).exit_code == 0
@@ -308,7 +301,7 @@ class TestRuns:
         assert [each.score_kind.value for each in profile.routes.values()] == ["ratio"]
         assert profile.fingerprint == {"engine": "2"}
 
-    def test_runs_and_retrievers_are_compared_side_by_side(
+    def test_runs_and_retrievers_compare(
         self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
     ) -> None:
         sources: list[object] = []
@@ -332,7 +325,7 @@ class TestRuns:
         assert [each["name"] for each in document["candidates"]] == ["near", "system"]
         run.refused(*arguments, "x=dense", system=described, says="have no stages to choose")
 
-    def test_a_run_of_other_queries_is_refused(self, run: Run, tmp_path: Path, trec: Path) -> None:
+    def test_foreign_run_is_refused(self, run: Run, tmp_path: Path, trec: Path) -> None:
         other = write_collection(tmp_path / "other")
         queries = (other / "queries.jsonl").read_text(encoding="utf-8")
         (other / "queries.jsonl").write_text(queries.replace('"q-', '"x-'), encoding="utf-8")

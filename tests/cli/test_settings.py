@@ -28,7 +28,7 @@ def flags(command: Any) -> set[str]:
     return {flag for each in command.options.items() for flag in flags_of(*each)}
 
 
-def test_options_are_about_120_in_20_commands() -> None:
+def test_options_are_about_120() -> None:
     assert len(COMMANDS) <= 20
     assert re.findall(r"^  (--\w+)", help_of(), re.MULTILINE) == ["--version", "--json", "--help"]
     assert sum(len(command.options) for command in COMMANDS.values()) <= 120
@@ -54,7 +54,7 @@ OF_ALL = {"--help", "--json"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_shows_a_command_with_options_that_it_has(page: Path) -> None:
+def test_pages_show_existing_options(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     known = {name: flags(command) | OF_ALL for name, command in COMMANDS.items()}
     for words in re.findall(r"\bctxguard ([a-z-]+[^`#|;\n]*)", text.replace("\\\n", " ")):
@@ -142,7 +142,7 @@ class Both(SettingsModel):
         output.text(self.model_dump_json())
 
 
-def test_a_field_may_be_the_command_s_own(shown: Any, tmp_path: Path) -> None:
+def test_field_may_be_the_commands(shown: Any, tmp_path: Path) -> None:
     """The top of a file does not give it; its table and its option do."""
     assert '"profile":null' in shown({"profile": "p", "both": {"seed": 1}}, model=Both).output
     in_table = shown({"profile": "p", "both": {"profile": "q"}}, model=Both)
@@ -163,7 +163,7 @@ class EvenSettings(SettingsModel):
         return n
 
 
-def test_a_refused_value_is_told_in_the_words_of_the_check() -> None:
+def test_refused_value_keeps_checks_words() -> None:
     with pytest.raises(ConfigurationError, match=r"^n 1: is odd$"):
         EvenSettings(n=1)
 
@@ -179,7 +179,7 @@ def test_a_refused_value_is_told_in_the_words_of_the_check() -> None:
         ({"profile": "p", "store": "s", "monitor": {"port": 5}, "show": {"n": 2}}, (), ('"n":2,',)),
     ],
 )
-def test_a_file_gives_what_no_option_gives(
+def test_file_gives_unset_options(
     shown: Any, document: dict[str, Any], options: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     result = shown(document, *options)
@@ -187,7 +187,7 @@ def test_a_file_gives_what_no_option_gives(
     assert all(each in result.output for each in expected)
 
 
-def test_a_relative_path_starts_from_the_file(shown: Any, tmp_path: Path) -> None:
+def test_relative_path_starts_from_file(shown: Any, tmp_path: Path) -> None:
     """One path, or each of a list, starts from the folder of the file that names it."""
     output = shown({"index": "i", "show": {"file": "/a"}}).output
     assert str(tmp_path / "i") in output
@@ -197,9 +197,7 @@ def test_a_relative_path_starts_from_the_file(shown: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("given", [{"out": "."}, {"reports": ["a", "."]}, {"out": "made"}])
-def test_a_file_to_write_is_tried_first(
-    shown: Any, tmp_path: Path, given: dict[str, object]
-) -> None:
+def test_output_file_is_tried_first(shown: Any, tmp_path: Path, given: dict[str, object]) -> None:
     """An option or a key that names a folder, alone or in a list, is refused before the work."""
     (tmp_path / "made").mkdir()
     said = refused(shown({"store": "s", "need": given}, model=Need)).stderr
@@ -209,9 +207,7 @@ def test_a_file_to_write_is_tried_first(
 
 
 @pytest.mark.parametrize("document", [{"store": "s"}, {"need": {"store": "s"}}])
-def test_an_option_that_must_be_given_may_stand_in_the_file(
-    shown: Any, document: dict[str, Any]
-) -> None:
+def test_required_option_may_be_filed(shown: Any, document: dict[str, Any]) -> None:
     assert '"store":"s"' in shown(document, model=Need).output
     missing = refused(shown(None, model=Need))
     assert "give --store URL, or store in a file --system" in missing.stderr
@@ -230,15 +226,13 @@ def test_an_option_that_must_be_given_may_stand_in_the_file(
         ({"show": 3}, "has no key 'show'"),
     ],
 )
-def test_a_key_that_cannot_be_used_is_named(
-    shown: Any, document: dict[str, Any], said: str
-) -> None:
+def test_unusable_key_is_named(shown: Any, document: dict[str, Any], said: str) -> None:
     result = refused(shown(document))
     assert said in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("content", [b"index = \xff", b"index = " + 3_000 * b"["])
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
+def test_file_without_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "system.toml"
     file.write_bytes(content)
     result = refused(invoke(["query", "q", "--system", file]))
@@ -246,17 +240,17 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
-def test_a_pipe_is_no_file_of_settings(tmp_path: Path) -> None:
+def test_pipe_is_no_settings_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "system.toml")
     result = refused(invoke(["query", "q", "--system", tmp_path / "system.toml"]))
     assert "system.toml: cannot be read" in " ".join(result.output.split())
 
 
-def test_the_docstring_of_settings_describes_each_field() -> None:
+def test_docstring_describes_each_field() -> None:
     for name, field in System.model_fields.items():
         assert f"{name}: {field.description}" in str(System.__doc__)
 
 
-def test_a_password_in_a_setting_is_neither_shown_nor_said() -> None:
+def test_password_is_never_shown() -> None:
     system = System(engine="postgresql://u:secret@h/d#i")
     assert "secret" not in repr(system)

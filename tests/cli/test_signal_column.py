@@ -49,7 +49,7 @@ def index(run: Run, editions: Path) -> Path:
     return editions.with_name("index")
 
 
-def test_the_newer_edition_is_served_once_its_column_is_named(
+def test_named_column_serves_newer_edition(
     run: Run, index: Path, editions: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "profile.json"
@@ -74,9 +74,7 @@ def test_the_newer_edition_is_served_once_its_column_is_named(
     assert max(precision.values()) > 0.95 > min(precision.values())
 
 
-def test_a_column_that_no_passage_has_is_refused(
-    run: Run, index: Path, editions: Path, tmp_path: Path
-) -> None:
+def test_unheld_column_is_refused(run: Run, index: Path, editions: Path, tmp_path: Path) -> None:
     run.refused(
         *("calibrate", "--index", index, "--data", editions),
         *("--out", tmp_path / "p.json"),

@@ -33,7 +33,7 @@ def systems() -> TextTable:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_cut_off_at_any_width(width: int) -> None:
+def test_nothing_is_cut_off(width: int) -> None:
     """Figures and names stay whole; a long id is broken, a text wrapped between words."""
     words = printed(systems(), width).split()
     for row, system in enumerate(SYSTEMS):
@@ -51,7 +51,7 @@ def test_nothing_is_cut_off_at_any_width(width: int) -> None:
     assert set(meaning.split()) <= set(text.split())
 
 
-def test_each_record_becomes_a_block_where_neither_fits() -> None:
+def test_unfitting_records_become_blocks() -> None:
     lines = [" ".join(line.split()) for line in printed(systems(), 40).splitlines()]
     for row, system in enumerate(SYSTEMS):
         start = lines.index(f"candidate {system}")
@@ -59,7 +59,7 @@ def test_each_record_becomes_a_block_where_neither_fits() -> None:
         assert lines[start + 1 : start + 1 + len(METRICS)] == fields
 
 
-def test_rows_without_a_first_cell_stay_with_the_record_above_them() -> None:
+def test_headless_rows_stay_with_record() -> None:
     cells = []
     for system in SYSTEMS:
         cells.append((system, "recall", "+0.007", "[-0.060, +0.077]", "within noise"))
@@ -74,7 +74,8 @@ def test_rows_without_a_first_cell_stay_with_the_record_above_them() -> None:
         assert "harm -0.067 [-0.100, -0.035] better" in record
 
 
-def test_an_empty_table_is_its_header_and_a_row_has_a_cell_for_each_column() -> None:
+def test_empty_table_is_its_header() -> None:
+    """An empty table is its header and a row has a cell for each column."""
     assert "metric" in printed(TextTable(("metric", "mean>"), []), 60)
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         TextTable(("metric", "mean>"), [("recall",)])
@@ -90,7 +91,7 @@ def test_an_empty_table_is_its_header_and_a_row_has_a_cell_for_each_column() -> 
         ("evaluate", "--data", "DATA", "--profile", "PROFILE", "--candidate", "all"),
     ],
 )
-def test_a_result_is_at_most_40_lines_of_80_columns(
+def test_result_is_40_by_80(
     run: Run,
     index: Path,
     collection: Path,

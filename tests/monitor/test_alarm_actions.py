@@ -52,22 +52,21 @@ def file(tmp_path: Path) -> Path:
 
 
 class TestSwitching:
-    def test_the_safe_policy_takes_the_files_place_once_and_the_former_is_kept(
-        self, file: Path
-    ) -> None:
+    def test_safe_policy_replaces_the_file_once(self, file: Path) -> None:
+        """The safe policy takes the file's place once and the former is kept."""
         assert switch_to_safe(file, PROFILE)
         assert Profile.load(file) == PROFILE.safe()
         assert Profile.load(file).routes[Route.HYBRID].policy == RatioPolicy(k=10)
         assert not switch_to_safe(file, PROFILE)
 
-    def test_a_profile_that_was_promoted_meanwhile_is_left_alone(self, file: Path) -> None:
+    def test_promoted_profile_is_left_alone(self, file: Path) -> None:
         OTHER.save(file)
         said = f"now holds profile {OTHER.profile_id}.*{PROFILE.profile_id}"
         with pytest.raises(ProfileError, match=said):
             switch_to_safe(file, PROFILE)
         assert Profile.load(file) == OTHER
 
-    def test_a_profile_without_safe_policies_is_left_alone(self, file: Path) -> None:
+    def test_profile_without_safe_policies_stays(self, file: Path) -> None:
         route = PROFILE.routes[Route.HYBRID].model_copy(update={"safe_policy": None})
         old = PROFILE.model_copy(update={"routes": {Route.HYBRID: route}})
         old.save(file)
@@ -75,13 +74,13 @@ class TestSwitching:
             switch_to_safe(file, old)
         assert Profile.load(file) == old
 
-    def test_a_file_that_is_gone_is_not_made_again(self, file: Path) -> None:
+    def test_missing_file_is_not_remade(self, file: Path) -> None:
         file.unlink()
         with pytest.raises(ProfileFormatError, match="cannot be read"):
             switch_to_safe(file, PROFILE)
         assert not file.exists()
 
-    def test_a_disk_that_is_full_leaves_the_profile_in_force(
+    def test_full_disk_keeps_profile_in_force(
         self, file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full_disk(_descriptor: int) -> None:
@@ -93,7 +92,7 @@ class TestSwitching:
 
 
 class TestActions:
-    def test_an_alarm_is_logged_by_ids_and_numbers(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_alarm_logs_ids_and_numbers(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING):
             act_on(RECALL, PROFILE)
         assert caplog.messages == [
@@ -102,7 +101,7 @@ class TestActions:
         ]
 
     @pytest.mark.parametrize("reference", [ReferenceKind.PROMISE, ReferenceKind.CORRECTED])
-    def test_a_broken_promise_on_recall_switches_where_that_was_asked_for(
+    def test_broken_recall_promise_switches_if_asked(
         self, file: Path, reference: ReferenceKind
     ) -> None:
         act_on(replace(RECALL, reference=reference), PROFILE)
@@ -131,7 +130,7 @@ class TestActions:
         assert Profile.load(file) == PROFILE
         assert said in caplog.text
 
-    def test_a_refused_switch_is_logged_with_the_reason_and_raises_nothing(
+    def test_refused_switch_is_logged_quietly(
         self, file: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         OTHER.save(file)

@@ -61,7 +61,7 @@ def kinds(live: Watching) -> list[AlarmKind]:
     return [alarm.kind for alarm in live.monitor.alarms.report().active]
 
 
-def test_a_broken_promise_rings_once_the_day_is_over() -> None:
+def test_broken_promise_rings_after_the_day() -> None:
     live = watching()
     live.watch(*served(60))
     live.monitor.maintain()
@@ -70,7 +70,7 @@ def test_a_broken_promise_rings_once_the_day_is_over() -> None:
     assert kinds(live) == [AlarmKind.RECALL_LOSS]
 
 
-def test_a_day_is_compared_once_none_of_its_samples_waits() -> None:
+def test_day_is_compared_once_complete() -> None:
     live = watching()
     live.serve(*served(80))
     live.monitor.step(60)
@@ -81,7 +81,7 @@ def test_a_day_is_compared_once_none_of_its_samples_waits() -> None:
     assert kinds(live) == [AlarmKind.RECALL_LOSS]
 
 
-def test_the_first_hours_of_a_day_alone_raise_no_alarm() -> None:
+def test_first_hours_raise_no_alarm() -> None:
     live = watching()
     live.watch(*served(60))
     live.now += 80_000.0
@@ -108,9 +108,7 @@ def scraped(live: Watching) -> float | None:
 
 
 @pytest.mark.parametrize(("busy_loss", "active"), [(0.02, None), (0.5, 1.0)])
-def test_a_rate_limit_breaks_no_promise_and_hides_no_broken_one(
-    busy_loss: float, active: float | None
-) -> None:
+def test_rate_limit_neither_breaks_nor_hides(busy_loss: float, active: float | None) -> None:
     """Quiet, bad hours are sampled wholly, busy, good ones a tenth as often; promised is 0.12."""
     live = watching(max_per_second=4.0)
     luck = random.Random(4)
@@ -131,9 +129,7 @@ def test_a_rate_limit_breaks_no_promise_and_hides_no_broken_one(
 
 
 @pytest.mark.parametrize(("late_loss", "active"), [(0.0, None), (0.6, 1.0)])
-def test_a_judging_budget_breaks_no_promise_and_hides_no_broken_one(
-    late_loss: float, active: float | None
-) -> None:
+def test_budget_neither_breaks_nor_hides(late_loss: float, active: float | None) -> None:
     """What comes early is judged wholly, what comes later in part, as the budget allows."""
     live = watching(budget=BudgetLimits(calls_per_day=1_500))
     luck = random.Random(5)
@@ -152,14 +148,14 @@ def test_a_judging_budget_breaks_no_promise_and_hides_no_broken_one(
 @pytest.mark.parametrize(
     "changed", [{"profile_id": None}, {"profile_id": "another"}, {"mode": Mode.SHADOW}]
 )
-def test_what_the_profile_did_not_serve_does_not_count(changed: dict[str, Any]) -> None:
+def test_unserved_does_not_count(changed: dict[str, Any]) -> None:
     live = watching()
     live.watch(*[replace(one, **changed) for one in served(60)])
     live.end_day()
     assert kinds(live) == []
 
 
-def test_pools_judged_because_nothing_was_served_do_not_count() -> None:
+def test_pools_without_served_relevance_do_not_count() -> None:
     live = watching(
         rates=JudgingRates(baseline_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0)
     )
@@ -168,7 +164,7 @@ def test_pools_judged_because_nothing_was_served_do_not_count() -> None:
     assert AlarmKind.RECALL_LOSS not in kinds(live)
 
 
-def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
+def test_changed_corpus_warns_once() -> None:
     former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
     live = Watching(
         LabelJudge(LOST | FOUND),
@@ -185,7 +181,7 @@ def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     assert kinds(live) == []
 
 
-def test_a_judge_that_is_down_warns_until_it_is_back() -> None:
+def test_judge_outage_warns_until_it_ends() -> None:
     live = watching()
     judge = live.monitor.judge
     broken = lambda *_: (_ for _ in ()).throw(OSError("down"))  # noqa: E731

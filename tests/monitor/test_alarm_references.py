@@ -95,7 +95,8 @@ class Traffic:
         return self.registry.get_sample_value(name, labels)
 
 
-def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels() -> None:
+def test_erring_judge_never_rings() -> None:
+    """A judge that errs rings for nothing neither before nor after labels."""
     traffic = Traffic()
     traffic.watch(300, loss=0.2, days=3)
     assert traffic.scraped("ctxguard_alarm_e_value", "baseline") is None
@@ -113,9 +114,10 @@ def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels() -
     assert traffic.scraped("ctxguard_alarm_target", "promise") is None
 
 
-def test_a_rise_above_the_judges_own_mean_rings_and_labels_show_whether_to_switch(
+def test_rise_above_own_mean_rings(
     tmp_path: Path,
 ) -> None:
+    """A rise above the judge's own mean rings and labels show whether to switch."""
     path = tmp_path / "profile.json"
     PROFILE.save(path)
     traffic = Traffic(path)
@@ -160,9 +162,10 @@ def test_a_restarted_monitor_goes_on_comparing() -> None:
     ],
     ids=["fewer than promised", "none"],
 )
-def test_samples_that_never_show_what_is_promised_are_a_warning_with_its_mend(
+def test_unobservable_promise_warns_with_mend(
     rates: JudgingRates,
 ) -> None:
+    """Samples that never show what is promised are a warning with its mend."""
     traffic = Traffic(rates=rates)
     traffic.watch(40, loss=0.2)
     (warning,) = traffic.active
@@ -192,7 +195,7 @@ def test_the_warning_ends_with_the_setting() -> None:
     assert mended.monitor.alarms.report().active == ()
 
 
-def test_a_promise_about_fewer_than_are_judged_is_monitored() -> None:
+def test_promise_below_judged_depth_is_monitored() -> None:
     traffic = Traffic(rates=JudgingRates(baseline_rate=1.0, baseline_k=10))
     traffic.watch(300, loss=0.2)
     (monitor,) = [
@@ -214,7 +217,8 @@ def graded(
     return human, judge, rng.choice([0.05, 0.1], n)
 
 
-def test_the_translated_promise_is_seldom_below_the_judges_mean_at_the_promised_loss() -> None:
+def test_translated_promise_is_seldom_too_low() -> None:
+    """The translated promise is seldom below the judge's mean at the promised loss."""
     rng = np.random.default_rng(1)
     found = []
     for _ in range(400):
@@ -228,7 +232,8 @@ def test_the_translated_promise_is_seldom_below_the_judges_mean_at_the_promised_
     assert np.mean([one.target - one.margin for one in used]) == pytest.approx(truth, abs=0.005)
 
 
-def test_too_few_graded_requests_or_a_judge_that_sees_no_loss_translate_nothing() -> None:
+def test_too_little_evidence_translates_nothing() -> None:
+    """Too few graded requests or a judge that sees no loss translate nothing."""
     rng = np.random.default_rng(2)
     human, judge, probability = graded(rng, 40, loss=0.5)
     assert corrected(human, judge, 1.0 / probability, 0.3) is None
@@ -247,11 +252,11 @@ def week_of(loss: float, n: int) -> Days:
     return seen
 
 
-def test_a_baseline_without_any_loss_allows_for_those_not_seen() -> None:
+def test_lossless_baseline_allows_for_unseen() -> None:
     assert 5.0 / 700 > upper_limit(week_of(0.0, 100)) > 1.0 / 700
 
 
-def test_a_baseline_of_days_that_differ_is_less_certain() -> None:
+def test_varying_days_widen_the_baseline() -> None:
     week, rng = Days(), np.random.default_rng(6)
     for day in range(WEEK):
         lost = (rng.random(500) < (0.1 if day > 4 else 0.4)).astype(float)

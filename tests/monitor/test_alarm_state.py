@@ -135,17 +135,18 @@ class TestWhatIsMonitored:
         ],
         ids=["alpha and evidence", "no evidence", "no certificate", "harmless", "vacuous"],
     )
-    def test_it_is_what_the_profile_promises_and_losses_can_break(
+    def test_profiles_breakable_promises_are_monitored(
         self, profile: Profile, promised: dict[AlarmKind, tuple[float, str]]
     ) -> None:
         found = promises_of(profile).items()
         assert {name: (one.at_most, one.source) for name, one in found} == promised
 
-    def test_harm_is_bounded_by_the_largest_context_of_the_worst_passages(self) -> None:
+    def test_harm_is_bounded_by_worst_context(self) -> None:
         worst = 1.0 + 1.0 / math.log2(3) + 0.5
         assert promises_of(PROFILE)[AlarmKind.HARM].bound == pytest.approx(worst)
 
-    def test_a_promise_of_no_loss_at_all_is_broken_by_losses_in_a_row(self) -> None:
+    def test_lossless_promise_breaks_by_successive_losses(self) -> None:
+        """A promise of no loss at all is broken by losses in a row."""
         monitor = LossMonitor.of_exact_judge(replace(PROMISE, at_most=0.0))
         assert not monitor.after(losses_of([1.0])).is_alarm
         assert monitor.after(losses_of([1.0] * 20)).is_alarm
@@ -154,7 +155,7 @@ class TestWhatIsMonitored:
         ("at_most", "bound"),
         [(-0.1, 1.0), (1.0, 1.0), (0.1, 0.0), (math.nan, 1.0), (0.1, math.inf)],
     )
-    def test_a_promise_outside_its_bound_is_refused(self, at_most: float, bound: float) -> None:
+    def test_promise_outside_bound_is_refused(self, at_most: float, bound: float) -> None:
         with pytest.raises(ConfigurationError, match=r"harm"):
             PromisedLoss(Route.HYBRID, AlarmKind.HARM, at_most, bound)
 
@@ -166,7 +167,7 @@ class TestLossMonitor:
         st.floats(0.1, 20.0),
         st.lists(st.floats(0.0, 1.0), max_size=30),
     )
-    def test_it_goes_on_from_its_state_as_if_nothing_had_happened(
+    def test_restored_monitor_goes_on(
         self, quantity: AlarmKind, share: float, bound: float, losses: list[float]
     ) -> None:
         promise = PromisedLoss(Route.HYBRID, quantity, share * bound, bound)
@@ -180,7 +181,8 @@ class TestLossMonitor:
             stored = FORM.dump_json(monitor)
             assert FORM.validate_json(stored) == monitor
 
-    def test_the_unit_of_the_loss_does_not_matter_and_its_bound_is_the_most_it_counts(self) -> None:
+    def test_unit_of_loss_is_irrelevant(self) -> None:
+        """The unit of the loss does not matter and its bound is the most it counts."""
         small, large = (
             LossMonitor.of_exact_judge(
                 PromisedLoss(Route.HYBRID, AlarmKind.HARM, 0.25 * bound, bound)
@@ -194,7 +196,7 @@ class TestLossMonitor:
         beyond, bound = large.after(losses_of([7.0])), large.after(losses_of([4.0]))
         assert beyond.ecusum == bound.ecusum
 
-    def test_the_mean_is_taken_since_about_when_the_losses_rose(self) -> None:
+    def test_mean_starts_when_losses_rose(self) -> None:
         monitor = MONITOR
         assert monitor.run_mean is None
         for losses in ([0.0] * 300, [0.5] * 20, [0.5] * 20):
@@ -203,7 +205,7 @@ class TestLossMonitor:
 
 
 class TestRaising:
-    def test_a_recall_loss_that_doubles_raises_an_alarm_with_its_figures(self) -> None:
+    def test_doubled_recall_loss_raises_with_figures(self) -> None:
         rng, state = random.Random(1), state_of()
         assert not any(state.add_day(day(0.10, rng), 1.0)[0] for _ in range(10))
         alarms, days = list[Alarm](), 0
@@ -217,7 +219,7 @@ class TestRaising:
         assert alarm.value is not None
         assert 0.12 < alarm.value < 0.3
 
-    def test_the_message_tells_an_operator_what_to_do(self) -> None:
+    def test_message_says_what_to_do(self) -> None:
         (alarm,) = lose(state_of(), 0.5, 60)
         assert alarm.message == (
             f"Route hybrid: judged recall loss against the retriever's first 5 was about 0.5 over "
@@ -226,7 +228,8 @@ class TestRaising:
             "loses the least recall. If the judge was changed recently, check it first."
         )
 
-    def test_harm_says_where_its_target_is_from_and_that_no_policy_is_safe(self) -> None:
+    def test_harm_names_target_without_safe_policy(self) -> None:
+        """Harm says where its target is from and that no policy is safe."""
         (lost,) = lose(state_of(profile_of(safe_policy=None)), 0.5, 60)
         assert "this profile has no safe policy" in lost.message
         alarms = lose(state_of(), None, 200, harm=1.5)
@@ -239,21 +242,23 @@ class TestRaising:
         assert lose(state, None, 500) == []
         assert [monitor.n for monitor in state.report().losses] == [0, 0]
 
-    def test_a_route_without_a_promise_never_raises_an_alarm(self) -> None:
+    def test_route_without_promise_stays_silent(self) -> None:
         judged = state_of().add_day([row(1.0, 5.0, Route.DENSE)] * 100, 1.0)
         assert judged == ([], [])
 
-    def test_a_question_asked_forty_times_in_four_hundred_does_not_break_a_promise(self) -> None:
+    def test_repeated_question_breaks_no_promise(self) -> None:
+        """A question asked forty times in four hundred does not break a promise."""
         rng, state = random.Random(2), state_of()
         viral = replace(row(1.0), question=-1)
         assert state.add_day([viral] * 40 + day(0.10, rng, 360), 1.0)[0] == []
 
-    def test_a_session_of_forty_in_four_hundred_does_not_break_a_promise(self) -> None:
+    def test_long_session_breaks_no_promise(self) -> None:
+        """A session of forty in four hundred does not break a promise."""
         rng, state = random.Random(2), state_of()
         session = [replace(row(1.0), session=7) for _ in range(40)]
         assert state.add_day(session + day(0.10, rng, 360), 1.0)[0] == []
 
-    def test_losses_count_by_the_traffic_that_they_stand_for(self) -> None:
+    def test_losses_count_by_traffic(self) -> None:
         rng = random.Random(3)
         seldom = [replace(each, recall_probability=0.05) for each in day(0.08, rng, 400)]
         often = [replace(each, recall_probability=0.5) for each in day(0.40, rng, 400)]
@@ -263,7 +268,7 @@ class TestRaising:
         assert any(counted.add_day(alike, 1.0)[0] for _ in range(3))
 
     @pytest.mark.parametrize("loss", [1.5, -1.0, math.nan, math.inf])
-    def test_what_only_damage_can_have_written_is_left_out(self, loss: float) -> None:
+    def test_damaged_values_are_left_out(self, loss: float) -> None:
         state = state_of()
         assert lose(state, loss, 100) == []
         assert state.report().losses[0].n == 0
@@ -272,7 +277,8 @@ class TestRaising:
 
 
 class TestActiveAlarms:
-    def test_it_ends_when_it_is_as_certain_that_the_promise_is_kept(self) -> None:
+    def test_ends_once_kept_is_certain(self) -> None:
+        """It ends when it is as certain that the promise is kept."""
         state = state_of()
         (alarm,) = lose(state, 1.0, 50)
         lose(state, 0.0, 20)
@@ -282,7 +288,8 @@ class TestActiveAlarms:
         assert state.report().active == ()
         assert lose(state, 1.0, 50) != []
 
-    def test_it_neither_ends_nor_rings_again_while_the_loss_stays_at_what_is_promised(self) -> None:
+    def test_neither_ends_nor_rings_at_promise(self) -> None:
+        """It neither ends nor rings again while the loss stays at what is promised."""
         rng, state = random.Random(3), state_of()
         lose(state, 1.0, 50)
         for _ in range(50):
@@ -290,9 +297,10 @@ class TestActiveAlarms:
         assert state.report().raised[AlarmKind.RECALL_LOSS] == 1
         assert [alarm.kind for alarm in state.report().active] == [AlarmKind.RECALL_LOSS]
 
-    def test_evidence_against_the_promise_takes_the_place_of_an_alarm_against_a_baseline(
+    def test_promise_evidence_replaces_baseline_alarm(
         self,
     ) -> None:
+        """Evidence against the promise takes the place of an alarm against a baseline."""
         state = state_of(exact=False)
         recall = promises_of(PROFILE)[AlarmKind.RECALL_LOSS]
         learn(state)
@@ -306,21 +314,21 @@ class TestActiveAlarms:
         assert state.report().active == (broken,)
         assert state.report().raised[AlarmKind.RECALL_LOSS] == 2
 
-    def test_a_baseline_adds_nothing_to_an_alarm_against_the_promise(self) -> None:
+    def test_baseline_adds_nothing_to_promise_alarm(self) -> None:
         state = state_of(exact=False)
         learn(state)
         state.correct(promises_of(PROFILE)[AlarmKind.RECALL_LOSS], Correction(0.02, 0.01, 80))
         (alarm,) = lose(state, 1.0, 100)
         assert alarm.reference is ReferenceKind.CORRECTED
 
-    def test_a_baseline_does_not_take_in_what_raised_the_alarm(self) -> None:
+    def test_baseline_excludes_what_raised_it(self) -> None:
         state = state_of(exact=False)
         learn(state)
         target = monitor_of(state, ReferenceKind.BASELINE).target
         lose(state, 1.0, 4_000)
         assert monitor_of(state, ReferenceKind.BASELINE).target == target
 
-    def test_a_target_that_is_about_the_same_keeps_the_evidence(self) -> None:
+    def test_similar_target_keeps_the_evidence(self) -> None:
         state = state_of(exact=False)
         recall = promises_of(PROFILE)[AlarmKind.RECALL_LOSS]
         state.correct(recall, Correction(0.30, 0.02, 80))
@@ -332,12 +340,13 @@ class TestActiveAlarms:
         renewed = monitor_of(state, ReferenceKind.CORRECTED)
         assert (renewed.target, renewed.n, renewed.e_value) == (0.25, 0, None)
 
-    def test_an_exact_judge_is_corrected_by_nothing(self) -> None:
+    def test_exact_judge_is_not_corrected(self) -> None:
         state = state_of()
         state.correct(promises_of(PROFILE)[AlarmKind.RECALL_LOSS], Correction(0.3, 0.02, 80))
         assert {one.reference for one in state.report().losses} == {ReferenceKind.PROMISE}
 
-    def test_an_alarm_about_the_monitor_is_raised_once_until_it_is_cleared(self) -> None:
+    def test_monitor_alarm_rings_until_cleared(self) -> None:
+        """An alarm about the monitor is raised once until it is cleared."""
         down = Alarm(AlarmKind.JUDGE_DOWN, "no grade for an hour", 1.0)
         state = state_of()
         assert state.add(down)
@@ -349,7 +358,7 @@ class TestActiveAlarms:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-    def test_a_forked_child_starts_afresh_and_is_not_locked_out(self) -> None:
+    def test_forked_child_starts_afresh_unlocked(self) -> None:
         state = state_of()
         lose(state, 1.0, 50)
         # Held over the fork, as a scrape might hold it.
@@ -365,9 +374,7 @@ class TestActiveAlarms:
 class TestRestarting:
     @given(st.lists(st.floats(0.0, 1.0), max_size=20), st.integers(0, 20))
     @settings(deadline=None, max_examples=50)
-    def test_a_restored_state_goes_on_as_if_it_had_never_stopped(
-        self, losses: list[float], stopped_at: int
-    ) -> None:
+    def test_restored_state_never_stopped(self, losses: list[float], stopped_at: int) -> None:
         through, stopped = state_of(), state_of()
         for loss in losses[:stopped_at]:
             lose(through, loss, 10, harm=loss)
@@ -386,7 +393,7 @@ class TestRestarting:
         assert other.report().active == ()
         assert other.report().losses[0].n == 0
 
-    def test_the_switch_to_the_safe_policy_does_not_end_the_alarm(self) -> None:
+    def test_switching_to_safe_keeps_the_alarm(self) -> None:
         state = state_of()
         lose(state, 1.0, 50)
         safe = state_of(PROFILE.safe())
@@ -407,7 +414,7 @@ class TestRestarting:
             ("}", ""),
         ],
     )
-    def test_a_damaged_state_is_refused_and_changes_nothing(self, part: str, damaged: str) -> None:
+    def test_damaged_state_is_refused_unchanged(self, part: str, damaged: str) -> None:
         state = state_of()
         lose(state, 1.0, 3)
         before = state.to_json()
@@ -417,7 +424,7 @@ class TestRestarting:
             state.restore(other.to_json().replace(part, damaged))
         assert state.to_json() == before
 
-    def test_a_restored_alarm_against_a_baseline_ends_as_it_would_have(self) -> None:
+    def test_restored_baseline_alarm_ends_alike(self) -> None:
         state, resumed = state_of(exact=False), state_of(exact=False)
         learn(state)
         alarms = lose(state, 1.0, 50)
@@ -426,7 +433,7 @@ class TestRestarting:
         lose(resumed, 0.0, 500)
         assert resumed.report().active == ()
 
-    def test_a_state_of_another_format_is_refused_by_its_number(self) -> None:
+    def test_other_format_is_refused_by_number(self) -> None:
         other = state_of().to_json().replace('"format": 7', '"format": 8')
         with pytest.raises(DataError, match=r"format 8; this release reads 7"):
             state_of().restore(other)

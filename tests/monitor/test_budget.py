@@ -58,12 +58,12 @@ def judged(known: JudgingBudget, calls: float, cost: float) -> None:
 
 @pytest.mark.parametrize("name", ["calls_per_hour", "calls_per_day", "cost_per_day"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_a_limit_that_is_none_is_refused(name: str, value: float) -> None:
+def test_invalid_limit_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigurationError, match=name):
         BudgetLimits(**{name: value})
 
 
-def test_without_limits_every_sample_is_taken_up() -> None:
+def test_without_limits_all_are_taken() -> None:
     free = budget()
     judged(free, 1e9, 1e9)
     assert free.probability_for(10**9, 1e6) == 1.0
@@ -79,13 +79,13 @@ def test_without_limits_every_sample_is_taken_up() -> None:
     ],
     ids=["shared", "enough", "the tightest counts"],
 )
-def test_what_is_left_is_shared_among_what_waits(
+def test_rest_is_shared_among_waiting(
     limits: dict[str, float], waiting: int, expected: float
 ) -> None:
     assert budget(**limits).probability_for(waiting, 0.0) == expected
 
 
-def test_what_will_come_until_the_hour_ends_counts_as_waiting() -> None:
+def test_expected_arrivals_count_as_waiting() -> None:
     clock = at_noon()
     for expected in (0.5, 1.0):
         found = budget(clock, calls_per_hour=1800).probability_for(0, 1.0)
@@ -93,7 +93,7 @@ def test_what_will_come_until_the_hour_ends_counts_as_waiting() -> None:
         clock.now += HOUR / 2
 
 
-def test_a_sample_costs_what_samples_have_cost_so_far() -> None:
+def test_samples_cost_what_they_have_cost() -> None:
     known = budget(calls_per_hour=100, cost_per_day=10.0)
     judged(known, 8, 0.1)
     judged(known, 12, 0.3)
@@ -102,20 +102,21 @@ def test_a_sample_costs_what_samples_have_cost_so_far() -> None:
     assert known.probability_for(4, 0.0) == 1.0
 
 
-def test_a_judge_without_prices_is_not_bound_by_a_cost() -> None:
+def test_free_judge_ignores_cost_limit() -> None:
     free = budget(cost_per_day=1.0)
     judged(free, 100, 0.0)
     assert free.probability_for(10**6, 0.0) == 1.0
 
 
 @pytest.mark.parametrize("calls", [10, 6])
-def test_nothing_is_taken_up_that_would_go_beyond_a_limit(calls: int) -> None:
+def test_nothing_goes_beyond_a_limit(calls: int) -> None:
     used = budget(calls_per_day=10)
     judged(used, calls, 0.0)
     assert used.probability_for(1, 0.0) == 0.0
 
 
-def test_a_sample_that_may_need_more_than_is_left_is_not_afforded() -> None:
+def test_unaffordable_sample_is_left() -> None:
+    """A sample that may need more than is left is not afforded."""
     some = budget(calls_per_hour=10, calls_per_day=100)
     judged(some, 4, 0.0)
     assert some.allows(6)
@@ -123,7 +124,7 @@ def test_a_sample_that_may_need_more_than_is_left_is_not_afforded() -> None:
 
 
 @pytest.mark.parametrize(("limit", "seconds"), [("calls_per_hour", HOUR), ("calls_per_day", DAY)])
-def test_the_next_period_begins_with_the_whole_limit(limit: str, seconds: float) -> None:
+def test_next_period_has_whole_limit(limit: str, seconds: float) -> None:
     clock = at_noon()
     clock.now = math.floor(NOON / seconds) * seconds + seconds - 1.0
     used = budget(clock, **{limit: 10})
@@ -134,7 +135,7 @@ def test_the_next_period_begins_with_the_whole_limit(limit: str, seconds: float)
     assert used.probability_for(1, 0.0) == 1.0
 
 
-def test_an_hour_that_begins_anew_leaves_the_day_as_it_is() -> None:
+def test_new_hour_leaves_the_day() -> None:
     clock = at_noon()
     used = budget(clock, calls_per_hour=10, calls_per_day=15)
     judged(used, 10, 0.0)
@@ -143,7 +144,7 @@ def test_an_hour_that_begins_anew_leaves_the_day_as_it_is() -> None:
     assert not used.allows(6)
 
 
-def test_a_clock_set_back_gives_nothing_twice() -> None:
+def test_clock_set_back_gives_nothing() -> None:
     clock = at_noon()
     used = budget(clock, calls_per_hour=10, calls_per_day=10)
     judged(used, 10, 0.0)
@@ -187,7 +188,7 @@ def test_period_from_the_future(days: float, caplog: pytest.LogCaptureFixture) -
     assert not after.allows(1)
 
 
-def test_kept_budget_is_written_with_what_it_was_spent_on() -> None:
+def test_spent_budget_is_written_with_purpose() -> None:
     """So that a monitor that is killed has spent what the store holds, and no more."""
     limits = BudgetLimits(calls_per_hour=10)
     live = Watching(LabelJudge({"q": {"p0": 1}}), rates=JudgingRates(0, 0, 0, 0), budget=limits)
@@ -208,9 +209,10 @@ def test_kept_budget_is_written_with_what_it_was_spent_on() -> None:
     spent=st.lists(st.tuples(st.integers(1, 50), st.floats(0.0, 5.0)), max_size=5),
     now=st.floats(0.0, 1e10),
 )
-def test_it_gives_a_probability_and_within_it_no_limit_is_passed_on_average(
+def test_probability_keeps_limits_on_average(
     waiting: int, arriving: float, spent: list[tuple[int, float]], now: float
 ) -> None:
+    """It gives a probability and within it no limit is passed on average."""
     limits = BudgetLimits(calls_per_hour=100, cost_per_day=20.0)
     known = JudgingBudget(limits, STORE, f"judge {next(_names)}", lambda: now)
     for calls, cost in spent:

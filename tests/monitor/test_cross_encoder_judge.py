@@ -38,7 +38,7 @@ class TestCrossEncoderJudge(JudgeContract):
         return self._judge
 
 
-def test_the_grade_is_1_from_the_threshold_on(cross_encoder: Path) -> None:
+def test_grade_is_1_from_threshold(cross_encoder: Path) -> None:
     query, text, _ = PAIRS[0]
     logit = float(CrossEncoderReranker(cross_encoder).score(query, [text])[0])
     for min_score, grade in ((logit - 0.01, 1), (logit + 0.01, 0)):
@@ -50,20 +50,18 @@ def test_the_grade_is_1_from_the_threshold_on(cross_encoder: Path) -> None:
         assert judgment.score == pytest.approx(1.0 / (1.0 + math.exp(-logit)))
 
 
-def test_the_guards_own_reranker_is_refused_as_a_judge_of_itself(cross_encoder: Path) -> None:
+def test_guards_reranker_may_not_judge(cross_encoder: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot judge itself"):
         CrossEncoderJudge(cross_encoder, reranker=CrossEncoderReranker(cross_encoder))
 
 
-def test_a_copy_of_the_reranker_under_another_name_is_refused_too(
-    cross_encoder: Path, tmp_path: Path
-) -> None:
+def test_renamed_reranker_may_not_judge(cross_encoder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(cross_encoder, tmp_path / "another-name")
     with pytest.raises(ConfigurationError, match="cannot judge itself"):
         CrossEncoderJudge(copy, reranker=CrossEncoderReranker(cross_encoder))
 
 
-def test_another_model_may_judge_what_a_reranker_ranked(cross_encoder: Path) -> None:
+def test_another_model_may_judge(cross_encoder: Path) -> None:
     other = SimpleNamespace(fingerprint="other 0123 identity", score=None)
     assert CrossEncoderJudge(cross_encoder, reranker=other).max_grade == 1
 
@@ -99,6 +97,6 @@ def test_a_logit_that_is_not_finite_is_no_grade(
     assert [kept.passage_id for kept in judge.ledger.rejected()] == ["a", "c"]
 
 
-def test_a_threshold_that_is_not_finite_is_refused(cross_encoder: Path) -> None:
+def test_infinite_threshold_is_refused(cross_encoder: Path) -> None:
     with pytest.raises(ConfigurationError, match="min_score nan must be finite"):
         CrossEncoderJudge(cross_encoder, min_score=float("nan"))

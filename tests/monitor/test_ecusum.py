@@ -27,7 +27,8 @@ def after(watch: ECusum, day: Day) -> ECusum:
     return watch.after(day, variance=watch.target * (1.0 - watch.target), between=0.0)
 
 
-def test_at_the_target_itself_alarms_are_as_many_days_apart_as_the_threshold() -> None:
+def test_alarms_at_target_keep_threshold_days() -> None:
+    """At the target itself alarms are as many days apart as the threshold."""
     rng = np.random.default_rng(3)
     lengths = []
     for _ in range(100):
@@ -39,14 +40,14 @@ def test_at_the_target_itself_alarms_are_as_many_days_apart_as_the_threshold() -
     assert np.mean(lengths) >= 20.0
 
 
-def test_a_quiet_past_does_not_delay_the_alarm() -> None:
+def test_quiet_past_delays_no_alarm() -> None:
     quiet = after(WATCH, day_of([0.0] * 5_000))
     bad = day_of([0.5] * 20)
     fresh = after(WATCH, bad)
     assert after(quiet, bad).log_e_values == fresh.log_e_values
 
 
-def test_before_any_loss_there_is_no_evidence() -> None:
+def test_no_loss_is_no_evidence() -> None:
     assert (WATCH.e_value, WATCH.n, WATCH.alarm()) == (1.0, 0, False)
     assert after(WATCH, day_of([])) == WATCH
 
@@ -66,7 +67,7 @@ def test_losses_above_one_are_refused() -> None:
 @pytest.mark.parametrize(
     ("target", "rise"), [(0.0, 0.5), (1.0, 1.0), (0.2, 0.0), (0.2, 1.5), (float("nan"), 0.5)]
 )
-def test_a_target_or_rise_out_of_range_is_refused(target: float, rise: float) -> None:
+def test_target_out_of_range_is_refused(target: float, rise: float) -> None:
     with pytest.raises(ConfigurationError):
         ECusum(target=target, rise=rise)
 
@@ -91,9 +92,10 @@ def losses_of_moods(rng: np.random.Generator, day: int) -> tuple[FloatArray, int
 @pytest.mark.parametrize(
     ("draw", "most"), [(losses_of_sessions, 1), (losses_of_weekdays, 1), (losses_of_moods, 6)]
 )
-def test_what_correlates_within_sessions_or_days_seldom_rings_at_the_promise_itself(
+def test_correlated_losses_seldom_ring_at_promise(
     draw: Callable[[np.random.Generator, int], tuple[FloatArray, int]], most: int
 ) -> None:
+    """What correlates within sessions or days seldom rings at the promise itself."""
     rng, rang = np.random.default_rng(4), 0
     for _ in range(60):
         monitor = LossMonitor.of_exact_judge(
@@ -122,26 +124,27 @@ class TestDays:
         assert alike.between(0.12) < 0.02**2
         assert differ.between(0.12) == pytest.approx(0.05**2, rel=0.4)
 
-    def test_before_any_day_they_are_taken_to_differ_by_a_quarter(self) -> None:
+    def test_days_differ_by_quarter_at_first(self) -> None:
         assert Days().between(0.12) == pytest.approx(0.03**2)
         assert Days().variance(0.12) == pytest.approx(0.12 * 0.88)
 
-    def test_losses_that_scatter_less_than_0_or_1_are_seen_to(self) -> None:
+    def test_little_scattered_losses_are_seen_so(self) -> None:
         seen = Days.of(day_of([0.2, 0.1] * 500))
         assert seen.variance(0.12) == pytest.approx(0.25 * 0.12 * 0.88)
 
 
 class TestDay:
     @pytest.mark.parametrize("loss", [-0.1, math.nan, math.inf])
-    def test_a_loss_that_is_none_is_refused(self, loss: float) -> None:
+    def test_invalid_loss_is_refused(self, loss: float) -> None:
         with pytest.raises(ConfigurationError, match="losses"):
             day_of([loss])
 
-    def test_requests_that_were_judged_alike_count_alike(self) -> None:
+    def test_equal_judgments_count_alike(self) -> None:
         day = day_of([0.0, 1.0, 0.5], [0.2, 0.2, 0.2])
         assert (day.weights.tolist(), day.raise_by, day.n) == ([1.0, 1.0, 1.0], 1.0, 3)
 
-    def test_a_session_counts_as_much_as_a_question_that_is_asked_as_often(self) -> None:
+    def test_session_counts_like_repeated_question(self) -> None:
+        """A session counts as much as a question that is asked as often."""
         losses, alone = np.array([1.0] * 40 + [0.0] * 60), np.arange(100)
         session, question = np.where(alone < 40, 9, 0), np.where(alone < 40, -1, alone)
         one = Day.of(losses, np.ones(100), groups(session, alone))
@@ -149,13 +152,13 @@ class TestDay:
         assert one.losses.size == other.losses.size == 61
         assert one.raise_by == other.raise_by > 1.0
 
-    def test_the_weighted_mean_is_that_of_the_traffic(self) -> None:
+    def test_weighted_mean_is_the_traffics(self) -> None:
         # A hundred requests without a loss stand for a thousand, fifty with one for a hundred.
         day = day_of([0.0] * 100 + [1.0] * 50, [0.1] * 100 + [0.5] * 50)
         mean = float(day.weights @ day.losses) / float(day.weights.sum())
         assert mean == pytest.approx(50 / 0.5 / (1_000 + 100))
 
-    def test_a_burst_of_few_samples_does_not_silence_the_rest(self) -> None:
+    def test_small_burst_silences_nobody(self) -> None:
         day = day_of([0.2] * 1_000 + [1.0] * 3, [0.05] * 1_000 + [1e-3] * 3)
         assert day.weights.sum() > 900.0
         assert 1.0 < day.raise_by < 1.2
@@ -167,9 +170,7 @@ class TestDay:
             max_size=40,
         )
     )
-    def test_what_is_cut_off_counts_as_traffic_without_a_loss(
-        self, rows: list[tuple[float, int, float]]
-    ) -> None:
+    def test_cut_off_counts_as_lossless_traffic(self, rows: list[tuple[float, int, float]]) -> None:
         probability, question, losses = (np.array(column) for column in zip(*rows, strict=True))
         day = Day.of(losses, probability, question)
         assert day.weights.max() <= 1.0

@@ -14,7 +14,7 @@ from ctxguard.measure.estimate import Estimate, RatioSums, estimate, t_quantile
 from ctxguard.measure.metrics import YES, Metric, Rows
 
 
-def test_a_few_heavy_requests_count_as_few() -> None:
+def test_heavy_requests_count_as_few() -> None:
     """Fifty requests of which five stand for nearly all of the traffic are about five."""
     light = [Judged([n % 2]) for n in range(45)]
     heavy = [Judged([n % 2], weight=100.0) for n in range(5)]
@@ -37,9 +37,8 @@ requests_strategy = st.lists(
 
 
 @given(requests_strategy, st.sampled_from(list(Metric)))
-def test_the_value_lies_in_its_interval_and_ratios_lie_between_zero_and_one(
-    requests: list[Judged], metric: Metric
-) -> None:
+def test_value_lies_in_its_interval(requests: list[Judged], metric: Metric) -> None:
+    """The value lies in its interval and ratios lie between zero and one."""
     found = estimate(metric, ratio_sums(metric, requests), 2)
     if found.value is None:
         assert found.lower is None
@@ -56,26 +55,28 @@ def test_no_data_is_no_value() -> None:
     assert estimate(Metric.UDCG, RatioSums()) == Estimate(None, None, None, 0, 30)
 
 
-def test_below_the_least_n_there_is_no_value() -> None:
+def test_too_few_give_no_value() -> None:
     few = ratio_sums(Metric.PRECISION, [Judged([1, 0]), Judged([1, 1])] * 14)
     assert estimate(Metric.PRECISION, few).value is None
     assert estimate(Metric.PRECISION, few, 28).value is not None
 
 
-def test_where_all_requests_are_alike_a_rare_other_kind_is_still_allowed_for() -> None:
+def test_alike_requests_allow_for_rare_kind() -> None:
+    """Where all requests are alike a rare other kind is still allowed for."""
     found = estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, [Judged([1])] * 100))
     # The share of another kind that would go unseen in 100 requests with probability 2.5%.
     assert found.lower == pytest.approx(0.025 ** (1 / 100))
     assert (found.value, found.upper) == (1.0, 1.0)
 
 
-def test_a_recall_of_one_allows_for_what_sampling_the_dropped_may_have_missed() -> None:
+def test_recall_of_one_allows_for_missed() -> None:
+    """A recall of one allows for what sampling the dropped may have missed."""
     requests = [Judged([1], dropped_chance=0.1)] * 100
     found = estimate(Metric.POOLED_RECALL, ratio_sums(Metric.POOLED_RECALL, requests))
     assert found.lower == pytest.approx(0.025 ** (1 / 10))
 
 
-def test_udcg_without_any_spread_has_no_interval() -> None:
+def test_udcg_without_spread_has_no_interval() -> None:
     alike = ratio_sums(Metric.UDCG, [Judged([1])] * 100)
     assert estimate(Metric.UDCG, alike).value is None
 
@@ -86,7 +87,7 @@ def test_the_quantile_of_t_is_scipys(p: float, df: int) -> None:
 
 
 @pytest.mark.parametrize(("pool_rate", "n"), [(0.05, 150), (1.0, 60)], ids=["in part", "wholly"])
-def test_intervals_cover_the_truth_where_pools_are_judged(
+def test_intervals_cover_judged_pools(
     pool_rate: float, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The truth is that of all requests, of which each interval knows n."""
@@ -113,7 +114,8 @@ def test_intervals_cover_the_truth_where_pools_are_judged(
     assert 0.92 <= min(coverage.values()) <= max(coverage.values()) <= 0.985, coverage
 
 
-def test_sessions_that_are_ignored_make_intervals_too_narrow_and_clusters_mend_it() -> None:
+def test_clusters_mend_intervals_of_sessions() -> None:
+    """Sessions that are ignored make intervals too narrow and clusters mend it."""
     rng, either = np.random.default_rng(11), rows_of([Judged([0]), Judged([1])])
 
     def covered(name: bool) -> float:

@@ -65,13 +65,13 @@ def test_no_data_is_an_absent_series() -> None:
     assert one(samples, "ctxguard_estimate_requests_needed", **labels) == 30
 
 
-def test_before_the_first_report_nothing_is_said() -> None:
+def test_nothing_is_said_before_reports() -> None:
     assert scrape(Watching(LabelJudge(QRELS)).registry) == {
         ("ctxguard_monitor_errors_total", frozenset()): 0.0
     }
 
 
-def test_the_figure_of_a_judge_that_errs_is_no_estimate() -> None:
+def test_erring_judges_figure_is_no_estimate() -> None:
     live = Watching(PaidOpinion(QRELS), rates=JudgingRates(dropped_rate=1.0))
     live.watch(*[make_context(POOL, 3, query=query) for query in QRELS])
     live.monitor.report()
@@ -83,7 +83,8 @@ def test_the_figure_of_a_judge_that_errs_is_no_estimate() -> None:
     assert one(samples, "ctxguard_estimate_grades_needed", **labels) == 4, "two grades count one"
 
 
-def test_what_grades_of_people_never_correct_is_not_exported_of_a_judge_that_errs() -> None:
+def test_uncorrected_figures_stay_unexported() -> None:
+    """What grades of people never correct is not exported of a judge that errs."""
     live = Watching(PaidOpinion(QRELS), rates=JudgingRates(dropped_rate=1.0))
     live.watch(*[make_context(POOL, 3, query=query) for query in QRELS])
     live.monitor.report()
@@ -95,7 +96,7 @@ def test_what_grades_of_people_never_correct_is_not_exported_of_a_judge_that_err
     assert exported == {"precision", "served_mrr", "gain", "harm", "udcg", "pooled_recall"}
 
 
-def test_where_every_sample_is_adds_up_in_one_scrape() -> None:
+def test_sample_states_add_up_per_scrape() -> None:
     live = watched(["one", "unknown"])
     for _ in range(103):
         live.sampler.offer(make_context(POOL, 1), 1.0, live.now)
@@ -113,7 +114,8 @@ def test_where_every_sample_is_adds_up_in_one_scrape() -> None:
     assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome="incomplete") == 1
 
 
-def test_counts_survive_a_restart_so_that_no_scrape_misses_what_was_judged() -> None:
+def test_counts_survive_a_restart() -> None:
+    """Counts survive a restart so that no scrape misses what was judged."""
     live = watched(["one", "two"])
     judged = "ctxguard_judged_samples_total"
     assert one(scrape(live.registry), judged, **HERE, outcome="judged") == 2
@@ -129,7 +131,7 @@ def test_counts_survive_a_restart_so_that_no_scrape_misses_what_was_judged() -> 
     assert one(scrape(live.registry), judged, **HERE, outcome="judged") == 4
 
 
-def test_tokens_of_samples_stand_for_all_traffic() -> None:
+def test_sampled_tokens_stand_for_traffic() -> None:
     live = watched([])
     live.watch(*[make_context(POOL, 3, query="one") for _ in range(4)], probability=0.25)
     live.watch(make_context(POOL, 2, query="one", mode=Mode.SHADOW))
@@ -150,7 +152,7 @@ def test_tokens_of_samples_stand_for_all_traffic() -> None:
     assert shadowed == 2 * each
 
 
-def test_every_route_and_outcome_begins_at_zero() -> None:
+def test_routes_and_outcomes_begin_at_zero() -> None:
     live = watched(["one"])
     samples = scrape(live.registry)
     for route in Route:
@@ -160,7 +162,7 @@ def test_every_route_and_outcome_begins_at_zero() -> None:
         assert grades == 10.0 * (route == "external")
 
 
-def test_every_number_names_its_judge_and_says_what_it_is() -> None:
+def test_numbers_name_their_judge() -> None:
     live = watched(["one", "two"])
     text = generate_latest(live.registry).decode()
     for name in ("estimate", "estimate_lower", "estimate_requests", "judged_samples_total"):
@@ -169,7 +171,7 @@ def test_every_number_names_its_judge_and_says_what_it_is() -> None:
     assert "Upper end of the 95% confidence interval" in text
 
 
-def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
+def test_refused_passage_shows_as_incomplete() -> None:
     class Refusing(LabelJudge):
         def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
             return [
@@ -188,7 +190,7 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
     assert kept.keys() == set(POOL) - {"p1"}
 
 
-def test_the_cost_of_a_judge_is_exported() -> None:
+def test_judges_cost_is_exported() -> None:
     judge = PaidOpinion(QRELS)
     judge.ledger.add(calls=1, input_tokens=1_000_000, output_tokens=10)
     judge.ledger.add_invalid("p", InvalidReason.REFUSED, "no")
@@ -202,7 +204,7 @@ def test_the_cost_of_a_judge_is_exported() -> None:
     assert one(samples, "ctxguard_judge_cost_total") == pytest.approx(2.00008)
 
 
-def test_a_store_that_fails_shows_until_it_is_mended(tmp_path: Path) -> None:
+def test_failing_store_shows_until_mended(tmp_path: Path) -> None:
     file = tmp_path / "samples.db"
     live = Watching(LabelJudge(QRELS), url=f"sqlite:///{file}")
     live.store.close()

@@ -205,7 +205,7 @@ def test_outage_leaves_samples_waiting() -> None:
     assert next_run(live).report().waiting == 0
 
 
-def test_a_round_comes_back_to_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_returns_to_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """A monitor that goes on asks again by itself, and seldom."""
     from ctxguard.monitor.judging import worker
 

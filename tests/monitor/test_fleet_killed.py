@@ -12,9 +12,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("n", [8, pytest.param(500, marks=pytest.mark.slow)])
-def test_sampled_is_stored_and_lost_and_pending_whoever_is_killed(
-    postgresql_url: str, n: int
-) -> None:
+def test_killed_fleets_samples_add_up(postgresql_url: str, n: int) -> None:
     fleet = Fleet(postgresql_url)
     fleet.kill(n)
     checks = fleet.checks(fleet.end())

@@ -45,7 +45,7 @@ def grades_of(labels: Sequence[LabelRow]) -> Mapping[str, Judgment]:
     return human_grades((1, label) for label in labels)[1].by_passage
 
 
-def test_what_an_annotator_took_back_does_not_count() -> None:
+def test_withdrawn_grade_does_not_count() -> None:
     labels = [label("a", 3), label("a", 0, "bob"), label("b", 2)]
     withdrawn = [replace(label("a", 3, at=1.0), grade=None), replace(label("b", 2), grade=None)]
     found = grades_of([*labels, *withdrawn])
@@ -54,7 +54,8 @@ def test_what_an_annotator_took_back_does_not_count() -> None:
     assert grades_of([*labels, *withdrawn, label("b", 1, at=2.0)])["b"].grade == 1
 
 
-def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:
+def test_last_word_and_lower_median_count() -> None:
+    """The last word of each and the lower median of several count."""
     labels = [
         label("a", 0, "ann", at=1.0),
         label("a", 2, "ann", at=2.0),
@@ -110,12 +111,13 @@ BELOW = [(f"p{rank}", IF_NONE_ABOVE) for rank in (1, 2, 3)]
         ({}, [coin(5)], [("p5", ALWAYS)]),
     ],
 )
-def test_a_request_is_graded_down_to_its_first_relevant_passage_and_coins_below_it(
+def test_request_is_graded_to_first_relevant(
     record: SampleRecord,
     grades: dict[str, int],
     picked: list[PickedPassage],
     left: list[tuple[str, str]],
 ) -> None:
+    """A request is graded down to its first relevant passage and coins below it."""
     rows = rows_left(record, picked, grades_by_name(grades))
     assert [(record.passage_ids[position], when) for position, when in rows] == left
 
@@ -135,7 +137,7 @@ def grades_by_name(grades: Mapping[str, int]) -> dict[str, Judgment]:
         (STOPS, {"p0": 1, "p2": 0, "p7": 0, "p5": 1}, {0: 1.0, 2: 0.5, 7: 0.2}),
     ],
 )
-def test_a_grade_counts_with_the_probability_that_it_was_asked_for(
+def test_grade_counts_by_asking_probability(
     record: SampleRecord,
     opened: PickedPassage,
     grades: Mapping[str, int],
@@ -162,7 +164,7 @@ def test_a_grade_counts_with_the_probability_that_it_was_asked_for(
     ],
     ids=["half a run", "a coin is left", "not opened"],
 )
-def test_what_is_not_graded_as_far_as_a_draw_asked_stands_for_nothing(
+def test_incompletely_graded_draw_stands_for_nothing(
     record: SampleRecord, grades: Mapping[str, int], picked: list[PickedPassage]
 ) -> None:
     """Where a run ends depends on what was found."""
@@ -187,7 +189,7 @@ def live_with_labels(n_labelled: int) -> tuple[Watching, dict[str, set[str]]]:
     return live, truth
 
 
-def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name() -> None:
+def test_uncorrected_judge_gives_no_estimate() -> None:
     live, _ = live_with_labels(0)
     report = live.monitor.report()
     assert all(found.value is None for found in report.estimates[Window.ALL_RETAINED].values())
@@ -195,7 +197,7 @@ def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name() -> Non
     assert report.live.judge_estimates[Window.ALL_RETAINED][Metric.UDCG].value is not None
 
 
-def test_labels_that_nobody_picked_at_random_correct_nothing() -> None:
+def test_unpicked_labels_correct_nothing() -> None:
     """Such as those that somebody chose by hand."""
     live, _ = live_with_labels(200)
     before = live.monitor.report()
@@ -225,7 +227,7 @@ def test_disagreements_are_reported() -> None:
     assert sample_id
 
 
-def test_a_labelled_sample_that_is_damaged_fails_no_report() -> None:
+def test_damaged_labelled_sample_fails_no_report() -> None:
     live, _ = live_with_labels(40)
     damaged = live.store.labels()[0][0]
     labelled = len({sample_id for sample_id, _ in live.store.labels()})

@@ -46,7 +46,7 @@ def test_where_a_distractor_is_named_a_missing_label_is_not_a_grade() -> None:
     assert all(judgment and judgment.judged for judgment in judge.judge("nothing?", PASSAGES))
 
 
-def test_a_known_distractor_is_irrelevant_and_marked() -> None:
+def test_known_distractor_is_irrelevant_and_marked() -> None:
     grades = LabelJudge(QRELS, {"how?": ["x", "a"]}).judge("how?", PASSAGES)
     marks = {each.passage_id: each.negative for each in grades if each}
     assert marks == {"a": None, "b": None, "c": None, "z": None, "x": Negative.DISTRACTOR}
@@ -56,12 +56,13 @@ def test_an_unknown_query_has_no_grades() -> None:
     assert LabelJudge(QRELS).judge("why?", PASSAGES) == []
 
 
-def test_a_query_without_relevant_passages_is_judged_if_it_is_known() -> None:
+def test_answerless_known_query_is_judged() -> None:
     grades = LabelJudge({"nothing?": {}}).judge("nothing?", [Passage("a", "")])
     assert grades == [Judgment("a", 0)]
 
 
-def test_the_highest_grade_is_that_of_the_labels_and_at_least_one() -> None:
+def test_highest_grade_is_labels_at_least_one() -> None:
+    """The highest grade is that of the labels and at least one."""
     assert LabelJudge(QRELS).max_grade == 2
     assert LabelJudge({}).max_grade == 1
 
@@ -92,7 +93,7 @@ class TestEqualQuestions:
         assert judge.ambiguous == 1
         assert "1 texts stand for several" in caplog.text
 
-    def test_without_an_answer_agree_with_irrelevant_ones(self) -> None:
+    def test_unanswered_agree_with_irrelevant(self) -> None:
         judge = LabelJudge([("How?", {}), ("how?", {"a": 0})])
         assert [each and each.judged for each in judge.judge("how?", PASSAGES)] == [True] * 5
 
@@ -125,7 +126,7 @@ class TestRedactedQuestions:
     ASKED = "where is the order of joe@example.org?"
     WRITTEN = "where is the order of [e-mail]?"
 
-    def test_a_question_is_found_by_what_was_written_of_it(self) -> None:
+    def test_question_is_found_as_written(self) -> None:
         judge = LabelJudge({self.ASKED: {"a": 2}}, {self.ASKED: ["b"]})
         for query in (self.ASKED, self.WRITTEN):
             assert judge.judge(query, PASSAGES) == [
@@ -134,14 +135,14 @@ class TestRedactedQuestions:
                 *[Judgment(passage.passage_id, 0, judged=False) for passage in PASSAGES[2:]],
             ]
 
-    def test_another_redactor_is_applied_where_the_writers_had_another(self) -> None:
+    def test_other_writers_redactor_is_applied(self) -> None:
         judge = LabelJudge(
             {"what does Ann owe?": {"a": 1}}, redactor=lambda q: q.replace("Ann", "X")
         )
         assert judge.judge("what does X owe?", PASSAGES[:1]) == [Judgment("a", 1)]
         assert judge.judge(self.WRITTEN, PASSAGES[:1]) == []
 
-    def test_questions_that_redaction_makes_one_share_labels_that_agree(self) -> None:
+    def test_questions_made_one_share_agreeing_labels(self) -> None:
         other = self.ASKED.replace("joe", "ann")
         judge = LabelJudge({self.ASKED: {"a": 1}, other: {"a": 1, "c": 0}})
         assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [Judgment("a", 1)]
@@ -159,16 +160,16 @@ class TestRedactedQuestions:
         assert "1 texts stand for several" in caplog.text
         assert "order" not in caplog.text
 
-    def test_where_queries_are_kept_as_asked_nothing_is_redacted(self) -> None:
+    def test_unredacted_queries_stay_unredacted(self) -> None:
         judge = LabelJudge({self.ASKED: {"a": 1}}, redactor=None)
         assert judge.judge(self.WRITTEN, PASSAGES[:1]) == []
         assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
 
-    def test_a_redactor_that_fails_on_a_question_is_an_error(self) -> None:
+    def test_failing_redactor_is_an_error(self) -> None:
         with pytest.raises(RedactionError):
             LabelJudge({self.ASKED: {"a": 1}}, redactor=lambda query: None)  # type: ignore[arg-type,return-value]
 
-    def test_a_sampled_question_with_an_address_in_it_is_judged(self) -> None:
+    def test_question_with_address_is_judged(self) -> None:
         live = Watching(LabelJudge({self.ASKED: {"p0": 1}}))
         live.watch(make_context(["p0", "p1"], 1, query=self.ASKED))
         assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 1

@@ -88,7 +88,7 @@ def records(request: pytest.FixtureRequest) -> list[SampleRecord]:
 
 @pytest.mark.parametrize("relevant", [RELEVANT, NO_HIT], ids=["hit", "no hit"])
 class TestInclusionProbabilities:
-    def test_each_dropped_passage_is_judged_as_often_as_is_said(
+    def test_dropped_are_judged_as_said(
         self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         rates = records[0].rates
@@ -107,7 +107,7 @@ class TestInclusionProbabilities:
         [chance] = judged(records[:1], relevant).requests["dropped_chance"]
         assert chance == pytest.approx(alone)
 
-    def test_the_dropped_relevant_are_counted_without_bias(
+    def test_dropped_relevant_count_unbiased(
         self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         truth = len(relevant & {"p3", "p4", "p5", "p6", "p7", "p8", "p9"})
@@ -128,7 +128,7 @@ class TestInclusionProbabilities:
         else:
             assert not whole.any()
 
-    def test_recall_by_the_hajek_ratio_is_the_truth(
+    def test_hajek_recall_is_the_truth(
         self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         sums = sums_of(judged(records, relevant)).ratio(Metric.POOLED_RECALL)
@@ -141,7 +141,7 @@ def assert_mean(values: FloatArray, truth: float) -> None:
     assert values.mean() == pytest.approx(truth, abs=4.5 * spread + 1e-9)
 
 
-def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it() -> None:
+def test_mixed_traffic_has_overall_recall() -> None:
     rng = random.Random(2)
     kept = total = 0
     ranks, shares, blocks = [], [], []
@@ -163,7 +163,8 @@ def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it() -> None:
         assert ratio.a / ratio.b == pytest.approx(truth, abs=0.03)
 
 
-def test_recall_is_the_mean_of_requests_and_pooled_recall_the_ratio_of_all() -> None:
+def test_recall_is_mean_pooled_is_ratio() -> None:
+    """Recall is the mean of requests and pooled recall the ratio of all."""
     record = record_of(JudgingRates(1.0, 1.0, 1.0, 0.0))
     right = [frozenset({"p0"}), frozenset({"p0", "p3", "p4", "p5"}), frozenset()]
     found = sums_of(Rows.read([block_of(record, one) for one in right]))
@@ -172,7 +173,8 @@ def test_recall_is_the_mean_of_requests_and_pooled_recall_the_ratio_of_all() -> 
     assert [one.n for one in sums] == [2, 2]
 
 
-def test_pools_that_are_whole_only_where_nothing_was_served_show_no_recall() -> None:
+def test_pools_whole_when_unserved_show_nothing() -> None:
+    """Pools that are whole only where nothing was served show no recall."""
     rows = judged([record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))], NO_HIT)
     assert sums_of(rows).ratio(Metric.RECALL).n == 0
     assert rows.requests["pool_chance"] == 1.0
@@ -201,16 +203,17 @@ class TestRecallLoss:
         ],
         ids=["first 5", "first 8", "all served", "whole pool", "one by one", "none among them"],
     )
-    def test_it_is_the_share_of_the_first_fews_relevant_that_was_not_served(
+    def test_is_share_of_first_fews_relevant(
         self, rates: JudgingRates, relevant: frozenset[str], k: int, loss: float | None
     ) -> None:
+        """It is the share of the first fews relevant that was not served."""
         record = record_of(rates, k=k)
         rows = judged([record], relevant)
         assert loss_of(rows) == loss
         grades = {name: Judgment(name, int(name in relevant)) for name in POOL}
         assert recall_loss(record, grades, rates.baseline_k) == loss
 
-    def test_a_pool_judged_because_nothing_served_was_relevant_has_none(self) -> None:
+    def test_pool_without_served_relevance_has_none(self) -> None:
         record = record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))
         assert record.to_judge(has_hit=False) == record.dropped
         assert dropped_relevant(judged([record], NO_HIT)).tolist() == [2.0]
@@ -222,7 +225,7 @@ class TestRecallLoss:
         assert loss_of(Rows.read([judged_request(record, grades, SCALE)])) is None
         assert recall_loss(record, grades, 5) is None
 
-    def test_the_mean_of_those_that_have_it_is_that_of_all(self) -> None:
+    def test_mean_of_known_is_of_all(self) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
         rng = random.Random(4)
         truth, blocks = [], []
@@ -277,9 +280,8 @@ class TestMissingGrades:
 
 
 @pytest.mark.parametrize(("k", "n"), [(10, 1), (3, 0)], ids=["nothing dropped", "nothing judged"])
-def test_where_nothing_was_dropped_the_pool_is_whole_and_else_unknown_if_none_is_judged(
-    k: int, n: int
-) -> None:
+def test_undropped_pool_is_whole(k: int, n: int) -> None:
+    """Where nothing was dropped the pool is whole and else unknown if none is judged."""
     found = sums_of(judged([record_of(ONLY_SERVED, k=k)]))
     assert [found.ratio(one).n for one in (Metric.RECALL, Metric.POOLED_RECALL)] == [n, n]
 

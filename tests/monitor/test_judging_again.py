@@ -102,7 +102,7 @@ def watch_days(live: Watching, n: int) -> None:
             pass
 
 
-def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_url: str) -> None:
+def test_labels_count_under_next_judge(any_store_url: str) -> None:
     live, _ = graded_by_people(150, 150, url=any_store_url, min_n=30)
     live.now += DAY_SECONDS
     later = range(150, 250)
@@ -115,7 +115,7 @@ def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_
     live.store.close()
 
 
-def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
+def test_silently_changed_judge_is_found() -> None:
     live, judge = graded_by_people(200, 200, min_n=30)
     watch_days(live, 10)
     figures = scraped(live)
@@ -138,7 +138,8 @@ def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
     assert figures["ctxguard_judge_changed",] == 0
 
 
-def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples() -> None:
+def test_judging_again_keeps_the_budget() -> None:
+    """Judging again keeps within the budget and leaves room for fresh samples."""
     live, _ = graded_by_people(200, 150)
     waiting = len(live.store.labelled("erring 2"))
     live.serve(*contexts(range(200, 400)))
@@ -153,9 +154,8 @@ def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples
     assert live.monitor.report().live.populations[Window.ALL_RETAINED].judged > 0
 
 
-def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_judged_again() -> (
-    None
-):
+def test_failing_sample_holds_no_others() -> None:
+    """A sample on which the judge fails does not keep the others from being judged again."""
     live, _ = graded_by_people(100, 60)
     second = erring("2", 0.9, 0.95)
     some = min(live.store.labelled("erring 2"))
@@ -166,7 +166,7 @@ def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_j
     assert [one for one, done in live.store.labelled("erring 2").items() if not done] == [some]
 
 
-def test_labels_that_come_after_the_judge_changed_count_too() -> None:
+def test_later_labels_count_too() -> None:
     live, _ = graded_by_people(100, 60)
     with_judge(live, erring("2", 0.9, 0.95))
     live.monitor.step()
@@ -206,14 +206,14 @@ def rings_after(rng: np.random.Generator, waver: float, changed: float, most: in
 
 
 @pytest.mark.parametrize(("waver", "changed"), [(0.0, 0.0), (0.1, 0.0), (0.05, 0.01)])
-def test_a_judge_that_wavers_or_hardly_changes_does_not_ring(waver: float, changed: float) -> None:
+def test_wavering_judge_does_not_ring(waver: float, changed: float) -> None:
     rng = np.random.default_rng(5)
     rung = [rings_after(rng, waver, changed, 600) for _ in range(10)]
     assert sum(one is not None for one in rung) <= 1
 
 
 @pytest.mark.parametrize(("waver", "days"), [(0.0, 9), (0.05, 12)])
-def test_a_change_of_the_judge_is_seen_within_days(waver: float, days: int) -> None:
+def test_change_is_seen_within_days(waver: float, days: int) -> None:
     rng = np.random.default_rng(6)
     rung = [rings_after(rng, waver, 0.15, 200) for _ in range(20)]
     assert None not in rung

@@ -91,19 +91,20 @@ class TestQuickJudge:
         assert writes == [30]
         assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 30
 
-    def test_not_more_than_a_hundred_wait_for_one_transaction(self, writes: list[int]) -> None:
+    def test_at_most_hundred_await_a_transaction(self, writes: list[int]) -> None:
         live = watching(130)
         live.monitor.step(130)
         assert writes == [100, 30]
 
-    def test_samples_passed_over_are_written_with_the_others(self, writes: list[int]) -> None:
+    def test_passed_over_are_written_along(self, writes: list[int]) -> None:
         live = watching(40, budget=BudgetLimits(calls_per_hour=20))
         live.monitor.step()
         outcomes = live.monitor.report().outcomes
         assert min(outcomes[JudgingOutcome.JUDGED], outcomes[JudgingOutcome.SKIPPED]) > 0
         assert writes == [outcomes[JudgingOutcome.JUDGED] + outcomes[JudgingOutcome.SKIPPED]]
 
-    def test_the_budget_holds_within_a_batch_and_what_was_spent_is_kept_with_it(self) -> None:
+    def test_budget_holds_within_a_batch(self) -> None:
+        """The budget holds within a batch and what was spent is kept with it."""
         budget = BudgetLimits(calls_per_hour=10)
         live = watching(40, budget=budget)
         live.monitor.step()
@@ -125,7 +126,7 @@ class TestQuickJudge:
         assert other.step() == 5
         assert len(all_judged(live.store, other.series)) == 5
 
-    def test_whatever_ends_a_batch_half_way_what_was_judged_is_written(self) -> None:
+    def test_interrupted_batch_writes_the_judged(self) -> None:
         def interrupted(n: int) -> None:
             if n == 4:
                 raise KeyboardInterrupt
@@ -177,7 +178,7 @@ class TestQuickJudge:
         assert "the result of sample 3 could not be stored" in caplog.text
 
     @pytest.mark.parametrize("sessions", [False, True])
-    def test_the_sums_are_those_of_samples_written_one_by_one(
+    def test_sums_equal_single_writes(
         self, monkeypatch: pytest.MonkeyPatch, sessions: bool
     ) -> None:
         reports = []
@@ -234,9 +235,8 @@ POISON: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.usefixtures("patient")
 class TestPoison:
     @pytest.mark.parametrize("kind", POISON)
-    def test_a_sample_that_cannot_be_judged_is_left_out_and_its_neighbours_are_judged(
-        self, kind: str
-    ) -> None:
+    def test_unjudgeable_sample_is_left_out_alone(self, kind: str) -> None:
+        """A sample that cannot be judged is left out and its neighbours are judged."""
         live = watching(5)
         replace_payload(live.store, 3, POISON[kind](live.store.payloads([3])[3]))
         assert live.monitor.step() == 5
@@ -257,9 +257,8 @@ class TestPoison:
             assert live.monitor.step() == 0
         assert live.store.states()[State.PENDING] == 1
 
-    def test_an_alarm_that_fails_on_one_sample_does_not_stop_the_others(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_failing_alarm_stops_no_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An alarm that fails on one sample does not stop the others."""
         calls = count(1)
 
         def fail(*_: object, **__: object) -> None:
@@ -281,9 +280,7 @@ class TestSlowJudge:
         live.monitor.step()
         assert writes == [1, 1, 1, 1]
 
-    def test_what_it_has_not_come_to_in_time_waits_for_others(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unreached_in_time_waits_for_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(worker, "_IN_HAND_SECONDS", 0.0)
         live = watching(5)
         assert live.monitor.step() == 1
@@ -313,7 +310,7 @@ class Babbling:
         return found
 
 
-def test_a_judge_that_answers_nonsense_is_stopped_and_its_samples_wait() -> None:
+def test_nonsense_judge_is_stopped() -> None:
     judge = Babbling()
     live = Watching(judge, rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 4, request_id=f"r{n}") for n in range(30)])
@@ -324,7 +321,8 @@ def test_a_judge_that_answers_nonsense_is_stopped_and_its_samples_wait() -> None
     assert {state: n for state, n in live.store.states().items() if n} == {State.PENDING: 30}
 
 
-def test_a_judge_that_answered_once_may_refuse_as_often_as_it_likes() -> None:
+def test_once_answering_judge_may_refuse() -> None:
+    """A judge that answered once may refuse as often as it likes."""
     live = Watching(Babbling(n_valid=1), rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 4, request_id=f"r{n}") for n in range(30)])
     live.writer.flush()

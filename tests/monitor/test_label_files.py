@@ -32,9 +32,10 @@ def begins_a_formula(cell: str) -> bool:
 
 
 @given(st.lists(st.tuples(IDS, IDS, HOSTILE, st.integers(0, 3)), min_size=1, max_size=5))
-def test_what_is_written_is_read_back_and_no_cell_begins_a_formula(
+def test_written_is_read_without_formulas(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str, int]]
 ) -> None:
+    """What is written is read back and no cell begins a formula."""
     file = tmp_path_factory.getbasetemp() / "round.csv"
     write_label_file(file, [row(request, passage, text) for request, passage, text, _ in rows])
     content = file.read_text(encoding="utf-8-sig")
@@ -60,30 +61,28 @@ def test_what_is_written_is_read_back_and_no_cell_begins_a_formula(
     "name",
     ["4983", "007", "1e5", "12-3", "2026-11-22", "3f2a90", "may-12", "Jan 5", "MARCH1", "True"],
 )
-def test_ids_that_a_spreadsheet_takes_for_numbers_or_dates_are_texts(
-    tmp_path: Path, name: str
-) -> None:
+def test_ids_like_numbers_stay_texts(tmp_path: Path, name: str) -> None:
     write_label_file(tmp_path / "a.csv", [row(name, name)])
     with (tmp_path / "a.csv").open(encoding="utf-8-sig", newline="") as opened:
         (found,) = csv.DictReader(opened)
     assert found["request_id"] == found["passage_id"] == f"'{name}"
 
 
-def test_a_text_longer_than_a_cell_of_a_spreadsheet_is_cut(tmp_path: Path) -> None:
+def test_overlong_text_is_cut(tmp_path: Path) -> None:
     for name in ("a.csv", "a.jsonl"):
         write_label_file(tmp_path / name, [row(text="x" * 40_000)])
     assert len(max((tmp_path / "a.csv").read_text().split(","), key=len)) < 32_767
     assert "x" * 40_000 in (tmp_path / "a.jsonl").read_text()
 
 
-def test_the_grades_mean_what_they_mean_to_the_judge() -> None:
+def test_grades_mean_what_judges_mean() -> None:
     for grade, meaning in meanings(3).items():
         assert f"{grade}: it " in INSTRUCTIONS
         assert meaning in INSTRUCTIONS
 
 
 @pytest.mark.parametrize("max_grade", [1, 2, 3, 5])
-def test_the_guide_explains_every_grade_of_the_scale_on_a_page(max_grade: int) -> None:
+def test_guide_explains_every_grade(max_grade: int) -> None:
     guide = grading_guide("todo.csv", max_grade)
     for grade in range(max_grade + 1):
         assert f"\n| {grade} | it " in guide
@@ -102,16 +101,14 @@ LABEL = {"passage_id": "p", "grade": 0}
         ({**LABEL, "negative": True}, "does not fit grade 0"),
     ],
 )
-def test_a_row_of_another_type_is_refused(
-    tmp_path: Path, row: dict[str, object], said: str
-) -> None:
+def test_row_of_another_type_is_refused(tmp_path: Path, row: dict[str, object], said: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"request_id": "r", **row}), encoding="utf-8")
     with pytest.raises(DataError, match=said):
         read_label_file(file, "ann", 1.0, 3)
 
 
-def test_a_path_that_no_file_can_have_is_refused() -> None:
+def test_impossible_path_is_refused() -> None:
     with pytest.raises(DataError, match="null byte"):
         read_label_file(Path("a\0b.jsonl"), "ann", 1.0, 3)
 
@@ -128,7 +125,7 @@ SAVED = {
 
 @pytest.mark.parametrize("name", ["a.csv", "a.txt"])
 @pytest.mark.parametrize("form", SAVED)
-def test_a_table_is_read_as_a_spreadsheet_saves_it(tmp_path: Path, form: str, name: str) -> None:
+def test_table_is_read_as_saved(tmp_path: Path, form: str, name: str) -> None:
     """With cells that hold separators, quotes and line breaks, and one of 200,000 characters."""
     separator, encoding = SAVED[form]
     with (tmp_path / name).open("w", encoding=encoding, newline="") as file:
@@ -142,7 +139,7 @@ def test_a_table_is_read_as_a_spreadsheet_saves_it(tmp_path: Path, form: str, na
     assert blank == ["s"]
 
 
-def test_a_first_line_may_say_what_separates(tmp_path: Path) -> None:
+def test_first_line_may_name_separator(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("sep=;\nrequest_id;passage_id;grade\nr;a,b;1\nr;c;x\n")
     with pytest.raises(DataError, match=r"line 4: grade 'x'"):

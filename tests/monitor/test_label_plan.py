@@ -65,7 +65,7 @@ def say(truth: Mapping[str, set[str]]) -> Callable[[RowToLabel], int]:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_people_grade_about_as_many_passages_as_was_said(
+def test_people_grade_about_as_said(
     live: Watching, say: Callable[[RowToLabel], int], whole: bool
 ) -> None:
     samples = to_label(live.store, live.monitor.series, 300, whole=whole)
@@ -73,9 +73,7 @@ def test_people_grade_about_as_many_passages_as_was_said(
     assert grade(live.store, samples, say) == pytest.approx(expected, rel=0.25)
 
 
-def test_people_are_asked_about_as_much_as_the_budget_says(
-    live: Watching, say: Callable[[RowToLabel], int]
-) -> None:
+def test_people_are_asked_within_budget(live: Watching, say: Callable[[RowToLabel], int]) -> None:
     samples = label(live.store, live.monitor.series, 200, say)
     graded = len(live.store.labels())
     assert graded == pytest.approx(200, rel=0.15)
@@ -84,7 +82,7 @@ def test_people_are_asked_about_as_much_as_the_budget_says(
         assert len([one for one in kinds if one in OPENED]) == 1 < len(kinds)
 
 
-def test_a_budget_that_opens_all_requests_is_spent_on_equal_coins(
+def test_ample_budget_buys_equal_coins(
     truth: Mapping[str, set[str]],
 ) -> None:
     few = Watching(ErringJudge(truth), min_n=30, rates=JudgingRates(dropped_rate=1.0))
@@ -99,9 +97,7 @@ def test_a_budget_that_opens_all_requests_is_spent_on_equal_coins(
     assert whole == 40
 
 
-def test_what_was_asked_and_not_graded_comes_first(
-    live: Watching, say: Callable[[RowToLabel], int]
-) -> None:
+def test_asked_and_ungraded_comes_first(live: Watching, say: Callable[[RowToLabel], int]) -> None:
     store, series = live.store, live.monitor.series
     first = to_label(store, series, 100)
     again = to_label(store, series, 60)
@@ -116,15 +112,13 @@ def test_a_look_ahead_asks_nobody(live: Watching) -> None:
     assert live.store.picked(live.monitor.series) == {}
 
 
-def test_whole_requests_are_graded_as_far_as_they_are_judged(live: Watching) -> None:
+def test_whole_requests_are_graded_as_judged(live: Watching) -> None:
     for sample in to_label(live.store, live.monitor.series, 100, whole=True):
         judged = {row.passage_id for row in sample.rows()}
         assert judged == set(sample.judge)
 
 
-def test_grades_that_count_are_told_from_those_that_do_not(
-    live: Watching, say: Callable[[RowToLabel], int]
-) -> None:
+def test_counting_grades_are_told_apart(live: Watching, say: Callable[[RowToLabel], int]) -> None:
     samples = label(live.store, live.monitor.series, 60, say)
     names = [sample.record.request_id for sample in samples]
     found = usable_labels(live.store, names)
@@ -135,12 +129,12 @@ def test_grades_that_count_are_told_from_those_that_do_not(
     assert usable_labels(live.store, [other])["unpicked"] == 1
 
 
-def test_before_anything_is_judged_nobody_is_asked() -> None:
+def test_nobody_is_asked_before_judging() -> None:
     live = Watching(ErringJudge({}))
     assert to_label(live.store, live.monitor.series, 10) == []
 
 
-def test_a_grade_is_asked_for_as_often_as_its_chance_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grades_are_asked_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many requests with the same grades, by the grades above and whether it is graded on."""
     truth = {"the first": {"p0", "p3", "p6"}, "the third": {"p2"}, "none": {"p7"}, "nothing": set()}
     coin, no, yes = SERVED_COIN, DROPPED_COINS[False], DROPPED_COINS[True]

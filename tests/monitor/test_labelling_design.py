@@ -35,9 +35,8 @@ BY_NAME = {case.name: case for case in (*CASES, Case("no judge", sensitivity=0.5
         ("no judge", {}),
     ],
 )
-def test_intervals_hold_the_truth_and_are_as_narrow_as_promised_without_bias(
-    name: str, bars: dict[str, float]
-) -> None:
+def test_intervals_are_true_narrow_unbiased(name: str, bars: dict[str, float]) -> None:
+    """Intervals hold the truth and are as narrow as promised without bias."""
     months = [month(BY_NAME[name], seed) for seed in SEEDS]
     for metric, found in outcomes(BY_NAME[name], months).items():
         if found.shown > 0.5:
@@ -50,7 +49,7 @@ def test_intervals_hold_the_truth_and_are_as_narrow_as_promised_without_bias(
     assert np.mean([one.grades for one in months]) <= most
 
 
-def test_a_hundred_grades_show_what_they_suffice_for() -> None:
+def test_hundred_grades_show_their_worth() -> None:
     """Of 28 requests: too few runs from the top, and too few dropped passages."""
     case = BY_NAME["100 grades"]
     found = outcomes(case, [month(case, seed) for seed in SEEDS])
@@ -58,7 +57,8 @@ def test_a_hundred_grades_show_what_they_suffice_for() -> None:
     assert min(found[metric].coverage for metric in ("precision", "udcg")) >= LEAST_COVERAGE
 
 
-def test_parts_of_many_requests_tell_more_than_a_few_whole_ones_for_the_same_grades() -> None:
+def test_many_parts_beat_few_wholes() -> None:
+    """Parts of many requests tell more than a few whole ones for the same grades."""
     case = BY_NAME["20% misunderstood"]
     parts, whole = (
         outcomes(one, [month(one, seed) for seed in SEEDS[:25]])
@@ -85,7 +85,7 @@ def fold(rows: Rows) -> np.ndarray:
     return np.arange(len(rows.requests)) % FOLDS
 
 
-def test_grades_of_a_few_move_the_prediction_of_all_alike_verdicts() -> None:
+def test_few_grades_move_alike_predictions() -> None:
     relevant = np.concatenate([np.arange(100) % 10 == 0, np.arange(100) % 10 > 3])
     rows = graded(np.repeat([NO, YES], 100), relevant)
     found = Model.fitted(rows, fold(rows)).of(rows)
@@ -93,7 +93,7 @@ def test_grades_of_a_few_move_the_prediction_of_all_alike_verdicts() -> None:
     assert found[100:] == pytest.approx(0.6, abs=0.05)
 
 
-def test_a_prediction_without_a_fold_knows_nothing_of_its_grades() -> None:
+def test_foldless_prediction_knows_no_grades() -> None:
     rng, yes = np.random.default_rng(4), np.full(50, YES)
     scores, relevant = rng.normal(size=50), rng.random(50) < 0.5
     rows = graded(yes, relevant, scores)
@@ -104,7 +104,8 @@ def test_a_prediction_without_a_fold_knows_nothing_of_its_grades() -> None:
     assert one[fold(rows) == 1].tolist() != two[fold(rows) == 1].tolist()
 
 
-def test_the_score_of_a_judge_moves_predictions_as_far_as_people_confirm_it() -> None:
+def test_scores_move_predictions_when_confirmed() -> None:
+    """The score of a judge moves predictions as far as people confirm it."""
     rng, yes = np.random.default_rng(4), np.full(400, YES)
     scores = rng.normal(2.0, 2.0, 400)
     by_score, by_chance = rng.random(400) < 1.0 / (1.0 + np.exp(-scores)), rng.random(400) < 0.6
@@ -115,7 +116,7 @@ def test_the_score_of_a_judge_moves_predictions_as_far_as_people_confirm_it() ->
         assert least < high - low < most
 
 
-def test_passages_that_no_draw_asked_about_teach_nothing() -> None:
+def test_unasked_passages_teach_nothing() -> None:
     rows = graded(np.full(100, YES), np.zeros(100))
     rows.passages["chance"] = 0.0
     taught, untaught = (

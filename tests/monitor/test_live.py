@@ -89,9 +89,10 @@ def traffic() -> Traffic:
     return draw_traffic(shape, np.random.default_rng(1))
 
 
-def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_request(
+def test_simulated_truth_is_the_librarys(
     traffic: Traffic,
 ) -> None:
+    """The truth of simulated traffic is what the library says of every request."""
     found: dict[Metric, list[float]] = {metric: [] for metric in Metric}
     kept = in_pool = 0
     for question in traffic.asked.tolist():
@@ -121,25 +122,25 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
 
 
 @pytest.mark.parametrize("name", ["refusals", "abstention", "both tenants graded"])
-def test_a_published_figure_covers_the_truth_whatever_the_judge_leaves_out(name: str) -> None:
+def test_published_figure_covers_the_truth(name: str) -> None:
     scenario = next(one for one in SCENARIOS if one.name == name)
     cells = cells_of(scenario, traffics=12, labellings=1)
     assert_covered([cell for cell in cells.values() if cell.metric in MAIN], always_shown=False)
 
 
-def test_the_drawn_scenarios_are_the_same_every_time() -> None:
+def test_drawn_scenarios_are_the_same() -> None:
     assert crossed(10) == DRAWN
     assert len({one.name for one in SCENARIOS}) == len(SCENARIOS)
 
 
-def test_no_redactor_takes_a_simulated_question_for_a_persons_data() -> None:
+def test_redactors_spare_simulated_questions() -> None:
     for question in range(0, 100_000, 997):
         text = query_of(question)
         assert redact(text) == text
         assert question_of(text) == question
 
 
-def test_few_labels_at_unequal_probabilities_show_what_they_cover_or_nothing() -> None:
+def test_few_labels_cover_or_show_nothing() -> None:
     shape = replace(UNEQUAL, n=4_000, seconds=400.0)
     scenario = Scenario(
         "few labels",
@@ -157,13 +158,14 @@ def test_few_labels_at_unequal_probabilities_show_what_they_cover_or_nothing() -
         assert all(figure.effective < 0.9 * labels for figure in own)
 
 
-def test_what_people_leave_ungraded_biases_no_estimate() -> None:
+def test_ungraded_biases_no_estimate() -> None:
     picks = (Pick(10, 400, graded=0.6),)
     cells = cells_of(Scenario("a part", JudgeErrors(0.6, 0.6), SMALL, picks=picks))
     assert_covered([cells[10, 400, Window.ALL_RETAINED, metric] for metric in MAIN])
 
 
-def test_an_outage_of_store_and_judge_costs_no_sample_and_biases_nothing() -> None:
+def test_outage_costs_and_biases_nothing() -> None:
+    """An outage of store and judge costs no sample and biases nothing."""
     scenario = Scenario("outage", GOOD, FALLING, picks=(Pick(10, 200),), down=(7, 8), locked=(3,))
     cells = cells_of(scenario, traffics=6, labellings=1)
     assert_covered([cells[10, 200, Window.ALL_RETAINED, metric] for metric in MAIN])
@@ -197,9 +199,7 @@ def test_every_database_publishes_the_same_figures(postgresql_url: str) -> None:
         assert postgresql[key] == pytest.approx(figure), key
 
 
-def test_a_file_that_people_grade_gives_the_same_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graded_file_gives_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``ctxguard label export`` and ``import``, with a person who follows the guide between."""
     scenario = Scenario("steady", shape=replace(SMALL, n=2_000), picks=(Pick(10, 200),))
 
@@ -243,7 +243,7 @@ def grade_file(file: Path, traffic: Traffic) -> None:
         writer.writerows(rows)
 
 
-def test_the_quick_form_prints_every_figure_in_80_columns(
+def test_quick_form_prints_in_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = Scenario("steady", shape=replace(SMALL, n=2_000), picks=(Pick(10, 200),))
@@ -261,7 +261,7 @@ def test_the_quick_form_prints_every_figure_in_80_columns(
     assert all(cell["runs"] == 4 for cell in cells)
 
 
-def test_a_scenario_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "nothing"])
     assert "no scenario's name has 'nothing'" in capsys.readouterr().err

@@ -164,7 +164,7 @@ def published(
     return with_labels
 
 
-def test_labels_of_the_whole_window_correct_all_of_its_judgments(
+def test_window_labels_correct_all_judgments(
     published: Callable[[int], LiveEstimates], truth: FloatArray
 ) -> None:
     """Also where the quality has fallen, and far more was judged than is labelled.
@@ -181,7 +181,8 @@ def test_labels_of_the_whole_window_correct_all_of_its_judgments(
         assert max(one.upper - one.lower for one in precision) < 0.3
 
 
-def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> None:
+def test_narrowest_window_with_estimate_shows() -> None:
+    """The narrowest window that has an estimate is shown of each metric."""
     known, too_few, none = (
         Estimate(0.5, 0.4, 0.6, 60),
         Estimate(None, None, None, 20, 30),
@@ -206,13 +207,14 @@ def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> 
 
 @pytest.mark.parametrize("top_grade", [1, 3])
 @pytest.mark.parametrize("max_grade_of_judge", [1, 3])
-def test_a_grade_is_worth_what_it_is_on_the_scale_of_people_whatever_the_judges(
+def test_grade_is_worth_peoples_scale(
     record: SampleRecord,
     open_store: OpenStore,
     tmp_path: Path,
     top_grade: int,
     max_grade_of_judge: int,
 ) -> None:
+    """A grade is worth what it is on the scale of people whatever the judges."""
     worth = READERS.relevant if top_grade == 1 else READERS.partial
     store = open_store(f"sqlite:///{tmp_path}/samples.db")
     fill(store, record, {n: judged(np.ones(SERVED)) for n in range(20)})
@@ -237,7 +239,7 @@ def test_requests_of_one_session_count_once(
     assert precision.lower <= truth[:400].mean() <= precision.upper
 
 
-def test_labels_of_two_days_stand_for_the_traffic_of_each(
+def test_two_days_labels_weigh_each(
     truth: FloatArray, record: SampleRecord, open_store: OpenStore
 ) -> None:
     """A hundred early labels of a tenth of the traffic weigh a tenth of those of the rest."""
@@ -253,7 +255,7 @@ def test_labels_of_two_days_stand_for_the_traffic_of_each(
     assert found.value == pytest.approx(truth.mean(), abs=0.05)
 
 
-def test_labels_say_nothing_certain_of_what_was_answered_after_their_export(
+def test_labels_say_nothing_of_later_traffic(
     truth: FloatArray, record: SampleRecord, open_store: OpenStore
 ) -> None:
     """Labels of the first third are no random part of all, in which quality fell further."""
@@ -277,7 +279,7 @@ def test_labels_say_nothing_certain_of_what_was_answered_after_their_export(
 
 
 @pytest.mark.parametrize("moved", [3 * 86_400.0, -3 * 86_400.0])
-def test_a_wrong_clock_makes_no_request_one_that_could_have_been_picked(
+def test_wrong_clock_makes_nothing_pickable(
     moved: float, truth: FloatArray, record: SampleRecord, open_store: OpenStore
 ) -> None:
     """A pick covers the samples that were there, whatever time they bear."""
@@ -298,9 +300,7 @@ def test_a_wrong_clock_makes_no_request_one_that_could_have_been_picked(
     assert found.estimates[Window.ALL_RETAINED][Metric.PRECISION].value is None
 
 
-def test_the_file_of_one_tenant_stands_for_nobody_else(
-    truth: FloatArray, open_store: OpenStore
-) -> None:
+def test_tenants_file_stands_for_itself(truth: FloatArray, open_store: OpenStore) -> None:
     """Every second request is of the tenant that fares better and is graded first."""
     context = make_context([f"p{rank}" for rank in range(SERVED)], SERVED)
     record = record_of(Sample(context, 1.0, NOW), ONLY_SERVED)
@@ -321,9 +321,10 @@ def test_the_file_of_one_tenant_stands_for_nobody_else(
     assert found.lower <= truth[[*numbers["good"], *numbers["poor"]]].mean() <= found.upper
 
 
-def test_labels_of_expired_requests_stand_for_none_of_those_left_and_still_teach_the_model(
+def test_expired_labels_only_teach_the_model(
     truth: FloatArray, record: SampleRecord, open_store: OpenStore
 ) -> None:
+    """Labels of expired requests stand for none of those left and still teach the model."""
     clock = Clock()
     store = open_store("sqlite://", clock=clock, limits=Limits(max_age_seconds=20_000.0))
     fill(store, record, {n: judged(truth[n]) for n in range(0, 10_000, 10)})

@@ -20,9 +20,8 @@ HOUR = int(NOW // HOUR_SECONDS)
 POOL = [f"p{rank}" for rank in range(4)]
 
 
-def test_a_share_is_that_of_the_hour_in_which_requests_were_answered(
-    store: SampleStore, clock: Clock
-) -> None:
+def test_share_is_of_answering_hour(store: SampleStore, clock: Clock) -> None:
+    """A share is that of the hour in which requests were answered."""
     store.append("w", [entry(n) for n in range(3)], WorkerCounts(3))
     # The store was away for two hours: of the first, two samples waited for it.
     clock.now += 2 * HOUR_SECONDS
@@ -34,14 +33,14 @@ def test_a_share_is_that_of_the_hour_in_which_requests_were_answered(
     assert (store.accounts().sampled, store.accounts().stored) == (12, 5)
 
 
-def test_a_batch_that_is_sent_again_counts_each_hour_once(store: SampleStore) -> None:
+def test_resent_batch_counts_hours_once(store: SampleStore) -> None:
     counts = WorkerCounts(1, earlier={HOUR - 1: 4})
     for _ in range(2):
         store.append("w", [entry(1)], counts, batch=1)
     assert store.accounts().sampled == 5
 
 
-def test_an_estimate_stands_for_samples_lost_in_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_stands_for_bursts_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every busy, bad hour loses half of its samples: from traffic to /metrics."""
     live = Watching(LabelJudge({"good": {"p0": 1}, "bad": {"p3": 1}}), capacity=20)
     monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: live.now, **CLOCKS))
@@ -61,7 +60,7 @@ def test_an_estimate_stands_for_samples_lost_in_bursts(monkeypatch: pytest.Monke
 CLOCKS = {"monotonic": time.monotonic, "sleep": time.sleep}
 
 
-def test_counts_never_fall_while_the_store_comes_and_goes(
+def test_counts_never_fall(
     open_store: OpenStore,
     any_store_url: str,
     monkeypatch: pytest.MonkeyPatch,

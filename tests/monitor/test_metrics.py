@@ -103,7 +103,7 @@ some_requests = st.lists(judged_requests(), max_size=20)
 
 
 @given(some_requests)
-def test_the_sums_of_rows_are_those_of_the_definitions(judged: list[Judged]) -> None:
+def test_row_sums_follow_definitions(judged: list[Judged]) -> None:
     found = sums(judged)
     for metric in Metric:
         expected = astuple(one_by_one(metric, judged))
@@ -111,9 +111,8 @@ def test_the_sums_of_rows_are_those_of_the_definitions(judged: list[Judged]) -> 
 
 
 @given(some_requests, st.integers(1, 7))
-def test_requests_add_up_in_any_parts_though_a_session_lies_in_several(
-    judged: list[Judged], size: int
-) -> None:
+def test_requests_add_up_in_parts(judged: list[Judged], size: int) -> None:
+    """Requests add up in any parts though a session lies in several."""
     whole, parts = sums(judged), sums_of(rows_of(judged), size)
     for metric in Metric:
         expected = astuple(whole.ratio(metric))
@@ -121,16 +120,17 @@ def test_requests_add_up_in_any_parts_though_a_session_lies_in_several(
 
 
 @given(some_requests)
-def test_blocks_are_read_as_they_were_written_in_one_go_or_one_by_one(
+def test_blocks_read_the_same_either_way(
     judged: list[Judged],
 ) -> None:
+    """Blocks are read as they were written in one go or one by one."""
     rows, number = rows_of(judged), np.arange(len(judged))
     own = [rows.take(number == one) for one in number]
     assert [to_block(one.requests, one.passages) for one in own] == [one.block() for one in judged]
     assert rows.request.tolist() == sorted(rows.request.tolist())
 
 
-def test_the_same_rows_by_people_have_their_grades_for_verdicts() -> None:
+def test_human_rows_use_grades() -> None:
     """A passage that nobody graded has none."""
     judged = Judged([1, 1, 0, 0], [1], grades=[2, 0, 1, None, None])
     by_people = rows_of([judged]).by_people()
@@ -147,7 +147,7 @@ def test_bytes_of_another_size_are_refused(cut: int) -> None:
         Rows.read([Judged([1, 0]).block()[:cut]])
 
 
-def test_a_block_without_all_its_passages_is_refused() -> None:
+def test_block_lacking_passages_is_refused() -> None:
     with pytest.raises(DataError, match="cut off"):
         Rows.read([Judged([1, 0]).block()[: -PASSAGE.itemsize]])
 
@@ -163,7 +163,7 @@ def test_a_block_without_all_its_passages_is_refused() -> None:
         ("dropped_chance", -1.0),
     ],
 )
-def test_a_number_that_no_request_has_is_refused_by_its_name(name: str, value: float) -> None:
+def test_impossible_number_is_refused_by_name(name: str, value: float) -> None:
     """Its square would overflow the sums of all requests."""
     rows = rows_of([Judged([1, 0], [1])])
     requests, passages = rows.requests.copy(), rows.passages.copy()
@@ -172,6 +172,6 @@ def test_a_number_that_no_request_has_is_refused_by_its_name(name: str, value: f
         Rows.read([to_block(requests, passages)])
 
 
-def test_a_session_is_never_mistaken_for_none() -> None:
+def test_session_is_never_none() -> None:
     assert session_number(None) == 0
     assert all(session_number(str(i)) != 0 for i in range(1_000))

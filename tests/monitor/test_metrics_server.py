@@ -43,9 +43,7 @@ def test_a_scrape_is_answered(server: MetricsServer) -> None:
     until(lambda: not server._open)
 
 
-def test_a_client_that_never_ends_its_request_is_let_go(
-    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_client_is_let_go(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(server)) for _ in range(20)]
         for client in clients:
@@ -57,9 +55,7 @@ def test_a_client_that_never_ends_its_request_is_let_go(
     until(lambda: not server._open)
 
 
-def test_beyond_a_number_of_clients_each_is_closed_at_once(
-    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_excess_clients_are_closed(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MOST_CONNECTIONS", 3)
     with ExitStack() as stack:
         waiting = [stack.enter_context(connect(server)) for _ in range(3)]
@@ -70,7 +66,7 @@ def test_beyond_a_number_of_clients_each_is_closed_at_once(
         assert "answer 42.0" in scrape(server)
 
 
-def test_an_address_of_the_next_generation_is_listened_on() -> None:
+def test_ipv6_address_is_listened_on() -> None:
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     try:

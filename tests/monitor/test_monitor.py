@@ -50,7 +50,7 @@ class ScriptedJudge:
 POOL = [f"p{rank}" for rank in range(10)]
 
 
-def test_estimates_of_a_wholly_judged_stream_are_its_exact_means() -> None:
+def test_fully_judged_estimates_are_exact() -> None:
     qrels = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}, "four": {}}
     live = Watching(LabelJudge(qrels), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 3, query=query) for query in qrels])
@@ -62,7 +62,7 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means() -> None:
     assert live.monitor.report().estimates[Window.ALL_RETAINED] == estimates
 
 
-def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration() -> None:
+def test_live_harm_equals_calibrations() -> None:
     """Three are served to each of four requests; two have labels to one, and none to another."""
     some = {"one": {"p0": 1, "p1": 0}, "none": {"p9": 1}}
     positives = {"one": {"p0": 1}, "none": {"p9": 1}}
@@ -78,7 +78,7 @@ def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration() -> None:
         assert harm == pytest.approx(expected, rel=1e-6)
 
 
-def test_judging_again_asks_about_the_same_passages() -> None:
+def test_judging_again_asks_the_same() -> None:
     asked = []
     for _ in range(2):
         judge = ScriptedJudge()
@@ -88,14 +88,14 @@ def test_judging_again_asks_about_the_same_passages() -> None:
     assert asked[0] == asked[1]
 
 
-def test_ranks_are_the_decisions_whatever_the_order_of_presentation() -> None:
+def test_ranks_ignore_presentation_order() -> None:
     live = Watching(LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING)
     context = make_context(POOL, 3)
     live.watch(*[replace(context, passages=context.passages[::-1])] * 2)
     assert live.monitor.report().estimates[Window.RECENT][Metric.SERVED_MRR].value == 1.0
 
 
-def test_in_shadow_mode_it_is_the_served_passages_that_are_watched() -> None:
+def test_shadow_watches_the_served() -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     served = make_context(POOL, 3).passages
     live.watch(*[replace(make_context(POOL, 1), passages=served, mode=Mode.SHADOW)] * 2)
@@ -103,7 +103,7 @@ def test_in_shadow_mode_it_is_the_served_passages_that_are_watched() -> None:
     assert (found[Metric.POOLED_RECALL].value, found[Metric.SERVED_MRR].value) == (1.0, 0.5)
 
 
-def test_an_empty_context_has_neither_a_rank_nor_a_precision() -> None:
+def test_empty_context_has_no_rank() -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     live.watch(make_context(POOL, 0), make_context(POOL, 0))
     assert live.monitor.report().estimates[Window.RECENT][Metric.SERVED_MRR].value is None
@@ -117,7 +117,7 @@ def test_without_data_every_metric_says_so() -> None:
     assert live.monitor.report().live.age_seconds is None
 
 
-def test_requests_leave_the_window_and_stay_while_they_are_kept() -> None:
+def test_expired_requests_stay_while_kept() -> None:
     live = Watching(ScriptedJudge(), window_seconds=60.0)
     live.watch(make_context(POOL, 2))
     live.now += 30.0
@@ -131,7 +131,7 @@ def test_requests_leave_the_window_and_stay_while_they_are_kept() -> None:
     assert live.monitor.report().estimates[Window.ALL_RETAINED][Metric.PRECISION].n == 2
 
 
-def test_samples_put_in_by_hand_are_stored_and_left_out() -> None:
+def test_hand_samples_are_left_out() -> None:
     judge = ScriptedJudge()
     live = Watching(judge)
     live.watch(make_context(POOL, 2), probability=0.0)
@@ -184,9 +184,10 @@ def failing(passages: Sequence[Passage]) -> list[Judgment | None]:
     raise TimeoutError("the judge is down")
 
 
-def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
+def test_judge_outage_waits_and_logs_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """While the judge is down samples wait and it is logged once."""
     live = Watching(ScriptedJudge(failing))
     with caplog.at_level(logging.WARNING):
         live.serve(*[make_context(POOL, 2)] * 3)
@@ -216,7 +217,7 @@ def test_sample_on_which_the_judge_fails() -> None:
     assert live.monitor.report().failed_passages == 1
 
 
-def test_an_outage_of_the_judge_costs_no_sample() -> None:
+def test_judge_outage_costs_no_sample() -> None:
     judge = ScriptedJudge(failing)
     live = Watching(judge, rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(20)])
@@ -227,7 +228,7 @@ def test_an_outage_of_the_judge_costs_no_sample() -> None:
     assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 20
 
 
-def test_another_version_of_the_judge_is_another_series() -> None:
+def test_new_version_begins_new_series() -> None:
     live = Watching(LabelJudge({"q": {"p0": 1}}, version="1"))
     live.watch(*[make_context(POOL, 2)] * 3)
     other = Monitor(live.store, LabelJudge({"q": {"p0": 1}}, version="2"))
@@ -235,7 +236,7 @@ def test_another_version_of_the_judge_is_another_series() -> None:
     assert live.store.series() == ["labels 1"]
 
 
-def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> None:
+def test_passed_over_samples_are_represented() -> None:
     live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=160), rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(400)])
     while live.monitor.step(20):
@@ -253,7 +254,8 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> Non
     assert stood_for == pytest.approx(judged + skipped, rel=0.25)
 
 
-def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour() -> None:
+def test_used_budget_waits_an_hour() -> None:
+    """A budget that is used up leaves samples waiting until the next hour."""
     live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=4), rates=ONLY_SERVED)
     live.watch(make_context(POOL, 2), make_context(POOL, 2), make_context(POOL, 2))
     assert counted(live.monitor.report(), "grades") <= 4
@@ -265,7 +267,8 @@ def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour() -
     assert live.monitor.step() > 0
 
 
-def test_a_text_that_is_looked_up_is_redacted_before_it_is_judged() -> None:
+def test_looked_up_text_is_redacted() -> None:
+    """A text that is looked up is redacted before it is judged."""
     read: list[Passage] = []
 
     def judge_texts(passages: Sequence[Passage]) -> list[Judgment | None]:
@@ -292,9 +295,10 @@ def fail(text: str) -> str:
     [{"lookup": lambda passage_id: Passage(passage_id, "a text"), "redactor": fail}, {}],
     ids=["cannot be redacted", "not stored"],
 )
-def test_a_judge_that_reads_is_asked_about_no_text_that_it_may_not_have(
+def test_judge_sees_no_forbidden_text(
     settings: dict[str, object],
 ) -> None:
+    """A judge that reads is asked about no text that it may not have."""
     judge = ScriptedJudge()
     live = Watching(judge, privacy=Privacy(passages="omitted"), **settings)
     live.watch(make_context(POOL, 2))
@@ -302,7 +306,7 @@ def test_a_judge_that_reads_is_asked_about_no_text_that_it_may_not_have(
     assert live.monitor.report().outcomes[JudgingOutcome.INCOMPLETE] == 1
 
 
-def test_the_background_thread_judges_and_ends_when_told() -> None:
+def test_thread_judges_until_told() -> None:
     live = Watching(ScriptedJudge())
     live.monitor.start(interval_seconds=0.005, refresh_seconds=0.01)
     live.monitor.start()
@@ -318,7 +322,7 @@ def test_the_background_thread_judges_and_ends_when_told() -> None:
     assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 20
 
 
-def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end() -> None:
+def test_hanging_judge_holds_nothing() -> None:
     asked, released = threading.Event(), threading.Event()
 
     def hang(passages: Sequence[Passage]) -> list[Judgment | None]:
@@ -336,7 +340,8 @@ def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end() -> None:
     released.set()
 
 
-def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice() -> None:
+def test_stepping_clock_repeats_nothing() -> None:
+    """A clock that steps a day loses nothing and judges nothing twice."""
     judge = ScriptedJudge()
     live = Watching(judge, rates=ONLY_SERVED)
     for step_seconds in (0.0, 86_400.0, -172_800.0):

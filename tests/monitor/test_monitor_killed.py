@@ -39,9 +39,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_its_counts_are_those_of_the_rows(
-    any_store_url: str, open_store: OpenStore, seed: int
-) -> None:
+def test_counts_equal_the_rows(any_store_url: str, open_store: OpenStore, seed: int) -> None:
     store = open_store(any_store_url)
     live = Watching(LabelJudge({}), store=store, rates=JudgingRates(0, 0, 0, 0))
     pool = [f"p{rank}" for rank in range(4)]

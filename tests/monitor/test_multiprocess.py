@@ -87,9 +87,10 @@ def counter_file(folder: Path, pid: int, values: dict[str, float], metric: str =
     return file
 
 
-def test_four_forked_workers_add_up_though_one_was_killed_and_a_file_is_empty(
+def test_four_workers_add_up_despite_death(
     tmp_path: Path,
 ) -> None:
+    """Four forked workers add up though one was killed and a file is empty."""
     run(tmp_path, SERVER)
     (tmp_path / "counter_999999.db").touch()
     samples = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
@@ -105,7 +106,7 @@ def test_four_forked_workers_add_up_though_one_was_killed_and_a_file_is_empty(
     assert one(samples, "ctxguard_multiprocess_bad_files") == 1
 
 
-def test_sound_files_give_what_the_client_library_gives(tmp_path: Path) -> None:
+def test_sound_files_equal_the_client(tmp_path: Path) -> None:
     for n in ("1", "3", "10"):
         run(tmp_path, METRICS, n)
     ours = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
@@ -130,7 +131,7 @@ def test_sound_files_give_what_the_client_library_gives(tmp_path: Path) -> None:
         b"SQLite format 3",
     ],
 )
-def test_a_broken_file_is_left_out_whole_counted_and_logged_once(
+def test_broken_file_is_left_out_once(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter_file(tmp_path, 1, {"a": 5})
@@ -144,7 +145,7 @@ def test_a_broken_file_is_left_out_whole_counted_and_logged_once(
 
 
 @given(st.integers(0, 400))
-def test_a_file_cut_short_anywhere_never_stops_the_scrape(
+def test_cut_file_never_stops_scrapes(
     tmp_path_factory: pytest.TempPathFactory, length: int
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
@@ -156,7 +157,7 @@ def test_a_file_cut_short_anywhere_never_stops_the_scrape(
     assert (one(samples, "jobs_total", kind="a"), bad) in {(5, 1), (12, 0)}
 
 
-def test_a_lone_surrogate_in_a_label_is_spelled_out(tmp_path: Path) -> None:
+def test_lone_surrogate_is_spelled_out(tmp_path: Path) -> None:
     counter_file(tmp_path, 1, {"\udc80": 5, "é": 1})
     samples = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
     assert one(samples, "jobs_total", kind="\\udc80") == 5
@@ -164,7 +165,7 @@ def test_a_lone_surrogate_in_a_label_is_spelled_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "dangling link", "device", "sparse"])
-def test_what_is_no_regular_file_is_left_out_and_counted(tmp_path: Path, kind: str) -> None:
+def test_irregular_file_is_counted_out(tmp_path: Path, kind: str) -> None:
     counter_file(tmp_path, 1, {"a": 5})
     other = tmp_path / "counter_2.db"
     if kind == "pipe":
@@ -184,9 +185,8 @@ def test_what_is_no_regular_file_is_left_out_and_counted(tmp_path: Path, kind: s
     assert one(samples, "ctxguard_multiprocess_bad_files") == 1
 
 
-def test_a_live_gauge_that_is_removed_while_it_is_read_is_no_bad_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vanishing_gauge_is_not_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live gauge that is removed while it is read is not a bad file."""
     run(tmp_path, METRICS, "1")
     collector = SafeMultiProcessCollector(tmp_path, all_metrics=True)
     merge = MultiProcessCollector.merge
@@ -203,7 +203,7 @@ def test_a_live_gauge_that_is_removed_while_it_is_read_is_no_bad_file(
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=8), st.data())
-def test_a_sum_never_falls_when_workers_count_on_or_new_ones_begin(
+def test_sum_never_falls(
     tmp_path_factory: pytest.TempPathFactory, values: list[float], data: st.DataObject
 ) -> None:
     """Prometheus would take a fall by one bit for a restart."""
@@ -226,9 +226,7 @@ def _value_of(file: Path) -> float:
     return float(found[1])
 
 
-def test_a_folder_that_vanished_gives_no_series_at_all(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_vanished_folder_gives_no_series(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
     collector = SafeMultiProcessCollector(folder, all_metrics=True)
@@ -237,28 +235,27 @@ def test_a_folder_that_vanished_gives_no_series_at_all(
     assert "cannot be read" in caplog.text
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_absent_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a folder"):
         SafeMultiProcessCollector(tmp_path / "none")
 
 
-def test_a_server_of_one_process_scrapes_its_own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_scrapes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     assert registry_for_scrape() is REGISTRY
 
 
-def test_a_server_of_many_processes_scrapes_their_totals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_processes_scrape_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pid in (1, 2):
         counter_file(tmp_path, pid, {"a": 5})
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     assert 'jobs_total{kind="a"} 10.0' in generate_latest(registry_for_scrape()).decode()
 
 
-def test_a_file_that_says_it_is_longer_than_it_is_takes_no_memory_and_is_left_out(
+def test_lying_length_takes_no_memory(
     tmp_path: Path,
 ) -> None:
+    """A file that says it is longer than it is takes no memory and is left out."""
     (tmp_path / "counter_1.db").write_bytes(struct.pack("i", 2**30).ljust(512, b"\0"))
     tracemalloc.start()
     try:

@@ -79,7 +79,7 @@ def by_hand(requests: list[Judged]) -> dict[Metric, float]:
 
 @settings(max_examples=50)
 @given(st.lists(graded_requests(), min_size=2, max_size=20))
-def test_where_all_is_graded_the_figures_are_those_of_the_grades(requests: list[Judged]) -> None:
+def test_fully_graded_figures_are_grades(requests: list[Judged]) -> None:
     """Whatever the judge says, and whatever is predicted of it."""
     rows, expected = rows_of(requests), by_hand(requests)
     number = np.arange(len(requests))
@@ -90,7 +90,7 @@ def test_where_all_is_graded_the_figures_are_those_of_the_grades(requests: list[
                 assert one.lower - 1e-9 <= one.value <= one.upper + 1e-9
 
 
-def test_a_judge_without_errors_needs_no_correction() -> None:
+def test_perfect_judge_needs_no_correction() -> None:
     """The grades of a few add nothing to the figures of all, nor to their error."""
     rng = np.random.default_rng(1)
     requests = []
@@ -107,7 +107,7 @@ def test_a_judge_without_errors_needs_no_correction() -> None:
         assert found[metric].upper - found[metric].lower <= 3.0 * width, metric
 
 
-def test_without_spread_the_predictions_have_no_say() -> None:
+def test_spreadless_predictions_have_no_say() -> None:
     """If all that people graded is relevant, that is the estimate, whatever the judge said."""
     request = np.arange(20)
     found = GradeCorrection.of(

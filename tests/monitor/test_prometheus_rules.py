@@ -202,7 +202,7 @@ class TestStart:
             assert value == sum(whole), (name, labels)
 
 
-def test_every_metric_of_ours_is_named_as_prometheus_wants_it(scrapes: list[str]) -> None:
+def test_metric_names_suit_prometheus(scrapes: list[str]) -> None:
     for scrape in scrapes:
         promtool("check", "metrics", given=scrape)
 
@@ -230,7 +230,7 @@ def test_every_rule_is_tested() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_says_how_bad_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
+def test_alert_says_severity_and_action(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
     assert alert["annotations"]["summary"]
     assert len(alert["annotations"]["description"].split()) >= 15
@@ -258,7 +258,7 @@ class TestAlertmanagerExample:
         routing = ("config", "routes", "test", f"--config.file={self.FILE}")
         assert amtool(*routing, f"severity={severity}").split() == [receiver]
 
-    def test_it_groups_repeats_and_posts_to_a_webhook(self) -> None:
+    def test_example_groups_and_posts(self) -> None:
         route = self.CONFIGURATION["route"]
         assert route["group_by"] == ["alertname", "job"]
         assert {route["repeat_interval"], *[one["repeat_interval"] for one in route["routes"]]} == {
@@ -274,7 +274,7 @@ class TestAlertmanagerExample:
 
 
 @pytest.mark.parametrize("all_metrics", [False, True])
-def test_the_dashboards_are_what_their_source_makes(all_metrics: bool) -> None:
+def test_dashboards_equal_their_source(all_metrics: bool) -> None:
     from tools.dashboard.dashboard import dashboard
 
     made = dashboard(all_metrics=all_metrics)
@@ -282,7 +282,7 @@ def test_the_dashboards_are_what_their_source_makes(all_metrics: bool) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=["default", "all"])
-def test_grafanas_own_types_know_everything_in_a_dashboard(page: dict[str, Any]) -> None:
+def test_grafana_types_know_everything(page: dict[str, Any]) -> None:
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
     # Without these, the options of a panel would be read as they are.
@@ -318,7 +318,7 @@ def test_no_data_looks_like_no_data() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=["default", "all"])
-def test_no_two_panels_lie_over_each_other(page: dict[str, Any]) -> None:
+def test_panels_never_overlap(page: dict[str, Any]) -> None:
     cells = [
         (place["x"] + right, place["y"] + down)
         for panel in page["panels"]

@@ -110,7 +110,7 @@ def live(folder: Path) -> Iterator[Live]:
             yield Live(server, sampled)
 
 
-def test_a_second_monitor_says_the_same_of_the_store(live: Live, folder: Path) -> None:
+def test_second_monitor_agrees(live: Live, folder: Path) -> None:
     url = f"sqlite:///{folder / 'samples.db'}"
     arguments = ["--store", url, "--judge", "labels", "--labels", "labels.jsonl"]
     done = subprocess.run(
@@ -135,7 +135,7 @@ def test_every_rule_evaluates(live: Live) -> None:
     assert {rule["name"]: rule["lastError"] for rule in found if rule["health"] != "ok"} == {}
 
 
-def test_alerts_have_a_state_and_say_what_is_wrong(live: Live) -> None:
+def test_alerts_say_state_and_fault(live: Live) -> None:
     def alerts() -> dict[str, dict[str, Any]]:
         found = live.server.get("alerts")["alerts"]
         return {alert["labels"]["alertname"]: alert for alert in found}

@@ -22,9 +22,8 @@ def share(sampler: Sampler, n: int) -> float:
 
 
 @given(st.text(), st.text())
-def test_a_rate_of_zero_selects_nothing_and_a_rate_of_one_everything(
-    request_id: str, seed: str
-) -> None:
+def test_rate_zero_none_one_all(request_id: str, seed: str) -> None:
+    """A rate of zero selects nothing and a rate of one everything."""
     assert Sampler(0.0, seed=seed).draw(request_id) == 0.0
     assert Sampler(1.0, seed=seed).draw(request_id) == 1.0
 
@@ -36,7 +35,8 @@ def test_the_share_selected_is_the_rate(rate: float) -> None:
     assert abs(found - rate) < 4 * (rate * (1 - rate) / n) ** 0.5
 
 
-def test_selection_does_not_depend_on_order_or_on_what_was_asked_before() -> None:
+def test_selection_has_no_memory() -> None:
+    """Selection does not depend on order or on what was asked before."""
     ids = [f"request-{i}" for i in range(2_000)]
     once = {request_id for request_id in ids if Sampler(0.2).draw(request_id)}
     random.Random(1).shuffle(ids)
@@ -45,9 +45,7 @@ def test_selection_does_not_depend_on_order_or_on_what_was_asked_before() -> Non
 
 
 @given(st.text(), st.floats(0, 1), st.floats(0, 1))
-def test_what_a_rate_selects_every_higher_rate_selects_too(
-    request_id: str, one: float, other: float
-) -> None:
+def test_higher_rates_select_more(request_id: str, one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert not Sampler(low).draw(request_id) or Sampler(high).draw(request_id)
 
@@ -59,12 +57,12 @@ def test_seeds_select_independently() -> None:
     assert both / n == pytest.approx(0.09, abs=0.01)
 
 
-def test_a_lone_surrogate_in_a_request_id_can_be_sampled() -> None:
+def test_surrogate_id_can_be_sampled() -> None:
     assert Sampler(1.0).draw("request \ud800") == 1.0
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
+def test_invalid_rate_is_refused(rate: float) -> None:
     with pytest.raises(ConfigurationError, match="must lie in"):
         Sampler(rate)
 
@@ -90,23 +88,23 @@ class TestCap:
                 drawn[-1].append(sampler.draw(f"{second}-{i}"))
         return drawn
 
-    def test_light_traffic_is_sampled_at_the_full_rate(self) -> None:
+    def test_light_traffic_is_fully_sampled(self) -> None:
         drawn = self.draws(per_second=10, seconds=50)
         assert {rate for second in drawn for rate in second} == {0.0, 0.5}
 
-    def test_no_second_has_many_more_samples_than_the_cap(self) -> None:
+    def test_seconds_keep_about_the_cap(self) -> None:
         drawn = self.draws(per_second=5_000, seconds=20)
         counts = [sum(rate > 0 for rate in second) for second in drawn]
         assert max(counts) <= 20 + 13  # the logarithm of 5,000, to base 2
         assert sum(counts[1:]) / 19 > 10
 
-    def test_samples_weighted_by_their_rates_stand_for_all_requests(self) -> None:
+    def test_weighted_samples_stand_for_all(self) -> None:
         drawn = self.draws(per_second=2_000, seconds=60)
         stood_for = sum(1 / rate for second in drawn for rate in second if rate)
         assert stood_for == pytest.approx(120_000, rel=0.15)
 
 
-def test_samples_are_drained_oldest_first_up_to_the_limit() -> None:
+def test_samples_drain_oldest_first() -> None:
     sampler, context = Sampler(1.0), make_context(["a"], 1)
     for second in range(5):
         sampler.offer(context, 0.25, float(second))
@@ -115,7 +113,7 @@ def test_samples_are_drained_oldest_first_up_to_the_limit() -> None:
     assert sampler.drain(3) == []
 
 
-def test_a_full_queue_drops_the_newest_and_counts_it() -> None:
+def test_full_queue_counts_dropped_newest() -> None:
     sampler = Sampler(1.0, capacity=2)
     context = make_context(["a"], 1)
     offered = [sampler.offer(context, 1.0, float(i)) for i in range(4)]
@@ -124,7 +122,7 @@ def test_a_full_queue_drops_the_newest_and_counts_it() -> None:
     assert sampler.lost()[LostReason.QUEUE_FULL] == 2
 
 
-def test_every_sample_is_accounted_for_while_threads_offer_and_one_drains() -> None:
+def test_every_sample_is_accounted_for() -> None:
     sampler, context = Sampler(1.0, capacity=50), make_context(["a"], 1)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -145,7 +143,7 @@ def test_every_sample_is_accounted_for_while_threads_offer_and_one_drains() -> N
     assert sampler.lost()[LostReason.QUEUE_FULL] == 32_000 - queued
 
 
-def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost() -> None:
+def test_closing_counts_the_waiting_lost() -> None:
     sampler = Sampler(1.0)
     context = make_context(["a"], 1)
     for second in range(3):
@@ -158,7 +156,7 @@ def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_starts_empty_and_the_parent_keeps_its_samples() -> None:
+def test_forked_child_starts_empty() -> None:
     sampler = Sampler(1.0, capacity=3)
     context = make_context(["a"], 1)
     for second in range(5):
@@ -183,7 +181,7 @@ def test_a_forked_child_starts_empty_and_the_parent_keeps_its_samples() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_what_cannot_start_afresh_in_a_child_leaves_no_other_behind() -> None:
+def test_failing_reset_leaves_no_other() -> None:
     class Thing:
         def __init__(self, *, fails: bool) -> None:
             self.fails, self.is_fresh = fails, False
@@ -201,7 +199,8 @@ def test_what_cannot_start_afresh_in_a_child_leaves_no_other_behind() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_tally_loses_no_count_of_any_thread_while_it_is_read() -> None:
+def test_tally_loses_no_count() -> None:
+    """A tally loses no count of any thread while it is read."""
     tally = Tally()
     threads = [
         threading.Thread(target=lambda: [tally.add() for _ in range(20_000)]) for _ in range(4)

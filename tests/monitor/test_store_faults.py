@@ -67,9 +67,8 @@ class TestFull:
                 return 5 * n
         pytest.fail("the disk never filled up")
 
-    def test_a_full_disk_is_an_error_that_says_what_to_do_and_loses_no_count(
-        self, disk: Path, open_store: OpenStore
-    ) -> None:
+    def test_full_disk_says_mend_losing_nothing(self, disk: Path, open_store: OpenStore) -> None:
+        """A full disk is an error that says what to do and loses no count."""
         store = open_store(f"sqlite:///{disk / 'samples.db'}")
         stored = self.fill_up(store)
         assert stored > 100
@@ -77,9 +76,7 @@ class TestFull:
             append(store, 200, size=20_000)
         assert store.accounts().stored == store.states()[State.PENDING] == stored
 
-    def test_freed_space_is_used_without_opening_the_store_again(
-        self, disk: Path, open_store: OpenStore
-    ) -> None:
+    def test_freed_space_is_used_again(self, disk: Path, open_store: OpenStore) -> None:
         filler = disk / "another program's"
         store = open_store(f"sqlite:///{disk / 'samples.db'}")
         append(store, 5)
@@ -97,9 +94,7 @@ class TestLocked:
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.1)
 
-    def test_a_writer_waits_for_others_no_longer_than_it_may(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
+    def test_writer_waits_only_so_long(self, file: Path, open_store: OpenStore) -> None:
         store = open_store(f"sqlite:///{file}")
         with closing(sqlite3.connect(file, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -109,7 +104,7 @@ class TestLocked:
             other.execute("ROLLBACK")
         append(store)
 
-    def test_postgresql_s_locks_are_waited_for_no_longer(
+    def test_postgresql_waits_only_so_long(
         self, postgresql_url: str, open_store: OpenStore
     ) -> None:
         import psycopg
@@ -125,9 +120,10 @@ class TestLocked:
 
 class TestReadOnly:
     @pytest.mark.parametrize("is_new", [True, False])
-    def test_a_read_only_disk_is_an_error_that_says_what_to_do(
+    def test_read_only_disk_says_mend(
         self, disk: Path, open_store: OpenStore, is_new: bool
     ) -> None:
+        """A read only disk is an error that says what to do."""
         url = f"sqlite:///{disk / 'samples.db'}"
         if not is_new:
             open_store(url).close()
@@ -140,9 +136,7 @@ class TestReadOnly:
         assert mount is not None
         subprocess.run([mount, "-o", "remount,ro", str(disk)], check=True)
 
-    def test_a_role_that_may_only_read_is_told_so(
-        self, postgresql_url: str, open_store: OpenStore
-    ) -> None:
+    def test_read_only_role_is_told(self, postgresql_url: str, open_store: OpenStore) -> None:
         url = postgresql_url.replace(
             "csearch_path", "cdefault_transaction_read_only%3Don%20-csearch_path"
         )
@@ -162,18 +156,16 @@ class TestCorrupt:
     @pytest.mark.parametrize(
         "content", [b"not a database at all" * 500, b"SQLite format 3\0" * 500]
     )
-    def test_a_file_that_is_no_database_is_an_error_and_stays_as_it_is(
-        self, file: Path, content: bytes
-    ) -> None:
+    def test_foreign_file_stays_untouched(self, file: Path, content: bytes) -> None:
+        """A file that is not a database is an error and stays as it is."""
         file.write_bytes(content)
         with pytest.raises(StoreCorruptError, match="move it away with its -wal and -shm files"):
             SampleStore.open(f"sqlite:///{file}")
         assert file.read_bytes() == content
         assert [part.name for part in file.parent.iterdir()] == [file.name]
 
-    def test_damage_that_shows_in_use_is_an_error_until_the_file_is_moved_away(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
+    def test_damage_errors_until_moved_away(self, file: Path, open_store: OpenStore) -> None:
+        """Damage that shows in use is an error until the file is moved away."""
         store = open_store(f"sqlite:///{file}")
         append(store, 50, size=5_000)
         store.close()
@@ -187,13 +179,14 @@ class TestCorrupt:
         assert store.states()[State.PENDING] == store.accounts().stored == 3
 
     @pytest.mark.parametrize("is_closed", [False, True])
-    def test_a_store_that_was_deleted_is_begun_anew_and_that_is_said_once(
+    def test_deleted_store_begins_anew_once(
         self,
         file: Path,
         open_store: OpenStore,
         caplog: pytest.LogCaptureFixture,
         is_closed: bool,
     ) -> None:
+        """A store that was deleted is begun anew and that is said once."""
         store = open_store(f"sqlite:///{file}")
         append(store, 5)
         if is_closed:
@@ -214,9 +207,7 @@ class TestForeign:
             connection.execute("UPDATE ctxguard_schema SET version = ?", [version])
 
     @pytest.mark.parametrize("version", [1, 99])
-    def test_another_schema_is_refused_with_both_versions_and_not_touched(
-        self, file: Path, version: int
-    ) -> None:
+    def test_other_schema_is_refused_untouched(self, file: Path, version: int) -> None:
         self.change(file, version)
         before = file.read_bytes()
         expected = f"version {version}, this release reads {SCHEMA_VERSION}"
@@ -244,9 +235,7 @@ class TestForeign:
         with pytest.raises(StoreSchemaError, match=f"this release reads {SCHEMA_VERSION}"):
             SampleStore.open(postgresql_url)
 
-    def test_a_release_that_was_overtaken_stops_writing_when_it_connects(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
+    def test_overtaken_release_stops_writing(self, file: Path, open_store: OpenStore) -> None:
         store = open_store(f"sqlite:///{file}")
         append(store)
         store.close()
@@ -254,7 +243,7 @@ class TestForeign:
         with pytest.raises(StoreSchemaError):
             append(store)
 
-    def test_another_program_s_database_is_refused_and_not_touched(self, file: Path) -> None:
+    def test_foreign_database_is_refused_untouched(self, file: Path) -> None:
         with closing(sqlite3.connect(file)) as connection, connection:
             connection.execute("CREATE TABLE theirs (id)")
         before = file.read_bytes()
@@ -268,13 +257,12 @@ class TestUnavailable:
         ("place", "said"),
         [("nowhere/samples.db", "in a folder that is there"), ("", "name a file")],
     )
-    def test_a_folder_that_is_missing_or_in_place_of_a_file_is_named(
-        self, tmp_path: Path, place: str, said: str
-    ) -> None:
+    def test_missing_folder_is_named(self, tmp_path: Path, place: str, said: str) -> None:
+        """A folder that is missing or in place of a file is named."""
         with pytest.raises(StoreUnavailableError, match=said):
             SampleStore.open(f"sqlite:///{tmp_path / place}")
 
-    def test_a_server_that_does_not_answer_is_named_without_its_password(self) -> None:
+    def test_silent_server_hides_its_password(self) -> None:
         with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
             SampleStore.open("postgresql://me:secret@127.0.0.1:1/samples")
         assert "secret" not in str(caught.value)
@@ -297,7 +285,7 @@ class TestUnavailable:
     @pytest.mark.parametrize(
         "url", ["", "samples.db", "mysql://host/x", "sqlite:///file:x.db?mode=ro"]
     )
-    def test_a_url_of_another_kind_is_refused(self, url: str) -> None:
+    def test_foreign_url_is_refused(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match=r"sqlite:///path/to/samples\.db"):
             SampleStore.open(url)
 
@@ -312,25 +300,21 @@ class TestUnavailable:
 
 
 class TestPermissions:
-    def test_only_its_user_may_read_a_new_store_and_what_lies_beside_it(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
+    def test_new_store_is_private(self, file: Path, open_store: OpenStore) -> None:
+        """Only its user may read a new store and what lies beside it."""
         append(open_store(f"sqlite:///{file}"))
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in file.parent.iterdir()}
         assert set(modes) == {f"{file.name}{end}" for end in ("", "-wal", "-shm")}
         assert set(modes.values()) == {0o600}
 
-    def test_a_store_that_a_group_shares_stays_as_it_is(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
+    def test_shared_store_stays_shared(self, file: Path, open_store: OpenStore) -> None:
         file.touch(0o600)
         file.chmod(0o660)
         append(open_store(f"sqlite:///{file}"))
         assert stat.S_IMODE(file.stat().st_mode) == 0o660
 
-    def test_a_link_to_a_store_that_is_not_there_makes_a_private_one(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
+    def test_dangling_link_makes_private_store(self, file: Path, open_store: OpenStore) -> None:
+        """A link to a store that is not there makes a private one."""
         link = file.with_name("link.db")
         link.symlink_to(file)
         append(open_store(f"sqlite:///{link}"))

@@ -46,7 +46,7 @@ POISON = {
 
 
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON)
-def test_what_cannot_be_written_of_one_sample_keeps_no_other_back(
+def test_unwritable_sample_holds_no_others(
     store: SampleStore, poison: Callable[[Finished], Finished]
 ) -> None:
     ids = waiting(store, 5)
@@ -57,7 +57,7 @@ def test_what_cannot_be_written_of_one_sample_keeps_no_other_back(
     assert store.states()[State.PENDING] == 1
 
 
-def test_a_sample_by_itself_that_cannot_be_written_is_refused(store: SampleStore) -> None:
+def test_unwritable_single_sample_is_refused(store: SampleStore) -> None:
     ids = waiting(store, 2)
     store.finish("judge", [judged(ids[0])])
     assert list(store.finish("judge", [replace(judged(ids[1]), grades=object())])) == [ids[1]]
@@ -77,9 +77,11 @@ def test_of_nothing_nothing_is_written(store: SampleStore, transactions: list[No
     assert transactions == []
 
 
-def test_a_store_that_cannot_write_at_present_says_so_and_has_written_nothing(
+def test_unwritable_store_has_written_nothing(
     store: SampleStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A store that cannot write at present says so and has written nothing."""
+
     def locked(*_: object, **__: object) -> object:
         raise StoreLockedError("others hold it")
 

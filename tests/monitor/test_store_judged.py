@@ -9,7 +9,7 @@ from tests.stored import all_judged
 
 
 class TestJudged:
-    def test_a_window_holds_since_but_not_until_ordered_by_time(self, store: SampleStore) -> None:
+    def test_window_holds_since_until_by_time(self, store: SampleStore) -> None:
         times = [NOW + second for second in (3.0, 1.0, 2.0, 0.0)]
         ids = [fill(store, 1, time_seconds=time)[0] for time in times]
         store.finish(
@@ -25,7 +25,7 @@ class TestJudged:
         assert rows.blocks == (b"1.0", b"2.0")
         assert all_judged(store, "judge").sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
 
-    def test_a_series_that_has_not_begun_is_empty(self, store: SampleStore) -> None:
+    def test_unbegun_series_is_empty(self, store: SampleStore) -> None:
         rows = all_judged(store, "judge")
         assert (len(rows), rows.blocks) == (0, ())
         assert rows.sample_ids.dtype == np.int64
@@ -39,7 +39,7 @@ class TestJudged:
         assert all_judged(store, "judge 10").sample_ids.tolist() == [ids[1]]
         assert store.grades("judge 10", ids) == {ids[1]: '{"p": 1}'}
 
-    def test_more_rows_than_one_page_are_read_whole(
+    def test_many_pages_are_read_whole(
         self, any_store_url: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(judgments, "PAGE_ROWS", 500)
@@ -58,7 +58,7 @@ class TestJudged:
         assert len(store.payloads(ids)) == n
         store.close()
 
-    def test_what_is_known_of_single_samples_can_be_looked_up(self, store: SampleStore) -> None:
+    def test_single_samples_can_be_looked_up(self, store: SampleStore) -> None:
         first, second = fill(store, 1)[0], fill(store, 1)[0]
         assert store.find(["r0"]) == [first, second]
         assert store.find(["unknown"]) == []
@@ -70,7 +70,7 @@ class TestJudged:
         assert store.payloads([second, 10**9]) == {second: b"payload"}
         assert store.grades("judge", [second]) == store.rejected([second]) == {}
 
-    def test_the_newest_samples_are_read_page_by_page(self, store: SampleStore) -> None:
+    def test_newest_samples_are_paged(self, store: SampleStore) -> None:
         ids = fill(store, 5)
         judge_all(store)
         seen: list[int] = []
@@ -80,9 +80,8 @@ class TestJudged:
         assert seen == ids[::-1]
         assert store.newest_samples(2, before=ids[0]) == []
 
-    def test_a_graded_sample_that_another_series_judges_again_counts_in_the_first_alone(
-        self, store: SampleStore
-    ) -> None:
+    def test_sample_counts_in_first_series(self, store: SampleStore) -> None:
+        """A graded sample that another series judges again counts in the first alone."""
         [sample_id] = fill(store, 1)
         judge_all(store, "first")
         store.save_again("second", sample_id, "{}", 0)

@@ -18,13 +18,13 @@ class TestPeople:
         assert store.labels([ids[0]]) == [(ids[0], rows[1])]
         assert store.labels([]) == []
 
-    def test_labels_of_unknown_samples_are_left_out_and_named(self, store: SampleStore) -> None:
+    def test_labels_of_unknown_samples_are_named(self, store: SampleStore) -> None:
         fill(store, 1)
         added = store.add_labels([label(8), label(0), label(9), label(8, passage="q")])
         assert (added.added, added.unknown) == (1, ("r8", "r9"))
         assert len(store.labels()) == 1
 
-    def test_the_same_label_twice_is_kept_once(self, store: SampleStore) -> None:
+    def test_repeated_label_is_kept_once(self, store: SampleStore) -> None:
         fill(store, 1)
         added = store.add_labels([label(0), label(0)])
         assert (added.added, added.duplicates) == (1, 1)
@@ -39,7 +39,7 @@ class TestPeople:
         assert added.added == 3
         assert [row.grade for _, row in store.labels()] == [2, 0, 2]
 
-    def test_an_annotator_may_return_to_an_earlier_opinion(self, store: SampleStore) -> None:
+    def test_annotator_may_change_back(self, store: SampleStore) -> None:
         """Else the second opinion would stand as the latest."""
         fill(store, 1)
         opinions = [label(0, grade, time_seconds=NOW + n) for n, grade in enumerate((2, 0, 2))]
@@ -47,7 +47,7 @@ class TestPeople:
             assert store.add_labels([row]).added == 1
         assert [row.grade for _, row in store.labels()] == [2, 0, 2]
 
-    def test_a_label_is_taken_back_once_and_can_be_given_again(self, store: SampleStore) -> None:
+    def test_withdrawn_label_can_return(self, store: SampleStore) -> None:
         fill(store, 1)
         given, taken_back = label(0, 2), replace(label(0, time_seconds=NOW + 1.0), grade=None)
         assert store.add_labels([taken_back]).duplicates == 1
@@ -57,16 +57,12 @@ class TestPeople:
         assert again.added == 1
         assert [row.grade for _, row in store.labels()] == [2, None, 2]
 
-    def test_a_request_that_was_sampled_twice_has_its_labels_twice(
-        self, store: SampleStore
-    ) -> None:
+    def test_twice_sampled_has_labels_twice(self, store: SampleStore) -> None:
         ids = [*fill(store, 1), *fill(store, 1)]
         store.add_labels([label(0)])
         assert store.labels() == [(sample_id, label(0)) for sample_id in ids]
 
-    def test_importers_at_work_at_once_add_a_label_once(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
+    def test_concurrent_importers_add_once(self, any_store_url: str, open_store: OpenStore) -> None:
         stores = [open_store(any_store_url) for _ in range(4)]
         fill(stores[0], 30)
         rows = [label(n) for n in range(30)]

@@ -41,16 +41,15 @@ def run(sample_id: int) -> PickedPassage:
 
 
 class TestPicks:
-    def test_what_can_be_opened_are_the_judged_samples_of_the_series_in_their_order(
-        self, store: SampleStore
-    ) -> None:
+    def test_openable_are_judged_in_order(self, store: SampleStore) -> None:
+        """What can be opened are the judged samples of the series in their order."""
         ids = add_judged(store, [0.5, 0.1])
         add_judged(store, [0.9], series="another")
         found = store.to_pick("judge")
         assert found == (ids[::-1], 0)
         assert store.to_pick("never begun")[0] == []
 
-    def test_a_draw_is_read_back_with_its_number_by_sample(self, store: SampleStore) -> None:
+    def test_draw_is_read_back_numbered(self, store: SampleStore) -> None:
         ids = add_judged(store, [0.5, 0.1])
         coin = PickedPassage(ids[1], PickKind.COIN, 7, 0.25)
         assert save(store, run(ids[0]), coin)
@@ -62,9 +61,8 @@ class TestPicks:
         assert store.picked("another") == {}
         assert store.to_pick("judge") == ([ids[1]], 1)
 
-    def test_each_judged_sample_knows_the_first_draw_that_could_have_taken_it(
-        self, store: SampleStore
-    ) -> None:
+    def test_sample_knows_its_first_draw(self, store: SampleStore) -> None:
+        """Each judged sample knows the first draw that could have taken it."""
         early = add_judged(store, [0.5, 0.1])
         save(store, run(early[0]))
         late = add_judged(store, [0.3])
@@ -74,9 +72,10 @@ class TestPicks:
         first = dict(zip(found.sample_ids.tolist(), found.first_pick.tolist(), strict=True))
         assert [first[one] for one in (*early, *late, *never)] == [1, 1, 2, NO_PICK]
 
-    def test_of_draws_at_the_same_time_one_is_saved_and_the_others_draw_again(
+    def test_one_of_simultaneous_draws_saves(
         self, any_store_url: str, open_store: OpenStore
     ) -> None:
+        """Of draws at the same time one is saved and the others draw again."""
         stores = [open_store(any_store_url) for _ in range(4)]
         ids = add_judged(stores[0], (np.arange(8) / 8.0).tolist())
         with ThreadPoolExecutor(4) as pool:
@@ -88,9 +87,7 @@ class TestPicks:
         assert sorted(saved) == [False, False, False, True]
         assert len(stores[0].picked("judge")) == 1
 
-    def test_the_first_file_that_asks_about_a_passage_is_remembered(
-        self, store: SampleStore
-    ) -> None:
+    def test_first_asking_file_is_remembered(self, store: SampleStore) -> None:
         ids = add_judged(store, [0.5, 0.1, 0.3])
         save(store, *map(run, ids))
         store.ask_for_labels(ids[:1], "tenant=a")
@@ -98,9 +95,7 @@ class TestPicks:
         found = store.picked("judge")
         assert [found[one][0].asked for one in ids] == ["tenant=a", "", None]
 
-    def test_what_was_picked_is_listed_with_how_often_it_was_labelled(
-        self, store: SampleStore
-    ) -> None:
+    def test_picked_are_listed_with_labels(self, store: SampleStore) -> None:
         ids = add_judged(store, [0.5, 0.1, 0.9])
         save(store, run(ids[0]), run(ids[1]), PickedPassage(ids[1], PickKind.COIN, 2, 0.5))
         store.add_labels([label(1), label(1, passage="q"), label(2)])

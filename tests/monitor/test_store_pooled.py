@@ -40,9 +40,7 @@ def test_processes_share_connections(pgbouncer_url: str, open_store: OpenStore) 
     assert open_store(pgbouncer_url).states()[State.PENDING] == 120
 
 
-def test_a_writer_waits_for_locks_no_longer_than_elsewhere(
-    pgbouncer_url: str, open_store: OpenStore
-) -> None:
+def test_writer_waits_as_elsewhere(pgbouncer_url: str, open_store: OpenStore) -> None:
     """And what bounds it stays with no connection of the server."""
     store = open_store(pgbouncer_url)
     for _ in range(8):
@@ -86,7 +84,7 @@ class TestUrls:
             ("sslaccept=strict", "leave it out"),
         ],
     )
-    def test_that_cannot_be_followed_name_the_mend(self, option: str, says: str) -> None:
+    def test_unsupported_options_name_the_mend(self, option: str, says: str) -> None:
         with pytest.raises(ConfigurationError, match=says) as refusal:
             SampleStore(f"postgres://someone:secret@127.0.0.1/db?{option}")
         assert "secret" not in str(refusal.value)

@@ -44,18 +44,17 @@ def outcomes(processes: Sequence["subprocess.Popen[str]"]) -> list[str]:
 
 
 class TestProcesses:
-    def test_processes_that_begin_a_store_together_make_its_tables_once(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
+    def test_tables_are_made_once(self, any_store_url: str, open_store: OpenStore) -> None:
         program = "append(sys.argv[2], 20)"
         outcomes([run(program, any_store_url, f"w{n}") for n in range(4)])
         store = open_store(any_store_url)
         assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [20] * 4
         assert store.states()[State.PENDING] == 80
 
-    def test_a_killed_writers_count_is_what_the_store_holds_and_what_it_was_told(
+    def test_killed_writers_count_is_stored(
         self, any_store_url: str, open_store: OpenStore
     ) -> None:
+        """A killed writers count is what the store holds and what it was told."""
         store = open_store(any_store_url)
         program = """
             batch = [Entry("r", 0.0, 1.0, 0.0, bytes(1_000)) for _ in range(7)]
@@ -77,9 +76,7 @@ class TestProcesses:
         assert stored % 7 == 0
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-    def test_a_store_can_be_used_on_both_sides_of_a_fork(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
+    def test_store_works_across_a_fork(self, any_store_url: str, open_store: OpenStore) -> None:
         program = """
             append("before", 30)
             busy = threading.Thread(target=append, args=("thread", 30))
@@ -103,7 +100,7 @@ class TestProcesses:
         assert store.states()[State.PENDING] == 240
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-    def test_what_a_child_writes_stays_when_its_parent_closes_the_store(
+    def test_childs_writes_outlive_parents_close(
         self, any_store_url: str, open_store: OpenStore
     ) -> None:
         program = """
@@ -124,7 +121,7 @@ class TestProcesses:
         assert outcomes([run(program, any_store_url)]) == ["0"]
         assert open_store(any_store_url).accounts().stored == 3
 
-    def test_the_types_import_without_the_database_library(self) -> None:
+    def test_types_need_no_database_library(self) -> None:
         program = "import sys\nfrom ctxguard.monitor.store import Entry\nprint(*sys.modules)"
         found = subprocess.check_output([sys.executable, "-c", program], text=True).split()
         assert not {"sqlalchemy", "psycopg"} & {*found}

@@ -34,7 +34,7 @@ class TestQueue:
         with pytest.raises(ConfigurationError, match="limit 0"):
             store.waiting(0)
 
-    def test_a_sample_is_as_it_was_written(self, store: SampleStore) -> None:
+    def test_sample_is_as_written(self, store: SampleStore) -> None:
         payload = random.Random(0).randbytes(300_000)
         store.append("w", [Entry("r", 1.25, 0.0625, 0.1, payload)], WorkerCounts(1))
         assert list(store.waiting(5).values()) == [payload]
@@ -75,7 +75,7 @@ class TestQueue:
         assert store.failed("judge") == [ids[1]]
         assert store.states()[State.JUDGED] == 1
 
-    def test_a_sample_may_end_without_a_judgment(self, store: SampleStore) -> None:
+    def test_sample_may_end_unjudged(self, store: SampleStore) -> None:
         ids = fill(store, 2)
         kept = (("p", "not JSON", "raw"),)
         ends = [
@@ -87,13 +87,13 @@ class TestQueue:
         assert store.grades("judge", ids) == {ids[0]: '{"p": null}'}
         assert store.rejected(ids) == {ids[0]: kept}
 
-    def test_what_does_not_end_a_sample_is_refused(self) -> None:
+    def test_only_endings_end_a_sample(self) -> None:
         with pytest.raises(ConfigurationError, match="cannot be finished as"):
             Finished(1, State.PENDING)
         with pytest.raises(ConfigurationError, match="block of 0 bytes"):
             Finished(1, State.JUDGED)
 
-    def test_the_queue_tells_its_length_and_its_oldest_request(self, store: SampleStore) -> None:
+    def test_queue_tells_length_and_oldest(self, store: SampleStore) -> None:
         assert store.oldest_waiting() is None
         fill(store, 2, time_seconds=NOW + 40.0)
         fill(store, 1)
@@ -169,9 +169,7 @@ class TestOwnership:
         assert other.own()
         assert not one.own()
 
-    def test_a_killed_owner_is_followed_at_once(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
+    def test_killed_owner_is_followed(self, any_store_url: str, open_store: OpenStore) -> None:
         store = open_store(any_store_url)
         with owning_process(any_store_url) as process:
             assert not store.own()
@@ -180,9 +178,7 @@ class TestOwnership:
             until(store.own)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-    def test_a_fork_leaves_it_to_the_parent(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
+    def test_fork_leaves_it_to_parent(self, any_store_url: str, open_store: OpenStore) -> None:
         store, other = (open_store(any_store_url) for _ in range(2))
         assert store.own()
         child = os.fork()
@@ -215,7 +211,7 @@ class TestOwnership:
         other.disown()
         assert one.own()
 
-    def test_a_second_monitor_waits_and_says_so(
+    def test_second_monitor_waits_and_says(
         self, any_store_url: str, open_store: OpenStore, caplog: pytest.LogCaptureFixture
     ) -> None:
         one, other = (open_store(any_store_url) for _ in range(2))
@@ -234,7 +230,7 @@ class TestOwnership:
         until(lambda: second.latest is not None)
         assert second.stop()
 
-    def test_people_grade_nothing_that_a_monitor_judges(
+    def test_people_grade_no_monitored_series(
         self, any_store_url: str, open_store: OpenStore
     ) -> None:
         one, other = (open_store(any_store_url) for _ in range(2))

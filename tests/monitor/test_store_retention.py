@@ -18,9 +18,7 @@ from tests.stored import all_judged
 
 
 class TestRetention:
-    def test_old_samples_go_with_all_that_belongs_to_them(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
+    def test_old_samples_go_entirely(self, store: SampleStore, clock: Clock) -> None:
         store.limits = Limits(max_age_seconds=DAY)
         ids = fill(store, 2)
         judge_all(store)
@@ -36,9 +34,7 @@ class TestRetention:
         assert store.labels() == [(young[0], label(0))]
         assert store.accounts().stored == 3
 
-    def test_labelled_samples_go_as_well_and_leave_their_graded_block(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
+    def test_labelled_go_leaving_graded_block(self, store: SampleStore, clock: Clock) -> None:
         """Or the labelled ones alone would stand for a time that is over."""
         store.limits = Limits(max_age_seconds=DAY)
         ids = fill(store, 3)
@@ -56,9 +52,8 @@ class TestRetention:
         left = store.graded("judge")
         assert (left.sample_ids.tolist(), left.blocks) == ([ids[1]], (b"graded",))
 
-    def test_over_the_size_limit_the_oldest_payloads_go_and_judged_rows_stay(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
+    def test_oversize_drops_oldest_payloads(self, store: SampleStore, clock: Clock) -> None:
+        """Over the size limit the oldest payloads go and judged rows stay."""
         store.limits = Limits(max_bytes=5_000)
         ids = fill(store, 8, payload=bytes(1_000))
         judge_all(store)
@@ -70,9 +65,7 @@ class TestRetention:
         assert all_judged(store, "judge").sample_ids.tolist() == ids
         assert store.to_pick("judge")[0] == ids[3:]
 
-    def test_over_the_size_limit_what_nobody_judged_goes_whole(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
+    def test_oversize_drops_unjudged_whole(self, store: SampleStore, clock: Clock) -> None:
         store.limits = Limits(max_bytes=5_000)
         ids = fill(store, 8, payload=bytes(1_000))
         assert store.clean() == (0, 3)
@@ -85,9 +78,7 @@ class TestRetention:
         store.clean()
         assert store.states()[State.PENDING] == 2
 
-    def test_the_id_of_a_deleted_sample_never_comes_back(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
+    def test_deleted_id_never_returns(self, store: SampleStore, clock: Clock) -> None:
         """A monitor that finishes late must not judge another sample by it."""
         store.limits = Limits(max_age_seconds=DAY)
         [old] = fill(store, 1)
@@ -104,7 +95,7 @@ class TestRetention:
         assert store.clean() == (0, 600)
         assert store.size_bytes() == 1_000
 
-    def test_a_sqlite_file_shrinks_when_it_is_cleaned(
+    def test_cleaning_shrinks_sqlite_file(
         self, tmp_path: Path, clock: Clock, open_store: OpenStore
     ) -> None:
         file = tmp_path / "samples.db"
@@ -116,7 +107,7 @@ class TestRetention:
         store.close()
         assert file.stat().st_size < 0.2 * before
 
-    def test_deleted_text_is_not_left_in_a_sqlite_file(
+    def test_deleted_text_leaves_the_file(
         self, tmp_path: Path, clock: Clock, open_store: OpenStore
     ) -> None:
         file = tmp_path / "samples.db"
@@ -129,6 +120,6 @@ class TestRetention:
         assert b"a secret" not in file.read_bytes()
 
     @pytest.mark.parametrize("limits", [{"max_age_seconds": 0.0}, {"max_bytes": 0}])
-    def test_a_limit_out_of_range_is_refused(self, limits: dict[str, float]) -> None:
+    def test_limit_out_of_range_is_refused(self, limits: dict[str, float]) -> None:
         with pytest.raises(ConfigurationError, match="must be"):
             Limits(**limits)  # type: ignore[arg-type]

@@ -12,22 +12,20 @@ NOTHING_LOST = dict.fromkeys(LostReason, 0)
 
 
 class TestWriters:
-    def test_what_was_stored_is_there_when_the_store_is_opened_again(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
+    def test_stored_is_there_when_reopened(self, any_store_url: str, open_store: OpenStore) -> None:
         with_one = open_store(any_store_url)
         fill(with_one, 1)
         with_one.close()
         assert open_store(any_store_url).states()[State.PENDING] == 1
 
-    def test_a_batch_and_its_worker_s_counts_are_written_together(self, store: SampleStore) -> None:
+    def test_batch_and_counts_are_one(self, store: SampleStore) -> None:
         store.append("w", [entry(1), entry(2)], WorkerCounts(5, {LostReason.QUEUE_FULL: 3}))
         store.append("w", [entry(3)], WorkerCounts(2, {LostReason.QUEUE_FULL: 1}))
         found = store.accounts(worker_id="w")
         assert (found.sampled, found.stored, found.pending) == (7, 3, 0)
         assert found.lost == {**NOTHING_LOST, LostReason.QUEUE_FULL: 4}
 
-    def test_a_batch_that_cannot_be_written_leaves_nothing_behind(self, store: SampleStore) -> None:
+    def test_unwritable_batch_leaves_nothing(self, store: SampleStore) -> None:
         from sqlalchemy.exc import IntegrityError
 
         store.append("w", [entry(1)], WorkerCounts(1))
@@ -37,7 +35,7 @@ class TestWriters:
         assert (store.accounts().stored, sum(store.states().values())) == (1, 1)
         assert store.accounts().sampled == 1
 
-    def test_an_id_that_no_database_can_hold_is_found_again(self, store: SampleStore) -> None:
+    def test_unholdable_id_is_found_again(self, store: SampleStore) -> None:
         odd = "r\0 \ud800 ünï \U0001f600"
         [sample_id] = fill(store, 1, request_id=odd)
         fill(store, 1, request_id="r\0 \ud801")
@@ -61,7 +59,7 @@ class TestWriters:
 
 
 class TestBatches:
-    def test_a_batch_that_is_sent_again_changes_nothing(self, store: SampleStore) -> None:
+    def test_resent_batch_changes_nothing(self, store: SampleStore) -> None:
         first = [entry(1), entry(2)], WorkerCounts(4, {LostReason.CLOSED: 1}, pending=1)
         assert store.append("w", *first, batch=1)
         assert not store.append("w", *first, batch=1)
@@ -71,7 +69,7 @@ class TestBatches:
         assert (found.sampled, found.stored, found.pending, found.unaccounted) == (4, 3, 0, 0)
         assert sum(store.states().values()) == 3
 
-    def test_a_batch_that_two_connections_send_at_once_is_stored_once(
+    def test_doubly_sent_batch_is_stored_once(
         self, any_store_url: str, open_store: OpenStore
     ) -> None:
         stores = [open_store(any_store_url) for _ in range(4)]
@@ -93,9 +91,8 @@ class TestSilence:
         found = store.accounts()
         return found.pending, found.unaccounted
 
-    def test_what_a_silent_process_held_is_unaccounted_for_in_the_second_hour(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
+    def test_silent_processs_hold_is_unaccounted(self, store: SampleStore, clock: Clock) -> None:
+        """What a silent process held is unaccounted for in the second hour."""
         store.append("gone", [entry(1)], WorkerCounts(6, {LostReason.QUEUE_FULL: 2}, pending=3))
         store.append("alive", [entry(2)], WorkerCounts(5, pending=4))
         clock.now += HOUR_SECONDS
@@ -104,9 +101,7 @@ class TestSilence:
         clock.now += HOUR_SECONDS
         assert self.pending(store) == (4, 3)
 
-    def test_a_process_that_reports_again_accounts_for_what_it_held(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
+    def test_returning_process_accounts_for_hold(self, store: SampleStore, clock: Clock) -> None:
         store.append("w", [entry(1)], WorkerCounts(6, pending=5), batch=1)
         clock.now += 2 * HOUR_SECONDS
         assert self.pending(store) == (0, 5)
@@ -119,9 +114,7 @@ class TestSilence:
 
 
 class TestOld:
-    def test_the_processes_of_an_hour_are_added_up_after_two_days(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
+    def test_old_processes_add_up_by_hour(self, store: SampleStore, clock: Clock) -> None:
         for day in range(4):
             for n in range(5):
                 counts = WorkerCounts(n + 2, {LostReason.CLOSED: n}, pending=1)
@@ -136,7 +129,7 @@ class TestOld:
         assert (after.sampled, after.stored, after.lost) == (80, 20, before.lost)
         assert store.accounts(worker_id="w0").sampled == 4
 
-    def test_adding_up_again_adds_to_the_same_row(self, store: SampleStore, clock: Clock) -> None:
+    def test_adding_again_reuses_the_row(self, store: SampleStore, clock: Clock) -> None:
         for n in range(3):
             store.append(f"w{n}", [], WorkerCounts(5, {LostReason.CLOSED: 5}, hour=1))
             assert store.fold_accounts() == 1

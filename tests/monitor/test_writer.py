@@ -44,7 +44,7 @@ def written(live: Watching) -> list[SampleRecord]:
     return [SampleRecord.from_bytes(payload) for payload in payloads.values()]
 
 
-def test_what_is_sampled_is_stored_redacted_with_its_probability() -> None:
+def test_samples_are_stored_redacted_and_weighted() -> None:
     live = Watching(LabelJudge({}), rate=0.25)
     live.serve(
         make_context(["mail a@b.example"], 1, query="from joe@mail.example?", request_id="r7")
@@ -57,7 +57,7 @@ def test_what_is_sampled_is_stored_redacted_with_its_probability() -> None:
     assert (accounts.sampled, accounts.stored, accounts.pending) == (1, 1, 0)
 
 
-def test_a_redactor_that_raises_loses_the_sample_and_nothing_is_written(
+def test_raising_redactor_loses_the_sample(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken(text: str) -> str:
@@ -72,7 +72,7 @@ def test_a_redactor_that_raises_loses_the_sample_and_nothing_is_written(
     assert "a secret" not in caplog.text
 
 
-def test_queries_and_passages_may_be_left_out() -> None:
+def test_queries_and_passages_are_optional() -> None:
     live = Watching(LabelJudge({}), privacy=Privacy(query="omitted"))
     live.serve(make_context(POOL, 2, query="a secret"))
     bare = Watching(LabelJudge({}), privacy=Privacy(passages="omitted"))
@@ -107,9 +107,7 @@ class Reading:
         (Privacy(query="omitted"), True, False),
     ],
 )
-def test_a_judge_reads_texts_of_the_index_where_none_are_stored(
-    privacy: Privacy, is_found: bool, is_judged: bool
-) -> None:
+def test_judge_reads_texts_from_index(privacy: Privacy, is_found: bool, is_judged: bool) -> None:
     judge = Reading()
     lookup = {name: Passage(name, f"of the index: {name}") for name in POOL}.get
     live = Watching(judge, privacy=privacy, lookup=lookup if is_found else None)
@@ -122,7 +120,7 @@ def test_a_judge_reads_texts_of_the_index_where_none_are_stored(
     assert any("of the index" in text for text in judge.read) == is_judged
 
 
-def test_a_sample_that_cannot_be_written_down_is_lost_alone() -> None:
+def test_unrecordable_sample_is_lost_alone() -> None:
     live = Watching(LabelJudge({}))
     context = make_context(POOL, 2)
     ranking = replace(context.decision.ranking, scores=("no", "numbers") * 5)
@@ -138,7 +136,7 @@ def test_a_sample_that_cannot_be_written_down_is_lost_alone() -> None:
     ids=["no title", "a number for a title", "a number for an id", "bytes for a text"],
 )
 @pytest.mark.parametrize("kept", [2, 0], ids=["served", "dropped"])
-def test_a_passage_of_a_foreign_source_costs_no_sample(odd: Passage, kept: int) -> None:
+def test_foreign_passage_costs_no_sample(odd: Passage, kept: int) -> None:
     """The guard serves or drops it alone; that must not blind the monitor to the request."""
     ids = [odd.passage_id, "p1"]
     context = make_context(ids, kept)
@@ -177,7 +175,7 @@ def refusing(store: SampleStore, times: int) -> Through:
     return Through(store, append)
 
 
-def test_a_store_that_refuses_is_tried_again_and_nothing_is_lost(
+def test_refusing_store_is_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     live = Watching(LabelJudge({}))
@@ -188,7 +186,7 @@ def test_a_store_that_refuses_is_tried_again_and_nothing_is_lost(
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
-def test_what_could_not_be_flushed_in_time_is_stored_later() -> None:
+def test_late_flush_is_stored_later() -> None:
     live = Watching(LabelJudge({}))
     live.writer.store = refusing(live.store, times=1)
     for _ in range(250):
@@ -202,7 +200,8 @@ def test_what_could_not_be_flushed_in_time_is_stored_later() -> None:
     assert sum(live.store.states().values()) == 250
 
 
-def test_samples_that_the_store_never_took_are_lost_for_that_reason_at_the_end() -> None:
+def test_never_stored_is_lost_with_reason() -> None:
+    """Samples that the store never took are lost for that reason at the end."""
     live = Watching(LabelJudge({}))
     live.writer = SampleWriter(live.sampler, refusing(live.store, times=10**9), exit_seconds=0.05)
     live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
@@ -212,7 +211,7 @@ def test_samples_that_the_store_never_took_are_lost_for_that_reason_at_the_end()
     assert live.store.accounts().sampled == 0  # the store was never told
 
 
-def test_samples_that_a_store_refuses_are_told_to_it_at_the_end() -> None:
+def test_refused_samples_are_told_finally() -> None:
     """Such as a sample that no database takes."""
 
     def choosy(worker_id: str, entries: Any, counts: WorkerCounts, *, batch: int) -> bool:
@@ -229,7 +228,7 @@ def test_samples_that_a_store_refuses_are_told_to_it_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("later_seconds", [0.0, HOUR_SECONDS])
-def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well(
+def test_unanswered_final_store_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, later_seconds: float
 ) -> None:
     """Also where the hour has changed meanwhile."""
@@ -252,9 +251,7 @@ def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well(
 
 
 @pytest.mark.parametrize("later_seconds", [0.0, HOUR_SECONDS])
-def test_a_batch_that_arrives_after_the_accounts_were_closed_is_not_stored(
-    monkeypatch: pytest.MonkeyPatch, later_seconds: float
-) -> None:
+def test_late_batch_is_not_stored(monkeypatch: pytest.MonkeyPatch, later_seconds: float) -> None:
     """A server may get what a process sent before it gave up, and told so on a new connection."""
     live = Watching(LabelJudge({}))
     late: list[Callable[[], object]] = []
@@ -278,7 +275,7 @@ def test_a_batch_that_arrives_after_the_accounts_were_closed_is_not_stored(
     assert (found.sampled, found.stored, found.lost[LostReason.STORE_FAILED]) == (1, 0, 1)
 
 
-def test_what_waits_is_measured_and_a_wrong_count_shows() -> None:
+def test_waiting_is_measured_errors_show() -> None:
     live = Watching(LabelJudge({}), capacity=3)
     live.serve(*[make_context(POOL, 2)] * 3)
     for _ in range(5):
@@ -294,7 +291,7 @@ def test_what_waits_is_measured_and_a_wrong_count_shows() -> None:
     assert live.writer.accounts().unaccounted == -1
 
 
-def test_the_store_is_told_what_waits_with_each_batch() -> None:
+def test_store_hears_what_waits() -> None:
     live = Watching(LabelJudge({}))
     told: list[WorkerCounts] = []
 
@@ -309,7 +306,7 @@ def test_the_store_is_told_what_waits_with_each_batch() -> None:
     assert list(zip(sampled, pending, strict=True)) == [(250, 150), (0, 50), (0, 0)]
 
 
-def test_counts_add_up_while_many_threads_offer() -> None:
+def test_counts_add_up_under_threads() -> None:
     live = Watching(LabelJudge({}), capacity=50)
     context, stopping = make_context(POOL, 2), threading.Event()
 
@@ -334,7 +331,7 @@ def test_counts_add_up_while_many_threads_offer() -> None:
     assert (accounts.pending, accounts.unaccounted) == (0, 0)
 
 
-def test_flushing_ends_in_time_while_the_writer_waits_for_its_store() -> None:
+def test_flushing_ends_despite_the_store() -> None:
     live = Watching(LabelJudge({}))
     live.writer.store = refusing(live.store, times=10**9)
     with live.writer._writing:  # as its thread holds it while it tries again and again
@@ -344,7 +341,7 @@ def test_flushing_ends_in_time_while_the_writer_waits_for_its_store() -> None:
     live.writer.store = live.store
 
 
-def test_what_was_lost_is_told_also_when_no_sample_follows() -> None:
+def test_lost_is_told_without_followers() -> None:
     live = Watching(LabelJudge({}), capacity=1)
     for _ in range(5):
         live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
@@ -358,9 +355,7 @@ def test_what_was_lost_is_told_also_when_no_sample_follows() -> None:
     assert live.store.accounts().stored == 1
 
 
-def test_a_damaged_store_keeps_no_process_from_beginning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_store_stops_no_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "samples.db"
     path.write_bytes(b"no database" * 1_000)
     samples = sample_to(f"sqlite:///{path}", rate=1.0)
@@ -371,7 +366,7 @@ def test_a_damaged_store_keeps_no_process_from_beginning(
     samples.stop()
 
 
-def test_stopping_writes_what_waits_and_closes_the_accounts() -> None:
+def test_stopping_writes_and_closes_accounts() -> None:
     live = Watching(LabelJudge({}))
     live.writer = SampleWriter(live.sampler, live.store, exit_seconds=PATIENCE_SECONDS)
     live.writer.start()
@@ -384,7 +379,7 @@ def test_stopping_writes_what_waits_and_closes_the_accounts() -> None:
     assert not live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
 
 
-def test_a_store_that_hangs_holds_up_neither_requests_nor_the_end() -> None:
+def test_hanging_store_holds_nothing() -> None:
     released = threading.Event()
 
     def hanging(*_: object, batch: int) -> bool:
@@ -426,9 +421,7 @@ if sys.argv[2] == "fork":
 
 
 @pytest.mark.parametrize(("how", "samples"), [("exit", 20), ("fork", 80)])
-def test_every_process_writes_its_own_samples_and_flushes_at_its_end(
-    tmp_path: Path, how: str, samples: int
-) -> None:
+def test_each_process_writes_its_own(tmp_path: Path, how: str, samples: int) -> None:
     url = f"sqlite:///{tmp_path / 'samples.db'}"
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_SERVING), url, how],
@@ -441,7 +434,7 @@ def test_every_process_writes_its_own_samples_and_flushes_at_its_end(
     assert (found.pending, found.unaccounted) == (0, 0)
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_record_reads_as_written() -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), session_id="s"))
     (record,) = written(live)
@@ -453,7 +446,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_copies_of_the_served_are_not_dropped_ones(mode: Mode) -> None:
+def test_served_copies_are_not_dropped(mode: Mode) -> None:
     """A relevant passage whose text was served is not lost, and of other copies one is judged."""
     texts = ["one", "two", "ONE", "three", "four", "Three", "four", "one "]
     hits = [Hit(f"p{rank}", 1.0 - rank / 20, text) for rank, text in enumerate(texts)]
@@ -476,9 +469,7 @@ def test_copies_of_the_served_are_not_dropped_ones(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("max_tokens", [None, 60, 10], ids=["whole", "some dropped", "one cut"])
-def test_tokens_kept_and_dropped_add_up_to_those_retrieved(
-    mode: Mode, max_tokens: int | None
-) -> None:
+def test_kept_and_dropped_tokens_add_up(mode: Mode, max_tokens: int | None) -> None:
     texts = [f"It is on shelf {rank}. " * (1 + rank % 3) for rank in range(12)]
     hits = [Hit(f"p{rank}", 1.0 - rank / 20, text) for rank, text in enumerate(texts)]
     guard = ContextGuard(
@@ -502,7 +493,7 @@ def test_tokens_kept_and_dropped_add_up_to_those_retrieved(
 
 
 @pytest.mark.parametrize("count", [-1, 0.5, 10**400, "3", None, True])
-def test_a_record_whose_tokens_are_no_numbers_is_refused(count: object) -> None:
+def test_record_tokens_must_be_numbers(count: object) -> None:
     record = record_of(Sample(make_context(POOL, 3), 1.0, 0.0))
     damaged = replace(record, tokens=(count, 0, 0, 0))
     with pytest.raises(DataError):
@@ -512,7 +503,7 @@ def test_a_record_whose_tokens_are_no_numbers_is_refused(count: object) -> None:
 FILTER = Where(tenant="a", groups=["staff", "board"], level=3, is_open=True, none=[])
 
 
-def test_a_record_keeps_the_filter_of_its_request() -> None:
+def test_record_keeps_its_filter() -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), where=FILTER), make_context(POOL, 3, request_id="s"))
     filtered, unfiltered = written(live)
@@ -521,7 +512,7 @@ def test_a_record_keeps_the_filter_of_its_request() -> None:
 
 
 @pytest.mark.parametrize("secret", ["joe@example.org", "half a pair \ud800", 4111111111111111])
-def test_a_filter_that_names_a_person_is_withheld(secret: str | int) -> None:
+def test_personal_filter_is_withheld(secret: str | int) -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), where=Where(tenant="a", user=["ann", secret])))
     (record,) = written(live)
@@ -529,7 +520,7 @@ def test_a_filter_that_names_a_person_is_withheld(secret: str | int) -> None:
 
 
 @pytest.mark.parametrize("where", [{}, {"tenant": [0.5]}, {"tenant": None}, [], "a"])
-def test_a_filter_that_is_none_is_refused(where: object) -> None:
+def test_invalid_filter_is_refused(where: object) -> None:
     live = Watching(LabelJudge({}))
     live.serve(make_context(POOL, 3))
     (record,) = written(live)
@@ -539,7 +530,7 @@ def test_a_filter_that_is_none_is_refused(where: object) -> None:
         SampleRecord.from_bytes(zlib.compress(json.dumps(document).encode()))
 
 
-def test_a_record_can_be_decided_on_again() -> None:
+def test_record_can_be_decided_again() -> None:
     live = Watching(LabelJudge({}))
     context = make_context(POOL, 3)
     live.serve(context)

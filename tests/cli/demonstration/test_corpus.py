@@ -16,9 +16,9 @@ def entries() -> list[Passage]:
     return list(corpus.passages())
 
 
-def test_what_other_libraries_replace_or_graft_on_is_no_part_of_it(
-    entries: list[Passage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grafted_names_are_no_part(entries: list[Passage], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other libraries replace or graft on is not a part of it."""
+
     def warning_once(self: logging.Logger) -> None:
         """A method that some library adds to every logger."""
 
@@ -32,14 +32,14 @@ def test_it_holds_a_few_thousand_passages(entries: list[Passage]) -> None:
     assert 2_000 <= len(entries) <= 4_000
 
 
-def test_every_name_is_there_once_and_in_a_listed_module(entries: list[Passage]) -> None:
+def test_names_are_unique_and_listed(entries: list[Passage]) -> None:
     names = [entry.passage_id for entry in entries]
     assert len(set(names)) == len(names)
     prefixes = tuple(f"{module}." for module in corpus.MODULES)
     assert all(f"{name}.".startswith(prefixes) for name in names)
 
 
-def test_every_passage_says_something_and_not_too_much(entries: list[Passage]) -> None:
+def test_passages_say_enough_not_much(entries: list[Passage]) -> None:
     assert all(entry.text.strip() and entry.title.strip() for entry in entries)
     assert max(len(entry.text) for entry in entries) <= corpus.MAX_CHARACTERS
 
@@ -71,27 +71,25 @@ def dataset() -> Dataset:
 
 
 class TestQuestions:
-    def test_there_are_at_least_150_and_some_have_no_answer(self, dataset: Dataset) -> None:
+    def test_at_least_150_some_unanswerable(self, dataset: Dataset) -> None:
         assert len(dataset) >= 150
         assert 5 <= len(dataset) - len(dataset.answerable) <= 30
 
-    def test_no_question_is_lost_on_this_python(self, dataset: Dataset) -> None:
+    def test_no_question_is_lost_here(self, dataset: Dataset) -> None:
         """Labels of names that a version lacks are counted; whole questions must survive."""
         assert not any(note.startswith("questions left out") for note in dataset.notes)
 
-    def test_every_label_names_a_passage_of_this_python(
-        self, entries: list[Passage], dataset: Dataset
-    ) -> None:
+    def test_labels_name_passages_of_here(self, entries: list[Passage], dataset: Dataset) -> None:
         names = {entry.passage_id for entry in entries}
         labelled = {name for grades in dataset.qrels.values() for name in grades}
         labelled |= {name for found in dataset.distractors.values() for name in found}
         assert labelled <= names
 
-    def test_few_labels_name_what_this_python_lacks(self, dataset: Dataset) -> None:
+    def test_few_labels_name_missing_parts(self, dataset: Dataset) -> None:
         lacking = [note for note in dataset.notes if note.startswith("labelled names")]
         assert sum(int(note.split()[-1]) for note in lacking) <= 40
 
-    def test_grades_are_one_or_two_and_no_distractor_is_relevant(self, dataset: Dataset) -> None:
+    def test_grades_and_distractors_never_meet(self, dataset: Dataset) -> None:
         for query in dataset.queries:
             relevant = dataset.relevant(query.query_id)
             assert set(relevant.values()) <= {1, 2}
@@ -101,8 +99,6 @@ class TestQuestions:
         topics = {(query.metadata or {})["topic"] for query in dataset.queries}
         assert len(topics) >= 40
 
-    def test_what_was_judged_irrelevant_is_known_and_not_merely_unjudged(
-        self, dataset: Dataset
-    ) -> None:
+    def test_judged_irrelevant_is_known(self, dataset: Dataset) -> None:
         zeros = [list(grades.values()).count(0) for grades in dataset.qrels.values()]
         assert min(zeros) >= 10

@@ -31,9 +31,10 @@ def question(name: str, before: list[str], after: list[str]) -> ShownQuestion:
     return ShownQuestion(Query(name, f"question {name}"), *passages, LABELS)
 
 
-def test_answers_and_what_misleads_are_counted_and_a_question_that_lost_is_shown(
+def test_answers_and_losers_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Answers and what misleads are counted and a question that lost is shown."""
     gains = question("gains", ["lure", "answer", "more"], ["answer"])
     loses = question("loses", ["answer", "lure"], ["lure", "answer"])
     counted = BeforeAfter(
@@ -54,7 +55,7 @@ def test_answers_and_what_misleads_are_counted_and_a_question_that_lost_is_shown
     assert "loses: question loses today 2 ✓ answer, ✗ lure guard 2 ✗ lure, ✓ answer" in said
 
 
-def test_the_true_mrr_is_over_all_requests_as_the_estimate_is() -> None:
+def test_true_mrr_is_over_all() -> None:
     dataset = Dataset("demo", (Query("q", "a question"),), {"q": {"answer": 2, "help": 1}})
     served = [context("answer", "help"), context("lure")]
     unanswerable = Dataset("demo", (Query("q", "a question"),), {"q": {}})
