@@ -16,7 +16,7 @@ from calibration.evaluate import PROFILE_METRICS, QueryMetrics, contexts, of_con
 from calibration.figures import significant
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
 from calibration.folded import Choose, Folded
-from calibration.grid import Grid, ratio_grid, sizes, utility_grid
+from calibration.grid import Grid, GridIndex, ratio_grid, sizes, utility_grid
 from calibration.objectives import (
     LADDERS,
     choose,
@@ -28,7 +28,7 @@ from calibration.pool_labels import IntArray, PoolLabels, labelled_part
 from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Context, Family
 from calibration.sufficiency import calibrate_sufficiency
-from calibration.verdict import fewest_to_enforce, lower_bound, verdict
+from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.settings import optional, setting
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
@@ -131,6 +131,9 @@ class _FirstK(NamedTuple):
     order: IntArray
     kept: NDArray[np.bool_]
     metrics: QueryMetrics
+
+
+_Contexts = tuple[IntArray, NDArray[np.bool_], QueryMetrics]
 
 
 @dataclass(frozen=True)
@@ -327,7 +330,10 @@ class LabelledRoute:
 
     def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
         """Judge a policy by the contexts that it gives the queries that measure."""
-        metrics = self._metrics(order, kept)
+        return self._judged(name, policy, (order, kept, self._metrics(order, kept)))
+
+    def _judged(self, name: str, policy: Policy, measured: "_Contexts") -> Option:
+        order, kept, metrics = measured
         own, today = metrics.values, self.today.metrics.values
         size = "kept" if np.isnan(own["tokens"]).any() else "tokens"
         judged = verdict(
@@ -337,6 +343,7 @@ class LabelledRoute:
             todays_udcg=float(today["udcg"].mean()),
             shown_by=self.shown_by,
             refutable=self.settings.promise is None and self.settings.context != "utility",
+            risk_per_saved=RISK_PER_SAVED if name in ("balanced", "richer") else math.inf,
             **self._limits,
         )
         return Option(name, policy, order, kept, metrics, judged)
@@ -437,14 +444,24 @@ class LabelledRoute:
         policy = among.grid.policy(index)
         if self.held_out:
             return self.option(name, policy, *contexts(self.measured[0], policy))
-        order, n_kept = among.contexts(rule, self.settings.serving_k)
-        found = self.option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
+        # Steps of a ladder often choose alike: the same contexts are measured once.
+        key = (among is self.choosing, among.by_others(rule))
+        if key not in self._folded:
+            order, n_kept = among.contexts(rule, self.settings.serving_k)
+            kept = np.arange(order.shape[1]) < n_kept[:, None]
+            self._folded[key] = order, kept, self._metrics(order, kept)
+        found = self._judged(name, policy, self._folded[key])
         vacuous = among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
         if vacuous and found.verdict.recall is not None:
             n = found.verdict.n
             shadow = RouteVerdict(decision="shadow", n=n, n_needed=self._in_all(n), **self._limits)
             return replace(found, verdict=shadow)
         return found
+
+    @cached_property
+    def _folded(self) -> "dict[tuple[bool, tuple[GridIndex | None, ...]], _Contexts]":
+        """What some choices of the folds give, by what they choose."""
+        return {}
 
     def _metrics(self, order: IntArray, kept: NDArray[np.bool_]) -> QueryMetrics:
         pools, labels = self.measured

@@ -5,8 +5,9 @@ collections recall was overstated by .001, and its lower bound above the truth i
 10%.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -60,7 +61,9 @@ class Folded:
         depth = grid.reached.shape[1]
         order = np.tile(np.arange(depth), (len(self.fold), 1))
         n_kept = np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)
-        for number, index in self._by_others(choose).items():
+        for number, index in zip(self._without, self.by_others(choose), strict=True):
+            if index is None:
+                continue
             rows = self.fold == number
             order[rows], n_kept[rows] = grid.rows(np.flatnonzero(rows)).contexts(index)
         return order, n_kept
@@ -70,14 +73,16 @@ class Folded:
 
         Where few do, the contexts are today's, and say nothing of the choice of all queries.
         """
-        return float(np.isin(self.fold, [*self._by_others(choose)]).mean())
+        chosen = zip(self._without, self.by_others(choose), strict=True)
+        return float(np.isin(self.fold, [number for number, index in chosen if index]).mean())
 
-    def _by_others(self, choose: Choose) -> dict[int, GridIndex]:
-        """Return what the others choose for each fold; a fold is left out where that is nothing."""
+    def by_others(self, choose: Choose) -> tuple[GridIndex | None, ...]:
+        """Return what the other folds choose for each fold; None for what is served today."""
+        places = [choose(others) for others in self._without.values()]
+        return tuple(None if place is None else self.tried[place] for place in places)
+
+    @cached_property
+    def _without(self) -> Mapping[int, PolicySums]:
+        """The sums of the others for each fold, if there are any others, for every choice."""
         numbers = np.unique(self.fold).tolist()
-        found = {}
-        for number in numbers if len(numbers) > 1 else ():
-            place = choose(self.sums.without(number))
-            if place is not None:
-                found[number] = self.tried[place]
-        return found
+        return {number: self.sums.without(number) for number in numbers if len(numbers) > 1}
