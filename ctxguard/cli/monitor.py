@@ -307,21 +307,20 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         return
     rows = []
     for monitor in alarms.losses:
-        learned = f"learning, {monitor.n:,} of {monitor.n + monitor.n_needed:,}"
+        learned = f"after {monitor.n_needed:,} more"
         row = (
             monitor.quantity.value.replace("_", " "),
             monitor.route.value,
             f"{monitor.promise.at_most:.3f}",
-            monitor.reference.value,
             learned if monitor.target is None else f"{monitor.target:.3f}",
             f"{monitor.n:,}",
             NO_DATA if monitor.e_value is None else f"{monitor.e_value:,.3g}",
         )
         rows.append(row)
     output.table(
-        ("promise", "route", "at most>", "compared with", "target>", "judged>", "e-value>"),
+        ("promise", "route", "at most>", "target>", "judged>", "evidence>"),
         rows,
-        f"Promises of profile {alarms.profile_id}; alarm at e-value {DEFAULT_THRESHOLD:,.0f}",
+        f"Promises of profile {alarms.profile_id}; alarm at evidence {DEFAULT_THRESHOLD:,.0f}",
     )
     if not any(monitor.n for monitor in alarms.losses) and not alarms.active:
         output.note(

@@ -60,9 +60,9 @@ class TokenAccount(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Name the tokens kept, all that were retrieved, and the bare retriever's."""
+        """Name the tokens kept, all that were retrieved, and today's."""
         retrieved = self.kept + self.dropped_in_assembly + self.dropped_by_policy
-        return f"about {self.kept:,} kept of {retrieved:,}; bare retriever: {self.today:,}"
+        return f"about {self.kept:,} kept of {retrieved:,} retrieved; today's: {self.today:,}"
 
     def saved_cost(self, price_per_million: float | None) -> float | None:
         """Return what the tokens saved would have cost; None without a price."""
