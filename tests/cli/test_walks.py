@@ -26,7 +26,9 @@ QUESTIONS = [
 ]
 """Each question with the number of the text that answers it."""
 VERDICT = re.compile(r"^verdict +(enforce|shadow|keep)", re.MULTILINE)
-WORTH = re.compile(r"^in short +[\d.]+ passages for [\d.]+, [\d.]+ tokens for [\d.]+", re.MULTILINE)
+WORTH = re.compile(
+    r"^in short +[\d.]+ passages in place of [\d.]+, [\d.]+ tokens in place of [\d.]+", re.MULTILINE
+)
 
 
 def on_page(title: str, language: str = "text") -> str:
