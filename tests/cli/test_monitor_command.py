@@ -213,7 +213,7 @@ class TestLanguageModel:
         assert expected.items() <= promise.items()
         assert (promise["at_most"], promise["e_value"]) == (0.12, None)
         text = self.judge(run, endpoint, traffic, *options).stdout
-        assert f"learning, {judged} of 400" in text
+        assert f"after {400 - judged} more" in text
         (tmp_path / "served").mkdir()
         alone = serve(tmp_path / "served", 30, profile=profile, rates=ONLY_SERVED)
         said = " ".join(ok(self.judge(run, endpoint, alone, *options)).stdout.split())
