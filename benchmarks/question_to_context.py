@@ -87,16 +87,14 @@ class RealQuestions(GivenVectors):
 class KeptVectors(SentenceTransformerEmbedder):
     """The model, and its vectors of the passages, which were computed before."""
 
-    vectors: Float32Array
+    kept: Mapping[str, Float32Array]
 
     def encode_passages(
         self,
         texts: Sequence[str],
         progress: Progress | None = None,  # noqa: ARG002
     ) -> Float32Array:
-        if len(texts) != len(self.vectors):
-            raise ValueError(f"{len(texts)} passages, but {len(self.vectors)} vectors were kept")
-        return self.vectors
+        return np.array([self.kept[text] for text in texts])
 
 
 class Questions(NamedTuple):
@@ -126,11 +124,12 @@ def real(folder: Path, cache: Path, n_questions: int) -> Questions:
     embedder = KeptVectors(remembered=0)
     key = f"{folder.resolve().name}-{len(texts)}-{embedder.fingerprint()[:16]}"
     encode = super(KeptVectors, embedder).encode_passages
-    embedder.vectors = kept(cache, key, lambda: {"vectors": encode(texts)})["vectors"]
+    vectors = kept(cache, key, lambda: {"vectors": encode(texts)})["vectors"]
+    embedder.kept = dict(zip(texts, vectors, strict=True))
     own = {query.text: dict(dataset.qrels.get(query.query_id, {})) for query in dataset.queries}
     judged = {text: grades for text, grades in own.items() if any(grades.values())}
     asked = list(judged)[:n_questions]
-    return Questions(passages, embedder, embedder.vectors, asked, judged, folder.resolve().name)
+    return Questions(passages, embedder, vectors, asked, judged, folder.resolve().name)
 
 
 def systems(given: Questions) -> tuple[dict[str, Answer], Answer]:
