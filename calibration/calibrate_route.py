@@ -121,7 +121,7 @@ class Option:
         return float((self.metrics.values["kept"] if np.isnan(tokens).any() else tokens).mean())
 
     def serves_as(self, other: "Option") -> bool:
-        """Tell whether every context holds the same passages in the same order."""
+        """Return whether every context holds the same passages in the same order."""
         own, others = self.order[self.kept], other.order[other.kept]
         return np.array_equal(self.kept, other.kept) and np.array_equal(own, others)
 

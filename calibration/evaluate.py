@@ -103,7 +103,7 @@ class QueryMetrics:
         return {name: found[name] for name in columns}
 
     def equals(self, other: "QueryMetrics") -> bool:
-        """Tell whether every metric that both have is the same on every query."""
+        """Return whether every metric that both have is the same on every query."""
         shared = self.values.keys() & other.values.keys()
         return self.query_ids == other.query_ids and all(
             np.array_equal(self.values[name], other.values[name], equal_nan=True) for name in shared

@@ -43,7 +43,7 @@ class Difference(Interval):
     outcome: Outcome
 
     def is_regression(self, tolerance: float = 0.0) -> bool:
-        """Tell whether it is worse by more than noise and ``tolerance``, in the metric's unit."""
+        """Return whether it is worse by more than noise and ``tolerance``, in the metric's unit."""
         if self.outcome != "worse" or self.bounds is None:
             return False
         return min(map(abs, self.bounds)) > tolerance
@@ -102,7 +102,7 @@ class Results:
         return self._places[policy, metric]
 
     def has_data(self, metric: str) -> bool:
-        """Tell whether a metric of the table is defined for any policy."""
+        """Return whether a metric of the table is defined for any policy."""
         return any(row.metric == metric and row.mean.value is not None for row in self.rows)
 
     def only(

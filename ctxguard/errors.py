@@ -2,7 +2,7 @@
 
     CtxguardError
     ├── ConfigurationError      a setting or argument that cannot work            (ValueError)
-    ├── DataError               a file of the user's that cannot be read: names file, line, value
+    ├── DataError               a user's file that cannot be read: names file, line, value
     ├── IndexFolderError        a saved index that is incomplete, foreign or damaged
     ├── ProfileError            a profile that cannot be used
     │   ├── ProfileFormatError      not a profile, or of another schema
@@ -13,7 +13,7 @@
     │   ├── OverloadedError         refused: more requests at once than can be served
     │   └── FilterViolationError    a retriever returned what the request's filter forbids
     ├── QueryError              a query that cannot be searched (empty, too large)  (ValueError)
-    ├── JudgeError              a judge has given no valid verdict at all
+    ├── JudgeError              a judge gave no valid verdict
     ├── RedactionError          a text could not be redacted, so it is not written
     ├── StoreError              an operation of the monitor's sample store failed
     │   ├── StoreUnavailableError   cannot be opened or reached
@@ -25,7 +25,7 @@
     ├── CalibrationError        the labels do not suffice for a calibration or a report
     └── MissingExtraError       an optional library is not installed              (ImportError)
 
-Every message says what was wrong, the value seen, and what mends it. Pure: imports nothing
+Every message says what is wrong, which value was seen, and how to fix it. Pure: imports nothing
 from the package.
 """
 
@@ -118,13 +118,13 @@ class FilterViolationError(StageError):
 
 
 class JudgeError(CtxguardError):
-    """A judge has given no valid verdict in its first calls: to ask it on would be waste."""
+    """A judge gave no valid verdict in its first calls, so asking it further would be waste."""
 
 
 class RedactionError(CtxguardError):
     """A text could not be redacted, so it must not be written.
 
-    Never holds the text, nor the message of the redactor's own error, which may quote it.
+    It never holds the text, nor the redactor's own message, which may quote the text.
     """
 
 
@@ -145,7 +145,7 @@ class StoreLockedError(StoreError):
 
 
 class StoreReadOnlyError(StoreError):
-    """The store may be read, not written: its file, folder, role or server forbids it."""
+    """The store can only be read: its file, folder, role or server forbids writing."""
 
 
 class StoreCorruptError(StoreError):
@@ -153,10 +153,10 @@ class StoreCorruptError(StoreError):
 
 
 class StoreSchemaError(StoreError):
-    """The tables are another release's, another program's or not all there: left untouched.
+    """Another release or program wrote the tables, or some are missing; left untouched.
 
     Attributes:
-        found: The schema version of the tables; None if they tell none.
+        found: The schema version of the tables; None if they have none.
         known: The schema version that this release reads.
     """
 
@@ -167,15 +167,15 @@ class StoreSchemaError(StoreError):
 
 
 class CalibrationError(CtxguardError):
-    """The labels or the recorded runs do not suffice for what they are used for."""
+    """The labels or the recorded runs do not suffice for their purpose."""
 
 
 class MissingExtraError(CtxguardError, ImportError):
-    """An optional library is needed and absent.
+    """A required optional library is not installed.
 
     Args:
         library: The module that could not be imported.
-        extra: The extra that brings it.
+        extra: The extra that installs it.
         install: The command that installs the extra.
     """
 

@@ -104,7 +104,7 @@ class Dataset:
         )
 
     def is_labelled(self, query_id: str) -> bool:
-        """Tell whether a query has a label of a passage, or an empty entry in the qrels."""
+        """Return whether a query has a label of a passage, or an empty entry in the qrels."""
         return query_id in self.qrels or bool(self.distractors.get(query_id))
 
     @cached_property

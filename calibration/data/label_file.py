@@ -102,7 +102,7 @@ class LabelFile:
         return self._judgments.get(query_id, {})
 
     def has_no_answer(self, query_id: str) -> bool:
-        """Tell whether a question is marked as having no answer."""
+        """Return whether a question is marked as having no answer."""
         return query_id in self._no_answer
 
     @property

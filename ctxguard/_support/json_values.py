@@ -7,7 +7,7 @@ _NO_MARKS = bytes(set(range(256)) - set(b'",[{'))
 
 
 def has_more_values(document: bytes | bytearray, most: int = MOST_VALUES) -> bool:
-    r"""Tell whether JSON has more than so many values.
+    r"""Return whether JSON has more than so many values.
 
     Counts the commas and opening brackets outside of texts, of which there are at least as many as
     values, less one.

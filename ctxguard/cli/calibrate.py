@@ -305,7 +305,7 @@ def _judged_in_short(made: "StoreCalibration", route: Route) -> str:
 
 
 def lacks_verdict(profile: "Profile", required: str | None) -> bool:
-    """Tell whether the verdict is not the one required, if any is."""
+    """Return whether the verdict is not the one required, if any is."""
     verdict = profile.verdict
     return required is not None and (verdict is None or verdict.decision != required)
 

@@ -200,7 +200,7 @@ def _store(url: str) -> Iterator[Finding]:
 
 
 def _metrics(url: str) -> Iterator[Finding]:
-    """Tell whether a URL serves metrics of a guard or a monitor."""
+    """Return whether a URL serves metrics of a guard or a monitor."""
     try:
         with urllib.request.urlopen(url, timeout=_SCRAPE_SECONDS) as answer:  # noqa: S310  http(s)
             lines = answer.read(_MAX_METRICS_BYTES).decode(errors="replace").splitlines()

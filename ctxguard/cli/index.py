@@ -284,7 +284,7 @@ def _print(made: "dict[str, Any]", output: Output) -> None:
 
 
 def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
-    """Tell whether an index holds chunks of longer passages; an engine, of these passages."""
+    """Return whether an index holds chunks of longer passages; an engine, of these passages."""
     from calibration.data.readers import read_corpus
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.chunks import CHUNK_OF

@@ -201,7 +201,7 @@ class QuestionWork:
         return to_grade(self._pools[name], grades)
 
     def has_no_answer(self, place: int) -> bool:
-        """Tell whether a question is marked as having none."""
+        """Return whether a question is marked as having none."""
         return self.file.has_no_answer(self.queries[place].query_id)
 
     def lacking(self, place: int) -> list[str]:

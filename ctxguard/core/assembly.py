@@ -51,20 +51,20 @@ class Assembly:
             middle (1, 3, 5, …, 6, 4, 2), where models read least.
         max_tokens: Limit of the rendered text in tokens, separators included; None disables it.
             With a limit, passages are rendered on the request path.
-        count_tokens: Counts the tokens of a text; give the model's own tokenizer if the budget is
-            tight. If it raises, `estimate_tokens` is used for that text. Passages are counted one
-            by one and added up, which is never fewer than the whole for `estimate_tokens`, nor in
-            practice for a model's tokenizer.
-        max_passage_chars: A passage whose title and text are longer is left out, whatever the
+        count_tokens: Counts the tokens of a text; pass the model's own tokenizer if the budget is
+            tight. If it raises, `estimate_tokens` is used for that text. The budget is compared
+            with the sum over passages, which is never below the count of the whole text for
+            `estimate_tokens`, nor in practice for a model's tokenizer.
+        max_passage_chars: A passage whose title and text are longer is left out even within the
             budget: it is a file that slipped into the corpus, or an attack.
         truncate: If no passage is within the limits, cut the best one at the end of a sentence
-            (else at white space) and flag the answer ``truncated``. Without it the context is then
-            empty, and flagged ``over_budget``.
+            (else at white space) and flag the answer ``truncated``. If False, the context is then
+            empty and flagged ``over_budget``.
         drop_duplicates: Keep only the best of the passages whose texts are equal but for Unicode
             form, case and white space; the others take no place among the k. Passages without text
             are never duplicates.
         sanitise: Remove hidden characters and escape delimiters when rendering.
-        template: The text of one passage, with fields; see ``ctxguard.core.render.Template``.
+        template: The template of one passage; see ``ctxguard.core.render.Template``.
         separator: The text between two rendered passages.
         insufficient_text: Text that comes first, word for word, if ``Context.sufficient`` is False
             or no passage is served; None disables it. ``max_tokens`` does not count it.
@@ -127,8 +127,8 @@ class AssemblyDrop(NamedTuple):
     Attributes:
         position: Position in the ranking, from 0.
         reason: ``over_budget``, ``unreadable`` or ``insufficient``.
-        kept_if: The setting and value that would have kept it; empty if none would, or if it was
-            too long to be counted for a budget that was full.
+        kept_if: The setting and value that would have kept it; empty if none would, or if the
+            budget was full and the passage too long to be counted.
     """
 
     position: int
@@ -177,7 +177,7 @@ def read_passages(
     """Read the passages at these positions, each on its own.
 
     Args:
-        source: The ranking's passages; it may be anyone's code, and hold anything.
+        source: The ranking's passages; untrusted code that may return anything.
         positions: Best first.
         max_chars: A passage whose title and text are longer is left out.
     """
@@ -228,8 +228,8 @@ def assemble(
     """Choose and order the passages that are served.
 
     Leaves out passages that cannot be read or are too large. Takes the others best first; one that
-    does not fit the rest of the budget gives way to the next that does. No passage that the
-    decision dropped takes a free place.
+    does not fit the remaining budget is skipped for the next that does. Passages that the decision
+    dropped never fill the gap.
 
     If no passage fits the whole budget, the best is cut if ``truncate`` is set. Otherwise, or if
     the template alone exceeds the budget, nothing is served and the answer is flagged.
@@ -237,7 +237,7 @@ def assemble(
     Args:
         decision: Its kept prefix is assembled.
         assembly: The settings.
-        insufficient: Whether the kept passages were called insufficient; ``abstain`` then leaves
+        insufficient: Whether the kept passages were judged insufficient; ``abstain`` then leaves
             out every passage.
         read: The passages that the decision kept; None to read them.
 
@@ -305,7 +305,7 @@ def first_readable(ranking: Ranking, positions: Iterable[int]) -> int | None:
 
 
 def nothing_readable(failures: Sequence[StageFailure]) -> StageUnavailableError:
-    """Build the error for candidates of which none can be read: that must not look empty."""
+    """Build the error for a ranking without a readable passage, which must not look empty."""
     return StageUnavailableError(STAGE, f"no candidate can be read; the first: {failures[0].cause}")
 
 
@@ -377,7 +377,7 @@ def _cut_to_budget(
     over: list[AssemblyDrop],
     flags: list[Flag],
 ) -> list[Passage]:
-    """Cut the best passage of which some text fits the budget; empty if no text does."""
+    """Cut the best passage that fits the budget in part; empty if none does."""
     counter = _Counter(assembly, [])
     for index, (_, passage) in enumerate(candidates if assembly.truncate else ()):
         if text := _whole_sentences(passage.text, _fitting(passage, max_tokens, counter)):

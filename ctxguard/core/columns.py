@@ -1,7 +1,7 @@
 """Signals from columns of the passages' metadata: when a passage was written, where it comes from.
 
-Each signal depends on the candidates of one list and the query alone, so that it means the same
-next year: a passage's age counts from the newest candidate. Pure: no I/O, no clock, no logging.
+Each signal depends only on the query and the candidates of one list, so that it means the same next
+year: a passage's age counts from the newest candidate. Pure: no I/O, no clock, no logging.
 """
 
 import math
@@ -47,14 +47,14 @@ class SignalColumn:
     ``time`` (dates and times), ``version`` and ``number`` give ``COLUMN:age``: how far a candidate
     lies behind the highest in the list, as a logarithm; a candidate without a value has the mean.
     ``source`` gives ``COLUMN:VALUE`` for each of ``sources``, 1 for candidates with that value; a
-    regression with a penalty shrinks what it learns of each towards the mean. All but ``number``
-    give ``COLUMN:named`` as well: 1 if the query names the candidate's value (a year, a version, or
-    the words of a source), −1 if it names that of others alone, 0 if it names none.
+    penalised regression shrinks the effect of each towards the mean. All but ``number`` give
+    ``COLUMN:named`` as well: 1 if the query names the candidate's value (a year, a version, or the
+    words of a source), −1 if it names only other candidates' values, 0 if it names none.
 
     Attributes:
         name: The field of the metadata.
-        kind: What its values are.
-        unit: The difference that counts as one, > 0; of times, in days; of versions, in releases.
+        kind: The kind of its values.
+        unit: The difference that counts as one, > 0; in days for times, in releases for versions.
         sources: The values with a signal of their own, sorted.
     """
 
@@ -66,7 +66,7 @@ class SignalColumn:
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name:
             raise ConfigurationError(
-                f"{self.name!r} is not a name of a signal column: it has a colon"
+                f"{self.name!r} cannot name a signal column: it contains a colon"
             )
         if not 0.0 < self.unit < math.inf:
             raise ConfigurationError(f"the unit {self.unit!r} of column {self.name!r} must be > 0")
@@ -112,20 +112,20 @@ class SignalColumn:
 
 
 def is_free(signal: str) -> bool:
-    """Tell the signals of a column that compare candidates from those of single sources."""
+    """Return whether a column's signal compares candidates, rather than marking one source."""
     return signal.endswith((":age", ":named"))
 
 
 def read_column(name: str, values: Iterable[object]) -> SignalColumn:
-    """Tell the kind of a column from the values of many candidates.
+    """Infer the kind of a column from the values of many candidates.
 
     Args:
         name: The field of the metadata.
         values: Values, None for candidates without one.
 
     Raises:
-        ConfigurationError: no candidate has a value, the values are all the same, or nearly each is
-            another and no time, version or number.
+        ConfigurationError: no candidate has a value, all values are the same, or most are unique
+            and not times, versions or numbers.
 
     >>> read_column("updated_at", ["2024-03-01", None, "2021-11-05T10:00:00Z"]).kind
     'time'
@@ -147,13 +147,13 @@ def read_column(name: str, values: Iterable[object]) -> SignalColumn:
         raise ConfigurationError(
             f"signal column {name!r} holds neither times, versions nor numbers, and most of its "
             f"values are rare ({len(counts):,} for {len(present):,} candidates): nothing can be "
-            "learned of a value that few candidates have"
+            "learned about a value that few candidates have"
         )
     return SignalColumn(name, "source", sources=tuple(sorted(common)))
 
 
 def with_columns(ranking: Ranking, columns: Sequence[SignalColumn], query: str) -> Ranking:
-    """Return a ranking with the signals of columns beside its own.
+    """Return a ranking with the signals of columns added to its own.
 
     A ranking whose passages cannot be read is returned as it is: a model that needs the signals
     then refuses.
@@ -200,7 +200,7 @@ def _days(value: object) -> float:
 
 @lru_cache(maxsize=_MOST_PARSED)
 def _parsed_days(text: str) -> float:
-    """Parse a time; offsets from UTC are less than a day, and count for nothing here."""
+    """Parse a time; offsets from UTC are less than a day and are ignored."""
     match = _DATE.fullmatch(text.strip())
     if match is None:
         return math.nan
@@ -226,14 +226,14 @@ def _parsed_version(text: str) -> tuple[int, ...] | None:
 
 
 def _source(value: object) -> str:
-    """Return a source's name; empty for a value that is none."""
+    """Return a source's name; empty if the value is not one."""
     if isinstance(value, bool | int) or (isinstance(value, str) and value):
         return str(value)[:_MOST_VALUE_CHARS]
     return ""
 
 
 def _named(kind: ColumnKind, query: str, values: Sequence[object]) -> FloatArray:
-    """Return 1 for values that the query names, −1 for others beside them, else 0."""
+    """Return 1 for values that the query names, −1 for the others if it names any, else 0."""
     named: Sequence[bool] = ()
     if kind == "version":
         asked = [tuple(map(int, text.split(".")))[:6] for text in _ASKED_VERSION.findall(query)]
@@ -259,7 +259,7 @@ def _spaced(text: str) -> str:
 
 
 def _is_within(version: tuple[int, ...], asked: tuple[int, ...]) -> bool:
-    """Tell whether 2.1.3 is meant by 2.1, or 2.1 by 2.1.0."""
+    """Return whether one version covers the other, as 2.1 covers 2.1.3 and 2.1.0 covers 2.1."""
     shorter = min(len(version), len(asked))
     return version[:shorter] == asked[:shorter] and not any(asked[shorter:])
 

@@ -40,23 +40,25 @@ class Context:
         passages: The passages in presentation order, with their texts as the retriever gave them
             (except one that ``truncate`` cut): only ``text`` is sanitised.
         decision: The decision on the whole ranking.
-        dropped_in_assembly: Candidates that the decision kept and assembly did not.
+        dropped_in_assembly: Candidates that the decision kept and assembly left out.
         flags: Flags of the answer.
         failures: Stages that were left out, and failures during assembly.
         assembly: The settings that render ``text``.
         session_id: The session of the request; None if it named none.
-        profile_id: The profile that decided; None without a profile.
+        profile_id: Id of the profile that decided; None without a profile.
         differences: How the system that answered differs from the one that the profile was
             calibrated on, one readable line each.
         p_sufficient: P(relevant) of the best passage that the decision kept;
-            0.0 if it kept none. None if this was not calibrated for the policy that decided, or
-            could not be computed.
-        sufficient: Whether ``p_sufficient`` reaches the certified threshold; None without either.
+            0.0 if it kept none. None if it was not calibrated for the policy, or could not be
+            computed.
+        sufficient: Whether ``p_sufficient`` reaches the certified threshold; None if either is
+            missing.
         where: The request's filter; None without one.
-        today_k: How many passages the bare retriever serves, which savings are compared with.
-        assessment: What an assessor was asked about the candidates; None if it was not.
-        enforced: Whether a policy decided what is served, calibrated or set by hand; else the
-            passages are the first of the list.
+        today_k: Number of passages that the bare retriever serves, the baseline of savings.
+        assessment: The assessor's questions and answers about the candidates; None if it was not
+            asked.
+        enforced: Whether a policy, calibrated or set by hand, chose the served passages; otherwise
+            they are the first of the list.
     """
 
     request_id: str
@@ -119,7 +121,7 @@ class Context:
     def would_keep_ids(self) -> tuple[str, ...]:
         """Ids that both the decision and assembly kept, best first.
 
-        In shadow they are what ``enforce`` would have served in place of ``served_ids``.
+        In shadow, ``enforce`` would have served these in place of ``served_ids``.
         """
         out = {drop.position for drop in self.dropped_in_assembly}
         ids = self.decision.ranking.passage_ids
@@ -127,12 +129,12 @@ class Context:
 
     @property
     def candidates(self) -> int:
-        """How many candidates the retriever returned."""
+        """Number of candidates that the retriever returned."""
         return len(self.decision.ranking)
 
     @cached_property
     def dropped_by_reason(self) -> dict[DropReason, int]:
-        """How many candidates each reason dropped; with the kept ones they add up to all."""
+        """Number of candidates dropped for each reason; with the kept ones they add up to all."""
         counts = dict(self.decision.dropped_by_reason)
         for drop in self.dropped_in_assembly:
             counts[drop.reason] = counts.get(drop.reason, 0) + 1
@@ -153,9 +155,9 @@ class Context:
     def to_dict(self) -> dict[str, object]:
         """Return the answer and its record, ready for JSON.
 
-        The text as rendered, the served passages, the decision on every candidate, the counts, and
-        the names in the request. A number that JSON cannot carry is None. The ranking's columns
-        (legs, texts of passages not served) are left out: read them from ``decision``.
+        It holds the rendered text, the served passages, the decision on every candidate, the
+        counts, and the request's ids. A number that JSON cannot represent is None. The ranking's
+        columns (legs, texts of passages not served) are left out: read them from ``decision``.
         """
         return {
             "request_id": _json_ready(self.request_id),

@@ -1,10 +1,10 @@
-"""A sketch of a corpus: enough of its passages' digests to say how much of it has changed.
+"""A sketch of a corpus: enough of its passages' digests to tell how much has changed.
 
 A sketch holds the k smallest digests of a corpus (a bottom-k sketch: Beyer et al., "On synopses
 for distinct-value estimation under multiset operations", SIGMOD 2007; Cohen and Kaplan,
 "Leveraging discarded samples for tighter estimation of multiple-set aggregates", SIGMETRICS 2009).
-A digest is as good as a random number, so the passages with the smallest are a random sample of
-the corpus, the same one in every corpus that holds them.
+A digest behaves like a random number, so the passages with the smallest digests are a random sample
+of the corpus, and corpora that share passages sample the same ones.
 """
 
 import base64
@@ -49,7 +49,7 @@ class CorpusSketch:
             base64 of unsigned integers of 64 bits, least byte first.
 
     Raises:
-        ValueError: ``digests`` has another number of digests, or is not written this way.
+        ValueError: ``digests`` has the wrong number of digests, or is not in this form.
     """
 
     passages: int
@@ -60,7 +60,7 @@ class CorpusSketch:
         if self.passages < 0 or values.size != n:
             raise ValueError(f"a sketch of {self.passages} passages holds {n} digests")
         if np.any(values[1:] < values[:-1]):
-            raise ValueError("the digests of a sketch ascend")
+            raise ValueError("the digests of a sketch must ascend")
 
     @classmethod
     def of(cls, digests: "Iterable[int] | DigestArray") -> "CorpusSketch":
@@ -90,11 +90,10 @@ class CorpusSketch:
         another passage. The result is the same in both directions.
 
         Both corpora are known up to the smaller of the two sketches' largest digests: a and b
-        digests, i of them common. |A ∩ B| is estimated by i (|A| + |B|) / (a + b), and never as
-        more than the smaller corpus. With J = i / (a + b − i), the standard error of c is
-        (|A| + |B|) / max(|A|, |B|) / (1 + J)² · √(J (1 − J) / (a + b − i)), at most 0.014: two
-        corpora are compared to within 0.03. If both have at most `SKETCH_SIZE` passages, it is
-        exact.
+        digests, of which i are shared. |A ∩ B| is estimated by i (|A| + |B|) / (a + b), and never
+        as more than the smaller corpus. With J = i / (a + b − i), the standard error of c is (|A| +
+        |B|) / max(|A|, |B|) / (1 + J)² · √(J (1 − J) / (a + b − i)), at most 0.014: two corpora are
+        compared to within 0.03. If both have at most `SKETCH_SIZE` passages, it is exact.
 
         >>> half = CorpusSketch.of(range(500))
         >>> half.changed_share(CorpusSketch.of(range(1000)))

@@ -3,7 +3,7 @@
 Both policies keep a prefix of one order, of at most k and at least min(min_keep, n) candidates.
 ``ratio`` orders by score and compares with the top; ``expected_utility`` orders by a calibrated
 P(relevant) and compares with a passage's utility (DESIGN.md §4 and §5). Pure: no I/O, no clock, no
-logging. It runs on every request, so what is said of each candidate is built only when it is read.
+logging. It runs on every request, so the record of each candidate is built only when read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,8 @@ class Decision:
         set_aside: Positions of candidates without a usable score, or with the id or the text of a
             better one, with the reason.
         probabilities: P(relevant) of each candidate, aligned with ``order``; None without a model.
-        weighed: What the threshold was compared with, likewise: P, or P by length.
+        weighed: The values compared with the threshold, aligned likewise: P, or P weighed by
+            length.
     """
 
     ranking: Ranking
@@ -92,7 +93,7 @@ class Decision:
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether the policy was applied as it is; False where only its k was."""
+        """Whether the whole policy was applied; False if only its k was."""
         if not _K_ALONE.isdisjoint(self.flags):
             return False
         # If no score was usable, none of them is set aside.
@@ -224,7 +225,7 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
 def _score_flags(
     set_aside: tuple[tuple[int, DropReason], ...], problem: Flag | None
 ) -> tuple[Flag, ...]:
-    """Return the flags of the scores; a candidate with a repeated id has a usable one."""
+    """Return the flags of the scores; a repeated id does not make a score unusable."""
     flags = [] if problem is None else [problem]
     if any(reason is DropReason.INVALID_SCORE for _, reason in set_aside):
         flags.insert(0, Flag.INVALID_SCORES)
@@ -276,14 +277,14 @@ def _by_probability(
     tokens: FloatArray | None,
     policy: ExpectedUtilityPolicy,
 ) -> _ByProbability:
-    """Order candidates by P(relevant), of equal ones the first given, and count the kept.
+    """Order candidates by P(relevant), ties as given, and count those to keep.
 
-    With tokens, P weighed by them says what is kept, and P in which order.
+    With tokens, P weighed by length decides which are kept, and P their order.
 
     Args:
         order: Positions of the candidates.
         probabilities: Aligned with ``order``.
-        tokens: Likewise; None where the policy does not weigh.
+        tokens: Aligned likewise; None if the policy does not weigh by length.
         policy: Its k, threshold and minimum apply.
     """
     weighed = probabilities if tokens is None else probabilities * weight_of(tokens)
@@ -310,13 +311,13 @@ def decide_with_answers(
     """Decide by P after an assessor's answers; candidates without one keep their P.
 
     Args:
-        ranking: The answers stand among its signals, as the guard and samples keep them.
+        ranking: Has the answers among its signals, where the guard and samples keep them.
         policy: The policy that was chosen with the answers.
-        name: The answer that counts.
-        model: What it says.
+        name: The name of the answer to use.
+        model: How the answer changes P.
 
     Returns:
-        None if nothing is answered, or P cannot be computed.
+        None if there is no answer, or P cannot be computed.
     """
     answers, places = ranking.signals.get(ANSWER + name), ranking.signals.get(f"{ANSWER}place")
     if answers is None or not np.isfinite(answers).any():
@@ -358,7 +359,7 @@ def _relative_prefix(
 def _without_copies(
     order: Sequence[int], set_aside: tuple[tuple[int, DropReason], ...], copies: Mapping[int, int]
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """Move all but the best candidate of each text from the order to those set aside."""
+    """Set aside all but the best candidate of each text."""
     best: dict[int, int] = {}
     repeated = [at for at in order if best.setdefault(copies.get(at, at), at) != at]
     return list(best.values()), (
@@ -380,8 +381,8 @@ def candidate_order(
     Returns:
         Positions of the usable candidates; positions of the others, with the reason; why the
         scores cannot be compared: ``domain_violation`` if one is impossible for the ranking's
-        kind, ``invalid_scores`` if none is usable, ``scores_contradicted`` by that mark, None if
-        they can. Kind ``rank`` needs no score.
+        kind, ``invalid_scores`` if none is usable, ``scores_contradicted`` if the ranking is marked
+        so; None if they can. Kind ``rank`` needs no score.
 
     Raises:
         ConfigurationError: the numbers of scores and passage ids differ.
@@ -420,7 +421,7 @@ def candidate_order(
 def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
     """Return positions by score if strictly descending, as given or once sorted; else empty.
 
-    Nearly every ranking is, and then it holds neither garbage nor ties; a pass in C checks this.
+    Nearly every ranking is strictly descending, without garbage or ties; one pass in C checks it.
     """
     order: Sequence[int] = range(len(scores))
     ordered: Sequence[float] = scores  # type: ignore[assignment]
@@ -445,7 +446,7 @@ def _sorted_candidates(
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
     """Sort candidates with a usable score as `candidate_order` does; return the others too.
 
-    Sorts by upstream rank alone without ``by_score``.
+    Without ``by_score`` it sorts by upstream rank alone.
     """
     scores, ids = ranking.scores, ranking.passage_ids
     order: Sequence[int] = range(len(ids))

@@ -1,7 +1,7 @@
-"""Finds texts that copy an earlier one: equal but for Unicode form, case and white space.
+"""Finds texts that copy an earlier one: equal apart from Unicode form, case and white space.
 
-Every place that handles copies uses this rule. A text is compared in full only if its end equals
-that of another, and at most once, so the time grows with the length of the texts. Pure: no I/O, no
+All code that handles copies uses this rule. A text is compared in full only if its end equals that
+of another, and at most once, so the time grows with the length of the texts. Pure: no I/O, no
 clock, no logging.
 """
 
@@ -38,8 +38,8 @@ _MARKS = re.compile(r"[^\w\s\x00-\x7f]{2,}")
 def copies_of(texts: Sequence[str]) -> dict[int, int]:
     """Map the position of each copy to the position of the first text that it repeats.
 
-    Texts are compared in Unicode's compatibility form (as by NFKC), without case, and with any
-    white space as one space. A text without a word is not a copy.
+    Texts are compared in Unicode's compatibility form (as in NFKC), ignoring case, with each run of
+    white space as one space. A text without words is not a copy.
 
     >>> copies_of(["One  two", "three", "ONE\\ntwo", "", "", "ｏｎｅ two"])
     {2: 0, 5: 0}
@@ -75,7 +75,7 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
 
 
 def text_key(text: str) -> bytes | None:
-    """Return a digest of 16 bytes that a text shares with its copies; None if it has no word.
+    """Return a 16-byte digest that a text shares with its copies; None for a text without words.
 
     >>> text_key("One  two") == text_key("ONE\\ntwo"), text_key(" ")
     (True, None)
@@ -87,14 +87,14 @@ def text_key(text: str) -> bytes | None:
 
 
 def _ends_differ(coded: bytes, n: int, above: int) -> bool:
-    """Tell whether n ends, joined by NUL, are of different letters, each of more than ``above``."""
+    """Return whether n ends, joined by NUL, all differ and are longer than ``above`` letters."""
     letters = coded.lower().translate(None, _ASCII_SPACE).decode(errors="surrogatepass").split("\0")
     differ = len(set(map(_LAST_LETTERS, letters))) == len(letters) == n
     return differ and min(map(len, letters)) > above
 
 
 def _end(text: str) -> str:
-    """Return the last letters of a text, which all equal texts share; empty if it has none."""
+    """Return the last letters of a text, which its copies share; empty if it has none."""
     end = text[-_END_WINDOW:]
     letters = "".join((end.lower() if end.isascii() else _folded(end)).split())
     if len(letters) <= _END and len(text) > _END_WINDOW:
@@ -109,7 +109,7 @@ def _key(text: str) -> bytes:
 
 
 def _folded(text: str) -> str:
-    """Fold case and decompose a text letter by letter, with each letter's marks in order."""
+    """Fold case and decompose each letter of a text, with its marks in canonical order."""
     if text.isascii():
         return text.casefold()
     return _MARKS.sub(_in_order, text.translate(_LETTERS))

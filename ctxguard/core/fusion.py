@@ -1,9 +1,9 @@
 """Fusion: combines the scores of several legs into one order.
 
-``reciprocal_rank`` (Cormack, Clarke and Büttcher, SIGIR 2009) keeps rank only. ``convex`` is
-w·dense + (1−w)·lexical after theoretical min-max (Bruch, Gai and Ingber, TOIS 2023, §4): each
-leg is shifted by its scorer's own minimum, not the list's, so that a bad candidate at the tail
-changes nothing. Pure: no I/O, no clock, no logging.
+``reciprocal_rank`` (Cormack, Clarke and Büttcher, SIGIR 2009) uses ranks only. ``convex`` is
+w·dense + (1−w)·lexical after theoretical min-max (Bruch, Gai and Ingber, TOIS 2023, §4): each leg
+is shifted by its scorer's own minimum, not the list's, so that a bad candidate at the tail changes
+nothing. Pure: no I/O, no clock, no logging.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ class Fusion:
 
     @property
     def fingerprint(self) -> str:
-        """Method and parameter in words; for ``ranker``, those that find its candidates.
+        """Method and parameter in words; for ``ranker``, those of its candidate search.
 
         >>> Fusion("convex", weight=0.25).fingerprint, Fusion().fingerprint
         ('convex w=0.25', 'reciprocal_rank c=60')
@@ -74,9 +74,9 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
     """Compute one score per candidate from the lexical and the dense leg.
 
     Args:
-        legs: ``lexical`` and ``dense``, shape (n,) each, NaN where a leg has no score. A
-            missing or garbage score counts as the scorer's minimum (convex) or as no rank at all
-            (reciprocal rank), as does a leg that is missing there.
+        legs: ``lexical`` and ``dense``, shape (n,) each, NaN where a leg has no score. A missing or
+            garbage score counts as the scorer's minimum (convex) or as no rank (reciprocal rank,
+            which also accepts a missing leg).
         fusion: The method and its parameters.
 
     Returns:
@@ -102,7 +102,7 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
 
 
 def _ranked(leg: Leg, constant: int) -> FloatArray:
-    """Rank a leg's scores. A BM25 score of zero is not a hit and has no rank; nor has garbage."""
+    """Rank a leg's scores; BM25 scores of zero, which are not hits, and garbage have no rank."""
     least = 0.0 if leg.kind is ScoreKind.RATIO else -INVALID_MAGNITUDE
     return reciprocal_rank(leg.scores, constant, above=least)
 
@@ -136,7 +136,7 @@ def reciprocal_rank(
     Args:
         scores: Shape (n,).
         constant: > 0.
-        above: Scores up to this have no rank.
+        above: Scores at or below this have no rank.
 
     >>> reciprocal_rank(np.array([3.0, np.nan, 5.0]), 60).round(5).tolist()
     [0.01613, 0.0, 0.01639]

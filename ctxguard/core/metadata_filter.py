@@ -1,4 +1,4 @@
-"""Limits the passages that a request may see by conditions on metadata, which must all hold.
+"""Limits the passages that a request may see to those whose metadata meets every condition.
 
 It fails closed: a passage that lacks a field, or whose value cannot be compared, is not allowed.
 Pure: no I/O, no clock, no logging.
@@ -25,22 +25,21 @@ class Where:
     """A filter on metadata: tenant, access list, language.
 
     Each condition names a field and one or more allowed values. If a passage's field holds a list
-    (its groups), any member may satisfy the condition. Values are texts, whole numbers or bools and
-    are compared exactly, type included: ``"1"`` is not ``1``, and case is not folded. A condition
-    with an empty list of values allows nothing, which is right for a reader who belongs to no
-    group.
+    (its groups), any member may satisfy the condition. Values are strings, whole numbers or bools
+    and are compared exactly, including type and case: ``"1"`` is not ``1``. A condition with an
+    empty list of values allows nothing, which is right for a reader who belongs to no group.
 
     Args:
-        conditions: Conditions on fields whose names are not Python names.
-        fields: Conditions on the others.
+        conditions: Conditions on fields whose names are not Python identifiers.
+        fields: Conditions on other fields.
 
     Attributes:
         conditions: Field and tokens of the allowed values, in the order of the fields' names;
             ``allowed`` has the values.
 
     Raises:
-        ConfigurationError: no condition, or a value that is None, a fraction or a nested object:
-            a filter that was not understood must not become no filter.
+        ConfigurationError: there is no condition, or a value is None, a fraction or a nested
+            object. A misunderstood filter must not become no filter.
 
     >>> where = Where(tenant="a", groups=["staff", "board"])
     >>> where.allows({"tenant": "a", "groups": ["staff"]}), where.allows({"tenant": "a"})
@@ -69,19 +68,19 @@ class Where:
 
     @property
     def digest(self) -> bytes:
-        """Identifies the allowed values; two filters with the same digest cannot be constructed."""
+        """Identifies the allowed values; no two different filters share a digest."""
         # Quoted, so that different filters are always written differently.
         written = repr([(name, sorted(allowed)) for name, allowed in self.conditions])
         return blake2b(written.encode(), digest_size=32).digest()
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the compared fields, ascending."""
+        """Names of the compared fields, sorted."""
         return tuple([name for name, _ in self.conditions])
 
     @property
     def allowed(self) -> dict[str, list[Scalar]]:
-        """The values that each field may have, for the filter of an engine.
+        """The allowed values of each field, for the filter of an engine.
 
         >>> Where(groups=["staff", "board"], level=16).allowed
         {'groups': ['board', 'staff'], 'level': [16]}
@@ -89,7 +88,7 @@ class Where:
         return {name: values_of(allowed) for name, allowed in self.conditions}
 
     def allows(self, metadata: object) -> bool:
-        """Tell whether a passage with this metadata may be seen; False if undecidable."""
+        """Return whether a passage with this metadata may be seen; False if in doubt."""
         try:
             if not isinstance(metadata, Mapping):
                 return False
@@ -103,7 +102,7 @@ class Where:
 
 
 def _checked(passages: Sequence[Passage | None], position: int) -> Passage:
-    """Return a passage that was read and checked once, so that exactly this is served."""
+    """Return the passage as it was checked, so that exactly that is served."""
     passage = passages[position]
     if passage is None:
         raise LookupError("could not be read when the filter was checked")
@@ -116,7 +115,7 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
     A passage that cannot be read stays a candidate but cannot be served.
 
     Raises:
-        FilterViolationError: a candidate that the filter does not allow.
+        FilterViolationError: the filter forbids a candidate.
 
     >>> from ctxguard.core.types import Hit, ScoreKind
     >>> hits = [Hit("p", 1.0, metadata={"tenant": "a"})]
@@ -155,7 +154,7 @@ def tokens(value: object) -> tuple[Token, ...]:
 
 
 def values_of(allowed: Iterable[Token]) -> list[Scalar]:
-    """Return the values of tokens, by type and in ascending order.
+    """Return the values of tokens, grouped by type and sorted.
 
     >>> values_of(tokens(["b", 10, 9, "a"]))
     [9, 10, 'a', 'b']
@@ -187,7 +186,7 @@ def _merged(
     merged = {**conditions, **fields}
     for name in merged:
         if not isinstance(name, str):
-            raise ConfigurationError(f"a field's name must be a text, not {name!r}")
+            raise ConfigurationError(f"a field's name must be a string, not {name!r}")
     return merged
 
 
@@ -198,8 +197,8 @@ def _allowed(name: str, value: Allowed) -> frozenset[Token]:
         token = _token(member)
         if token is None:
             raise ConfigurationError(
-                f"the filter on {name!r} has a value of type {type(member).__name__}; use a text, "
-                "a whole number, a bool, or a list of these"
+                f"the filter on {name!r} has a value of type {type(member).__name__}; use a "
+                "string, a whole number, a bool, or a list of these"
             )
         allowed.add(token)
     return frozenset(allowed)

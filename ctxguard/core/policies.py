@@ -48,11 +48,11 @@ class RatioPolicy:
 class ExpectedUtilityPolicy:
     """Keep at most ``k`` passages whose expected utility is positive.
 
-    A passage that is relevant with probability P is worth P·gain − (1 − P)·cost, so it is kept
-    while P ≥ cost / (cost + gain). ``per_token`` asks more of a long passage: P is weighed by
-    `weight_of` its tokens, so that a budget of tokens goes to what is most likely relevant for each
-    of them (the greedy rule of the knapsack problem; Dantzig, Operations Research, 1957). What is
-    kept stands in the order of P all the same.
+    A passage that is relevant with probability P is worth P·gain − (1 − P)·cost, so it is kept if P
+    ≥ cost / (cost + gain). ``per_token`` demands more of a long passage: P is weighed by
+    `weight_of` its tokens, so that tokens go to the passages with the most relevance per token (the
+    greedy rule of the knapsack problem; Dantzig, Operations Research, 1957). Kept passages are
+    still ordered by P.
 
     Attributes:
         model: The model of P(relevant), from the legs' scores.
@@ -81,7 +81,7 @@ class ExpectedUtilityPolicy:
 
     @property
     def compares_scores(self) -> bool:
-        """False: it decides on the legs' scores and needs only an order from the ranking's."""
+        """False: it decides on the legs' scores, and uses only the order of the ranking's."""
         return False
 
     @property

@@ -19,8 +19,8 @@ class RelevanceModel:
     P(relevant) = 1 / (1 + exp(−l)), with l = intercept + Σ coefficient · (feature − mean) / scale.
 
     Attributes:
-        legs: The legs that it was fitted on, sorted; it serves no other set. ``ranking`` alone
-            stands for the scores of a ranking without legs.
+        legs: The legs that it was fitted on, sorted; it applies to no other set. ``ranking`` alone
+            means the scores of a ranking without legs.
         coefficients: One per feature, in the order of ``feature_names(legs, features)``.
         means: The mean of each feature in the training data.
         scales: The scale of each feature in the training data, > 0.
@@ -95,8 +95,8 @@ class RelevanceModel:
 
         Args:
             legs: Each stage's scores, shape (n,) each.
-            signals: Named signals, shape (n,) each; the model ignores those that it does not use.
-            positions: The candidates, the others being no part of the list; None for all.
+            signals: Named signals, shape (n,) each; unused ones are ignored.
+            positions: The candidates to compute; others are ignored. None for all.
 
         Returns:
             Shape (n_candidates,), in the order in which they were given. None if the legs are not

@@ -96,13 +96,13 @@ _OPEN_TAG = re.compile(r"</?[A-Za-z][^<>]*\Z")
 def sanitise(text: str) -> str:
     """Remove the characters that a person cannot see but a model can.
 
-    Removed: control characters but newline and tab, and all that Unicode calls Default_Ignorable
+    Removed: control characters except newline and tab, and all that Unicode calls Default_Ignorable
     (bidirectional marks, zero-width and filling characters, joiners, variation selectors, tag
-    characters, ...), but for one of them where writing needs it: between the pictures of an emoji
-    and after one, in the flags of England, Scotland and Wales, between or after letters of
-    scripts that join them (Arabic, Persian, the scripts of India, ...), after an ideograph, in
-    Korean, Mongolian and Hebrew. Other line breaks (carriage return, form feed, U+2028, ...) become
-    a newline, and a lone surrogate, which no encoding can carry, becomes U+FFFD. Idempotent, and
+    characters, ...), except a single one where writing needs it: between the pictures of an emoji
+    and after one, in the flags of England, Scotland and Wales, between or after letters of scripts
+    that join them (Arabic, Persian, the scripts of India, ...), after an ideograph, in Korean,
+    Mongolian and Hebrew. Other line breaks (carriage return, form feed, U+2028, ...) become a
+    newline, and a lone surrogate, which no encoding can carry, becomes U+FFFD. Idempotent, and
     linear in the length of the text.
 
     >>> sanitise("ab\\u202ec\\x00d\\r\\ne")
@@ -152,16 +152,16 @@ class Template:
 
     The fields are ``{rank}``, ``{passage_id}``, ``{title}`` and ``{text}``, in exactly this form:
     no attributes, indices, conversions or formats. ``{rank}`` is the 1-based place in
-    the context as presented, so that a citation of passage 3 is ``context.passages[2]``. ``{{``
-    and ``}}`` stand for braces. A line whose only field is ``{title}`` is left out if a
-    passage has no title.
+    the context as presented, so that a citation of passage 3 is ``context.passages[2]``. Write
+    braces as ``{{`` and ``}}``. A line whose only field is ``{title}`` is left out if a passage has
+    no title.
 
-    The delimiters are the template's markup tags (``<passage``, ``</passage``). In a template
-    that closes its block by other means, as with ``[[END]]``, they are the literals before the
-    first field and after the last one, and the separator, where they have three characters or
-    more. No value can contain a delimiter: ``<`` before a tag's name is written ``&lt;``, and
-    another delimiter is broken by a backslash after its first character. A template that closes
-    nothing has nothing to protect. Fields inside a tag are escaped as attributes.
+    The delimiters are the template's markup tags (``<passage``, ``</passage``). In a template that
+    closes its block otherwise, as with ``[[END]]``, they are the literals before the first field
+    and after the last one, and the separator, where they have three characters or more. No value
+    can contain a delimiter: ``<`` before a tag's name is written ``&lt;``, and another delimiter is
+    broken by a backslash after its first character. A template that closes nothing has nothing to
+    protect. Fields inside a tag are escaped as attributes.
 
     Attributes:
         template: The text with fields; ``{text}`` must be among them.
@@ -194,8 +194,8 @@ class Template:
         for fence in fences:
             if "\\" in fence:
                 raise ConfigurationError(
-                    f"the delimiter {fence!r} of the template holds a backslash, which is what "
-                    "delimiters inside passages are escaped with; use another"
+                    f"the delimiter {fence!r} of the template holds a backslash, which "
+                    "escapes delimiters inside passages; use another delimiter"
                 )
         untitled = _parse(
             "".join(
@@ -317,7 +317,7 @@ def _literals(parts: Sequence[str | _Value]) -> str:
 
 
 def _fences(parts: Sequence[str | _Value], separator: str) -> list[str]:
-    """Return the literals that close or open a block without tags; empty if nothing closes."""
+    """Return the literals that open and close a block without tags; empty if none closes it."""
     opening = parts[0].strip() if isinstance(parts[0], str) else ""
     closing = parts[-1].strip() if isinstance(parts[-1], str) else ""
     between = separator.strip()
@@ -327,7 +327,7 @@ def _fences(parts: Sequence[str | _Value], separator: str) -> list[str]:
 
 
 def _spelled(delimiter: str) -> str:
-    """Return a pattern of a delimiter that allows invisible characters inside."""
+    """Return a pattern that matches a delimiter even with invisible characters inside."""
     return _INSIDE.join(map(re.escape, re.sub(f"[\n\t{_BLANK}]", "", delimiter)))
 
 

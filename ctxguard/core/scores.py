@@ -1,8 +1,8 @@
-"""Score kinds: the range of each, their direction, and a score beside the best of its ranking.
+"""Score kinds: their ranges and directions, and scores relative to the best of a ranking.
 
 The relative score is r_i = exp(−(φ(s_top) − φ(s_i)) / T), where φ depends on the kind of score
-(DESIGN.md §4). A retriever's order is evidence of the direction: distances that were handed over
-as ``cosine`` would serve the worst passages first. Pure: no I/O, no clock, no logging.
+(DESIGN.md §4). A retriever's order is evidence of the direction: distances declared as ``cosine``
+would serve the worst passages first. Pure: no I/O, no clock, no logging.
 """
 
 import math
@@ -58,7 +58,7 @@ _SIMILARITIES = (ScoreKind.COSINE, ScoreKind.RATIO, ScoreKind.INNER_PRODUCT)
 
 
 def is_valid(score: object) -> bool:
-    """Tell whether a value is a usable score: a finite number of sane magnitude.
+    """Return whether a value is a usable score: a finite number of sane magnitude.
 
     >>> is_valid(0.3), is_valid(float("nan")), is_valid(None), is_valid(-3.4e38)
     (True, False, False, False)
@@ -72,7 +72,7 @@ def is_valid(score: object) -> bool:
 
 
 def all_valid(scores: Sequence[object]) -> bool:
-    """Tell whether every value is a usable score; for plain numbers, three passes in C.
+    """Return whether every value is a usable score; plain numbers take three passes in C.
 
     >>> all_valid([0.3, 7]), all_valid([0.3, float("nan")]), all_valid([])
     (True, False, True)
@@ -92,7 +92,7 @@ def all_valid(scores: Sequence[object]) -> bool:
 
 
 def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
-    """Tell whether a ranking whose scores span [lowest, highest] can be of this kind.
+    """Return whether a ranking whose scores span [lowest, highest] can be of this kind.
 
     >>> within_domain(ScoreKind.RATIO, -0.2, 3.0)
     False
@@ -102,7 +102,7 @@ def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
 
 
 def is_relative(kind: ScoreKind) -> bool:
-    """Tell whether scores of this kind can be compared with the top by more than rank."""
+    """Return whether scores of this kind say more than ranks when compared with the top."""
     return kind is not ScoreKind.RANK
 
 
@@ -183,14 +183,14 @@ def concordance(
 ) -> float | None:
     """Return the share of pairs in which the candidate of the better rank has the better score.
 
-    Pairs of equal scores or ranks, and candidates without a usable score or a rank, tell nothing.
+    Pairs with equal scores or ranks, and candidates without a usable score or rank, do not count.
 
     Args:
         scores: Shape (n,), higher is better.
-        ranks: Shape (n,), 1 is best; None where the candidates are in their order.
+        ranks: Shape (n,), 1 is best; None if the candidates are in rank order.
 
     Returns:
-        In [0, 1]; None where no pair tells anything.
+        In [0, 1]; None if no pair counts.
 
     >>> concordance([0.9, 0.5, 0.1]), concordance([0.1, 0.5, 0.9]), concordance([0.5, 0.5])
     (1.0, 0.0, None)
@@ -213,7 +213,7 @@ def concordance(
 
 
 def is_opposed(scores: Sequence[float | None], ranks: Sequence[int | None] | None = None) -> bool:
-    """Tell whether an order contradicts the scores; arguments as for `concordance`.
+    """Return whether an order contradicts the scores; arguments as for `concordance`.
 
     >>> is_opposed([0.1, 0.5, 0.9]), is_opposed([0.1, 0.9, 0.5]), is_opposed([0.5, 0.5])
     (True, False, False)
@@ -228,7 +228,7 @@ def is_opposed(scores: Sequence[float | None], ranks: Sequence[int | None] | Non
 
 
 def is_contradicted(ranking: Ranking) -> bool:
-    """Tell whether the engine's order contradicts the scores: its ranks, else that of the columns.
+    """Return whether the engine's order, by its ranks or else as given, contradicts the scores.
 
     >>> from ctxguard.core.types import Hit
     >>> is_contradicted(Ranking.from_hits([Hit("a", 0.1), Hit("b", 0.7)], "cosine"))
@@ -239,7 +239,7 @@ def is_contradicted(ranking: Ranking) -> bool:
 
 
 def direction_advice(kind: ScoreKind, lowest: float, highest: float) -> str:
-    """Say how scores that rise from the best rank to the worst are to be handed over.
+    """Explain how to pass scores that rise from the best rank to the worst.
 
     Args:
         kind: The kind that was declared.

@@ -75,7 +75,7 @@ def named_features(signals: Iterable[str]) -> tuple[str, ...]:
 
 
 def transforms_of(name: str) -> tuple[str, ...]:
-    """Return the transforms of a signal; those of metadata compare the candidates already.
+    """Return the transforms of a signal; signals of metadata already compare the candidates.
 
     >>> transforms_of("updated_at:age"), transforms_of("freshness")
     (('raw',), ('raw', 'z', 'gap'))
@@ -84,7 +84,7 @@ def transforms_of(name: str) -> tuple[str, ...]:
 
 
 def signal_of(feature: str) -> str:
-    """Return the signal that a named feature is made from.
+    """Return the signal that a named feature is computed from.
 
     >>> signal_of("ranker.log_rank"), signal_of("ranker")
     ('ranker', 'ranker')
@@ -113,7 +113,7 @@ def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, 
 
     Args:
         legs: Names of legs.
-        named: Features of named signals, which follow as they are.
+        named: Features of named signals, appended unchanged.
 
     >>> feature_names(["dense"], ["ranker.z"])
     ('dense.value', 'dense.gap', 'dense.z', 'dense.log_rank', 'dense.top', 'ranker.z')
@@ -126,12 +126,12 @@ def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, 
 class _Plan(NamedTuple):
     """The position of each feature among the rows that `features` computes.
 
-    Those are four blocks with a row for each value, the logarithms of the ranks that are needed,
-    and what is across legs.
+    The rows are four blocks with a row for each value, the logarithms of ranks, and the features
+    across legs.
 
     Attributes:
         signals: The named signals, which follow the legs as values.
-        n_ranked: How many of the values, the first, have a rank.
+        n_ranked: Number of leading values that have a rank.
         rows: Shape (n_features,).
     """
 
@@ -158,7 +158,7 @@ def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
 
 @lru_cache(maxsize=64)
 def _tables(n: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return what a list of n candidates needs: shares of a mean, and the ranks' transforms.
+    """Return the tables for lists of n candidates: weights of a mean, and the ranks' transforms.
 
     Returns:
         1 / n, shape (n,); then the logarithm of a value's rank, and its reciprocal as those of
@@ -251,7 +251,8 @@ def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
         scores[:] = log_odds(scores)
     elif kind is ScoreKind.RANK:
         raise ConfigurationError(
-            "scores of kind 'rank' carry order only and give no feature; hand the legs over apart"
+            "scores of kind 'rank' carry order only and give no feature; "
+            "pass each leg's scores separately"
         )
 
 

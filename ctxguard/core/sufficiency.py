@@ -1,7 +1,7 @@
 """Sufficiency: whether at least one kept passage is probably relevant.
 
-P(relevant) of the best kept passage says it as well as anything that reads the whole list
-(DESIGN.md §5). Pure: no I/O, no clock, no logging.
+P(relevant) of the best kept passage predicts it as well as models of the whole list (DESIGN.md §5).
+Pure: no I/O, no clock, no logging.
 """
 
 from ctxguard.core.decision import Decision, probabilities_of
@@ -20,7 +20,7 @@ def p_sufficient(decision: Decision, model: RelevanceModel | None = None) -> flo
 
     Args:
         decision: The decision.
-        model: P(relevant), for a policy that has none of its own.
+        model: The model of P(relevant) for a policy without its own.
 
     Returns:
         0.0 if nothing is kept. None if there is no model, or the policy or the model was not
@@ -39,7 +39,7 @@ def p_sufficient(decision: Decision, model: RelevanceModel | None = None) -> flo
 
 
 def suffices(probability: float | None, threshold: float | None) -> bool | None:
-    """Tell whether a probability reaches the threshold; None without either.
+    """Return whether a probability reaches the threshold; None if either is missing.
 
     Returns False if nothing is kept, whatever the threshold.
 

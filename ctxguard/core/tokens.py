@@ -39,8 +39,8 @@ def estimate_tokens(text: str) -> int:
     """Estimate a text's tokens as cl100k counts them, from its letters, digits and punctuation.
 
     Within 3% of cl100k on six collections of English prose; about a fifth too low for code, and up
-    to a quarter off in other scripts. Texts counted one by one and added up are never fewer than
-    the whole. Takes a few microseconds for a passage.
+    to a quarter off in other scripts. Counts of separate texts never add up to less than the count
+    of the whole. A passage takes a few microseconds.
 
     >>> estimate_tokens("About as many as there are short words."), estimate_tokens("")
     (8, 0)
@@ -60,9 +60,9 @@ def weight_of(tokens: FloatArray) -> FloatArray:
 
 
 def with_tokens(ranking: Ranking) -> Ranking:
-    """Add the signal ``tokens``, unless it is there.
+    """Add the signal ``tokens`` if it is missing.
 
-    A passage whose text cannot be read counts as very long, so that it takes no other's place.
+    A passage whose text cannot be read counts as very long, so that it never displaces another.
     """
     if TOKENS in ranking.signals:
         return ranking

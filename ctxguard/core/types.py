@@ -82,15 +82,15 @@ _Member = TypeVar("_Member", bound=StrEnum)
 
 
 def member_of(enumeration: type[_Member], value: str, name: str) -> _Member:
-    """Return the member that ``value`` is or names.
+    """Return the member that is ``value`` or has that name.
 
     Args:
         enumeration: The enumeration, such as ``ScoreKind``.
         value: One of its members, or the name of one.
-        name: The setting that takes the value, for the error.
+        name: The setting's name, for the error.
 
     Raises:
-        ConfigurationError: it names no member; the message lists them all.
+        ConfigurationError: no member has that name; the message lists them all.
 
     >>> member_of(Mode, "shadow", "mode")
     <Mode.SHADOW: 'shadow'>
@@ -156,14 +156,14 @@ class Flag(StrEnum):
 
 
 def id_text(value: object) -> str:
-    """Return an engine's id as the text by which everything here names the passage or query.
+    """Return an engine's id as the string that identifies the passage or query everywhere here.
 
     Args:
-        value: A text, a whole number (numpy's too) or a UUID: 7 and ``"7"`` are one id.
+        value: A string, a whole number (numpy's too) or a UUID: 7 and ``"7"`` are the same id.
 
     Raises:
-        ConfigurationError: it is anything else. A float, bytes or an object can be written in
-            several ways, and labels would name it in another.
+        ConfigurationError: it is of another type. A float, bytes or an object can be written in
+            several ways, so labels might write it differently.
 
     >>> id_text(7), id_text(UUID(int=1)), id_text("kettle-2")
     ('7', '00000000-0000-0000-0000-000000000001', 'kettle-2')
@@ -175,8 +175,8 @@ def id_text(value: object) -> str:
             return str(operator.index(value))  # type: ignore[arg-type]
     shown = repr(value)
     raise ConfigurationError(
-        f"an id of type {type(value).__name__} ({shown[:40]}{'…' * (len(shown) > 40)}) is neither "
-        "text, a whole number nor a UUID: give it as the text that your labels have, as in "
+        f"an id of type {type(value).__name__} ({shown[:40]}{'…' * (len(shown) > 40)}) must be "
+        "a string, a whole number or a UUID: pass the string that your labels use, as in "
         "Hit(str(row.id), …)"
     )
 
@@ -186,7 +186,7 @@ class Passage:
     """A unit of text that a retriever returns and a context holds.
 
     Attributes:
-        passage_id: Identifies it in the corpus; a whole number or a UUID becomes its text.
+        passage_id: Identifies it in the corpus; whole numbers and UUIDs become strings.
         text: Text for the model.
         title: Title, which the model reads above the text; empty if it has none.
         metadata: Fields that filters compare, such as its tenant; None without metadata.
@@ -207,8 +207,7 @@ class Hit:
     """One retrieved passage with its score, higher is better.
 
     Attributes:
-        passage_id: Identifies the passage in the corpus; a whole number or a UUID becomes its
-            text.
+        passage_id: Identifies the passage in the corpus; whole numbers and UUIDs become strings.
         score: Higher is better. None if there are no scores: the hits' order is then their rank
             (``score_kind`` ``rank``). Among hits with scores, one whose score is None, NaN or
             infinite is dropped.
@@ -235,13 +234,13 @@ class Hit:
 
 
 class PassageSource(Protocol):
-    """The passages of a ranking by position, counted from 0; only those that are kept are read."""
+    """The passages of a ranking by position, from 0; only kept ones are read."""
 
     def __getitem__(self, position: int, /) -> Passage: ...
 
 
 class ReadTogether:
-    """Passages that one call reads: a source whose reading runs nobody else's code."""
+    """A source that reads several passages in one call, without running foreign code."""
 
     __slots__ = ()
 
@@ -258,10 +257,10 @@ _item_of = attrgetter("__getitem__")
 
 @dataclass(frozen=True, slots=True)
 class CheckedPassages(ReadTogether):
-    """Passages whose fields were checked before, made when they are read.
+    """Passages built on reading from fields that were already checked.
 
     Attributes:
-        columns: The first of `Passage`'s fields or all of them, in their order, shape (n,) each.
+        columns: `Passage`'s fields in order, all or the first few, shape (n,) each.
     """
 
     columns: tuple[Sequence[Any], ...] = field(repr=False)
@@ -273,7 +272,7 @@ class CheckedPassages(ReadTogether):
 
 @dataclass(frozen=True, slots=True)
 class HitPassages(ReadTogether):
-    """Passages built from hits when they are read."""
+    """Passages built from hits on reading."""
 
     hits: Sequence[Hit] = field(repr=False)
 
@@ -288,7 +287,7 @@ class HitPassages(ReadTogether):
 
 @dataclass(frozen=True, slots=True)
 class PassagesBy:
-    """Passages that a function of their position makes when they are read."""
+    """Passages built on reading by a function of their position."""
 
     make: Callable[[int], Passage] = field(repr=False)
 
@@ -331,8 +330,8 @@ class StageFailure:
 
     Attributes:
         stage: Its name, such as ``dense``.
-        cause: Why, in words that quote neither the query nor a passage.
-        kind: Why, as a label.
+        cause: The reason in words, which quote neither the query nor a passage.
+        kind: The reason as a label.
     """
 
     stage: str
@@ -358,7 +357,7 @@ class StageTiming(NamedTuple):
 class Ranking:
     """A retriever's result: the columns of its candidates, best first.
 
-    Columns rather than objects, because a request compares a hundred candidates and keeps five:
+    It holds columns, not objects, because a request compares a hundred candidates and keeps five:
     only those five are read from ``passages``.
 
     Attributes:
@@ -377,8 +376,8 @@ class Ranking:
         timings: Times at which stages ran, for traces; empty if nothing was timed.
         copies: Positions of candidates whose text repeats another's, with that one's position
             (``ctxguard.core.duplicates``); empty without copies, or if texts were not compared.
-        contradicted: Whether the engine's order contradicts the scores (``core.scores``), so
-            that it stands and they order nothing; None if they were not compared.
+        contradicted: Whether the engine's order contradicts the scores (``core.scores``); if so,
+            that order is kept and the scores are ignored. None if not compared.
 
     Raises:
         ConfigurationError: at construction, for an unknown kind, of a leg too, or route, or an id
@@ -407,7 +406,7 @@ class Ranking:
             object.__setattr__(self, "kind", kind)
         if not isinstance(self.legs, Mapping):
             raise ConfigurationError(
-                f"a ranking's legs are a mapping from their names, and this is "
+                f"a ranking's legs must be a mapping from names to legs, not "
                 f"{type(self.legs).__name__}"
             )
         for leg in self.legs.values():
@@ -480,7 +479,7 @@ def _id_texts(values: Sequence[object]) -> tuple[str, ...]:
 
 
 def _number(value: object) -> float:
-    """Convert to float; NaN if it is not a number: adapters pass on their engine's values."""
+    """Convert to float; NaN if it is not a number, as adapters pass engines' values unchecked."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -488,7 +487,7 @@ def _number(value: object) -> float:
 
 
 def listed(passage_ids: Sequence[str], limit: int = 10) -> str:
-    """List the first ids and the number of the others, for a representation.
+    """List the first ids and the number of the others, for ``repr``.
 
     >>> listed(("a", "b", "c"), limit=2)
     "['a', 'b', 1 more]"

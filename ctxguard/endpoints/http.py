@@ -102,7 +102,7 @@ class _Connection(asyncio.Protocol):
         self._sweeper = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self.close)
 
     def take(self) -> bool:
-        """Tell whether it is still open, and keep it from being closed."""
+        """Return whether it is still open, and keep it from being closed."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         return not self.transport.is_closing()

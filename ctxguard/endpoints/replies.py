@@ -257,7 +257,7 @@ def _answer(choices: object, read: Callable[[str], T | InvalidReason]) -> T | In
 
 
 def spent_on_thoughts(document: object) -> bool:
-    """Tell whether a completion reached its limit of tokens before its first word."""
+    """Return whether a completion reached its limit of tokens before its first word."""
     choices = field_of(document, "choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     content = content_of(field_of(field_of(choice, "message"), "content"))
@@ -321,7 +321,7 @@ def only_value(content: str, name: str) -> object:
 
 
 def is_object(value: object) -> bool:
-    """Tell whether a value of ``objects_in`` is an object."""
+    """Return whether a value of ``objects_in`` is an object."""
     return isinstance(value, tuple)
 
 

@@ -386,7 +386,7 @@ async def _at_once(calls: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> 
 
 
 def _is_about_content(failure: Failure) -> bool:
-    """Tell whether an answer is about what one request holds, instead of the server's state."""
+    """Return whether an answer is about what one request holds, instead of the server's state."""
     if failure.status == SERVER_ERROR:  # llama.cpp
         return _IS_LENGTH.search(failure.said.lower()) is not None
     return failure.status in (BAD_REQUEST, TOO_LARGE, UNPROCESSABLE)

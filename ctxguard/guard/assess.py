@@ -1,11 +1,11 @@
 """The stage that asks an assessor about candidates whose answers can change the context.
 
-It has what every stage has (deadline, bounded threads, circuit breaker), a cache of calls, and a
-budget: candidates whose value exceeds the price, at most so many of a request and of a second, all
-in one call. Without it, or where it fails, what the route serves without an assessor stands.
+Like every stage it has a deadline, bounded threads and a circuit breaker, and also a cache of calls
+and a budget. It asks in one call about the candidates whose value exceeds the price, limited per
+request and per second. If it is absent or fails, the route's own decision applies.
 
-A model reads all texts of a call, and one of them may be an order to rate the others. So an answer
-is that of its whole call, and is taken again for a call of the same query, texts and filter alone.
+A model reads all texts of a call, and one text may tell it how to rate the others. So an answer
+depends on its whole call, and is reused only for the same query, texts and filter.
 """
 
 import hashlib
@@ -53,14 +53,14 @@ class Closeable(Protocol):
 
 
 class Question(NamedTuple):
-    """What one request asks an assessor.
+    """The question that one request puts to an assessor.
 
     Attributes:
         query: The query.
         texts: The texts, in the order of the call.
         positions: Their positions in the ranking.
-        key: A digest of all that the call holds, and of the filter that the request obeys.
-        n: How many candidates the ranking has.
+        key: A digest of everything in the call, and of the request's filter.
+        n: Number of candidates in the ranking.
         over_budget: Candidates worth asking about that were left out.
     """
 
@@ -76,8 +76,8 @@ class _Answered(NamedTuple):
     """The answers to one call, in the order of its sorted texts.
 
     Attributes:
-        answers: By name, NaN where it refused; shape (texts,) each.
-        places: Places that the texts had in the call, in [−½, ½].
+        answers: Answers by name, shape (texts,) each; NaN for a refusal.
+        places: The texts' places in the call, in [−½, ½].
     """
 
     answers: Mapping[str, FloatArray]
@@ -89,11 +89,12 @@ class AssessorStage:
 
     Args:
         assessor: Answers questions about several candidates in one call.
-        deadline_seconds: Longest wait for a call, > 0; the answer is then decided without it.
-        max_per_second: Most candidates asked about a second, over all requests of this process,
-            > 0; as many may be asked about at once. Calibration, which asks once, sets a high one.
-        redact: Applied to the query and the texts before they are sent; what cannot be redacted is
-            not sent. None sends them as they are.
+        deadline_seconds: Longest wait for a call, > 0; after it the decision is made without an
+            answer.
+        max_per_second: Most candidates asked about per second, over all requests of this process, >
+            0; also the size of a burst. Calibration, which asks once, sets a high limit.
+        redact: Applied to the query and the texts before they are sent; a text that cannot be
+            redacted is not sent. None sends them unchanged.
 
     Raises:
         ConfigurationError: a setting is out of range.
@@ -151,8 +152,8 @@ class AssessorStage:
     ) -> Question | None:
         """Choose the candidates that are worth asking about; None if none is.
 
-        ``decision`` is by the policy of the assessor's profile, before anything is answered. Their
-        order in the call is drawn by the request's id: a model may favour a place.
+        ``decision`` is the one that the profile's policy makes before any answer. The request's id
+        shuffles the candidates, because a model may favour a place in the call.
         """
         probabilities, policy = decision.probabilities, profile.policy
         if probabilities is None:
@@ -181,12 +182,12 @@ class AssessorStage:
         """Ask about these candidates, the most valuable first; None if none can be.
 
         Args:
-            request_id: Draws their order.
+            request_id: Seeds their order.
             query: The query.
             passages: The candidates' texts.
             positions: The candidates.
-            n: How many candidates the ranking has.
-            where: The filter that the request obeys: requests of two tenants share no answer.
+            n: Number of candidates in the ranking.
+            where: The request's filter, so that two tenants never share an answer.
         """
         read = read_passages(passages, positions, _MAX_PASSAGE_CHARS)
         texts, taken = [_searchable(each) for each in read.passages], read.positions
@@ -231,7 +232,7 @@ class AssessorStage:
     def _sendable(
         self, query: str, texts: list[str], positions: list[int]
     ) -> tuple[str, list[str], list[int]]:
-        """Redact what is sent; leave out what cannot be redacted."""
+        """Redact the texts to send; leave out those that cannot be redacted."""
         if self._redact is None:
             return query, texts, positions
         redacted = [_redacted(self._redact, text) for text in (query, *texts)]
@@ -252,7 +253,7 @@ class AssessorStage:
         return digest.digest()
 
     def _granted(self, n: int) -> int:
-        """Take so many candidates from the budget of a second, or as many as are left."""
+        """Take up to this many candidates from the budget per second."""
         with self._lock:
             now = monotonic()
             gained = (now - self._filled_at) * self._per_second
@@ -264,7 +265,7 @@ class AssessorStage:
         return granted
 
     def _known(self, key: bytes) -> _Answered | None:
-        """Return the answers to a call that was made lately."""
+        """Return the cached answers to a recent call."""
         with self._lock:
             expires_at, answered = self._cache.pop(key, (-math.inf, None))
             if answered is None or monotonic() >= expires_at:
@@ -290,7 +291,7 @@ class AssessorStage:
                 try:
                     values = np.asarray(answers[name], dtype=np.float64)
                 except (KeyError, TypeError, ValueError):
-                    raise StageError(ASSESS, "the answers are not numbers by name") from None
+                    raise StageError(ASSESS, "the answers must be numbers by name") from None
                 if values.shape != (n,):
                     raise StageError(ASSESS, f"{values.shape} answers to {n} candidates")
                 found[name] = np.where(np.isfinite(values), values, np.nan)[by_text]
@@ -337,7 +338,7 @@ class AssessorStage:
         )
 
     def _spent(self) -> float:
-        """Return the cost since the last call of this: of all requests together it is exact."""
+        """Return the cost since this was last called; exact in total, not for each request."""
         ledger = getattr(self.assessor, "ledger", None)
         cost = None if ledger is None else ledger.accounts().cost
         if cost is None:

@@ -1,7 +1,7 @@
 """The immutable state that answers requests: profile, policy of each route, bound retriever.
 
-A request reads the reference to it once, and a new profile or generation of the index swaps that
-reference, so that one request sees one profile and one generation from retrieval to decision.
+A request reads the reference to it once. A new profile or index generation replaces that reference,
+so each request sees one profile and one generation from retrieval to decision.
 """
 
 import inspect
@@ -36,15 +36,15 @@ class RoutePolicy:
     Attributes:
         policy: The policy.
         today: The bare retriever's top k, served while the policy is not enforced.
-        flags: Flags that every answer by it carries.
-        differences: Differences from the system that the profile was calibrated on, which every
-            answer by it reports.
-        mode: The mode that applies unless the guard was given one.
+        flags: Flags of every answer under this policy.
+        differences: Differences from the system that the profile was calibrated on; every answer
+            reports them.
+        mode: The mode to apply if the guard was given none.
         score_kind: The kind of score that it was calibrated for; None accepts any.
         sufficiency: The certified threshold of sufficiency; None if not calibrated.
         assessor: What an assessor's answers are worth; None if none is asked.
-        is_own: Whether it is the route's calibrated choice, or was set by hand; else today's first
-            k stand in for one.
+        is_own: Whether the policy was calibrated for the route or set by hand; otherwise the
+            retriever's top k is served.
     """
 
     policy: Policy
@@ -65,11 +65,12 @@ class BoundProfile:
     Attributes:
         profile: The calibration in force; None without one.
         profile_id: The profile's id; None without one.
-        mode: The mode that its verdict on the main route asks for; ``enforce`` without one.
+        mode: The mode that the profile's verdict on the main route requires; ``enforce`` without a
+            profile.
         comparison: The profile's system compared with this one.
         retriever: The wrapped retriever, under the profile's fusion; None without one.
-        swaps: Whether the retriever may swap its index.
-        generation: The index generation that the calls search; None if it never swaps.
+        swaps: Whether the retriever may replace its index.
+        generation: The index generation that the calls search; None if it is never replaced.
         calls: Retrieve from that generation; raise without a retriever.
         policies: The policy of every route.
         signal_columns: The columns of metadata whose signals the policies need; none for another
@@ -107,9 +108,9 @@ def bind_profile(
         k: Number of passages that the bare retriever serves; None for as many as the profile was
             compared with.
         check: How the profile is compared with the system.
-        probed: What a `ProbedRetriever` said of the probe texts, as an entry of a fingerprint.
-        lenient: Treat an unreadable fingerprint or sketch as that of another system, instead of
-            raising.
+        probed: A `ProbedRetriever`'s similarities of the probe texts, as an entry of a fingerprint.
+        lenient: Treat a system with an unreadable fingerprint or sketch as a different one, instead
+            of raising.
 
     Raises:
         ConfigurationError: ``wrapped`` is not a retriever.
@@ -189,7 +190,7 @@ def _policies(
 
 
 def _declares(retriever: object, name: str) -> bool:
-    """Tell whether a retriever has an attribute of its own, on the class or on the instance.
+    """Return whether a retriever has an attribute of its own, on the class or on the instance.
 
     Attributes that a wrapper passes through from an inner retriever do not count: its ``pinned``
     would be a view of the inner retriever, and searching that would bypass the wrapper.

@@ -1,6 +1,6 @@
 """Builds the context from a retriever's result: check, decide, assemble, flag.
 
-No clock, no counters and no locks: the guard has those, and also counts the errors raised here.
+It has no clock, counters or locks; the guard has those, and counts the errors raised here.
 """
 
 from dataclasses import replace
@@ -49,9 +49,9 @@ _BY_HAND = "mode 'enforce' was set by hand; the profile's verdict is 'shadow'"
 
 
 class Request(NamedTuple):
-    """A request in progress: the arguments of ``ContextGuard.retrieve``, and what answers it.
+    """A request in progress: the arguments of ``ContextGuard.retrieve``, and its answering state.
 
-    A tuple, which is the cheapest to make.
+    A tuple, because tuples are the cheapest to make.
 
     Attributes:
         request_id: The caller's id, or a random one.
@@ -61,9 +61,9 @@ class Request(NamedTuple):
             because the guard was given none.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
         span: The request's span; None without tracing.
-        is_retrieved: Whether the guard's retriever answers it, whose order is evidence of what its
-            scores mean. The order of results at hand is none, unless they have ranks.
-        k: How many results are served while nothing is enforced; None for the guard's own.
+        is_retrieved: Whether the guard's retriever answers it: a retriever's order is evidence of
+            what its scores mean; the order of the caller's own results is not, unless ranked.
+        k: Number of results served while nothing is enforced; None for the guard's ``k``.
     """
 
     query: str
@@ -81,16 +81,16 @@ class Request(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A request that is decided, before an assessor is asked and the context is assembled.
+    """A request after the decision, before an assessor is asked and the context assembled.
 
     Attributes:
-        applies: The policy of the route, and what follows from it.
+        applies: The route's policy, with its consequences.
         mode: The mode of the request.
-        decision: By the policy alone.
-        flags: Of the policy and of the scores.
-        differences: From the profile's system.
-        sufficiency: Tells when a context suffices; None if it cannot be told.
-        is_by_policy: Whether the policy of the route decided, and not the order alone.
+        decision: The decision by the policy alone.
+        flags: Flags of the policy and of the scores.
+        differences: Differences from the profile's system.
+        sufficiency: The rule for when a context suffices; None if there is none.
+        is_by_policy: Whether the route's policy decided, rather than the order alone.
     """
 
     applies: RoutePolicy
@@ -185,10 +185,10 @@ def _as_given(ranking: Ranking, today: RatioPolicy) -> Decision:
 def question_of(
     request: Request, decided: Decided, stage: AssessorStage | None
 ) -> tuple[Decided, Question | None]:
-    """Find what to ask the assessor about a decided request; None if nothing is worth it.
+    """Return the question to ask the assessor about a request; None if none is worth its price.
 
-    An assessor that the profile counts on, and that is absent or another one, is a missing stage;
-    so are signals that P needs.
+    If the profile relies on an assessor and it is absent or a different one, a stage is missing;
+    likewise if signals that P needs are missing.
     """
     profile = decided.applies.assessor
     if profile is None or decided.mode is Mode.OFF:
@@ -219,7 +219,7 @@ _P = TypeVar("_P", bound=Policy)
 
 
 def _serving(policy: _P, ranking: Ranking) -> _P:
-    """If a stage is missing, finding nothing relevant is not a reason to abstain."""
+    """Never abstain while a stage is missing: it might have found something relevant."""
     if policy.min_keep == 0 and ranking.failures:
         return replace(policy, min_keep=1)
     return policy
@@ -233,7 +233,7 @@ def _lacking(decision: Decision, failure: StageFailure) -> Decision:
 def _assessed(
     decision: Decision, assessment: Assessment, applies: RoutePolicy, mode: Mode
 ) -> tuple[Decision, Assessment]:
-    """Decide again with the answers, and keep them among the signals, as samples do."""
+    """Decide again with the answers, and add them to the ranking's signals."""
     profile = applies.assessor
     if profile is None:
         return decision, assessment
@@ -263,9 +263,9 @@ def build_context(
 
     Args:
         request: The request.
-        decided: By `decide_request`.
+        decided: The result of `decide_request`.
         assembly: The settings that assemble the context from kept passages.
-        assessment: What the assessor answered; None if it was not asked.
+        assessment: The assessor's answers; None if it was not asked.
 
     Raises:
         StageUnavailableError: there are candidates, but none can be read.
@@ -371,7 +371,7 @@ def _sufficiency(
 
 
 def _without_copies(decision: Decision) -> Decision:
-    """Compare all texts and decide again; postponed until two copies would be served."""
+    """Compare all texts and decide again, but only once two copies would be served."""
     ranking = decision.ranking
     read = read_passages(ranking.passages, decision.order)
     positions = read.positions

@@ -1,4 +1,4 @@
-"""ContextGuard, the request path: retrieve, decide, assemble, count, sample.
+"""The request path: ContextGuard retrieves, decides, assembles, counts and samples.
 
 ``retrieve``, ``aretrieve`` and ``filter`` differ only in where the candidates come from. A policy
 that cannot be applied falls back to the retriever's own order at the route's k. A retriever that
@@ -69,28 +69,29 @@ class ContextGuard:
     Args:
         retriever: A `Retriever`, an `AsyncRetriever`, or a function ``(query, *, depth)``, plain or
             asynchronous. It returns a ``Ranking``, or ``Hit`` objects if ``score_kind`` is given.
-            The index of a `SwappingRetriever` may change while it serves. None for a guard that
-            only filters results already at hand.
+            A `SwappingRetriever` may replace its index while it serves. None for a guard that only
+            filters the caller's own results.
         profile: A calibrated ``Profile``, or the path of one. Without a profile the top ``k`` is
             served and every answer is flagged ``uncalibrated``.
         policy: A policy set by hand for every route, in place of a profile.
-        k: The most passages in a context while nothing is calibrated or enforced; None for 5, and
-            under a profile for as many as it was compared with.
+        k: The most passages in a context while nothing is calibrated or enforced. By default 5, or
+            with a profile the number that it was compared with.
         mode: ``enforce``; ``shadow`` decides and records, but serves the bare top k; ``off``
-            decides nothing and serves the bare top k. None for the profile's verdict on each
-            route (DESIGN.md §6), and ``enforce`` without one.
-        depth: How many candidates the retriever is asked for.
-        score_kind: What the scores of plain hits mean; None if the retriever returns rankings, or
-            hits without scores. With ``rank``, or without scores, only k applies.
-        check: Identifies a wrapped system that does not identify itself, and says how far it may
+            decides nothing and serves the bare top k. None follows the profile's verdict on each
+            route (DESIGN.md §6), and means ``enforce`` without a profile.
+        depth: Number of candidates to request from the retriever.
+        score_kind: The kind of the scores of plain hits; None if the retriever returns rankings, or
+            hits without scores.
+            With ``rank``, or without scores, only k applies.
+        check: The fingerprint of a system that has none of its own, and how far the system may
             differ from the profile's.
         assembly: Order, token budget, duplicates, sanitising and template of a context.
         limits: The longest query, the longest call of the retriever, and the most calls at once.
         sampler: Selects the traffic to be judged.
-        telemetry: Where requests are counted; None for that of the process's default registry.
+        telemetry: Where requests are counted; by default in the process's default registry.
         tracing: Begins a span for each request, such as
             ``ctxguard.integrations.opentelemetry.OpenTelemetryTracing``; None for no spans.
-        assessor: Asked about candidates where the profile says that it pays; None where nobody is.
+        assessor: Asked about candidates if the profile says that it pays; None to ask nobody.
 
     Raises:
         ConfigurationError: a setting is out of range, or two contradict each other.
@@ -133,7 +134,7 @@ class ContextGuard:
         if policy is not None and self._score_kind is ScoreKind.RANK and policy.compares_scores:
             raise ConfigurationError(
                 "min_ratio compares scores, and score_kind 'rank' says that they carry order "
-                "only: set min_ratio to 0, or hand over scores that can be compared"
+                "only: set min_ratio to 0, or return scores that can be compared"
             )
         self._assembly = Assembly() if assembly is None else assembly
         telemetry = default_telemetry() if telemetry is None else telemetry
@@ -160,14 +161,14 @@ class ContextGuard:
 
     @property
     def mode(self) -> Mode:
-        """What the guard does with its decisions; may be set while it serves.
+        """Whether decisions are enforced or only recorded; may be set while the guard serves.
 
-        Without a mode of its own it is that of the profile's main route; other routes have their
-        own (`Context.mode`). One that is set here comes before them. A request keeps the mode that
-        it began with. Setting takes a ``Mode``, its name, or None to follow the profile's verdict.
+        A mode set here applies to every route. Without one this is the mode of the profile's main
+        route; other routes have their own (`Context.mode`). A request keeps the mode that it began
+        with. Set a ``Mode``, its name, or None to follow the profile's verdict.
 
         Raises:
-            ConfigurationError: set to a mode that does not exist; the mode stays as it was.
+            ConfigurationError: the mode is unknown; the former mode stays in force.
         """
         return self._bound.mode if self._mode is None else self._mode
 
@@ -178,22 +179,22 @@ class ContextGuard:
 
     @property
     def depth(self) -> int:
-        """How many candidates the retriever is asked for."""
+        """Number of candidates requested from the retriever."""
         return self._depth
 
     @property
     def k(self) -> int | None:
-        """The most passages while nothing is calibrated or enforced; None if that was not given."""
+        """The most passages while nothing is calibrated or enforced; None if not set."""
         return self._k
 
     @property
     def score_kind(self) -> ScoreKind | None:
-        """What the scores of plain hits mean; None if that was not given."""
+        """The kind of the scores of plain hits; None if not set."""
         return self._score_kind
 
     @property
     def assembly(self) -> Assembly:
-        """How kept passages become a context."""
+        """The settings that turn kept passages into a context."""
         return self._assembly
 
     @property
@@ -208,12 +209,12 @@ class ContextGuard:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """What differs between the profile's system and this one, one readable line each."""
+        """Differences between the profile's system and this one, one readable line each."""
         return self.comparison.differences
 
     @property
     def comparison(self) -> SystemComparison:
-        """The profile's system compared with this one, also how much of the corpus has changed."""
+        """The profile's system compared with this one, including how much of the corpus changed."""
         return self._current().comparison
 
     @property
@@ -222,19 +223,19 @@ class ContextGuard:
         return self._bound.retriever
 
     def use_profile(self, profile: Profile | Path | str) -> None:
-        """Serve by another profile from the next request on.
+        """Use another profile from the next request on.
 
-        A request that has begun ends with the profile that it began with. If an error is raised,
-        the former profile stays in force.
+        Requests in progress finish with the former profile. If an error is raised, the former
+        profile stays in force.
 
         Args:
             profile: A profile that was calibrated on this system, or the path of one.
 
         Raises:
             ConfigurationError: the guard has a policy set by hand.
-            ProfileFormatError: the path is of a file that is not a profile.
-            ProfileMismatchError: the profile was made for another system, or in strict mode on a
-                corpus that has changed since, or it is unverified.
+            ProfileFormatError: the file at the path is not a profile.
+            ProfileMismatchError: the profile was made for another system; or, in strict mode, the
+                corpus has changed since or the profile is unverified.
         """
         if self._policy is not None:
             raise ConfigurationError(
@@ -253,7 +254,7 @@ class ContextGuard:
         self._say_mode()
 
     def _say_mode(self) -> None:
-        """Log where a mode that was given overrules the verdict of the profile."""
+        """Log it if the mode set by hand overrules the profile's verdict."""
         verdict = None if self._bound.profile is None else self._bound.profile.verdict
         if self._mode is not None and verdict is not None and self._mode is not verdict.mode:
             _log.warning(
@@ -263,11 +264,11 @@ class ContextGuard:
             )
 
     def probe(self) -> SystemComparison:
-        """Ask a `ProbedRetriever` again whether its embedder or reranker is still the profile's.
+        """Check again whether a `ProbedRetriever` still uses the profile's embedder and reranker.
 
-        Waits for the retriever, so call it beside requests, such as once an hour on a thread. The
-        guard asks by itself when it is made and when it takes up a profile. Where the retriever
-        raises, its last answer stands.
+        This waits for the retriever, so call it outside requests, such as hourly on a thread. The
+        guard checks when it is made and when it is given a profile. If the retriever raises, its
+        last answer still applies.
         """
         self._ask_probes(self._bound.profile)
         with self._rebinding:
@@ -275,7 +276,7 @@ class ContextGuard:
         return self.comparison
 
     def _ask_probes(self, profile: Profile | None) -> None:
-        """Ask for what the profile knows of the probe texts; nothing where it knows nothing."""
+        """Ask for similarities of the probe texts if the profile has them; else return nothing."""
         if profile is None or RETRIEVER_KEY not in profile.fingerprint:
             return
         try:
@@ -287,7 +288,7 @@ class ContextGuard:
         """Compare the profile with another fingerprint of the system from the next request on.
 
         Args:
-            fingerprint: Identifies the system, in place of the one that the guard was given.
+            fingerprint: Identifies the system; replaces the one that the guard was given.
         """
         with self._rebinding:
             self._check = replace(self._check, fingerprint=fingerprint)
@@ -306,8 +307,9 @@ class ContextGuard:
 
         Args:
             query: The question, at most ``max_query_chars`` long.
-            request_id: Identifies the request in samples; None for a random one. Samples are drawn
-                by a hash of it, so a client that chooses all of it chooses whether it is sampled.
+            request_id: Identifies the request in samples; None for a random one. A hash of it
+                decides on sampling, so a client that chooses the whole id can choose whether it is
+                sampled.
             session_id: The session or conversation that the request belongs to. Requests of one
                 session are not independent: the live estimates count them as one cluster.
             sample: Sample this request even if the sampler does not select it, for debugging; it
@@ -322,13 +324,13 @@ class ContextGuard:
 
         Raises:
             QueryError: the query is too long, or the retriever refused it.
-            ConfigurationError: ``where`` is no ``Where``, the retriever cannot filter, or it
-                returned something that is neither a ranking nor hits.
+            ConfigurationError: ``where`` is not a ``Where``, the retriever cannot filter, or its
+                result is neither a ranking nor hits.
             FilterViolationError: the retriever returned a passage that ``where`` forbids; nothing
                 is served.
-            StageUnavailableError: the retriever failed, did not answer by its deadline, or returned
-                passages of which none can be read.
-            OverloadedError: too many requests are under way.
+            StageUnavailableError: the retriever failed, was late, or returned only unreadable
+                passages.
+            OverloadedError: too many requests are in progress.
         """
         request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
         start = perf_counter()
@@ -350,9 +352,8 @@ class ContextGuard:
     ) -> Context:
         """``retrieve`` without blocking the event loop: same arguments, result and errors.
 
-        A retriever without an asynchronous call runs on one of 32 threads of the guard's own, or
-        of as many as its ``concurrency`` says. A request that is cancelled while it waits counts
-        as failed.
+        A retriever without an asynchronous call runs on one of the guard's threads: 32, or as many
+        as its ``concurrency`` says. A request that is cancelled while waiting counts as failed.
         """
         request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
         calls = request.bound.calls
@@ -386,20 +387,20 @@ class ContextGuard:
         Args:
             query: The question that was searched.
             hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``, in any order.
-                Ranks that they have are an engine's, and tell the direction of the scores.
-            request_id: As for ``retrieve``, like all that follow.
+                Ranks, if given, are the engine's and show the direction of the scores.
+            request_id: See ``retrieve``.
             session_id: See ``retrieve``.
             sample: See ``retrieve``.
             where: See ``retrieve``; here it is only checked.
-            k: How many of the results are served where no policy is enforced, such as all of a
-                reranker's answer; None for as many as ``retrieve`` serves then.
+            k: Number of results served while no policy is enforced, such as all that a reranker
+                returned; None for as many as ``retrieve`` would serve.
 
         Raises:
             QueryError: the query is too long.
             ConfigurationError: ``k`` is below 1, ``hits`` is neither a ranking nor hits, or
-                ``where`` is no ``Where``.
+                ``where`` is not a ``Where``.
             FilterViolationError: a passage does not satisfy ``where``; nothing is served.
-            StageUnavailableError: there are passages, and none can be read.
+            StageUnavailableError: there are passages, but none can be read.
         """
         request = self._begin(query, request_id, session_id, sample, where, k=k)
         return self._finish(request, hits, None)
@@ -432,7 +433,7 @@ class ContextGuard:
         is_retrieved: bool = False,
         k: int | None = None,
     ) -> Request:
-        """Count a request, check its input, and fix the state that answers it."""
+        """Count a request, check its input, and pick the state that answers it."""
         given_mode, bound, most = self._mode, self._bound, self._max_query_chars
         sampler, span = self._sampler, None
         if self._begin_span is not None:
@@ -477,10 +478,10 @@ class ContextGuard:
         )
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
-        """Make the keyword arguments of the retriever's call for a request with a filter.
+        """Build the keyword arguments that pass a request's filter to the retriever.
 
         Raises:
-            ConfigurationError: the retriever takes no filter.
+            ConfigurationError: the retriever cannot filter.
         """
         if not request.bound.calls.can_filter:
             raise ConfigurationError(
@@ -490,7 +491,7 @@ class ContextGuard:
         return {"depth": self._depth, "where": request.where}
 
     def _current(self) -> BoundProfile:
-        """Return the profile that answers next, bound to the retriever's present generation."""
+        """Return the current profile, bound to the retriever's current index generation."""
         bound = self._bound
         if not bound.swaps or bound.generation is bound.retriever.generation:
             return bound
@@ -556,14 +557,14 @@ class ContextGuard:
         received: float,
         waited: float,
     ) -> Context:
-        """Sample a context, count it and end its trace; seconds as of `perf_counter`.
+        """Sample a context, count it and end its trace; times are those of `perf_counter`.
 
         Args:
             request: The request.
-            context: Its answer.
+            context: The answer.
             start: When the retriever was called; None if it was not.
             received: When the candidates came.
-            waited: How many seconds the assessor took.
+            waited: Seconds that the assessor took.
         """
         sampler, probability, span = self._sampler, request.probability, request.span
         if sampler is not None and (request.sample or probability > 0.0):
@@ -583,7 +584,7 @@ class ContextGuard:
     def _counted(self, mode: Mode, error: BaseException, span: RequestSpan | None) -> BaseException:
         """Count a request that ended in an error, and return the typed error to raise.
 
-        What is not an ``Exception``, such as an interrupt or a cancellation, stays as it is.
+        Interrupts, cancellations and others that are not an ``Exception`` are returned unchanged.
         """
         if span is not None:
             self._safely("tracing", lambda: span.failed(error), None)
@@ -596,7 +597,7 @@ class ContextGuard:
         return failure
 
     def _safely(self, observer: str, call: Callable[[], _T], otherwise: _T) -> _T:
-        """Call an observer; count an error as its own, and return ``otherwise`` instead."""
+        """Call an observer; if it raises, count the error and return ``otherwise``."""
         try:
             return call()
         except Exception:
@@ -622,7 +623,7 @@ class ContextGuard:
 
 def _bad_query(query: object, most: int) -> QueryError:
     if not isinstance(query, str):
-        return QueryError(f"a query must be a text, not {describe(query)}")
+        return QueryError(f"a query must be a string, not {describe(query)}")
     return QueryError(
         f"the query has {len(query):,} characters, the limit is {most:,} (max_query_chars of the "
         "guard)"
@@ -630,7 +631,7 @@ def _bad_query(query: object, most: int) -> QueryError:
 
 
 def _standing(comparison: SystemComparison) -> str:
-    """Say for the log whether a profile applies to the index that is searched now."""
+    """Describe for the log whether a profile applies to the current index."""
     if comparison.mismatches:
         return "is not for this one, top k is served"
     return "applies, but calibrate again" if comparison.reservations else "holds again"

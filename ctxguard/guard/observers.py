@@ -1,6 +1,6 @@
 """The observers of a guard: its sampler and its tracing, whose errors fail no request.
 
-An observer that raises is counted in ``ctxguard_observer_failures_total``, and the request goes on.
+If an observer raises, ``ctxguard_observer_failures_total`` counts it and the request continues.
 """
 
 from typing import Protocol
@@ -9,14 +9,14 @@ from ctxguard.core.context import Context
 
 
 class RequestSampler(Protocol):
-    """Selects requests before retrieval, and takes the selected ones when answered."""
+    """Selects requests before retrieval, and receives the selected ones once answered."""
 
     def draw(self, request_id: str, /) -> float:
         """Return the probability with which the request was selected; 0.0 if it was not."""
         ...
 
     def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
-        """Take an answered request.
+        """Receive an answered request.
 
         Args:
             context: The answer.

@@ -1,8 +1,8 @@
 """Watchers that reload a profile or an index while serving, when its file changes.
 
-A file has changed when its modification time, size or inode has. One that cannot be loaded leaves
-the former state in force, raises an alarm metric, and is tried again at every check until it loads
-(DESIGN.md §6). One that changes while it is loaded is loaded again before anything is reported.
+A file has changed if its modification time, size or inode has. If it cannot be loaded, the former
+state stays in force, an alarm metric is raised, and every check tries again until it loads
+(DESIGN.md §6). If it changes during loading, it is loaded again before anything is reported.
 """
 
 import json
@@ -45,7 +45,7 @@ _NOT_LOADED: FileVersion = (-1, -1, -1)
 
 
 class _Watcher(ABC):
-    """Checks one file from time to time, and reloads it when it changed."""
+    """Checks one file at intervals, and reloads it after a change."""
 
     target: ClassVar[ReloadTarget]
     malformed: ClassVar[type[Exception]]
@@ -54,7 +54,9 @@ class _Watcher(ABC):
 
     def __init__(self, file: Path, interval_seconds: float, telemetry: Telemetry | None) -> None:
         if not 0.0 < interval_seconds < float("inf"):
-            raise ConfigurationError(f"interval_seconds {interval_seconds!r} must be > 0, finite")
+            raise ConfigurationError(
+                f"interval_seconds {interval_seconds!r} must be finite and > 0"
+            )
         self.file = file
         self._interval_seconds = interval_seconds
         self._telemetry = default_telemetry() if telemetry is None else telemetry
@@ -64,16 +66,16 @@ class _Watcher(ABC):
         reset_in_children(self)
 
     def _resume_after_fork(self) -> None:
-        """Go on watching on a thread of the forked child's own."""
+        """Continue watching in a forked child, on a new thread."""
         if self._thread is not None:
             with suppress(RuntimeError):  # no thread can be started: nothing watches then
                 self._launch()
 
     def check(self) -> ReloadOutcome | None:
-        """Check the file now, and reload it if it changed.
+        """Check the file now, and reload it if it has changed.
 
         Returns:
-            How the reload ended; None if there was nothing new.
+            The outcome of the reload; None if the file has not changed.
         """
         with self._checking:
             if self._failure is None and file_version(self.file) == self._version:
@@ -101,13 +103,13 @@ class _Watcher(ABC):
         return self
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
-        """Stop the thread once its present check has ended.
+        """Stop the thread after its current check.
 
         Args:
-            timeout_seconds: The longest to wait for that.
+            timeout_seconds: Longest time to wait for it.
 
         Returns:
-            Whether it ended in time.
+            Whether the thread ended in time.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -129,24 +131,24 @@ class _Watcher(ABC):
 
     @abstractmethod
     def _load(self) -> bool:
-        """Load the file and serve by it; return whether it held anything new."""
+        """Load the file and put it in force; return whether its content is new."""
 
     def _outcome(self, error: Exception) -> ReloadOutcome:
-        """Return the outcome that an error of `_load` stands for."""
+        """Return the outcome to report for an error of `_load`."""
         if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
             return ReloadOutcome.UNREADABLE
         is_malformed = isinstance(error, self.malformed)
         return ReloadOutcome.MALFORMED if is_malformed else ReloadOutcome.MISMATCHED
 
     def _in_force(self) -> str:
-        """Say for the log what serves while the file cannot."""
+        """Describe for the log what stays in force while the file cannot be loaded."""
         return "the one before stays in force"
 
     def _load_stable(self) -> tuple[FileVersion | None, bool | Exception]:
         """Load the file, retrying while it keeps changing.
 
-        A load may fail only because the file was replaced meanwhile, as when the generation of an
-        index that is being read is deleted by the next save.
+        A load may fail only because the file was replaced meanwhile: the next save of an index, for
+        example, deletes the generation being read.
 
         Returns:
             The version that was loaded, and whether it was new, or the error.
@@ -161,7 +163,7 @@ class _Watcher(ABC):
                     return version, error
 
     def _failed(self, version: FileVersion | None, error: Exception) -> ReloadOutcome | None:
-        """Count and log a failure, unless it only repeats the last one."""
+        """Count a failure, and log it if it differs from the last one."""
         outcome, reason = self._outcome(error), _reason(error)
         failure = (version, outcome, reason)
         previous, self._failure = self._failure, failure
@@ -206,14 +208,14 @@ class ProfileWatcher(_Watcher):
     """Reloads a guard's profile whenever the profile's file changes.
 
     Args:
-        guard: Serves by the profile; must not have a policy set by hand.
-        path: The profile. Replace it in one step, as ``Profile.save`` does: an incomplete file is
-            refused, and tried again.
+        guard: Uses the profile; must not have a policy set by hand.
+        path: The profile's file. Replace it atomically, as ``Profile.save`` does; an incomplete
+            file is refused and tried again.
         interval_seconds: Between two checks, > 0.
         telemetry: Where attempts are counted; None for that of the process's default registry.
 
     Raises:
-        ConfigurationError: an interval that is not > 0 and finite.
+        ConfigurationError: the interval is not finite and > 0.
     """
 
     target = ReloadTarget.PROFILE
@@ -246,16 +248,16 @@ class ProfileWatcher(_Watcher):
 
 
 class IndexWatcher(_Watcher):
-    """Reloads a retriever's index whenever another one is saved into its folder.
+    """Reloads a retriever's index whenever a new one is saved into its folder.
 
     Args:
-        retriever: Loaded from a folder.
+        retriever: A retriever that was loaded from a folder.
         interval_seconds: Between two checks, > 0.
         telemetry: Where attempts are counted; None for that of the process's default registry.
 
     Raises:
-        ConfigurationError: a retriever that was built in memory, or an interval that is not > 0
-            and finite.
+        ConfigurationError: the retriever was built in memory, or the interval is not finite and >
+            0.
     """
 
     target = ReloadTarget.INDEX
@@ -272,7 +274,8 @@ class IndexWatcher(_Watcher):
 
         if retriever.folder is None:
             raise ConfigurationError(
-                "this retriever was built in memory: save it, and watch one loaded from the folder"
+                "this retriever was built in memory; save it, load it from the "
+                "folder, and watch that one"
             )
         self._retriever = retriever
         super().__init__(manifest_file(retriever.folder), interval_seconds, telemetry)
@@ -285,7 +288,7 @@ class IndexWatcher(_Watcher):
 
 
 def _reason(error: Exception) -> str:
-    """Say why a load failed, without anything that the file holds: this is logged."""
+    """Describe why a load failed without quoting the file, because this is logged."""
     cause = error.__cause__ if error.__cause__ is not None else error
     if isinstance(cause, json.JSONDecodeError):
         return f"not JSON, line {cause.lineno}"

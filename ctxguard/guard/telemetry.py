@@ -1,7 +1,7 @@
 """Every Prometheus metric of the request path.
 
-The child of every label value is looked up once and kept, because a lookup costs three times an
-increment. All label values come from closed sets: modes, routes, reasons, flags, outcomes, stages.
+The child of every label value is looked up once and kept, because a lookup costs as much as three
+increments. All label values come from closed sets: modes, routes, reasons, flags, outcomes, stages.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -164,7 +164,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
 
 
 def _children(metric: Any, labels: Mapping[str, _Values]) -> Any:
-    """Look up the child of every combination of label values, by value; by a tuple of several."""
+    """Map each label value to its child, or each tuple of values if there are several labels."""
     if not labels:
         return metric
     texts = [
@@ -180,13 +180,13 @@ def _children(metric: Any, labels: Mapping[str, _Values]) -> Any:
 class Telemetry:
     """The request-path metrics of one registry; one instance serves any number of guards.
 
-    Exact by construction, once no request is under way: ``received = ok + degraded + failed +
+    Exact by construction while no request is in progress: ``received = ok + degraded + failed +
     shed`` and ``candidates = kept + dropped by reason``.
 
     Args:
         registry: Exports the metrics.
-        all_metrics: Whether to export all of them; by default those that the default alerts and
-            panels read.
+        all_metrics: Whether to export all metrics; by default only those that the default alerts
+            and panels use.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Telemetry:
     ) -> None:
         """Count one answered request; it is degraded if its ranking lacks a stage.
 
-        Nothing is counted of a request that cannot be counted whole.
+        A request that cannot be counted completely is not counted at all.
 
         Args:
             context: The answer.
@@ -284,7 +284,7 @@ class Telemetry:
         self._counters["received_requests"][mode].inc()
 
     def raised(self, mode: Mode, error: BaseException) -> None:
-        """Count one request that ended in an error, was cancelled, or refused because of too many.
+        """Count one request that failed, was cancelled, or was refused under overload.
 
         Args:
             mode: The request's mode.
@@ -315,7 +315,7 @@ class Telemetry:
         self._gauges[f"{what}_reload_failing"].inc(1 if is_failing else -1)
 
     def observer_failed(self, observer: str) -> None:
-        """Count one error of ``sampler`` or ``telemetry``; it never fails a request."""
+        """Count one error of ``sampler`` or ``telemetry``, which never fails a request."""
         self._counters["observer_failures"][observer].inc()
 
 
@@ -330,9 +330,9 @@ _of_registry: WeakKeyDictionary[CollectorRegistry, dict[Any, Any]] = WeakKeyDict
 def made_once(
     registry: CollectorRegistry, make: Callable[..., _T], *, all_metrics: bool = False
 ) -> _T:
-    """Return a registry's metrics of one kind, made once: it refuses the same name twice.
+    """Return a registry's metrics of one kind, made once because it refuses duplicate names.
 
-    Whoever asks first says whether all are exported.
+    The first call decides whether all are exported.
     """
     with _lock:
         made = _of_registry.setdefault(registry, {})

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class WithTextSignals(RetrieverAdapter):
-    """A retriever of your own, with signals of its candidates' texts beside its scores.
+    """Wraps your own retriever, and adds signals of its candidates' texts to its scores.
 
-    Pass it to ``calibrate`` and to ``ContextGuard`` instead of the retriever. Every candidate's
-    text is read on every request. A request of 100 candidates of 200 words takes about 1 ms longer
-    if their texts are known, and 5 to 46 ms if they are new. If a text cannot be read, the request
-    has no text signals: the guard then keeps the top k and flags ``missing_signals``.
+    Pass it to ``calibrate`` and ``ContextGuard`` instead of the retriever. It reads every
+    candidate's text on every request: 100 candidates of 200 words add about 1 ms if their texts are
+    known, and 5 to 46 ms if they are new. If a text cannot be read, the request has no text
+    signals; the guard then keeps the top k and flags ``missing_signals``.
 
     Args:
-        retriever: Anything that ``ContextGuard`` takes, except one whose index is swapped.
+        retriever: Anything that ``ContextGuard`` accepts, except one that replaces its index.
         text_signals: Computes the signals.
         score_kind: The kind of the scores of plain hits; see ``ContextGuard``.
 
@@ -52,7 +52,7 @@ class WithTextSignals(RetrieverAdapter):
             self.retrieve, self.aretrieve = self._plain(call), self._awaited(acall)
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the retriever's, and the splitter of texts; empty if nothing identifies it."""
+        """Return the retriever's fingerprint and the text splitter's; empty if it has none."""
         found = super().fingerprint()
         return found and {**found, "text_signals": self._text_signals.fingerprint}
 

@@ -1,7 +1,6 @@
 """Adapts wrapped retrievers: their calls, their fingerprints, and their results as rankings.
 
-The guard, text signals and calibration all read a retriever through this module, so they accept the
-same retrievers.
+The guard, text signals and calibration all use this module, so they accept the same retrievers.
 """
 
 import inspect
@@ -21,9 +20,9 @@ class Calls(NamedTuple):
     """The calls of a retriever.
 
     Attributes:
-        call: Retrieves; its result must be awaited if the retriever has only an asynchronous call.
-        acall: Retrieves, awaited; None if the retriever has only a plain call.
-        can_filter: Whether it takes a filter.
+        call: Retrieves; await its result if the retriever has only an asynchronous call.
+        acall: Retrieves asynchronously; None if the retriever has only a plain call.
+        can_filter: Whether the calls accept a filter.
     """
 
     call: "Callable[..., Retrieval | Awaitable[Retrieval]]"
@@ -32,7 +31,7 @@ class Calls(NamedTuple):
 
 
 class RetrieverAdapter:
-    """Anything that a guard takes: its calls, and what it tells of itself.
+    """Gives any retriever that a guard accepts one interface: calls, route, fingerprint, sketch.
 
     Args:
         retriever: An object with ``retrieve`` or ``aretrieve``, or a function; see
@@ -71,9 +70,9 @@ class RetrieverAdapter:
         return route
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the fingerprint that was given, else the retriever's; empty without either.
+        """Return the given fingerprint, else the retriever's, else an empty one.
 
-        With the retriever's similarities of the probe texts, if it gives them.
+        It includes the retriever's similarities of the probe texts, if it gives any.
         """
         found = self._fingerprint
         if found is None:
@@ -87,19 +86,19 @@ class RetrieverAdapter:
 
 
 def probed(retriever: object) -> dict[str, str]:
-    """Ask a retriever for its similarities of the probe texts, as an entry of a fingerprint.
+    """Return a retriever's similarities of the probe texts, as an entry of a fingerprint.
 
-    Empty for one that is not a `ProbedRetriever`.
+    Empty if it is not a `ProbedRetriever`.
 
     Raises:
-        Exception: whatever the retriever raises.
+        Exception: any error of the retriever.
     """
     similarities = getattr(retriever, "similarities", None)
     return {RETRIEVER_KEY: probe_scores(similarities)} if callable(similarities) else {}
 
 
 def call_if(retriever: object, name: str) -> Any:
-    """Call a method of a retriever without arguments; None without such a method."""
+    """Call a retriever's method without arguments; None if it has no such method."""
     method = getattr(retriever, name, None)
     return method() if callable(method) else None
 
@@ -126,12 +125,12 @@ def ranking_of(
         retrieved: A ``Ranking``, or hits.
         score_kind: The kind of the scores of hits. If None, hits without any score become kind
             ``rank``.
-        is_returned: Whether a retriever returned it, for the messages; else the caller gave it.
+        is_returned: Whether a retriever returned it or the caller gave it, for the messages.
 
     Raises:
         ConfigurationError: it is neither, or hits have scores but no kind; the message says how to
-            fix it. A text is refused because it may be an id or a passage, and a tuple because its
-            second item may be a score or a text.
+            fix it. Strings are refused because they may be ids or passages, and tuples because
+            their second item may be a score or a text.
     """
     if isinstance(retrieved, Ranking):
         return retrieved
@@ -150,8 +149,8 @@ def ranking_of(
         raise ConfigurationError(
             f"{source} {describe(retrieved)} that holds "
             f"{', '.join(sorted(map(_full_name, others)))}; make each item a ctxguard.Hit, as in "
-            "Hit(passage_id, score, text), or Hit(passage_id, text=text) where there are no "
-            f"scores, or {mend} a Ranking"
+            "Hit(passage_id, score, text), or Hit(passage_id, text=text) without scores, "
+            f"or {mend} a Ranking"
         )
     if score_kind is None:
         if any(hit.score is not None for hit in hits):
@@ -192,7 +191,7 @@ def _call_of(retriever: object) -> "Callable[..., Retrieval | Awaitable[Retrieva
 
 
 def _check_signature(call: Callable[..., object], retriever: object) -> None:
-    """Refuse a call at once if every request would fail in it."""
+    """Refuse a call whose signature would make every request fail."""
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
@@ -221,7 +220,7 @@ def _acall_of(retriever: object) -> "Callable[..., Awaitable[Retrieval]] | None"
 
 
 def takes_where(call: Callable[..., object]) -> bool:
-    """Tell whether a call names ``where`` itself: one that takes any keyword may ignore it."""
+    """Return whether a call names ``where``: one that accepts any keyword may ignore it."""
     try:
         parameter = inspect.signature(call).parameters.get("where")
     except (TypeError, ValueError):

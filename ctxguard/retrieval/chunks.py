@@ -45,7 +45,7 @@ def chunk_id(passage_id: str, number: int) -> str:
 
 
 def is_chunk_id(passage_id: str) -> bool:
-    """Tell whether an id may be a chunk's; its passage says whether it is.
+    """Return whether an id may be a chunk's; its passage says whether it is.
 
     >>> is_chunk_id("kettle#2"), is_chunk_id("kettle")
     (True, False)

@@ -197,7 +197,7 @@ def _check_token(authorization: bytes, token: bytes) -> None:
 
 @lru_cache(maxsize=64)
 def _is_own(host: bytes) -> bool:
-    """Tell whether a Host header, with or without a port, names this machine.
+    """Return whether a Host header, with or without a port, names this machine.
 
     >>> _is_own(b"localhost:80"), _is_own(b"[::1]:80"), _is_own(b"a.example")
     (True, True, False)

@@ -109,7 +109,7 @@ class BoundedScorer:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the scorer is left out, because it failed repeatedly just before."""
+        """Whether the scorer is left out, because it failed repeatedly just before."""
         return self._stage.is_open
 
     async def scores(

@@ -196,7 +196,7 @@ class ServiceSettings(
 
     @property
     def searches(self) -> bool:
-        """Tell whether there is an index to search, in a folder or in an engine."""
+        """Whether there is an index to search, in a folder or in an engine."""
         return self.index is not None or self.engine is not None
 
     @property
@@ -234,7 +234,7 @@ class ServiceSettings(
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach an address; the name ``localhost`` is one.
+    """Return whether only this machine can reach an address; the name ``localhost`` is one.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
     (True, True, False)

@@ -115,7 +115,7 @@ class TestRefused:
         "value", [None, True, np.True_, 7.0, np.float32(7), b"7", Decimal(7), ("a", 1), object()]
     )
     def test_each_type_names_the_mend(self, value: Any) -> None:
-        mend = r"an id of type \w+ \(.*\) is neither text, .*: give it as the text"
+        mend = r"an id of type \w+ \(.*\) must be a string, .*: pass the string"
         for make in (Hit, lambda one: Passage(one, ""), lambda one: Query(one, "?")):
             with pytest.raises(ConfigurationError, match=mend):
                 make(value)

@@ -341,7 +341,7 @@ class TestErrors:
             return [HITS[0], Hit(passage_id, 10.0)]
 
         guard = guard_of(search, score_kind="ratio", telemetry=counted.telemetry)
-        with pytest.raises(ConfigurationError, match=r"an id of type .* give it as the text"):
+        with pytest.raises(ConfigurationError, match=r"an id of type .* pass the string"):
             guard.retrieve("q?")
         assert counted.by_label("failed_requests") == {("enforce", "invalid_request"): 1}
 

@@ -199,7 +199,7 @@ class TestLimits:
 
     @pytest.mark.parametrize("query", [None, 7, b"q?", ["q?"]])
     def test_only_text_is_a_query(self, query: Any) -> None:
-        with pytest.raises(QueryError, match="must be a text"):
+        with pytest.raises(QueryError, match="must be a string"):
             guard_of(Ranking.from_hits(hits(), ScoreKind.RATIO)).retrieve(query)
 
     def test_shadow_serves_it_as_given(self) -> None:

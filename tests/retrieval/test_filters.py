@@ -147,7 +147,7 @@ class TestWhere:
         assert where.fields == ("language", "tenant.id")
         with pytest.raises(ConfigurationError, match="twice"):
             Where({"tenant": "a"}, tenant="b")
-        with pytest.raises(ConfigurationError, match="must be a text"):
+        with pytest.raises(ConfigurationError, match="must be a string"):
             Where({1: "a"})  # type: ignore[dict-item]
         with pytest.raises(ConfigurationError, match="a mapping"):
             Where("tenant")  # type: ignore[arg-type]

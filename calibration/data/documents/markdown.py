@@ -162,7 +162,7 @@ def _shortened(line: str) -> str:
 
 
 def _is_data_line(line: str) -> bool:
-    """Tell whether a line beside others like it is encoded data."""
+    """Return whether a line beside others like it is encoded data."""
     bare = line.strip()
     if _LONG.fullmatch(bare):
         return _is_encoded(bare, 0)

@@ -102,7 +102,7 @@ def _is_heading(block: str) -> bool:
 
 
 def _is_links(block: str) -> bool:
-    """Tell whether nearly all words of a block are links."""
+    """Return whether nearly all words of a block are links."""
     around = len(_MARKS.sub("", _LINK.sub("", block)))
     linked = sum(len(_MARKS.sub("", text)) for text in _LINK.findall(block))
     return linked > 4 * around

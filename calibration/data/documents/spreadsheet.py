@@ -149,13 +149,13 @@ def _row_of(element: Element, book: _Book) -> _Row:
 
 
 def _is_unsolved(cell: Element) -> bool:
-    """Tell whether a cell holds a formula that no program has worked out."""
+    """Return whether a cell holds a formula that no program has worked out."""
     parts = {child.tag.rpartition("}")[2]: child.text for child in cell}
     return "f" in parts and not parts.get("v")
 
 
 def _is_hidden(element: Element, size: str) -> bool:
-    """Tell whether a row or column is hidden, or has no height or width."""
+    """Return whether a row or column is hidden, or has no height or width."""
     length = element.get(size)
     is_flat = length is not None and not length.strip("0.")
     return is_flat or element.get("hidden") not in _OFF

@@ -463,7 +463,7 @@ class PostgresEngine(Engine):
 
 
 def _is_broken(error: StageUnavailableError) -> bool:
-    """Tell whether a connection ended, as after a restart of the server."""
+    """Return whether a connection ended, as after a restart of the server."""
     cause = error.__cause__
     state = getattr(cause, "sqlstate", None)
     return isinstance(cause, psycopg.OperationalError) and (state is None or state in _ENDED)

@@ -301,5 +301,5 @@ class ECusum:
         return Evidence(np.array(self.log_e_values)).e_value if self.log_e_values else 1.0
 
     def alarm(self, threshold: float = DEFAULT_THRESHOLD) -> bool:
-        """Tell whether the e-value has reached the threshold; to be checked after each day."""
+        """Return whether the e-value has reached the threshold; to be checked after each day."""
         return self.e_value >= threshold

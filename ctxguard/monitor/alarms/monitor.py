@@ -268,7 +268,7 @@ class AlarmMonitor:
         self._store.set_state(self._state_key, self.state.to_json())
 
     def _is_of_profile(self, record: SampleRecord) -> bool:
-        """Tell whether the profile's own policy served the sample."""
+        """Return whether the profile's own policy served the sample."""
         return record.profile_id == self.state.profile_id and record.mode is Mode.ENFORCE
 
     def _recall_loss(

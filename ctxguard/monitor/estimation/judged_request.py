@@ -176,7 +176,7 @@ def _log_odds(score: float | None) -> float:
 
 
 def _has_first(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) -> bool:
-    """Tell whether the retriever's first k were all judged by design, and have verdicts.
+    """Return whether the retriever's first k were all judged by design, and have verdicts.
 
     Uses only requests that were chosen whatever was served: those whose pool was judged because
     nothing relevant was served would make a loss look larger.

@@ -49,7 +49,7 @@ class GradedSample:
     disagreements: int = 0
 
     def is_of_tenant(self, tenant: str) -> bool:
-        """Tell whether the request could see passages of this value of a field only.
+        """Return whether the request could see passages of this value of a field only.
 
         Args:
             tenant: ``FIELD=VALUE``, or a value of the field ``tenant``.

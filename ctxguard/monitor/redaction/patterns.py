@@ -210,7 +210,7 @@ _IBAN_GROUP = re.compile(r"[A-Za-z0-9]+")
 
 
 def is_iban(text: str) -> bool:
-    """Tell whether a text has an IBAN's form and passes its check, ISO 7064 mod 97-10.
+    """Return whether a text has an IBAN's form and passes its check, ISO 7064 mod 97-10.
 
     >>> is_iban("DE89370400440532013000"), is_iban("DE88370400440532013000")
     (True, False)

@@ -158,7 +158,7 @@ class SampleRecord:
         return None if judgment is None else judgment.grade
 
     def has_hit(self, grades: Mapping[str, HasGrade]) -> bool:
-        """Tell whether a passage was served that is relevant by some grades, or may be.
+        """Return whether a passage was served that is relevant by some grades, or may be.
 
         It may be while it has no grade: whole pools are judged once it is certain that none is.
         """

@@ -52,7 +52,7 @@ class HashSampler:
         return self._number(text) / _WHOLE
 
     def selects(self, text: str, probability: float) -> bool:
-        """Tell whether ``text`` is selected; if so, every higher probability selects it too."""
+        """Return whether ``text`` is selected; if so, every higher probability selects it too."""
         return self._number(text) < round(probability * _WHOLE)
 
     def _number(self, text: str) -> int:

@@ -105,7 +105,7 @@ class Privacy:
         )
 
     def _is_secret(self, where: Where) -> bool:
-        """Tell whether a filter may not be written, or cannot be written unchanged."""
+        """Return whether a filter may not be written, or cannot be written unchanged."""
         texts = [str(value) for values in where.allowed.values() for value in values]
         return any(
             text != text.encode("utf-8", "replace").decode()

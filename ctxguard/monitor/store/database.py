@@ -262,7 +262,7 @@ class Store:
                     connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
 
     def _has_tables(self, connection: sa.Connection) -> bool:
-        """Tell whether a whole store is there; False where there is none.
+        """Return whether a whole store is there; False where there is none.
 
         Raises:
             StoreSchemaError: it is another release's or another program's, or half of one.

@@ -78,7 +78,7 @@ def store_error(
 
 
 def is_busy(error: BaseException) -> bool:
-    """Tell whether SQLite says that others hold the database."""
+    """Return whether SQLite says that others hold the database."""
     code = _code_of(error)
     return isinstance(code, int) and code & 0xFF in _BUSY
 

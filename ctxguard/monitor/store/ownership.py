@@ -100,7 +100,7 @@ class Ownership:
         return False
 
     def _keeps_connection(self) -> bool:
-        """Tell whether the transaction that holds the lock is still open."""
+        """Return whether the transaction that holds the lock is still open."""
         if self._connection is None:
             return False
         if time.monotonic() < self._checked_at + _CHECK_SECONDS:

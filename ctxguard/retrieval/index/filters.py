@@ -32,7 +32,7 @@ class AllowedRows:
     n_passages: int
 
     def hold(self, rows: RowArray) -> bool:
-        """Tell whether every one of these rows is allowed."""
+        """Return whether every one of these rows is allowed."""
         return bool(np.isin(rows, self.rows, assume_unique=True).all())
 
 
@@ -63,7 +63,7 @@ class _Field:
         return self
 
     def mask(self, wanted: frozenset[Token], n_passages: int) -> NDArray[np.bool_]:
-        """Tell whether each row holds any of the values, shape (n_passages,)."""
+        """Return whether each row holds any of the values, shape (n_passages,)."""
         holds = np.zeros(n_passages, np.bool_)
         for token in wanted:
             number = self.numbers.get(token)

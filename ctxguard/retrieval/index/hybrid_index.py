@@ -402,7 +402,7 @@ def _check_rows(index: HybridIndex, n: int, n_pieces: int) -> None:
 
 
 def _are_starts(starts: NDArray[Any], n: int, end: int) -> bool:
-    """Tell whether n rows lie one after the other, from 0 to ``end``."""
+    """Return whether n rows lie one after the other, from 0 to ``end``."""
     ends = starts[[0, -1]].tolist() if starts.shape == (n + 1,) else None
     return ends == [0, end] and bool((np.diff(starts) >= 0).all())
 

@@ -46,7 +46,7 @@ def quiet_loading() -> Iterator[None]:
 
 
 def has_bfloat16() -> bool:
-    """Tell whether the processor computes in bfloat16, which onnxruntime does not on x86."""
+    """Return whether the processor computes in bfloat16, which onnxruntime does not on x86."""
     try:
         return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -48,7 +48,7 @@ class PassageWindow:
         self._splitter = cache(self._new_splitter)
 
     def is_longer(self, text: str) -> bool:
-        """Tell whether the model does not read a text to its end."""
+        """Return whether the model does not read a text to its end."""
         start = text[: self.tokens * _SURELY_LONGER]
         if self._tokens_of(start) > self.tokens:
             return True

@@ -197,7 +197,7 @@ class Cosines(NamedTuple):
         return found
 
     def is_better(self, order: RowArray) -> NDArray[np.bool_]:
-        """Tell whether each of the m comes before each candidate in an order, shape (n, m)."""
+        """Return whether each of the m comes before each candidate in an order, shape (n, m)."""
         ranks = np.empty(order.size, np.int64)
         ranks[order] = np.arange(order.size)
         better: NDArray[np.bool_] = ranks[self.compared] < ranks[:, np.newaxis]

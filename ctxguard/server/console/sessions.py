@@ -54,7 +54,7 @@ class Sessions:
         return self._token is not None
 
     def allows(self, request: Request) -> bool:
-        """Tell whether the request has a valid cookie, or needs none; reads the store."""
+        """Return whether the request has a valid cookie, or needs none; reads the store."""
         if self._token is None:
             return True
         session = self._signed(request)
@@ -80,7 +80,7 @@ class Sessions:
         return True
 
     def may_try(self, request: Request) -> bool:
-        """Tell whether an address may try to sign in once more, and count that it does."""
+        """Return whether an address may try to sign in once more, and count that it does."""
         address, now = _address_of(request), self._clock()
         with self._lock:
             tried = self._attempts.pop(address, [])
@@ -126,7 +126,7 @@ def _address_of(request: Request) -> str:
 
 
 def is_same_site(request: Request) -> bool:
-    """Tell whether a page of this server sent the request, as every browser tells.
+    """Return whether a page of this server sent the request, as every browser tells.
 
     A request that does not say where it comes from is refused too.
     """
