@@ -1,7 +1,7 @@
-"""Replaces a file in one step, and clears the remains of killed writers beside it.
+"""Replaces a file atomically, and removes leftovers of killed writers beside it.
 
 A temporary file or folder is locked while it is written. The system releases the lock of a process
-that was killed, so that the next writer of the same name can tell its remains from work under way.
+that was killed, so that the next writer of the same name can tell leftovers from work in progress.
 """
 
 import os
@@ -35,7 +35,8 @@ def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     writer left is deleted too.
 
     Args:
-        path: The file to write. A folder that does not exist is made, for those who may read it.
+        path: The file to write. A missing folder is created, and whoever may read the file may
+            enter it.
         mode: Permissions of the new file, by default its owner's alone: most files hold
             texts, or facts about them.
 
@@ -75,9 +76,9 @@ def _new_temporary(folder: Path, prefix: str) -> tuple[int, Path]:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed; False where another process has locked it.
+    """Lock an open file or folder until it is closed; False if another process holds the lock.
 
-    True where there are no locks: nothing is cleared there either.
+    True on systems without locks, where nothing is cleared either.
     """
     if sys.platform != "win32":
         try:

@@ -8,7 +8,7 @@ from ctxguard.errors import ConfigurationError
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder for ctxguard, not made yet.
+    """Return the user's cache folder for ctxguard, which may not exist yet.
 
     On Linux ``$XDG_CACHE_HOME/ctxguard``, by default ``~/.cache/ctxguard``; elsewhere where the
     system keeps caches.

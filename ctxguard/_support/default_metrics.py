@@ -1,7 +1,7 @@
 """Chooses which metrics are exported: a few by default, all with the setting ``all-metrics``.
 
-The default is what the default alerts and panels read. A count by more labels than these need is
-added up over the others.
+The default metrics are those that the default alerts and panels use. Counts are summed over labels
+that these do not need.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,6 @@
 """Import of optional libraries, and the command that installs what is missing.
 
-There is no release to install from where ctxguard was installed from a checkout: the command names
-whatever this installation came from.
+A checkout has no release to install from, so the command names the source of this installation.
 """
 
 import json
@@ -27,7 +26,7 @@ def require(module: str, extra: str) -> Any:
 
     Args:
         module: Its import name, such as ``faiss``.
-        extra: The extra of this distribution that brings it.
+        extra: The extra of this distribution that installs it.
 
     Raises:
         MissingExtraError: it, or a library that it needs, is not installed.

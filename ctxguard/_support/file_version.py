@@ -1,4 +1,4 @@
-"""Tells whether a file is still the one that was read."""
+"""Detects whether a file has changed since it was read."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def file_version(file: Path) -> FileVersion | None:
     """Return a value that changes when a file is written or replaced.
 
     Returns:
-        None if there is no such file, or it cannot be looked at.
+        None if the file does not exist or cannot be examined.
     """
     try:
         status = file.stat()

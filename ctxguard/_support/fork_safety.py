@@ -26,11 +26,11 @@ def reset_in_children(thing: Any) -> None:
 
 
 class OfProcess(Generic[_T]):
-    """An attribute that belongs to one process: made on first use, and anew in a forked child.
+    """An attribute that belongs to one process: made on first use, and again in a forked child.
 
     Args:
         make: Makes the value.
-        leave: Called in a child with its parent's value, which is dropped then; None for nothing.
+        leave: Called in a child with the parent's value before dropping it; None to do nothing.
 
     >>> class Counter:
     ...     lock = OfProcess(threading.Lock)
@@ -109,9 +109,9 @@ class ClosedAtForks:
     """A context manager for transactions: any number at once, but none while the process forks.
 
     For SQLite, which records its file locks in the memory of the process, which a child inherits,
-    while the locks themselves stay with the parent. A child would wait for ever for a transaction
-    that the parent had open, and would lose its writes when the parent, as the last user it
-    knows of, removed the log. So a fork waits for open transactions, and closes the connections.
+    while the locks themselves stay with the parent. A child would wait forever for a transaction
+    that the parent had open, and would lose its writes when the parent, as the last user it knows
+    of, removed the log. So a fork waits for open transactions, and closes the connections.
 
     Args:
         close: Closes all connections that no transaction uses.

@@ -7,10 +7,10 @@ _NO_MARKS = bytes(set(range(256)) - set(b'",[{'))
 
 
 def has_more_values(document: bytes | bytearray, most: int = MOST_VALUES) -> bool:
-    r"""Return whether JSON has more than so many values.
+    r"""Return whether JSON has more values than a limit.
 
-    Counts the commas and opening brackets outside of texts, of which there are at least as many as
-    values, less one.
+    Counts commas and opening brackets outside strings; there are at least as many as values, less
+    one.
 
     >>> has_more_values(b'["many, many, [commas] in \" a text", []]' + b" " * MOST_VALUES)
     False

@@ -14,7 +14,7 @@ def own_options(options: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the options of a URL that PostgreSQL's own client takes.
 
     Raises:
-        ConfigurationError: one has another meaning elsewhere and none here; it says the mend.
+        ConfigurationError: an option belongs to another client; the message says how to fix it.
 
     >>> own_options([("pgbouncer", "true"), ("schema", "public"), ("sslmode", "require")])
     [('sslmode', 'require')]

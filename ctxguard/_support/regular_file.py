@@ -1,4 +1,4 @@
-"""Reads a file that somebody named: all of it, if it is a file and no larger than expected."""
+"""Reads a user-named file whole, if it is a regular file within a size limit."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ _PART_BYTES = 2**20
 def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
     """Open a regular file to be read.
 
-    A pipe that nobody writes to does not block, and a device is not read without end.
+    A pipe without a writer does not block, and a device is never read endlessly.
 
     Raises:
         OSError: it cannot be opened, is not a regular file, or is larger than the limit.

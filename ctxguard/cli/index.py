@@ -92,7 +92,7 @@ class IndexCommand(SettingsModel):
             if given and self.update:
                 raise ConfigurationError(
                     f"--{name}: an update keeps what the index was built with; leave this out, or "
-                    "build the index anew without --update"
+                    "build the index again without --update"
                 )
             if given and self.engine is not None and name == "lexical":
                 raise ConfigurationError("lexical has no effect with --engine: leave it out")

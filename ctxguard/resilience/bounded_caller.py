@@ -44,9 +44,8 @@ class RequestLimits:
             (``Deadlines``), and answers without a late one.
         max_in_flight: The most requests that may wait for the retriever at once; others are
             refused with an ``OverloadedError``.
-        max_query_chars: Longer queries are refused before they are searched or sampled. A retriever
-            that has a limit of its own is given this one; None leaves it its own, and is 10,000 for
-            the guard.
+        max_query_chars: Longer queries are refused before they are searched or sampled. It
+            overrides a retriever's own limit; None leaves that one, and means 10,000 for the guard.
 
     Raises:
         ConfigurationError: a limit is out of range.
@@ -92,7 +91,7 @@ class BoundedCaller:
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Count none in flight; those of a forked child belong to its parent."""
+        """Reset the count in a forked child: calls in flight belong to the parent."""
         self._free = Semaphore(self._limit)
 
     def watch(self, watcher: Watcher) -> None:
@@ -106,7 +105,7 @@ class BoundedCaller:
             OverloadedError: ``max_in_flight`` requests are in flight.
             ConfigurationError: it returned an awaitable, which plain code cannot wait for.
             UnansweredError: it is late, or was not called because its circuit is open.
-            Exception: whatever the function raises.
+            Exception: any error of the function.
         """
         # As by `_in_flight`, with fewer calls on the way of every request.
         free = self._free

@@ -35,7 +35,7 @@ class Breaker:
 
     Args:
         stage: The stage's name, for watchers.
-        opens: False for a breaker that stays closed whatever happens.
+        opens: False for a breaker that never opens.
 
     Attributes:
         opens: Whether repeated failures open it.
@@ -84,7 +84,7 @@ class Breaker:
             return self._admit_one(MAX_RETRY_SECONDS if seconds is None else seconds)
 
     def succeeded(self, probe: Probe | None) -> None:
-        """Note that a call answered; ``probe`` is None for a call admitted while closed."""
+        """Note that a call answered; ``probe`` is None if it was admitted while closed."""
         if probe is None and self.failures == 0:
             return
         with self._lock:
@@ -107,7 +107,7 @@ class Breaker:
                     self._set_closed(False)
 
     def recovered(self) -> None:
-        """Close the circuit: a call made in spite of it was answered."""
+        """Close the circuit, because a call made while it was open succeeded."""
         with self._lock:
             self._close()
 

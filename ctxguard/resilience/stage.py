@@ -78,7 +78,7 @@ def kind_of(error: BaseException) -> FailureKind:
 
 
 def failure_of(stage: str, error: Exception) -> StageFailure:
-    """Build the failure that an answer reports of a stage that raised ``error``."""
+    """Build the failure that an answer reports for a stage that raised ``error``."""
     cause = error.cause if isinstance(error, UnansweredError) else describe_error(error)
     return StageFailure(stage, cause, kind_of(error))
 
@@ -86,7 +86,7 @@ def failure_of(stage: str, error: Exception) -> StageFailure:
 def attempt(
     stage: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T | StageFailure:
-    """Return the result of a stage's call, or how it failed."""
+    """Return the result of a stage's call, or its failure."""
     try:
         return call(*args, **kwargs)
     except Exception as error:
@@ -98,11 +98,11 @@ def attempt(
 class Stage:
     """Calls one stage of a search under a time limit and a circuit breaker.
 
-    Without a time limit a call runs on the caller's own thread. With one it runs on a thread of
-    the stage's threads; a call that is late is abandoned. Errors of the call are raised unchanged.
+    Without a time limit a call runs on the caller's own thread. With one it runs on one of the
+    stage's threads, and is abandoned when late. Errors of the call are raised unchanged.
 
     While the circuit is open, calls are refused at once; when a retry is due, one call is made as a
-    probe. A stage that begins to fail, is left out, or has recovered says so in the log.
+    probe. A stage logs when it begins to fail, is left out, or recovers.
 
     Args:
         name: The stage's name in answers and metrics.
@@ -183,7 +183,7 @@ class Stage:
     def call_ignoring_circuit(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
         """Make a call even while the circuit is open; success closes it.
 
-        For a request that no other stage can answer: overload may have opened every circuit.
+        For requests that no other stage can answer, since overload may have opened every circuit.
         """
         if seconds is None:
             result = work()
@@ -289,7 +289,7 @@ class Stage:
             _log.warning("%s has recovered and is in use again", self.name)
 
     def _give_up(self, probe: Probe | None) -> None:
-        """Count a probe that nobody waits for as failed; another call is not a failure."""
+        """Count an abandoned probe as failed; other abandoned calls do not count."""
         if probe is not None:
             self.breaker.failed(probe)
 
@@ -356,7 +356,7 @@ class StageCall(Generic[_T]):
     def result(self) -> _T:
         """Wait for the call and return its result.
 
-        A call without a time limit that no thread has started yet runs here instead.
+        A call without a time limit runs here instead if no thread has started it yet.
 
         Raises:
             UnansweredError: the call is late, or no thread was free within its time limit.

@@ -41,8 +41,8 @@ class DaemonThreads:
     """Threads that start when work arrives and end when there is none.
 
     A thread cannot be killed. When a call is past its deadline, its thread is written off and
-    another may replace it, up to ``spare`` more in all: a stage that recovers is not lost to
-    the calls that hung before, and hung calls cost a bounded number of threads.
+    another may replace it, up to ``spare`` in all. So a stage can recover from hung calls, and
+    those cost a bounded number of threads.
 
     Args:
         name: Names the threads.
@@ -103,7 +103,7 @@ class DaemonThreads:
         return future
 
     def write_off(self, future: "Future[Any]") -> None:
-        """Abandon a call: cancel it, or replace its thread if one has begun it."""
+        """Abandon a call: cancel it, or replace its thread if it has begun."""
         if future.cancel():
             return
         with self._lock:

@@ -1,6 +1,6 @@
 """The embedded hybrid retriever, and the protocols of retrievers.
 
-A name is imported when it is first used. faiss, bm25s and sentence-transformers come with the extra
+Names are imported on first use. faiss, bm25s and sentence-transformers come with the extra
 ``embedded`` and are imported where they are used.
 """
 

@@ -1,4 +1,4 @@
-"""Long passages in chunks that the embedding model reads whole, each pointing to its parent.
+"""Splits long passages into chunks that the embedding model can read whole, with their parent's id.
 
 A chunk is a passage of its own. Its id is its parent's with ``#`` and a number from 1, it has its
 parent's title and metadata, and names its parent in the metadata, so that labels of whole documents
@@ -19,10 +19,10 @@ CHUNK_OF = "chunk_of"
 
 
 def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Passage]:
-    """Yield passages, those longer than a window in chunks; the others as they are.
+    """Yield passages, splitting those that are longer than the model's window.
 
     Raises:
-        MissingExtraError: a passage is longer, and the library that splits is not installed.
+        MissingExtraError: a passage is longer, and the splitting library is not installed.
     """
     for passage in passages:
         if not window.is_longer(without_surrogates(searchable_text(passage))):
@@ -36,7 +36,7 @@ def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Pass
 
 
 def chunk_id(passage_id: str, number: int) -> str:
-    """Return the id of a passage's chunk, counted from 1, if it is there in chunks.
+    """Return the id of a passage's chunk, numbered from 1.
 
     >>> chunk_id("kettle", 1)
     'kettle#1'
@@ -45,7 +45,7 @@ def chunk_id(passage_id: str, number: int) -> str:
 
 
 def is_chunk_id(passage_id: str) -> bool:
-    """Return whether an id may be a chunk's; its passage says whether it is.
+    """Return whether an id has the form of a chunk's; only the passage tells for certain.
 
     >>> is_chunk_id("kettle#2"), is_chunk_id("kettle")
     (True, False)
@@ -54,6 +54,6 @@ def is_chunk_id(passage_id: str) -> bool:
 
 
 def document_of(passage: Passage) -> str | None:
-    """Return the id of the passage that a passage is a chunk of; None if it is none."""
+    """Return the id of a chunk's parent; None if the passage is not a chunk."""
     document = (passage.metadata or {}).get(CHUNK_OF)
     return document if isinstance(document, str) else None

@@ -1,6 +1,6 @@
 """The protocols of retrievers, and of the parts of the embedded one.
 
-Any object with these methods will do: nothing needs to be inherited.
+Any object with these methods will do; no base class is needed.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -80,7 +80,7 @@ class FilteringRetriever(Protocol):
     def retrieve(self, query: str, /, *, depth: int, where: Where | None = None) -> Retrieval:
         """Find at most ``depth`` candidates among the passages that ``where`` allows.
 
-        The passages returned must bear their metadata: the guard checks each against ``where``.
+        The returned passages must have their metadata: the guard checks each against ``where``.
         """
         ...
 
@@ -90,7 +90,7 @@ class ProbedRetriever(Protocol):
     """A `Retriever` that says how alike a query and a text are to the model behind it.
 
     Calibration keeps its answers for a few fixed texts in the profile, and the guard asks again
-    when it is made and at each ``ContextGuard.probe``. So it is told that an embedder or a reranker
+    when it is made and at each ``ContextGuard.probe``. That reveals an embedder or reranker that
     was swapped behind its URL.
     """
 
@@ -116,7 +116,7 @@ class SwappingRetriever(Protocol):
         ...
 
     def pinned(self) -> Retriever:
-        """Fix the same retriever to the generation of this moment, whatever changes later."""
+        """Return this retriever fixed to the current generation."""
         ...
 
     def retrieve(self, query: str, /, *, depth: int) -> Retrieval:

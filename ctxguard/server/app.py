@@ -45,13 +45,13 @@ def create_app(
 
     Args:
         settings: The system to serve, and the limits.
-        scorer: Scores documents, in place of the settings' reranker.
-        retriever: Is searched, in place of the settings' index; see ``ContextGuard``.
-        registry: Where everything is counted.
-        tracing: Begins a span for each request, in place of OpenTelemetry's.
+        scorer: Scores documents; replaces the settings' reranker.
+        retriever: Replaces the settings' index; see ``ContextGuard``.
+        registry: Holds all metrics.
+        tracing: Begins a span for each request; replaces OpenTelemetry's.
 
     Raises:
-        CtxguardError: something that the settings name cannot be opened.
+        CtxguardError: a part named in the settings cannot be opened.
     """
     telemetry = default_telemetry(registry, all_metrics=settings.all_metrics)
     service = Service(settings, scorer, retriever, telemetry, tracing)
@@ -78,11 +78,11 @@ def console_app(
     routes: Sequence[BaseRoute],
     registry: CollectorRegistry = REGISTRY,
 ) -> Gate:
-    """Build an application of a console alone, behind the same gate.
+    """Build an application that serves only a console, behind the same gate.
 
     Args:
         settings: The limits.
-        routes: Those of the console.
+        routes: The console's routes.
         registry: Where requests are counted.
     """
     return Gate(
@@ -151,7 +151,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
 
 
 def _console(service: Service) -> list[BaseRoute]:
-    """Mount the console where there is a store and nobody else can reach it without a token."""
+    """Mount the console if there is a store, and either a token or only local access."""
     token, store = service.settings.secrets.console_token, service.samples
     if store is None or not (token or is_loopback(service.settings.host)):
         return []
@@ -162,7 +162,7 @@ def _console(service: Service) -> list[BaseRoute]:
 
 
 async def _health(service: Service, _: Request) -> Response:
-    """Answer that the process serves, and whether with its reranker and by its profile."""
+    """Report that the process is up, and whether its reranker and profile are in use."""
     is_open = None if service.scorer is None else service.scorer.is_open
     profile = None
     if service.guard.profile is not None:
@@ -173,7 +173,7 @@ async def _health(service: Service, _: Request) -> Response:
 
 
 def _metrics(registry: CollectorRegistry, all_metrics: bool, _: Request) -> Response:
-    """Write the metrics of this process, or of all workers; on a thread, for their many files."""
+    """Return the metrics of this process or of all workers, read from many files on a thread."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if folder and registry is REGISTRY:
         from ctxguard.monitor.export.multiprocess import registry_for_scrape
@@ -184,5 +184,5 @@ def _metrics(registry: CollectorRegistry, all_metrics: bool, _: Request) -> Resp
 
 
 async def _tell(content: object, _: Request) -> Response:
-    """Give the same answer to everybody."""
+    """Return a fixed answer."""
     return answer(content)

@@ -95,7 +95,7 @@ async def answer_context(
     """Answer a query with a context.
 
     Raises:
-        Problem: it cannot be answered.
+        Problem: the query cannot be answered.
     """
     conditions = given.get("where")
     context = await service.guard.aretrieve(
@@ -111,7 +111,7 @@ async def where_of(conditions: dict[str, Allowed]) -> Where:
     """Build the filter of these conditions.
 
     Raises:
-        Problem: it has more conditions or values than a filter may, or none.
+        Problem: there are no conditions, or more conditions or values than allowed.
     """
     n = sum([len(each) if isinstance(each, list) else 1 for each in conditions.values()])
     if len(conditions) > MOST_CONDITIONS or n > MOST_VALUES:

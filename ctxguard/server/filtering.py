@@ -1,4 +1,4 @@
-"""``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
+"""``POST /v1/filter``: decides on the caller's candidates, and gives every reason."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NotRequired, cast
@@ -83,7 +83,7 @@ class FilterRequest(TypedDict):
 
 
 class WouldKeep(TypedDict):
-    """A setting and the value of it that would have kept a candidate."""
+    """A setting, and the value that would have kept a candidate."""
 
     setting: str
     value: float | None
@@ -155,10 +155,10 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
 
     Args:
         given: The request.
-        kind: The kind of the scores where the request does not say.
+        kind: The kind of the scores if the request names none.
 
     Raises:
-        Problem: a leg without a kind, or more names of legs or signals than there may be.
+        Problem: a leg has no kind, or there are too many names of legs or signals.
     """
     candidates = given["candidates"]
     ids, texts = [one["id"] for one in candidates], [one.get("text", "") for one in candidates]

@@ -1,4 +1,4 @@
-"""The gate: request ids, accounts, and problem documents for whatever is refused."""
+"""The gate: request ids, admission, accounting, and problem documents."""
 
 import asyncio
 import logging
@@ -39,16 +39,16 @@ _ONCE = frozenset({b"host", b"authorization"})
 class Gate:
     """The application in front of all others.
 
-    Gives each request an id, refuses it or reads its body, has it answered, answers a `Problem`
-    with a document, and counts how it ended. Sets ``request_id``, ``body_bytes`` and ``body`` in
-    the scope's state; who reads the body takes it away.
+    It gives each request an id, refuses it or reads its body, passes it on, turns a `Problem` into
+    a document, and counts the outcome. It sets ``request_id``, ``body_bytes`` and ``body`` in the
+    scope's state; the reader of the body removes it.
 
     Args:
-        app: Answers what passes. Posts to an operation go to it directly instead, because routing
-            takes longer than many a decision.
-        operations: The operations by their paths.
-        rules: What a request to an endpoint needs, and how much it may be.
-        receive_seconds: The longest that a body may take.
+        app: Answers admitted requests. Posts to an operation bypass it, because routing takes
+            longer than many decisions.
+        operations: The operations by path.
+        rules: The requirements and limits of each endpoint's requests.
+        receive_seconds: Longest time to receive a body.
         metrics: Where requests are counted.
     """
 
@@ -65,7 +65,7 @@ class Gate:
         self._receive_seconds, self._metrics = receive_seconds, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and account for how it ended."""
+        """Answer one request, and count its outcome."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -128,7 +128,7 @@ class Gate:
     def _refusal(
         self, error: Exception, endpoint: Endpoint, request_id: str
     ) -> tuple[Outcome, Response]:
-        """Tell how a request ends that raised an error, and make its answer."""
+        """Return the outcome of a request that raised an error, and its answer."""
         if not isinstance(error, (Problem, StageError, QueryError, HTTPException)):
             _log.error("request %s failed: %s", request_id, describe_error(error))
         problem = problem_of(error)
@@ -144,7 +144,7 @@ def _endpoint_of(path: str) -> Endpoint:
 
 
 def _replaying(state: dict[str, Any], receive: Receive) -> Receive:
-    """Hand on the body that was read already, unless it was taken, then what comes after it."""
+    """Replay the body that was already read, unless it was taken, then later messages."""
 
     async def replay() -> Message:
         if "body" in state:

@@ -1,7 +1,7 @@
-"""Who is answered, and how much a request may be and hold.
+"""Admission: who is answered, and how large requests may be.
 
-Nothing of a body is parsed before it has passed. It is read here, within its limits, and handed on
-whole. The limits that an operator may change are in ``ServiceSettings``; the others are here.
+No body is parsed before admission. It is read here, within its limits, and passed on whole. The
+limits that an operator may change are in ``ServiceSettings``; the others are here.
 """
 
 import hmac
@@ -54,8 +54,8 @@ class Budget:
     Attributes:
         max_in_flight: The most requests at once.
         max_buffered_bytes: The most bytes of their bodies at once.
-        in_flight: Requests under way.
-        buffered: Bytes of bodies held.
+        in_flight: Requests in progress.
+        buffered: Bytes of their bodies in memory.
     """
 
     max_in_flight: int
@@ -66,17 +66,17 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class EndpointRule:
-    """What requests to an endpoint need, and how much they may be and hold.
+    """The requirements and limits of requests to an endpoint.
 
-    Where no token is needed, requests to foreign names are refused: otherwise a page of another
-    site could reach the service by a name of its own.
+    Without a token, requests to foreign host names are refused: otherwise another site's page could
+    reach the service through a name of its own.
 
     Attributes:
-        token: The token that they need; None for none.
+        token: The required token; None for none.
         is_any_host: Whether they may name another host than this machine.
         most_bytes: The longest body.
         is_form: Whether the body may be a form instead of JSON.
-        budget: Counts those under way.
+        budget: Counts requests in progress.
     """
 
     token: bytes | None
@@ -86,7 +86,7 @@ class EndpointRule:
     budget: Budget
 
     def admit(self, head: Head) -> bool:
-        """Let a request with these headers pass; return whether a body comes with it.
+        """Admit a request by its headers; return whether it has a body.
 
         Raises:
             Problem: it is refused.
@@ -114,14 +114,14 @@ class EndpointRule:
         return True
 
     async def enter(self, head: Head, receive: Receive) -> bytearray:
-        """Let a request pass, read its body, and count it until whoever answers it leaves.
+        """Admit a request, read its body, and count it until the block ends.
 
-        One array grows: pieces that are joined would take the memory twice, and small ones are not
-        given back to the system.
+        One array grows, because joining pieces would take the memory twice, and small pieces are
+        not returned to the system.
 
         Raises:
-            Problem: it is refused, or too much is under way.
-            ClientDisconnect: its body will never be whole.
+            Problem: it is refused, or too much is in progress.
+            ClientDisconnect: the client left before sending the whole body.
         """
         budget, more = self.budget, self.admit(head)
         body = bytearray()
@@ -162,7 +162,7 @@ class EndpointRule:
 def rules_of(settings: ServiceSettings) -> dict[Endpoint, EndpointRule]:
     """Make the rule of each endpoint.
 
-    Requests that need no token, those to the console, have a budget of their own.
+    Requests without a token, to the console, have their own budget.
     """
     secrets, most = settings.secrets, settings.max_body_bytes
     token = None if secrets.token is None else secrets.token.encode()

@@ -51,7 +51,7 @@ class Found(TypedDict):
 
 
 class SearchResults(TypedDict):
-    """Kept passages, best first, and whether they suffice; null if that is unknown."""
+    """Kept passages, best first, and whether they suffice (null if unknown)."""
 
     results: list[Found]
     sufficient: bool | None
@@ -66,8 +66,8 @@ class Fetched(Found):
 class GuardedIndex:
     """The two tools.
 
-    ``fetch`` returns what a search of this server has kept, and nothing else: by an id alone the
-    guard cannot decide, and a model that guesses ids would get what was dropped or filtered out.
+    ``fetch`` returns only passages that a search of this server has kept: the guard cannot decide
+    by an id alone, and a model that guesses ids would get dropped or forbidden passages.
 
     Args:
         guard: Retrieves and decides.
@@ -112,11 +112,11 @@ class GuardedIndex:
         """Returns the passage with this id, if a search has found it.
 
         Raises:
-            ToolError: no search has found it, or too many others since.
+            ToolError: no search has found it recently.
         """
         passage = self._kept.get(id)
         if passage is None:
-            raise _tool_error(f"search has found no passage {id[:80]!r} of late: search first")
+            raise _tool_error(f"no recent search has found the passage {id[:80]!r}: search first")
         metadata = None if passage.metadata is None else dict(passage.metadata)
         return {**_found(passage), "metadata": metadata}
 

@@ -1,7 +1,7 @@
-"""Counters of HTTP requests, and of how they ended.
+"""Counters of HTTP requests and their outcomes.
 
-Exact once no request is under way: for each endpoint ``received = ok + degraded + rejected + shed +
-failed + cancelled``. What the guard decides is counted by ``ctxguard.guard.telemetry``.
+Exact while no request is in progress: for each endpoint ``received = ok + degraded + rejected +
+shed + failed + cancelled``. What the guard decides is counted by ``ctxguard.guard.telemetry``.
 """
 
 import os
@@ -48,7 +48,7 @@ class Outcome(StrEnum):
 class HttpMetrics:
     """The counters of one registry; one instance serves any number of applications.
 
-    A count that fails, as where there is no space left for the files of workers, costs no answer.
+    A failing count, such as when the disk of the workers' files is full, fails no request.
     """
 
     def __init__(self, registry: CollectorRegistry, *, all_metrics: bool = False) -> None:
@@ -83,7 +83,7 @@ class HttpMetrics:
         ChosenMetrics(registry, target, all_metrics=all_metrics)
 
     def received(self, endpoint: Endpoint) -> None:
-        """Count one request that begins; never raises."""
+        """Count one received request; never raises."""
         with suppress(Exception):
             self._received[endpoint].inc()
 

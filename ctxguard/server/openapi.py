@@ -39,9 +39,9 @@ def openapi(
     """Write the OpenAPI 3.1 document of these operations.
 
     Args:
-        operations: All that the service answers.
+        operations: All operations of the service.
         version: The package's version.
-        rules: What a request to each endpoint needs.
+        rules: The requirements of each endpoint's requests.
     """
     adapters: dict[int, TypeAdapter[Any]] = {0: TypeAdapter(ProblemDocument)}
     for each in operations:

@@ -39,15 +39,15 @@ def answer(
 
     Args:
         content: Its body.
-        headers: Besides length and type.
-        status: Status of HTTP.
+        headers: Headers other than length and type.
+        status: The HTTP status.
         media_type: Type of the body.
     """
     return Response(to_json(content, inf_nan_mode="null"), status, headers, media_type)
 
 
 class ProblemKind(Enum):
-    """Faults of a request: HTTP status and title. A closed set."""
+    """The kinds of faults of a request, with HTTP status and title. A closed set."""
 
     INVALID_JSON = (400, "The body is not JSON")
     UNKNOWN_ALIAS = (400, "Unknown model alias")
@@ -124,12 +124,12 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
 
 
 def invalid(detail: str) -> Problem:
-    """Make the problem of a request that cannot be answered as it is, with the mend in words."""
+    """Make the problem of an invalid request; the detail says how to fix it."""
     return Problem(ProblemKind.INVALID_REQUEST, detail)
 
 
 def invalid_body(error: ValidationError) -> Problem:
-    """Make the problem of a body that is not JSON, or not the JSON that was asked for."""
+    """Make the problem of a body that is not JSON, or not of the requested type."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     if found[0]["type"] == "json_invalid":
         return Problem(ProblemKind.INVALID_JSON, found[0]["msg"])
@@ -143,11 +143,11 @@ def invalid_body(error: ValidationError) -> Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """Choose the problem that an error is answered with.
+    """Choose the problem with which to answer an error.
 
-    Only a caller's query can be at fault by then: an endpoint builds the filter, and checks all
-    else, before it asks the guard. Other errors, such as of a damaged index, are the service's
-    own, and their text holds paths.
+    Only a caller's query can still be at fault: an endpoint checks everything else before it asks
+    the guard. Other errors, such as a damaged index, are the service's own, and their messages hold
+    paths.
     """
     kind, detail = ProblemKind.INTERNAL, "the log of the service has the request id"
     match error:

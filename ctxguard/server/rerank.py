@@ -1,7 +1,7 @@
-"""The rerank protocol: score, decide, and say it in the scores, as Cohere, Jina, vLLM and TEI do.
+"""The rerank protocol of Cohere, Jina, vLLM and TEI: scores that carry the decision.
 
-Kept documents have their calibrated P(relevant), dropped ones exactly 0.0. A reranker that
-fails leaves the documents in their order: its outage neither fails a query nor empties it.
+Kept documents score their calibrated P(relevant), dropped ones exactly 0.0. If the reranker fails,
+the documents keep their order: an outage never fails a query or empties its answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ _Few = Annotated[list[str], Field(min_length=1, max_length=1)]
 
 
 class ScoreRequest(TypedDict):
-    """Texts to score against one, as vLLM names them."""
+    """Texts to score against one text, in vLLM's format."""
 
     text_1: str | _Few
     text_2: str | Annotated[list[str], Field(fail_fast=True)]
@@ -116,7 +116,7 @@ Pairs = list[tuple[int, float]]
 
 @lru_cache(maxsize=4)
 def _names(most: int) -> tuple[str, ...]:
-    """Name so many documents by their positions."""
+    """Name this many documents by their positions."""
     return tuple(map(str, range(most)))
 
 
@@ -185,7 +185,7 @@ def _asked_of(service: Service, given: Mapping[str, Any]) -> tuple[RerankForm, s
     """Find the form, the query and the texts of a request.
 
     Raises:
-        Problem: not one of the fields for documents is there, or something is too long.
+        Problem: no field has documents, or something is too long.
     """
     form = FORMS["cohere"]
     for mark in MARKS:
@@ -220,7 +220,7 @@ async def _scored(
     *,
     copies: dict[int, int],
 ) -> tuple[Ranking, Sequence[int]]:
-    """Rank the documents by the reranker's scores, or say why there are none.
+    """Rank the documents by the reranker's scores, or by position with the failure.
 
     Returns:
         The ranking in the reranker's order, or without one in that of the request; and the position
@@ -326,7 +326,7 @@ def _plain(ranking: Ranking) -> tuple[Pairs, int, dict[str, int]]:
 def _fewer(
     pairs: Pairs, kept: int, copies: Mapping[int, int], top_n: int | None, asked: str | None
 ) -> Pairs:
-    """Cut to the results that are asked for, best first; copies where there is room for them."""
+    """Cut to the requested number of results, best first; copies only if there is room."""
     n = len(pairs)
     omits = asked == OMIT or (top_n and top_n < n and asked != FULL)
     most = min(kept if omits else n, top_n or n)
@@ -338,7 +338,7 @@ def _fewer(
 
 
 def clients_documents(settings: ServiceSettings) -> dict[str, tuple[str, object]]:
-    """Describe and answer each path at which clients ask before they rerank."""
+    """Return the paths that clients query before they rerank, with their answers."""
     name = settings.rerank_model or settings.reranker or DEFAULT_MODEL
     models = [
         {"id": each, "object": "model", "created": 0, "owned_by": DEFAULT_MODEL}

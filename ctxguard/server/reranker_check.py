@@ -1,4 +1,4 @@
-"""Compares the reranker or embedder that serves with that of the profile's calibration."""
+"""Compares the serving reranker or embedder with the one of the profile's calibration."""
 
 import asyncio
 import logging
@@ -22,17 +22,17 @@ async def keep_comparing(
     interval_seconds: float,
     compared: asyncio.Event,
 ) -> None:
-    """Ask a reranker for its scores of the probe texts now and then, and tell the guard.
+    """Ask a reranker at intervals for its scores of the probe texts, and tell the guard.
 
-    Soon again where no answer came: the former one stays then, and without any the profile applies
-    unverified. Asks only where the profile says what the scores were; ends when it is cancelled.
+    Without an answer it asks again soon; the former answer stays, or else the profile applies
+    unverified. It asks only if the profile has the probe scores, and runs until cancelled.
 
     Args:
         guard: Has the profile.
         scorer: Scores.
         fingerprint: The system's, without the scores.
         interval_seconds: Between two answers.
-        compared: Set once it was first asked.
+        compared: Set after the first attempt.
     """
     due, is_silent, former = 0.0, False, None
     while True:
@@ -59,7 +59,7 @@ async def keep_comparing(
 
 
 async def keep_probing(guard: ContextGuard, interval_seconds: float) -> None:
-    """Have a retriever's model compared with the profile's now and then, until it is cancelled."""
+    """Compare a retriever's model with the profile's at intervals, until cancelled."""
     while True:
         await asyncio.sleep(interval_seconds)
         former = guard.comparison.flags

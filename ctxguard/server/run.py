@@ -36,16 +36,16 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 def serve(
     settings: ServiceSettings, announce: Callable[[str], object], app: ASGIApp | None = None
 ) -> None:
-    """Serve until a signal ends it; requests under way are finished, and samples stored.
+    """Serve until a signal arrives; then finish requests in progress and store samples.
 
     Args:
         settings: The system to serve, and the address.
-        announce: Told the URL once it can be reached.
-        app: The application of one process; None for that of the settings.
+        announce: Called with the URL once it can be reached.
+        app: The application of a single process; None builds the one in the settings.
 
     Raises:
-        ConfigurationError: the address cannot be listened on.
-        CtxguardError: something that the settings name cannot be opened.
+        ConfigurationError: the server cannot listen on the address.
+        CtxguardError: a part named in the settings cannot be opened.
     """
     _raise_file_limit(settings.max_connections)
     listening = _listening(settings)
@@ -107,7 +107,7 @@ def _config(settings: ServiceSettings, app: Any) -> uvicorn.Config:
 
 
 def _spare_collector() -> None:
-    """Leave what is there by now out of garbage collection, which would look through it again."""
+    """Exclude all present objects from garbage collection, which would scan them again."""
     gc.collect()
     gc.freeze()
 
@@ -124,7 +124,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Allow as many open files as there may be connections, or as many as the system lets."""
+    """Raise the limit of open files to fit the connections, or as far as the system allows."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -145,9 +145,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with limits on bytes that a connection sends and leaves unread.
 
     Args:
-        receive_seconds: The longest that the head of a request may take, from the opening of the
-            connection or from the head's first byte.
-        max_connections: The most open connections; a further one is closed.
+        receive_seconds: Longest time for the head of a request, from the opening of the connection
+            or from its first byte.
+        max_connections: The most open connections; further ones are closed.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Received since that head began, which may be one long part of it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection, or close it where there are too many."""
+        """Begin a connection, or close it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._max_connections:
             transport.abort()
@@ -205,7 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Have a request answered whose head is whole, or queue it, or close."""
+        """Answer a request whose head is complete, or queue it, or close the connection."""
         self._late = _cancelled(self._late)
         if len(self.pipeline) >= MOST_PIPELINED:
             self.transport.abort()
@@ -213,12 +213,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
-        """Wait for a client that reads too slowly, but not for ever."""
+        """Wait for a client that reads too slowly, but only for a limited time."""
         super().pause_writing()
         self._unread = self.loop.call_later(MOST_UNREAD_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the clock of a client that has read."""
+        """Stop the clock once the client has read."""
         self._unread = _cancelled(self._unread)
         super().resume_writing()
 
@@ -229,7 +229,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise _RefusedError
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, unless the connection was closed for it."""
+        """Answer invalid HTTP, unless the connection was already closed."""
         if not self.transport.is_closing():
             super().send_400_response(msg)
 

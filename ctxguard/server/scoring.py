@@ -34,18 +34,18 @@ class Scorer(Protocol):
         model: str | None = None,
         max_tokens_per_doc: int | None = None,
     ) -> FloatArray:
-        """Score each document, shape (n,), higher is better; NaN where there is none.
+        """Score each document, shape (n,), higher is better; NaN without a score.
 
-        Ends when it is cancelled.
+        Cancelling ends the call.
 
         Args:
             query: The query.
             documents: Their texts.
             model: The model that the request asks for; None for the scorer's own.
-            max_tokens_per_doc: After which a document is cut; None for the scorer's own limit.
+            max_tokens_per_doc: Length at which documents are cut; None for the scorer's own limit.
 
         Raises:
-            StageError: the reply is not an answer.
+            StageError: the reply is invalid.
         """
         ...
 
@@ -55,11 +55,11 @@ class Scorer(Protocol):
 
 
 class LocalScorer:
-    """A cross-encoder of this process, on threads of its own, which is loaded and warmed up.
+    """A cross-encoder in this process, loaded and warmed up, on its own threads.
 
     Args:
         reranker: Scores on the calling thread.
-        deadline_seconds: After which a call is given up, and its thread replaced.
+        deadline_seconds: Time after which a call is abandoned and its thread replaced.
         max_waiting: The most calls that wait for a thread.
     """
 
@@ -86,7 +86,7 @@ class BoundedScorer:
 
     Args:
         scorer: Scores.
-        deadline_seconds: The longest that one call may take; None if the scorer sees to that.
+        deadline_seconds: Longest time for one call; None if the scorer limits it.
         max_in_flight: The most calls at once.
         telemetry: Told when the circuit opens or closes.
     """
@@ -109,7 +109,7 @@ class BoundedScorer:
 
     @property
     def is_open(self) -> bool:
-        """Whether the scorer is left out, because it failed repeatedly just before."""
+        """Whether the scorer is left out after repeated recent failures."""
         return self._stage.is_open
 
     async def scores(
@@ -119,9 +119,9 @@ class BoundedScorer:
 
         Raises:
             UnansweredError: it is late, or was not called because its circuit is open.
-            OverloadedError: too many calls are under way.
+            OverloadedError: too many calls are in progress.
             StageError: not one usable score for each document came back.
-            Exception: whatever the scorer raises.
+            Exception: any error of the scorer.
         """
         if self._in_flight >= self._max_in_flight:
             raise OverloadedError(STAGE, f"{self._in_flight:,} requests wait for the reranker")

@@ -1,4 +1,4 @@
-"""The guard, scorer and store that the settings name, from the start of the service to its end."""
+"""The guard, scorer and store named in the settings, for the lifetime of the service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -24,14 +24,14 @@ _NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=UNBOUNDED_CHARS)
 
 
 class Service:
-    """The guard, scorer and store that the settings name.
+    """The guard, scorer and store named in the settings.
 
     Args:
-        settings: Names all that is served.
-        scorer: Scores documents, in place of the settings' reranker.
-        retriever: Is searched, in place of the settings' index.
-        telemetry: Where the guard counts.
-        tracing: Begins a span for each request, in place of OpenTelemetry's.
+        settings: The system to serve.
+        scorer: Scores documents; replaces the settings' reranker.
+        retriever: Replaces the settings' index.
+        telemetry: Counts the guard's requests.
+        tracing: Begins a span for each request; replaces OpenTelemetry's.
 
     Attributes:
         guard: Decides.
@@ -83,14 +83,14 @@ class Service:
             self.scorer = BoundedScorer(self._scorer, seconds, settings.max_scoring, telemetry)
 
     def too_many(self, n: int, what: str) -> Problem:
-        """Make the problem of a request with more documents or candidates than there may be."""
+        """Make the problem of a request with too many documents or candidates."""
         return invalid(
             f"{n:,} {what}, the limit is {self.settings.max_documents:,}: send fewer, or start the "
             "service with a larger max-documents"
         )
 
     def _fingerprint(self) -> Mapping[str, str] | None:
-        """Identify the system whose candidates are decided on; None for the index's own."""
+        """Return the fingerprint of the system behind the candidates; None for the index's own."""
         if self._scorer is not None:
             return {"reranker": self._scorer.fingerprint, "score_kind": self.kind.value}
         return self.settings.fingerprint if self._retriever is None else None

@@ -32,12 +32,12 @@ _LEAST_TOKEN_CHARS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secrets:
-    """Tokens and keys; never an option of a command, whose options others can read.
+    """Tokens and keys; never command options, which other users can read.
 
     Attributes:
-        token: Needed by every request but those for metrics, console and health; None disables it.
-        metrics_token: Needed for metrics; if None, ``token`` is.
-        console_token: Needed to log in to the console; None for no console off this machine.
+        token: Required by every request except for metrics, console and health; None disables it.
+        metrics_token: Required for metrics; if None, ``token`` is required.
+        console_token: Required to sign in to the console; None limits the console to this machine.
         upstream_key: Sent to the upstream reranker as a Bearer token; None sends none.
 
     Raises:
@@ -62,7 +62,7 @@ class Secrets:
 
     @classmethod
     def from_environment(cls) -> "Secrets":
-        """Read the secrets that the environment holds; an empty one is none."""
+        """Read the secrets from the environment; an empty one counts as unset."""
         return cls(
             **{each.name: os.environ.get(variable_of(each.name)) or None for each in fields(cls)}
         )
@@ -208,7 +208,7 @@ class ServiceSettings(
 
     @property
     def kind(self) -> ScoreKind:
-        """Tell the kind of the scores."""
+        """The kind of the scores."""
         if self.score_kind is not None:
             return self.score_kind
         if self.reranker is not None:
@@ -216,15 +216,15 @@ class ServiceSettings(
         return FORMS[self.rerank_protocol].kind
 
     def to_environment(self) -> dict[str, str]:
-        """Write the environment variable that tells a worker these settings, but for secrets."""
+        """Return the environment variable that passes a worker these settings, without secrets."""
         return {ENVIRONMENT: self.model_dump_json()}
 
     @classmethod
     def from_environment(cls) -> "ServiceSettings":
-        """Read the settings that the environment holds, the defaults where it says nothing.
+        """Read the settings from the environment, with defaults for missing ones.
 
         Raises:
-            ConfigurationError: they cannot be read, or cannot work.
+            ConfigurationError: they cannot be read or are invalid.
         """
         try:
             values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
@@ -234,7 +234,7 @@ class ServiceSettings(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address; the name ``localhost`` is one.
+    """Return whether only this machine can reach an address, such as ``localhost``.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
     (True, True, False)

@@ -33,7 +33,7 @@ IndexFolder = Annotated[Path | None, setting("Index folder that `ctxguard index`
 
 
 class IndexSystem(SettingsModel):
-    """An index with the models that order its candidates."""
+    """An index, with the models that order its candidates."""
 
     index: IndexFolder = None
     reranker: str | None = optional_key(
@@ -113,7 +113,7 @@ class UpstreamSystem(SettingsModel):
 
 
 class IdentitySettings(SettingsModel):
-    """What a system of the caller's own cannot tell of itself."""
+    """Facts about a caller's own system that it cannot report itself."""
 
     score_kind: ScoreKind | None = optional_key(
         "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
@@ -128,7 +128,7 @@ class IdentitySettings(SettingsModel):
 
 
 class Asked(NamedTuple):
-    """A model that is asked about candidates: its kind, its name or folder, and its endpoint."""
+    """A model to ask about candidates: its kind, its name or folder, and its endpoint."""
 
     kind: str
     model: str | None
@@ -136,7 +136,7 @@ class Asked(NamedTuple):
 
 
 class AssessorSettings(UpstreamSystem):
-    """The assessor, whose server speaks the protocol of the other reranker's."""
+    """The assessor, whose server speaks the same protocol as the reranker's."""
 
     ask: str | None = optional(
         "Ask a model that reads about candidates, where that pays: openai:MODEL, rerank:URL or "
@@ -179,7 +179,7 @@ class AssessorSettings(UpstreamSystem):
 
     @property
     def asked(self) -> "Asked | None":
-        """The model that is asked, by the option or by the keys; None without one.
+        """The model to ask, from the option or the keys; None without one.
 
         Raises:
             ConfigurationError: ``ask`` has another form, or both name a model.
@@ -204,11 +204,11 @@ class AssessorSettings(UpstreamSystem):
         """Make the stage that asks the assessor; None without one.
 
         Args:
-            patient: Wait a minute for each answer, however many a second, as calibration does.
+            patient: Wait a minute for each answer and do not limit the rate, as calibration does.
 
         Raises:
             ConfigurationError: the assessor lacks a model or an endpoint.
-            MissingExtraError: the extra of its client is not installed.
+            MissingExtraError: the client's extra is not installed.
         """
         from ctxguard.guard.assess import AssessorStage
         from ctxguard.monitor.redaction import redact

@@ -1,4 +1,4 @@
-"""Operations: what is asked at a path, who answers it, and how its body is read."""
+"""Operations: the path, body and handler of each request."""
 
 import json
 from asyncio import wrap_future
@@ -29,7 +29,7 @@ _QUICK_BYTES = 256 * 2**10
 
 
 def named(most: int) -> BeforeValidator:
-    """Refuse an object of more names, before it lists an error for each of them."""
+    """Refuse an object with too many names before an error is listed for each."""
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > most:
@@ -40,7 +40,7 @@ def named(most: int) -> BeforeValidator:
 
 
 def check_values(body: bytes | bytearray) -> None:
-    """Refuse JSON of too many values, before anything is built from it.
+    """Refuse JSON with too many values before parsing it.
 
     Raises:
         Problem: it has more than `MOST_VALUES`.
@@ -58,17 +58,17 @@ reset_in_children(_thread)
 
 
 async def off_the_loop(scope: Scope, work: Callable[..., _T], *arguments: Any) -> _T:
-    """Do some work for a request, on the thread for long bodies if its own is one."""
+    """Do some work for a request, on the thread for long bodies if its body is long."""
     if scope["state"]["body_bytes"] <= _QUICK_BYTES:
         return work(*arguments)
     return await wrap_future(_thread.submit(partial(work, *arguments)))
 
 
 class Body:
-    """Reads the body of a request as the type that is asked for.
+    """Reads the body of a request as the requested type.
 
     Args:
-        asked: A typed dictionary.
+        asked: The type, a typed dictionary.
 
     Attributes:
         adapter: Describes the type, and reads it.
@@ -101,10 +101,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path with its method, who answers it, and how; an ASGI application where it has a body.
+    """One path with its method and handler; an ASGI application if it has a body.
 
     Attributes:
-        path: Where it is asked.
+        path: The path of the URL.
         endpoint: Answers it. With a body: a coroutine of what was asked and the scope, which
             returns the answer's content, and the failure of a stage without which it was found.
             Without one: an endpoint as Starlette takes it.
@@ -143,6 +143,6 @@ class Operation:
         return answer(content, {"x-ctxguard-degraded": failure.kind.value})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request that Starlette's router hands on."""
+        """Answer one request from Starlette's router."""
         answered = await self.answered(scope)
         await answered(scope, receive, send)

@@ -120,7 +120,7 @@ def test_filter_holds_for_both_tools(guarded: ContextGuard) -> None:
     assert {each["id"] for each in results} == {"kettle", "piano"}
     assert "https://p.example/1" in {each["url"] for each in results}
     assert fetched.is_error
-    assert "search has found no passage 'secret' of late" in fetched.content[0].text
+    assert "no recent search has found the passage 'secret'" in fetched.content[0].text
 
 
 @pytest.mark.parametrize(

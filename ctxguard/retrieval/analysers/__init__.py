@@ -34,7 +34,7 @@ def as_analyser(analyser: Analyser | str) -> Analyser:
     """Return an analyser as it is, or the one for a language code.
 
     Raises:
-        ConfigurationError: an unknown language, or an object that is not an analyser.
+        ConfigurationError: the language is unknown, or the object is not an analyser.
         MissingExtraError: a required library is not installed.
     """
     if isinstance(analyser, str):
@@ -55,7 +55,7 @@ def analyser_for(language: str) -> Analyser:
         language: One of `LANGUAGES`.
 
     Raises:
-        ConfigurationError: another language.
+        ConfigurationError: the language is not one of them.
         MissingExtraError: a required library is not installed.
     """
     if language not in LANGUAGES:
@@ -77,8 +77,8 @@ def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
         given: The caller's; None for one that comes with ctxguard.
 
     Raises:
-        ConfigurationError: the index was built with a user's own analyser and none is given, or
-            with another than the given one.
+        ConfigurationError: the index was built with a custom analyser that was not given, or with a
+            different one.
     """
     if given is None and name in LANGUAGES:
         return analyser_for(name)
@@ -86,7 +86,7 @@ def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
         instead = "" if given is None else f", not {given.name!r}"
         raise ConfigurationError(
             f"the index was built with the analyser {name!r}{instead}; give that one as "
-            "`analyser`, or build the index anew"
+            "`analyser`, or build the index again"
         )
     return given
 

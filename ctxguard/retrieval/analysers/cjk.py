@@ -15,8 +15,8 @@ class CjkAnalyser:
     Texts are first normalised to Unicode's NFKC, which unifies half-width and full-width forms. A
     run of Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese characters yields every pair of
     adjacent characters; a run of one character yields that one. Accents and vowel signs belong to
-    their character. Everything else is analysed as English. A query of a single character therefore
-    finds only passages in which it stands alone.
+    their character. Everything else is analysed as English. A query of one character therefore
+    finds only passages where it has no neighbours.
 
     See `ctxguard.retrieval.protocols.Analyser`.
 

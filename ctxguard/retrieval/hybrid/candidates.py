@@ -59,7 +59,7 @@ class Candidates:
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def best(self, n: int) -> "Candidates":
-        """Return the at most ``n`` best."""
+        """Return at most the ``n`` best."""
         return self if n >= self.rows.size else self.at(slice(n))
 
     def reranked(self, logits: FloatArray) -> "Candidates":
@@ -69,14 +69,14 @@ class Candidates:
         return replace(self, legs=legs, answered=answered).ordered_by(logits, ScoreKind.LOGIT)
 
     def signalled(self, signals: Mapping[str, FloatArray]) -> "Candidates":
-        """Add signals, shape (n,) each, and order those of both legs by the ranker's."""
+        """Add signals, shape (n,) each; if both legs answered, order by the ranker's."""
         found = replace(self, signals=signals)
         if not {LEXICAL, DENSE} <= self.legs.keys():
             return found
         return found.ordered_by(signals[RANKER_SIGNAL], ScoreKind.LOGIT)
 
     def ordered_by(self, scores: FloatArray, kind: ScoreKind, n: int | None = None) -> "Candidates":
-        """Order by other scores, best first, ties by row; keep the at most ``n`` best."""
+        """Order by other scores, best first, ties by row; keep at most the ``n`` best."""
         ordered = replace(self, scores=scores, kind=kind)
         return ordered.at(np.lexsort((self.rows, -scores))[:n])
 
@@ -98,7 +98,7 @@ class Pool:
 
     Attributes:
         ids: The id of each row.
-        places: For each row a ranking that has the passage, and its position there.
+        places: For each row, a ranking that contains the passage and its position there.
     """
 
     ids: Sequence[str]
@@ -121,8 +121,8 @@ def united(
     """Unite the candidates of several legs by passage id, with each leg's scores.
 
     A leg without scores gets minus the logarithm of the rank. A candidate that a leg did not return
-    gets there the lowest score that the leg returned, which its own does not exceed; on the scale
-    ``ratio`` it gets 0, no match. A leg whose scores cannot be of its kind gives ranks only.
+    gets that leg's lowest returned score, an upper bound of its own; for kind ``ratio`` it gets 0,
+    no match. A leg whose scores cannot be of its kind gives ranks only.
 
     Args:
         rankings: The ranking of each leg that answered.
@@ -165,7 +165,7 @@ def united(
 
 
 def alone(leg: str, ranking: Ranking, depth: int) -> tuple[Pool, Candidates]:
-    """Return the at most ``depth`` candidates of a single leg, in its own order."""
+    """Return at most ``depth`` candidates of a single leg, in its own order."""
     rows = np.arange(min(len(ranking), depth))
     scores = np.array(ranking.scores[: rows.size], np.float64)
     places = [(ranking, position) for position in rows.tolist()]
@@ -174,7 +174,7 @@ def alone(leg: str, ranking: Ranking, depth: int) -> tuple[Pool, Candidates]:
 
 
 def _leg(own: FloatArray, found: RowArray, kind: ScoreKind, n: int) -> Leg | None:
-    """Return a leg's scores of all ``n`` candidates; None if no score tells its lowest."""
+    """Return a leg's scores of all ``n`` candidates; None if it has no lowest score."""
     if kind is not ScoreKind.RATIO and not own.size:
         return None
     scores = np.full(n, 0.0 if kind is ScoreKind.RATIO else float(own.min()))

@@ -1,7 +1,7 @@
 """The index that answers now, and its replacement while requests run.
 
-An index never changes. Updating and reloading make another one and swap one reference, so that a
-request that took the reference once is answered from one generation alone.
+An index never changes. Updates and reloads build another one and replace one reference, which a
+request reads once, so each request uses a single generation.
 """
 
 from pathlib import Path
@@ -23,10 +23,10 @@ _MAX_OPENINGS = 20
 
 
 def leg_threads() -> int:
-    """Return how many threads each leg has, where its time is limited.
+    """Return the number of threads of each leg with a time limit.
 
-    With `HybridRetriever.concurrency` there are as many as processors, and two more: threads of
-    numpy beyond that hold up one another, and the event loop.
+    With `HybridRetriever.concurrency` that makes two threads more than processors: further numpy
+    threads would only delay each other and the event loop.
     """
     return max(1, (processors() + 2) // 4)
 
@@ -36,7 +36,7 @@ class LiveIndex:
 
     Attributes:
         index: The index that answers now.
-        folder: The folder it was opened from; None if it was built in memory.
+        folder: The folder that it was opened from; None if it was built in memory.
         version: The version of that folder's manifest; None if it could not be read.
         legs: The legs' threads and circuit breakers, which the next index takes over.
         writing: Held while the index is replaced.
@@ -53,11 +53,11 @@ class LiveIndex:
         }
 
     def reload(self, folder: Path | None, *, embedder: Embedder) -> bool:
-        """Replace the index by what a folder holds now; see ``HybridRetriever.reload``."""
+        """Replace the index by the one in a folder; see ``HybridRetriever.reload``."""
         folder = self.folder if folder is None else folder
         if folder is None:
             raise ConfigurationError(
-                "this retriever was built in memory, so there is no folder to reload; give one"
+                "this retriever was built in memory, so there is no folder to reload; pass one"
             )
         with self.writing:
             if folder == self.folder and _version_of(folder) == self.version is not None:
@@ -76,17 +76,17 @@ class LiveIndex:
 
 
 def open_index(folder: Path, analyser: Analyser | None) -> tuple[HybridIndex, FileVersion | None]:
-    """Open the index of a folder, again if another is saved over it meanwhile.
+    """Open the index in a folder, and retry if a save replaces it meanwhile.
 
     Args:
         folder: Where it was saved.
-        analyser: As for `HybridIndex.load`.
+        analyser: See `HybridIndex.load`.
 
     Returns:
-        The index, and the version of the manifest that it was opened by.
+        The index, and the version of its manifest.
 
     Raises:
-        IndexFolderError: not a saved index, or one that is incomplete or damaged.
+        IndexFolderError: the folder is not a saved index, or is incomplete or damaged.
     """
     for _ in range(_MAX_OPENINGS):
         version = _version_of(folder)

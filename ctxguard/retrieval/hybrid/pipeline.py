@@ -1,7 +1,7 @@
 """The pipeline of every hybrid retriever: legs → union → fusion → signals → rerank.
 
-A retriever over an index of ctxguard, an engine or a cluster differs only in how its legs are
-searched (`LegSearch`). Settings never change: another view of a retriever has other settings.
+Retrievers over an index of ctxguard, an engine or a cluster differ only in how they search the legs
+(`LegSearch`). Settings are immutable: a view with other settings is another object.
 """
 
 import copy
@@ -62,10 +62,10 @@ class SearchSettings:
         rerank_stage: The reranker's thread pool and circuit breaker.
         max_query_chars: Maximum length of a query, ≥ 1.
         deadlines: Time limits on the search and its stages; None disables them.
-        stages: The stages to run, a value of ``STAGES``.
+        stages: The stages to run, one of the values of ``STAGES``.
         ranker: Orders the candidates if the fusion is ``ranker``.
         leg_fusion: Finds the candidates: ``fusion``, or reciprocal ranks for ``ranker``.
-        leg_kind: The kind of its scores.
+        leg_kind: The kind of ``leg_fusion``'s scores.
 
     Raises:
         ConfigurationError: a setting is out of range.
@@ -98,19 +98,19 @@ class LegSearch(Protocol):
 
     @property
     def passages(self) -> Pool | PassageTable:
-        """The passages by row; known once the legs were searched."""
+        """The passages by row; available once the legs have been searched."""
         ...
 
     @property
     def with_signals(self) -> bool:
-        """Whether the candidates' signals are computed."""
+        """Whether to compute the candidates' signals."""
         ...
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
         """Search the legs, and unite and fuse their candidates.
 
         Returns:
-            The candidates, and the legs that did not answer.
+            The candidates, and the failures of legs that did not answer.
 
         Raises:
             StageError: no leg answered.
@@ -148,10 +148,10 @@ class Hybrid(ABC):
         """Find the best candidates for a query, each with the scores of every stage that answered.
 
         Each leg gives its ``depth`` best; their union is scored, fused and cut to ``depth``. If the
-        fusion is ``ranker``, the best 60 by reciprocal ranks are kept, six tenths of a depth over
-        100, and their signals order those of both legs. Ties go by passage id. A passage without a
-        word of the query is not a lexical hit; the dense leg answers a query of unknown words. Lone
-        surrogates in the query are replaced, as in passages.
+        fusion is ``ranker``, the best 60 by reciprocal ranks are kept (0.6 · depth above 100), and
+        if both legs answered their signals order them. Ties are broken by passage id. A passage
+        without a word of the query is not a lexical hit; the dense leg answers a query of unknown
+        words. Lone surrogates in the query are replaced, as in passages.
 
         Args:
             query: At most ``max_query_chars`` characters.
@@ -159,8 +159,8 @@ class Hybrid(ABC):
             query_vector: The query's vector if it is known, shape (dimension,), or the result of
                 ``encode_query``; None to encode the query.
             where: A filter on the passages' metadata; None for all passages. The legs search only
-                what it allows, so ``depth`` passages are found if there are so many. How rare a
-                word is, and so a BM25 score, is counted over all passages.
+                allowed passages, so they find ``depth`` if there are that many. BM25 counts
+                document frequencies over all passages.
 
         Returns:
             The ranking. The kind of its scores follows from the stages that answered: ``ratio``
@@ -168,12 +168,12 @@ class Hybrid(ABC):
             after reranking. Stages that failed are in ``failures`` and missing from ``route``.
 
         Raises:
-            QueryError: an empty query, or one over ``max_query_chars``.
+            QueryError: the query is empty or longer than ``max_query_chars``.
             ConfigurationError: a depth below 1, a filter that is not a ``Where``, or a query
                 vector of another shape.
             StageUnavailableError: no leg answered, or none in time.
-            OverloadedError: no leg had a thread free.
-            IndexFolderError: the index was found to be damaged while it answered.
+            OverloadedError: no leg had a free thread.
+            IndexFolderError: the search found the index damaged.
         """
         settings = self._settings
         budget = None if settings.deadlines is None else settings.deadlines.start()
@@ -224,7 +224,7 @@ class Hybrid(ABC):
         )
 
     def _checked(self, query: str) -> str:
-        """Return the text of a query, or refuse it."""
+        """Return a query's text, or refuse it."""
         most = self._settings.max_query_chars
         if not isinstance(query, str) or not query.strip():
             instead = "" if isinstance(query, str) else f" (a {type(query).__name__}, not a text)"
@@ -239,7 +239,7 @@ class Hybrid(ABC):
     def _reranked(
         self, search: LegSearch, query: str, candidates: Candidates, budget: Budget | None
     ) -> FloatArray | StageFailure:
-        """Return the reranker's logit of each candidate, or how it failed."""
+        """Return the reranker's logit of each candidate, or its failure."""
         reranker, rows = self._settings.reranker, candidates.rows
 
         def logits() -> FloatArray:
@@ -262,7 +262,7 @@ class Hybrid(ABC):
         """Return a view with another fusion.
 
         Raises:
-            ConfigurationError: one that cannot be used here, such as ``ranker`` without signals.
+            ConfigurationError: the fusion cannot be used here, such as ``ranker`` without signals.
         """
         return self._view(fusion=self._usable(fusion))
 
@@ -276,7 +276,7 @@ class Hybrid(ABC):
         """Return a view that reranks its best candidates, with a circuit breaker of its own.
 
         Raises:
-            ConfigurationError: a depth below 1.
+            ConfigurationError: the depth is below 1.
         """
         return self._view(
             reranker=reranker,
@@ -289,7 +289,7 @@ class Hybrid(ABC):
         """Return a view that refuses queries longer than this.
 
         Raises:
-            ConfigurationError: a limit below 1.
+            ConfigurationError: the limit is below 1.
         """
         return self._view(max_query_chars=max_query_chars)
 
@@ -297,7 +297,7 @@ class Hybrid(ABC):
         """Return a view that runs only the stages of a route.
 
         Raises:
-            ConfigurationError: a route that this retriever cannot take.
+            ConfigurationError: this retriever cannot take the route.
         """
         if route not in self.routes:
             raise ConfigurationError(

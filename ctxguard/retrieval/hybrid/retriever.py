@@ -41,7 +41,7 @@ from ctxguard.retrieval.signals.ranker import Ranker
 
 
 class HybridOptions(TypedDict, total=False):
-    """The options of every hybrid retriever; one that is None has its default.
+    """The options of every hybrid retriever; None selects an option's default.
 
     Attributes:
         fusion: Combines the legs' scores; by default the pooled ranker if the index has signals,
@@ -49,7 +49,7 @@ class HybridOptions(TypedDict, total=False):
         reranker: Scores the best candidates again; by default nothing does.
         rerank_depth: Number of candidates that the reranker scores, by default 50. A ranking has
             one kind of score, so a reranked one holds at most these.
-        max_query_chars: Longer queries are refused, by default from 10,000 characters on.
+        max_query_chars: The longest accepted query, by default 10,000 characters.
         deadlines: Time limits on the search and its stages, by default none.
         ranker: The weights by which fusion ``ranker`` orders, by default those of the package.
     """
@@ -73,7 +73,7 @@ class HybridRetriever(Hybrid):
         options: See `HybridOptions`.
 
     Raises:
-        ConfigurationError: another embedder than the index's, or an option out of range.
+        ConfigurationError: the embedder is not the index's, or an option is out of range.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class HybridRetriever(Hybrid):
             analyser: Splits passages and queries into the terms that lexical search matches: a
                 code of `ctxguard.retrieval.analysers.LANGUAGES`, such as ``de``, or ``cjk`` for
                 scripts without spaces between words; or an analyser of your own.
-            exact_limit: Up to this many passages the dense leg compares every vector; above, it
-                compares codes first.
+            exact_limit: Up to this many passages the dense leg compares every vector; above it,
+                codes come first.
             progress: Called with the number of passages encoded so far, and of all to encode.
-            signals: ``full`` for signals of the candidates, which the ranker orders by; ``none``
-                for the legs' scores alone.
+            signals: ``full`` computes the candidates' signals, by which the ranker orders; ``none``
+                leaves only the legs' scores.
             options: See `HybridOptions`.
 
         Raises:
@@ -167,21 +167,20 @@ class HybridRetriever(Hybrid):
         return loaded
 
     def reload(self, folder: Path | str | None = None) -> bool:
-        """Replace the index by the one that a folder holds now, for every view at once.
+        """Replace the index by the one now in a folder, for every view at once.
 
-        The new index is opened and checked first; meanwhile the old one answers, and it finishes
-        the requests that it began, even if its files are deleted. An update since the last
-        ``save`` is lost.
+        The new index is opened and checked first. The old one answers meanwhile, and finishes its
+        requests even if its files are deleted. An update since the last ``save`` is lost.
 
         Args:
             folder: None for the folder that this retriever was loaded from.
 
         Returns:
-            Whether the folder held another index than the one that was opened last.
+            Whether the folder held a different index from the one opened last.
 
         Raises:
             ConfigurationError: no folder is known, or the index was made by another embedder.
-            IndexFolderError: As for ``load``. After either error the old index stays.
+            IndexFolderError: As for ``load``. After either error the old index stays in use.
         """
         return self._live.reload(
             None if folder is None else Path(folder), embedder=self._settings.embedder
@@ -194,11 +193,11 @@ class HybridRetriever(Hybrid):
 
     @property
     def generation(self) -> HybridIndex:
-        """The index searched now; another object after every update or reload."""
+        """The index in use; a new object after every update or reload."""
         return self._pinned or self._live.index
 
     def pinned(self) -> Self:
-        """Return this retriever over the index of this moment, whatever changes later."""
+        """Return a view of this retriever fixed to the current index."""
         view = copy.copy(self)
         view._pinned = self.generation
         return view
@@ -224,7 +223,7 @@ class HybridRetriever(Hybrid):
 
     @property
     def concurrency(self) -> int:
-        """The most calls at once that are worth a thread, beside those of the legs."""
+        """The most concurrent calls that are worth a thread, apart from those of the legs."""
         return processors() + 2 - 2 * leg_threads()
 
     @property
@@ -234,7 +233,7 @@ class HybridRetriever(Hybrid):
 
     @property
     def report(self) -> BuildReport:
-        """How many passages were indexed, left out and repaired."""
+        """The numbers of passages that were indexed, left out and repaired."""
         return self.generation.report
 
     @property
@@ -275,18 +274,18 @@ class HybridRetriever(Hybrid):
         return iter(self.generation.passages)
 
     def update(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
-        """Make the next generation, which holds these passages and no others, and answer from it.
+        """Build the next generation, with exactly these passages, and answer from it.
 
-        Only texts that are new are encoded. Searches are answered meanwhile, and find what they
-        would find in an index built anew; every view of this retriever changes at once. ``save``
-        makes the generation durable.
+        Only new texts are encoded. Searches continue meanwhile. Afterwards they find what a freshly
+        built index would find, and every view of this retriever changes at once. ``save`` makes the
+        generation durable.
 
         Args:
             passages: The whole corpus, in any order; each with an id of its own.
             progress: Called with the number of passages encoded so far, and of all to encode.
 
         Raises:
-            DataError: passages that cannot be indexed; nothing is changed then.
+            DataError: passages cannot be indexed; the index is unchanged.
         """
         with self._live.writing:
             index, changes = self._live.index.updated(passages, self._settings.embedder, progress)
@@ -296,7 +295,7 @@ class HybridRetriever(Hybrid):
     def fingerprint(self) -> dict[str, str]:
         """Return everything that the scores depend on, by name.
 
-        A profile holds for a retriever with an equal fingerprint, apart from the corpus:
+        A profile applies to a retriever with an equal fingerprint. The corpus is not part of it;
         ``corpus_sketch`` tells how much of that has changed.
         """
         index, reranker = self.generation, self._settings.reranker
@@ -311,7 +310,7 @@ class HybridRetriever(Hybrid):
         }
 
     def corpus_sketch(self) -> CorpusSketch:
-        """Return a sketch of all passages, which tells a profile how many have changed."""
+        """Return a sketch of all passages, which shows how many changed since calibration."""
         return self.generation.passages.sketch
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
@@ -321,12 +320,12 @@ class HybridRetriever(Hybrid):
 
         Args:
             filter_fields: Names of the metadata that filters will use. They are read in one pass
-                over all passages (0.4 s for 100,000), for which the first filter on a field would
-                wait otherwise; an index that replaces this one reads them before it answers. A
-                field that no passage has is not an error.
+                over all passages (0.4 s for 100,000), so that the first filter need not wait; a
+                replacing index reads them before it answers. A field that no passage has is not an
+                error.
 
         Raises:
-            ConfigurationError: one text instead of several names.
+            ConfigurationError: ``filter_fields`` is a single string.
         """
         if isinstance(filter_fields, str):
             raise ConfigurationError(

@@ -1,6 +1,6 @@
 """One search of a hybrid index: both legs, the union of their candidates, and their signals.
 
-A leg that fails is left out, and the other's candidates are the answer without it.
+If one leg fails, the other's candidates are the answer.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,7 +77,7 @@ class Search:
         stages: The threads and circuit breaker of each leg.
         query: The query's text, without lone surrogates.
         depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
-        query_vector: The caller's vector of the query, shape (dimension,), of any length, perhaps
+        query_vector: The caller's vector of the query, shape (dimension,), of any norm, optionally
             with its word pieces; None to encode the query.
         allowed: The only rows that may be candidates; None for all.
         with_signals: Whether the candidates' signals are computed, which need the query's word
@@ -106,7 +106,7 @@ class Search:
 
         Raises:
             StageUnavailableError: no leg answered.
-            OverloadedError: no leg had a thread free.
+            OverloadedError: no leg had a free thread.
         """
         stages, asked = self.stages, self.settings.stages
         lexical: LexicalHits | StageFailure | None = None
@@ -172,7 +172,7 @@ class Search:
         return DenseHits(rows, scores, vector)
 
     def _fused(self, lexical: LexicalHits, dense: DenseHits) -> Candidates:
-        """Unite the rows of both legs, score each in both, and keep the best of their fusion."""
+        """Unite the rows of both legs, score each row in both, and keep the best fused ones."""
         rows = np.union1d(lexical.rows, dense.rows)
         known = rows.searchsorted(dense.rows)
         is_new = np.ones(rows.size, np.bool_)
@@ -190,10 +190,10 @@ class Search:
 
     @cached_property
     def query_states(self) -> QueryStates | None:
-        """The query's word pieces, encoded once unless the caller gave them.
+        """The query's word pieces, the caller's or encoded once.
 
-        None if the index has no word pieces, or the embedder gives no states of them. Raises
-        whatever the embedder raises.
+        None if the index has no word pieces, or the embedder gives them no states. Errors of the
+        embedder are raised.
         """
         if isinstance(self.query_vector, QueryStates):
             return self.query_vector
@@ -226,7 +226,7 @@ class Search:
     def signalled(self, candidates: Candidates) -> Candidates:
         """Add the candidates' signals, and order those of both legs by the ranker.
 
-        Those of one leg keep its order.
+        If only one leg answered, its order is kept.
 
         Raises:
             StageError: the index was built without signals.
@@ -266,7 +266,7 @@ class Search:
 def _alone(
     lexical: LexicalHits | StageFailure | None, dense: DenseHits | StageFailure | None
 ) -> tuple[Candidates, list[StageFailure]]:
-    """Return the candidates of the leg that answered; errors as for `Search.legs`."""
+    """Return the candidates of the only leg that answered; errors as for `Search.legs`."""
     failures = [leg for leg in (lexical, dense) if isinstance(leg, StageFailure)]
     for name, kind, hits in (
         (LEXICAL, ScoreKind.RATIO, lexical),

@@ -1,7 +1,7 @@
-"""The dense leg: cosine search over passage vectors by faiss, all or those with the best codes.
+"""The dense leg: cosine search with faiss over all vectors, or over those with the best codes.
 
-Vectors are brought to unit length here, so that an inner product is a cosine whatever the
-embedder returns. A zero vector stays zero: its cosine with everything is 0.
+Vectors are scaled to unit length here, so that inner products are cosines for every embedder. A
+zero vector stays zero: its cosine with everything is 0.
 
 A large index also keeps a code for every vector: product quantisation with 16 centroids for each
 two dimensions, scanned in the processor's registers (André, Kermarrec and Le Scouarnec, VLDB 2015).
@@ -35,14 +35,14 @@ _MOST_TRAINED = 2**17
 
 
 def unit_rows(vectors: Float32Array, passage_ids: Sequence[str]) -> Float32Array:
-    """Bring vectors to unit length, shape as given; zero vectors stay zero.
+    """Scale vectors to unit length, shape as given; zero vectors stay zero.
 
     Args:
         vectors: Shape (n, dimension).
         passage_ids: Shape (n,), for the error.
 
     Raises:
-        DataError: the embedder returned NaN or an infinity; names the passage.
+        DataError: the embedder returned NaN or an infinity; the message names the passage.
     """
     vectors = np.asarray(vectors, dtype=np.float32)
     broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
@@ -82,13 +82,13 @@ class DenseIndex:
         vectors: Unit vectors, shape (n, dimension), float32.
         exact_limit: Up to this many passages, or rows that a filter allows, every vector is
             compared.
-        codes: From `build_codes`; None to build them where they are needed. Fewer than 1,000
-            vectors, and vectors of an odd dimension, are always searched exactly.
+        codes: The result of `build_codes`; None to build them if needed. Fewer than 1,000 vectors,
+            and vectors of an odd dimension, are always searched exactly.
 
     Attributes:
         vectors: As given.
         exact_limit: As given.
-        codes: None if a search compares the query with every vector.
+        codes: The codes; None if every search is exact.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class DenseIndex:
     def search(
         self, vector: Float32Array, k: int, allowed: AllowedRows | None = None
     ) -> tuple[RowArray, FloatArray]:
-        """Find the at most ``k`` rows nearest to a unit vector, best first, with their cosines.
+        """Find at most ``k`` rows nearest to a unit vector, best first, with their cosines.
 
         Args:
             vector: Shape (dimension,).
@@ -130,10 +130,10 @@ class DenseIndex:
         return cosines
 
     def _compared(self, vector: Float32Array, k: int, allowed: AllowedRows | None) -> RowArray:
-        """Find the rows among which the ``k`` nearest are.
+        """Return the rows to compare for the ``k`` nearest.
 
-        For a filter that allows more than ``exact_limit`` rows, as many more codes are taken as
-        forbidden rows are expected among them; all allowed rows if fewer than ``k`` are found.
+        If a filter allows more than ``exact_limit`` rows, extra codes make up for the expected
+        forbidden rows. If that finds fewer than ``k``, all allowed rows are compared.
         """
         if allowed is None:
             if self.codes is not None:
@@ -153,7 +153,7 @@ class DenseIndex:
         return rows if rows.size >= k else allowed.rows
 
     def _nearest_codes(self, vector: Float32Array, k: int, share: float) -> RowArray:
-        """Return the rows with the best codes, enough if a share of them may be returned."""
+        """Return the rows with the best codes, more of them if only a share is allowed."""
         n = math.ceil(max(RESCORE_FACTOR * k, _MIN_RESCORED) / share)
         _, (rows,) = self.codes.search(vector[np.newaxis], min(n, len(self.vectors)))
         return self._found(rows)
@@ -168,5 +168,5 @@ class DenseIndex:
 
     @staticmethod
     def read_codes(file: Path) -> Any:
-        """Read the codes; faiss trusts its files: check the digest before."""
+        """Read the codes; check the digest first, because faiss trusts its files."""
         return require("faiss", "embedded").read_index(str(file))

@@ -1,8 +1,8 @@
 """Finds the rows of an index that a filter allows.
 
 A filter is applied inside the search, before the best are chosen, so that a search returns as many
-allowed passages as its depth, where there are so many. The values of a field are read once and stay
-in memory.
+allowed passages as its depth, if they exist. The values of a field are read once and stay in
+memory.
 """
 
 from array import array
@@ -40,7 +40,7 @@ class _Field:
     """The rows that hold each value of one field, added row by row, then put in order.
 
     Attributes:
-        numbers: The number of each value, from 0.
+        numbers: The number assigned to each value, from 0.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def _read_fields(
     """Read fields in one pass.
 
     Returns:
-        Each field that a passage has; and the names of all the fields that passages have.
+        The requested fields that occur, and the names of all fields that occur.
     """
     wanted = {name: _Field() for name in names}
     existing: set[str] = set()
@@ -146,6 +146,6 @@ class MetadataRows:
                 self._fields = {**self._fields, **read}
 
     def _unread(self, names: Iterable[str]) -> list[str]:
-        """Return the names of fields that may exist and were not read yet."""
+        """Return the names of fields that may exist but were not read yet."""
         exist, fields = self._names, self._fields
         return [name for name in names if name not in fields and (exist is None or name in exist)]

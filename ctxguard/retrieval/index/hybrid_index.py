@@ -63,14 +63,14 @@ _MOST_WORD_PIECES = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The effect of an update of an index, in passages.
+    """The effect of an index update, in numbers of passages.
 
     Attributes:
         added: New ids.
         changed: Ids that had another title, text or metadata.
         deleted: Ids that are no longer there.
-        unchanged: Ids that were given as they were.
-        encoded: Passages whose vectors were computed: those added or with another title or text.
+        unchanged: Ids whose passages did not change.
+        encoded: Passages that were encoded: added ones, and those whose title or text changed.
     """
 
     added: int = 0
@@ -82,7 +82,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class HybridIndex:
-    """Passages with the data kept for each; row i is the same passage in all of it.
+    """Passages with the data kept for each; row i is the same passage everywhere.
 
     Attributes:
         passages: The passages, in the order of their ids.
@@ -90,7 +90,7 @@ class HybridIndex:
         dense: Their vectors.
         pieces: Their word pieces; None if they are not kept.
         engine: The lexical engine.
-        signals: Whether the candidates of a search have signals.
+        signals: The level of the candidates' signals.
         embedder: The name of the model that made the vectors.
         embedder_weights: The digest of its weights.
         report: The numbers of passages that were indexed, left out and repaired.
@@ -121,7 +121,7 @@ class HybridIndex:
         """Index passages for both legs; arguments as for ``HybridRetriever.build``.
 
         Raises:
-            DataError: passages that cannot be indexed, or vectors with NaN or an infinity.
+            DataError: passages cannot be indexed, or vectors have NaN or an infinity.
             ConfigurationError: an unknown engine or level, or vectors of the wrong shape.
         """
         if signals not in ("none", "full"):
@@ -147,18 +147,18 @@ class HybridIndex:
     def updated(
         self, passages: Iterable[Passage], embedder: Embedder, progress: BuildProgress | None = None
     ) -> "tuple[HybridIndex, Changes]":
-        """Make the next generation, which holds these passages and no others.
+        """Build the next generation, with exactly these passages.
 
-        Only texts that are new under their id are encoded and analysed. What a search finds is
-        what it would find in an index built anew.
+        Only texts that are new under their id are encoded and analysed. A search finds the same as
+        in a freshly built index.
 
         Args:
             passages: The whole corpus, in any order; each with an id of its own.
-            embedder: The one that made the vectors.
+            embedder: The embedder that made the vectors.
             progress: Called with the number of passages encoded so far, and of all to encode.
 
         Returns:
-            The generation, this one if nothing changed, and the changes.
+            The generation (this one if nothing changed) and the changes.
 
         Raises:
             DataError: as for ``build``.
@@ -212,13 +212,13 @@ class HybridIndex:
         return self.passages.digest
 
     def search_lexical(self, query: str, k: int, allowed: AllowedRows | None) -> LexicalHits:
-        """Find the at most ``k`` best rows that share a word with a query.
+        """Find at most the ``k`` best rows that share a word with a query.
 
         Args:
             query: The query's text.
             k: ≥ 1.
-            allowed: The only rows to return; None for all. Scores do not depend on it: how rare a
-                word is was counted over all passages.
+            allowed: The only rows to return; None for all. Scores do not depend on it: document
+                frequencies count all passages.
         """
         hits = self.lexical.search(query, k)
         if allowed is None:
@@ -278,7 +278,7 @@ class HybridIndex:
 
     @classmethod
     def load(cls, folder: Path, *, analyser: Analyser | None = None) -> "HybridIndex":
-        """Read a saved index, after the digest of every file; its large files are mapped.
+        """Read a saved index after checking every file's digest; large files are mapped.
 
         Args:
             folder: A saved index.
@@ -286,8 +286,9 @@ class HybridIndex:
                 ctxguard.
 
         Raises:
-            IndexFolderError: not a saved index, of another version, incomplete or damaged.
-            ConfigurationError: the index was built with another analyser.
+            IndexFolderError: the folder is not a saved index, is of another version, incomplete or
+                damaged.
+            ConfigurationError: the index was built with a different analyser.
         """
         manifest, files = storage.load(folder)
         try:
@@ -364,7 +365,7 @@ def _check_rows(index: HybridIndex, n: int, n_pieces: int) -> None:
     """Check that the arrays of an index are about the same n passages.
 
     Raises:
-        ValueError: they are not: a search would find other passages, or none.
+        ValueError: they are not, so that a search would find wrong passages or none.
     """
     table, terms, weights = index.passages, index.lexical.terms, index.lexical.weights
     postings, pieces = weights.postings, index.pieces
@@ -402,13 +403,13 @@ def _check_rows(index: HybridIndex, n: int, n_pieces: int) -> None:
 
 
 def _are_starts(starts: NDArray[Any], n: int, end: int) -> bool:
-    """Return whether n rows lie one after the other, from 0 to ``end``."""
+    """Return whether these are the starts of n consecutive rows, from 0 to ``end``."""
     ends = starts[[0, -1]].tolist() if starts.shape == (n + 1,) else None
     return ends == [0, end] and bool((np.diff(starts) >= 0).all())
 
 
 def _fitted(report: BuildReport, texts: Iterable[str], analyser: Analyser) -> BuildReport:
-    """Add to a report how far the passages' texts are of scripts that the analyser is made for."""
+    """Add to a report the share of letters in scripts that the analyser does not support."""
     share, warning = unhandled_letters(texts, analyser)
     return replace(report, unhandled_letters=share, script_warning=warning)
 
@@ -434,8 +435,8 @@ def check_embedder(name: str, weights: str, embedder: Embedder) -> None:
         embedder: Any.
 
     Raises:
-        ConfigurationError: it has other weights, so that its queries would find the wrong passages
-            without any other error.
+        ConfigurationError: its weights differ, so its queries would silently find the wrong
+            passages.
     """
     given = embedder.fingerprint()
     if given != weights:

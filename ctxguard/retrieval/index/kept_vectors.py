@@ -1,7 +1,7 @@
-"""The vectors of an index that is not saved yet, in a file, so that an interrupted build goes on.
+"""Keeps an unfinished index's vectors in a file, so that an interrupted build can resume.
 
 The file begins with a mark of the model. Then come blocks: the number of vectors and a checksum,
-the digests of the texts, their vectors. A block that was not written whole ends the file.
+the digests of the texts, their vectors. An incompletely written block ends the file.
 """
 
 import errno
@@ -29,16 +29,16 @@ _MOST_AT_ONCE = 4_096
 
 
 class KeptVectors(AbstractContextManager["KeptVectors"]):
-    """An embedder that keeps the vectors of passages, and takes those that are kept already.
+    """An embedder that saves passages' vectors, and reuses those already saved.
 
-    Vectors of another model are dropped. While another process has the file, nothing is kept.
+    Vectors of another model are dropped. While another process uses the file, nothing is saved.
 
     Args:
         embedder: Encodes the others.
-        file: Made, for its owner alone, where there is none.
+        file: Created, readable only by its owner, if it does not exist.
 
     Attributes:
-        n_found: The number of vectors that an earlier run left.
+        n_found: Number of vectors from earlier runs.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file.
@@ -94,7 +94,7 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> Float32Array:
-        """Encode each passage that is not kept, and keep it; shape (n, dimension)."""
+        """Encode passages, saving the new ones; shape (n, dimension)."""
         digests = [
             hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
             for text in texts
@@ -122,7 +122,7 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
         return hashlib.sha256(about.encode()).digest()
 
     def _read(self) -> None:
-        """Note where the vectors of each text lie, and cut off what is not whole."""
+        """Record the place of each text's vector, and cut off an incomplete end."""
         mark, stream = self._mark, self._stream
         end = len(mark)
         if stream.read(end) != mark:
@@ -146,13 +146,13 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
         stream.truncate()
 
     def _note(self, digests: bytes, begin: int) -> None:
-        """Note the place of each vector of a block whose digests begin somewhere."""
+        """Record the place of each vector of the block whose digests begin at this offset."""
         for row, at in enumerate(range(0, len(digests), _DIGEST_BYTES)):
             place = begin + len(digests) + row * self._vector_bytes
             self._at[digests[at : at + _DIGEST_BYTES]] = place
 
     def _keep(self, digests: list[bytes], vectors: Float32Array) -> None:
-        """Write vectors; those that an index would refuse are left out."""
+        """Write vectors, except those that an index would refuse."""
         if not self._is_ours or vectors.shape != (len(digests), self.dimension):
             return
         for begin in range(0, len(digests), _MOST_AT_ONCE):

@@ -28,7 +28,7 @@ class Terms(NamedTuple):
     """The terms of passages, one row each.
 
     Attributes:
-        vocabulary: The number of each term, from 0 in its own order.
+        vocabulary: The number of each term, counted from 0 in the mapping's order.
         rows: The distinct terms of each passage with their counts.
         lengths: The number of terms of each passage, shape (n_passages,).
     """
@@ -61,7 +61,7 @@ class Terms(NamedTuple):
         return cls(vocabulary, own, np.frombuffer(lengths, np.int32))
 
     def joined(self, new: "Terms", rows: RowArray) -> "Terms":
-        """Take rows of both, numbered as one after the other, without terms that none has."""
+        """Take rows of both, numbered consecutively, without unused terms."""
         vocabulary = dict(self.vocabulary)
         number_of = [vocabulary.setdefault(term, len(vocabulary)) for term in new.vocabulary]
         theirs = np.array(number_of, np.int32)[new.rows.numbers]
@@ -162,13 +162,13 @@ class Bm25sIndex:
         return self.terms.lengths.size
 
     def term_vectors(self, rows: RowArray) -> tuple[SparseRows, Float32Array]:
-        """Return the terms of rows, and BM25's weight of each, each row at unit length."""
+        """Return the terms of rows with their BM25 weights, each row at unit length."""
         terms = self.terms.rows
         at, starts = terms.places(rows)
         return SparseRows(terms.numbers[at], terms.counts[at], starts), self.weights.unit[at]
 
     def search(self, query: str, k: int) -> LexicalHits:
-        """Find the at most ``k`` best rows; also return every row's score."""
+        """Find at most the ``k`` best rows; also return every row's score."""
         rows, scores, starts = self.weights.postings
         all_scores = np.zeros(len(self), np.float32)
         for number in self.numbers(query):
@@ -178,7 +178,7 @@ class Bm25sIndex:
         return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
 
     def numbers(self, query: str) -> list[int]:
-        """Return the numbers of a query's terms that a passage has, with repetitions."""
+        """Return the numbers of a query's terms that occur in passages, with repetitions."""
         found = map(self.terms.vocabulary.get, self.analyser.analyse(query), repeat(-1))
         return [number for number in found if number >= 0]
 
@@ -191,13 +191,13 @@ class Bm25sIndex:
 class RankBm25Index(Bm25sIndex):
     """BM25 as rank-bm25's ``BM25Okapi`` scores it, one pass over all passages per query.
 
-    Its inverse document frequency is negative for terms of most passages. A negative score becomes
-    zero here, because scores of kind ``ratio`` are never negative.
+    Its inverse document frequency is negative for terms that most passages have. Negative scores
+    become zero here, because scores of kind ``ratio`` are never negative.
     """
 
     @cached_property
     def _okapi(self) -> Any:
-        """The library's index; None without terms: it divides by their number."""
+        """The library's index; None without terms, since it divides by their number."""
         rows, names = self.terms.rows, list(self.terms.vocabulary)
         if not rows.numbers.size:
             return None
@@ -223,7 +223,7 @@ class RankBm25Index(Bm25sIndex):
 
 
 def best_first(scores: Float32Array | FloatArray, k: int) -> RowArray:
-    """Return the at most ``k`` rows of the highest scores above 0, best first, ties by row."""
+    """Return at most ``k`` rows, those of the highest scores above 0, best first, ties by row."""
     rows = np.flatnonzero(scores > 0.0)
     found = scores[rows]
     if rows.size > k:
@@ -234,7 +234,7 @@ def best_first(scores: Float32Array | FloatArray, k: int) -> RowArray:
 
 
 def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:
-    """Compute Lucene's inverse document frequency of words that so many of n passages have."""
+    """Compute Lucene's inverse document frequency of words by how many of n passages have them."""
     return np.log1p((n_passages - passages_with + 0.5) / (passages_with + 0.5))
 
 
@@ -253,7 +253,7 @@ def lexical_index(engine: LexicalEngine) -> type[Bm25sIndex]:
     """Return the lexical index of an engine.
 
     Raises:
-        ConfigurationError: an engine that does not exist.
+        ConfigurationError: the engine is unknown.
     """
     if engine == "bm25s":
         return Bm25sIndex

@@ -34,17 +34,16 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """The passages that an index was built from: indexed, left out, repaired.
+    """The numbers of passages that a build indexed, left out and repaired.
 
     Attributes:
         indexed: Passages in the index.
         empty: Passages left out because they had neither text nor title.
         repaired: Passages in which lone surrogates, which no encoder accepts, were replaced by
             U+FFFD, the replacement character.
-        unhandled_letters: Share of the passages' letters, in [0, 1], that are of scripts which the
-            lexical index's analyser is not made for.
-        script_warning: From 1% of such letters on, one sentence that says so, with the mend; None
-            below.
+        unhandled_letters: Share of the passages' letters, in [0, 1], in scripts that the lexical
+            index's analyser does not support.
+        script_warning: A warning with its mend if at least 1% of letters are such; else None.
     """
 
     indexed: int
@@ -154,7 +153,7 @@ class PassageLines(ReadTogether):
         """Read the passages at these positions.
 
         Raises:
-            IndexFolderError: the file was altered since it was opened.
+            IndexFolderError: the file was altered after it was opened.
         """
         passages: list[Passage] = []
         starts, ends = self._starts, self._ends
@@ -218,7 +217,7 @@ class PassageTable(PassageLines):
         return cls(np.frombuffer(block, np.uint8), np.frombuffer(offsets, np.int64), ids, digests)
 
     def texts(self, rows: Iterable[int] | None = None) -> Iterator[str]:
-        """Read what is searched of some passages, or of all, a few at a time."""
+        """Read the searchable text of some or all passages, a few at a time."""
         each = iter(range(len(self)) if rows is None else rows)
         while some := list(islice(each, _READ)):
             yield from map(searchable_text, self.many(some))
@@ -229,14 +228,15 @@ class PassageTable(PassageLines):
         return tuple([self.ids[row] for row in rows.tolist()]), passages
 
     def row_of(self, passage_id: str) -> int | None:
-        """Return the row of a passage; None if it is not there."""
+        """Return the row of a passage; None if the index lacks it."""
         row = bisect_left(self.ids, passage_id)
         return row if row < len(self.ids) and self.ids[row] == passage_id else None
 
     def _each_metadata(self) -> Iterator[object]:
         """Yield each passage's metadata, by row, without reading its text.
 
-        A line that cannot be read, or is not written as `passage_line` does, has none.
+        A line that cannot be read, or that `passage_line` did not write, counts as without
+        metadata.
         """
         for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
             line = self.lines[start:end].tobytes()
@@ -254,12 +254,12 @@ class PassageTable(PassageLines):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every passage's digest; it does not depend on the order given."""
+        """sha256 over all passages' digests, independent of the given order."""
         return hashlib.sha256(self.digests.astype("<u8").tobytes()).hexdigest()
 
 
 def _refuse_one_key_twice(value: object) -> None:
-    """Refuse ``{1: …, "1": …}``: JSON has texts for keys, and of two that are equal one is lost."""
+    """Refuse ``{1: …, "1": …}``: JSON keys are strings, and one of two equal keys is lost."""
     if isinstance(value, dict):
         names = {key if isinstance(key, str) else json.dumps(key) for key in value}
         if len(names) < len(value):

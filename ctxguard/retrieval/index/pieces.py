@@ -1,4 +1,4 @@
-"""The word pieces of an index's passages, which a query's pieces are matched with."""
+"""The word pieces of an index's passages, matched against a query's pieces."""
 
 from array import array
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class Pieces(NamedTuple):
     """The word pieces of passages.
 
     Attributes:
-        rows: The distinct pieces of each passage, of its first `MOST_PIECES`.
+        rows: The distinct pieces among the first `MOST_PIECES` of each passage.
         weights: The inverse document frequency of each piece of the model, shape (n_pieces,).
     """
 
@@ -36,13 +36,13 @@ class Pieces(NamedTuple):
         starts: RowArray,
         weights: FloatArray,
     ) -> "Pieces":
-        """Take the pieces of passages; only whether a passage has one matters, not how often."""
+        """Build from the pieces of passages, ignoring repetitions within a passage."""
         counts = np.broadcast_to(np.ones(1, np.uint16), numbers.shape)  # takes no memory
         return cls(SparseRows(numbers, counts, starts), weights)
 
     @classmethod
     def counted(cls, numbers: NDArray[np.int32], starts: RowArray, n_pieces: int) -> "Pieces":
-        """Weigh the pieces of passages by how rare they are in them."""
+        """Weigh the pieces of passages by their rarity."""
         weights = idf(np.bincount(numbers, minlength=n_pieces), starts.size - 1)
         return cls.of(numbers, starts, weights)
 
@@ -62,6 +62,6 @@ class Pieces(NamedTuple):
         )
 
     def joined(self, new: "Pieces", rows: RowArray) -> "Pieces":
-        """Take rows of both, numbered as one after the other."""
+        """Take rows of both, numbered consecutively."""
         both = self.rows.followed_by(new.rows).taken(rows)
         return self.counted(both.numbers, both.starts, self.weights.size)

@@ -1,4 +1,4 @@
-"""How much of a corpus is written in scripts that its analyser is not made for."""
+"""Measures how much of a corpus is in scripts that its analyser does not support."""
 
 import unicodedata
 from collections import Counter
@@ -17,15 +17,15 @@ _BLOCK = 1_000
 
 
 def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, str | None]:
-    """Compute the share of texts' letters that are in none of an analyser's scripts.
+    """Compute the share of letters that are in none of an analyser's scripts.
 
     Args:
         texts: Without lone surrogates.
         analyser: Splits them into terms.
 
     Returns:
-        Their share of all letters, in [0, 1], 0 where there is no letter; and from `WARN_FROM` on
-        a sentence that says so and how to mend it, else None.
+        The share of all letters, in [0, 1], 0 without letters; and, from `WARN_FROM` on, a warning
+        that names the mend, else None.
     """
     if analyser.scripts is None:
         return 0.0, None

@@ -4,13 +4,13 @@
     INDEX/generation-XXXXXXXX/   its files, all of plain formats
 
 A save writes a generation beside the one in force and then replaces the manifest, in one step, so
-that a failed save loses nothing and a reader sees one generation or the other. Of several saves at
-once the last to finish is in force. A generation is never written to again.
+that a failed save loses nothing and a reader sees one generation or the other. Of concurrent saves
+the last to finish wins. A generation is never modified.
 
-A save holds a lock on its generation until the manifest names it. So one that can be locked, and
-that the manifest read afterwards does not name, was replaced or interrupted, and is deleted. A
-reader that has opened its files goes on with them; one that is about to finds the manifest changed,
-and opens the next.
+A save holds a lock on its generation until the manifest names it. So a generation that can be
+locked and that the manifest, read afterwards, does not name was replaced or interrupted, and is
+deleted. A reader that has opened its files keeps them; one that has not finds the manifest changed
+and opens the next generation.
 """
 
 import hashlib
@@ -40,21 +40,21 @@ _FILE = re.compile(r"\w[\w.]*")
 """The name of a file; nothing that leaves the generation's folder."""
 
 _REBUILD = (
-    "copy the whole index to a new folder and open that, or build it anew with `ctxguard index`; "
+    "copy the whole index to a new folder and open that, or build it again with `ctxguard index`; "
     "never write into the files of an index that is in use"
 )
 
 
 def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], None]) -> None:
-    """Save a generation, replacing the one that is there.
+    """Save a generation, replacing the current one.
 
-    Safe to call from several processes and threads at once. When it returns, the index would
-    survive a loss of power. Its files are for their owner alone.
+    Safe to call from several processes and threads at once. Once it returns, the index survives a
+    power loss. Only the owner can read its files.
 
     Args:
-        folder: Created where it does not exist; otherwise empty or a saved index.
-        content: The manifest's entries beside the list of files; JSON values.
-        write: Writes every file into the folder that it is given.
+        folder: Created if it does not exist; otherwise empty or a saved index.
+        content: The manifest's entries apart from the list of files; JSON values.
+        write: Writes every file into the given folder.
 
     Raises:
         IndexFolderError: the folder holds something else, or cannot be written.
@@ -90,7 +90,7 @@ def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], No
 
 @contextmanager
 def _new_generation(folder: Path) -> Iterator[Path]:
-    """Make a generation, locked until the end of the block and deleted if that fails."""
+    """Create a generation, locked until the block ends and deleted if it raises."""
     while True:
         generation = folder / f"generation-{token_hex(4)}"
         generation.mkdir(mode=PRIVATE_FOLDER)
@@ -114,7 +114,7 @@ def _new_generation(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int | None]:
-    """Open a folder; None where the system opens none, and so locks none."""
+    """Open a folder; None if the system cannot open, and so cannot lock, folders."""
     descriptor = None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
     try:
         yield descriptor
@@ -140,7 +140,7 @@ def _in_force(folder: Path) -> str | None:
 
 
 def _sync(folder: Path) -> None:
-    """Make a folder's entries durable, where the system can."""
+    """Make a folder's entries durable, if the system can."""
     with _opened(folder) as descriptor:
         if descriptor is not None:
             os.fsync(descriptor)
@@ -155,7 +155,7 @@ def _describe(file: Path) -> dict[str, object]:
 
 
 def check_destination(folder: Path) -> None:
-    """Refuse a folder that an index cannot be saved into.
+    """Refuse a folder into which an index cannot be saved.
 
     Raises:
         IndexFolderError: it is a file, or holds files that are not part of an index.
@@ -182,7 +182,7 @@ def check_destination(folder: Path) -> None:
 
 
 def manifest_file(folder: Path) -> Path:
-    """Return the file that a new generation replaces, last of all and in one step."""
+    """Return the manifest, which a save replaces last and atomically."""
     return folder / _MANIFEST
 
 
@@ -193,7 +193,7 @@ def load(folder: Path) -> tuple[dict[str, Any], Path]:
         The manifest, and the folder of the generation in force.
 
     Raises:
-        IndexFolderError: it is not a saved index, of another version, incomplete or damaged.
+        IndexFolderError: it is not a saved index, is of another version, incomplete or damaged.
     """
     manifest = _read_manifest(folder)
     try:
@@ -241,7 +241,7 @@ def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]
     if version != SCHEMA_VERSION and not any_version:
         raise IndexFolderError(
             f"{file} has schema version {version!r}, this release reads {SCHEMA_VERSION}; build "
-            "the index anew with `ctxguard index`"
+            "the index again with `ctxguard index`"
         )
     return manifest
 

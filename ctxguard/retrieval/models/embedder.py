@@ -42,7 +42,7 @@ Purpose = Literal["queries", "passages"]
 class _Model(NamedTuple):
     """An opened model: ``run`` computes unit vectors, and states of tokens, from ids and a mask.
 
-    Its tokenizer is never changed: a thread that uses it would raise "Already borrowed".
+    The tokenizer is never modified: a thread using it would raise "Already borrowed".
     """
 
     runtime: str
@@ -62,7 +62,7 @@ class _Model(NamedTuple):
         return self.run(*inputs)
 
     def share(self, tokens: list[list[int]]) -> Iterator[list[Float32Array]]:
-        """Compute texts, the longest first, in batches that all processors share."""
+        """Encode texts, longest first, in batches spread over all processors."""
         batches: list[list[list[int]]] = []
         while tokens:
             size = max(_BATCH_TOKENS[self.runtime] // len(tokens[0]), 1)
@@ -71,7 +71,7 @@ class _Model(NamedTuple):
             yield from threads.map(self.compute, batches)
 
     def checked(self, right: Float32Array) -> "_Model":
-        """Refuse a model whose vectors of the probes are not sentence-transformers' own."""
+        """Refuse a model whose probe vectors differ from sentence-transformers'."""
         found, _ = self.compute([self.tokenizer.encode(probe).ids for probe in export.PROBES])
         error = np.linalg.norm(found - right) / np.linalg.norm(right)
         if not error <= _LARGEST_ERROR[self.form]:
@@ -84,8 +84,8 @@ class SentenceTransformerEmbedder:
 
     A query is encoded on one thread, so that clients scale; passages on all processors, or as
     many as the environment's `OMP_NUM_THREADS` allows. Under torch, torch's threads do both. Only
-    torch uses a GPU: request torch if there is one. A forked child opens the model anew; in torch
-    it encodes on one thread, if the parent had loaded a model in it.
+    torch uses a GPU, so request torch if you have one. A forked child reopens the model; if the
+    parent had loaded one in torch, the child encodes on one thread.
 
     Args:
         name_or_path: A folder, or a name on the model hub; None for all-MiniLM-L6-v2, from the
@@ -94,11 +94,12 @@ class SentenceTransformerEmbedder:
             fastest: onnxruntime, but torch in bfloat16 for passages where the processor computes
             in it. Torch takes the place of what is not installed or gives other vectors than
             sentence-transformers. The log names what is used.
-        cache: Folder for exported models; None for ``ctxguard/models`` in the user's cache.
-        remembered: Number of the last queries that are not encoded again; 0 remembers none.
+        cache: Folder for exported models; by default ``ctxguard/models`` in the user's cache.
+        remembered: Number of recent queries whose vectors are cached; 0 disables the cache.
 
     Raises:
-        ConfigurationError: no such model, not the published weights, or an unknown runtime.
+        ConfigurationError: the model does not exist, its weights are not the published ones, or the
+            runtime is unknown.
     """
 
     _lock = OfProcess(RLock)
@@ -137,7 +138,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def passage_window(self) -> PassageWindow | None:
-        """The part of a passage that the model reads; None if it reads all. Loads the model."""
+        """The part of a passage that the model reads; None if it has no limit. Loads the model."""
         model = self._any
         cut = model.tokenizer.truncation
         if cut is None:
@@ -151,7 +152,7 @@ class SentenceTransformerEmbedder:
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> Float32Array:
-        """Encode each passage as a unit vector, shape (n, dimension); its end may not be read."""
+        """Encode each passage as a unit vector, shape (n, dimension); long ends are ignored."""
         model = self._model("passages")
         vectors = np.zeros((len(texts), model.dimension), np.float32)
         for start in range(0, len(texts), _CHUNK):
@@ -167,7 +168,7 @@ class SentenceTransformerEmbedder:
         return vectors
 
     def _query(self, text: str) -> QueryStates:
-        """Encode a query; one of the last ones is only looked up."""
+        """Encode a query, or look it up if it is recent."""
         model = self._model("queries")
         prompt = model.prompts[0]
         read = model.tokenizer.encode(prompt + text)
@@ -182,7 +183,7 @@ class SentenceTransformerEmbedder:
     def pieces(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Read the numbers of each passage's word pieces, without the model's own marks.
 
-        Those of a passage that is longer than the window are read in up to eight windows.
+        A passage longer than the window is read in up to eight windows.
         """
         encode = self._any.tokenizer.encode
         read = [encode(text, add_special_tokens=False) for text in texts]
@@ -193,7 +194,7 @@ class SentenceTransformerEmbedder:
     def piece_table(self) -> Float32Array:
         """The state of each word piece by itself, unit vectors, shape (n_vocabulary, d).
 
-        Computed once on a machine, in some seconds, and kept beside the exported model.
+        It is computed once per machine, in a few seconds, and kept beside the exported model.
         """
         with self._lock:
             if self._table is None:
@@ -215,7 +216,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def _any(self) -> _Model:
-        """Any opened model: tokens and lengths are the same in all."""
+        """Any opened model, since tokens and dimensions are the same in all."""
         return next(iter([*self._opened.values()]), None) or self._model("queries")
 
     def _model(self, purpose: Purpose) -> _Model:

@@ -1,4 +1,4 @@
-"""Reads off a model of sentence-transformers what other runtimes need to compute it."""
+"""Exports a sentence-transformers model, so that other runtimes can compute it."""
 
 import io
 import json
@@ -39,10 +39,10 @@ def expected(library: Any) -> Float32Array:
 
 
 def text_settings(library: Any) -> tuple[Any, int, list[str]]:
-    """Return a tokenizer as sentence-transformers sets it, the id that pads, and the prompts.
+    """Return a tokenizer as sentence-transformers sets it, the padding id, and the prompts.
 
     Raises:
-        ConfigurationError: the model takes something else than texts.
+        ConfigurationError: the model's input is not text.
     """
     backend = getattr(library.tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -61,7 +61,7 @@ def text_settings(library: Any) -> tuple[Any, int, list[str]]:
 
 
 def tensor_module(library: Any) -> Any:
-    """Make a module of torch that computes unit vectors, and tokens' states, from ids and mask."""
+    """Build a torch module that computes unit vectors and token states from ids and mask."""
 
     class Whole(torch().nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -77,10 +77,10 @@ def tensor_module(library: Any) -> Any:
 
 
 def exported(folder: Path, form: str) -> dict[str, NDArray[Any]]:
-    """Export a model, pooling included, with what its texts need and its vectors of the probes.
+    """Export a model with its pooling, text settings and probe vectors.
 
     Args:
-        folder: Where the model lies.
+        folder: The model's folder.
         form: ``float32``, or ``int8`` for rounded weights, see `_rounded`.
     """
     require("onnx", "fast")

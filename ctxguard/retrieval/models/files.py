@@ -1,7 +1,7 @@
-"""A model's files: its folder, the digest of its weights, and what is kept of it between starts.
+"""A model's files: its folder, the digest of its weights, and its cached archives.
 
-What took seconds to make lies in the user's cache folder as an archive of plain arrays, named after
-its sources. An archive that is damaged, or of another name, is made again.
+Data that take seconds to compute are kept in the user's cache folder as an archive of plain arrays,
+named after its sources. A damaged or renamed archive is made again.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class ModelFiles(NamedTuple):
 
     Attributes:
         name: Its name on the hub, or the full path of its folder.
-        folder: Where it lies.
+        folder: Its folder.
         weights: Digest of its weights, see `weights_digest`.
     """
 
@@ -68,9 +68,9 @@ class ModelFiles(NamedTuple):
         return cls(name, folder, weights)
 
     def key(self, kind: str) -> str:
-        """Name what is made of the model after its sources: the weights, and the other files.
+        """Return the name of an archive, derived from its sources: the weights and the other files.
 
-        The same weights under another pooling are another model.
+        The same weights with another pooling are a different model.
 
         Args:
             kind: Content of the archive: ``int8`` for a graph, ``pieces`` for a table.
@@ -92,7 +92,7 @@ def bundled_model() -> Path | None:
 
 
 def portable_name(name: str) -> str:
-    """Return a model's name in fingerprints; only the last part of a folder: its place differs.
+    """Return a model's name in fingerprints; of a folder only the last part, as folders move.
 
     >>> portable_name("org/model"), portable_name("/srv/models/mine")
     ('org/model', 'mine')
@@ -137,7 +137,7 @@ def weights_digest(folder: Path) -> str:
 def kept(
     cache: Path | None, key: str, make: Callable[[], dict[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays kept under a key; made and kept if there are none, or they are damaged.
+    """Return the arrays kept under a key, making and keeping them if missing or damaged.
 
     If they cannot be kept, a warning is logged; the next start makes them again.
 

@@ -11,7 +11,7 @@ from ctxguard._support.extras import require
 
 
 def load(kind: str, folder: Path, **options: Any) -> Any:
-    """Load a model of a class of sentence-transformers, by its name, without a word."""
+    """Load a model of a sentence-transformers class by name, without output."""
     torch()
     library = require("sentence_transformers", "embedded")
     with quiet_loading():
@@ -20,9 +20,9 @@ def load(kind: str, folder: Path, **options: Any) -> Any:
 
 @cache
 def torch() -> Any:
-    """Import torch, and make it compute on one thread in processes forked from now on.
+    """Import torch, and limit it to one thread in processes forked later.
 
-    Its threads stay in the parent; a child would wait for them for ever.
+    Its threads stay in the parent, and a child would wait for them forever.
     """
     library = require("torch", "embedded")
     if hasattr(os, "register_at_fork"):

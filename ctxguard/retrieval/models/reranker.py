@@ -24,7 +24,7 @@ class CrossEncoderReranker:
         name_or_path: A folder, or a name on the model hub.
 
     Raises:
-        ConfigurationError: no such model.
+        ConfigurationError: the model does not exist.
     """
 
     _lock = OfProcess(Lock)

@@ -17,7 +17,7 @@ class _Block(NamedTuple):
     """Lines of a text that belong together.
 
     Attributes:
-        lines: The lines that may be parted.
+        lines: The lines that may be split.
         above: Those that each part needs above it: a table's header, the fence of code.
         below: Those below it.
     """
@@ -32,7 +32,7 @@ class PassageWindow:
 
     Args:
         tokenizer: The content of the model's ``tokenizer.json``.
-        tokens: Number of tokens that it reads, including those that it adds itself.
+        tokens: Number of tokens that it reads, including its own special tokens.
         prompt: Text that it puts before a passage.
 
     Attributes:
@@ -48,7 +48,7 @@ class PassageWindow:
         self._splitter = cache(self._new_splitter)
 
     def is_longer(self, text: str) -> bool:
-        """Return whether the model does not read a text to its end."""
+        """Return whether a text is longer than the model reads."""
         start = text[: self.tokens * _SURELY_LONGER]
         if self._tokens_of(start) > self.tokens:
             return True
@@ -81,7 +81,7 @@ class PassageWindow:
         return chunks
 
     def _pieces(self, block: _Block, room: int) -> list[str]:
-        """Part a block into pieces that fit, each with what it needs around it."""
+        """Split a block into pieces that fit, each with the lines that it needs around it."""
         whole = "\n".join([each for each in (block.above, *block.lines, block.below) if each])
         if not block.above:
             return self._prose(whole, room)
@@ -118,7 +118,7 @@ class PassageWindow:
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """Part a text into tables, fenced code, and what is between them."""
+    """Split a text into tables, fenced code, and the parts between them."""
     lines = text.split("\n")
     between: list[str] = []
     at = 0

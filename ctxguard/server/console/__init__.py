@@ -5,5 +5,5 @@ sessions   signing in and out, and refusing what other sites send
 pages      answers as pages, errors included
 decisions  what was served and dropped, and why; the requests of a day that lost relevant passages
 grading    the grading screen
-label      it on sampled requests
+label      the grading screen on sampled requests
 """

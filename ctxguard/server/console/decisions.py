@@ -1,4 +1,4 @@
-"""Decisions: the sampled requests, all that is known of one of them, and the day's wrong drops."""
+"""Decisions: the sampled requests, the details of one request, and the day's wrong drops."""
 
 from datetime import UTC, date, datetime, timedelta
 
@@ -30,7 +30,7 @@ def newest(pages: Pages, request: Request, _form: Form) -> Response:
 
 
 def one_request(pages: Pages, request: Request, _form: Form) -> Response:
-    """Show one request: every sample of it."""
+    """Show every sample of one request."""
     request_id = request.query_params.get("id", "").strip()
     samples = pages.store.samples_of(request_id) if request_id else []
     if not samples:
@@ -54,8 +54,8 @@ def one_request(pages: Pages, request: Request, _form: Form) -> Response:
 def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
     """Show a day's requests whose relevant passages were dropped, of one tenant or all.
 
-    They are shown a page at a time, those that lost most first. The day is the latest that has any
-    unless another is named.
+    They are shown a page at a time, those that lost most first. By default the day is the latest
+    that has any.
     """
     named = request.query_params.get("day")
     try:

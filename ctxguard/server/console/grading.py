@@ -22,12 +22,12 @@ KEYS = {"d": Negative.DISTRACTOR, "h": Negative.HARD_NEGATIVE}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What somebody grades.
+    """A person's grading task.
 
     Attributes:
-        annotator: The person's name; empty where labels have none.
+        annotator: The person's name; empty if labels have none.
         series: The judge that the labels correct; empty without one.
-        tenant: As ``label export --tenant`` takes it; empty for all.
+        tenant: The tenant, as for ``label export --tenant``; empty for all.
     """
 
     annotator: str = ""
@@ -35,12 +35,12 @@ class Task:
     tenant: str = ""
 
     def fields(self) -> dict[str, str]:
-        """Name it in the fields of forms and addresses."""
+        """Return the task as fields of forms and addresses."""
         fields = {"annotator": self.annotator, "judge": self.series, "tenant": self.tenant}
         return {name: value for name, value in fields.items() if value}
 
     def address(self, page: str, **more: object) -> str:
-        """Return the address of a page about it."""
+        """Return the address of a page for this task."""
         return f"{page}?{urlencode({**self.fields(), **more})}"
 
 
@@ -49,8 +49,8 @@ class Shown:
     """A passage on the page.
 
     Attributes:
-        place: Its number among the passages that need a grade, from 1; 0 for one of the search
-            that follows where none of them is relevant.
+        place: Its number among the passages that need a grade, from 1; 0 in the further search that
+            follows if none of them is relevant.
         own: The value of this person's grade, as the form sends it; empty without one.
         is_open: Whether it lacks a grade.
     """
@@ -66,11 +66,11 @@ class GradedPassage:
     """One question with its passages and the grades so far.
 
     Attributes:
-        query: Its text; None where it is not stored.
-        passage_ids: All that may be graded.
+        query: Its text; None if it is not stored.
+        passage_ids: All passages that may be graded.
         shown: The passages on the page.
-        n_further: The most passages that are looked through where none so far is relevant.
-        no_answer: Whether it is marked as having no answer; None where it cannot be.
+        n_further: The most further passages to search if none so far is relevant.
+        no_answer: Whether it is marked as having no answer; None if it cannot be marked.
     """
 
     query: str | None
@@ -81,7 +81,7 @@ class GradedPassage:
 
 
 class Grading(ABC):
-    """Answers the requests for the screen, and stores each grade at once.
+    """Handles the screen's requests, and stores each grade immediately.
 
     Args:
         pages: Renders templates.
@@ -99,45 +99,45 @@ class Grading(ABC):
 
     @abstractmethod
     def task(self, fields: Form) -> Task | None:
-        """Read from an address or a form what somebody grades; None where it does not say."""
+        """Read the grading task from an address or a form; None if it is missing."""
 
     @abstractmethod
     def places(self, task: Task) -> Mapping[int, bool]:
-        """Return the numbers of a task's questions in order, and whether each is graded."""
+        """Return the numbers of a task's questions in order, with whether each is graded."""
 
     @abstractmethod
     def next_open(self, task: Task) -> int | None:
-        """Return the first question that lacks grades; None where all are graded."""
+        """Return the first question that lacks grades; None if all are graded."""
 
     @abstractmethod
     def question(self, task: Task, number: int) -> GradedPassage:
         """Read a question.
 
         Raises:
-            RefusedPage: it is not to be graded.
+            RefusedPage: the question must not be graded.
         """
 
     @abstractmethod
     def put(self, task: Task, number: int, passage_id: str, judgment: Judgment | None) -> None:
-        """Store a grade, or without a judgment take it back."""
+        """Store a grade, or withdraw it if the judgment is None."""
 
     @abstractmethod
     def start(self, request: Request) -> Response:
-        """Ask what is to be graded."""
+        """Ask what to grade."""
 
     @abstractmethod
     def done(self, request: Request, task: Task) -> Response:
-        """Say that nothing is left."""
+        """Show that nothing is left to grade."""
 
     def mark(self, number: int, *, no_answer: bool) -> None:  # noqa: B027 - see `GradedPassage.no_answer`
-        """Mark a question as having no answer, or take that back, where it can be."""
+        """Mark a question as having no answer, or undo that, if possible."""
 
     def notice(self, n_graded: int) -> str | None:  # noqa: ARG002
-        """Say what so many graded questions are good for; None to say nothing."""
+        """Describe the use of this many graded questions; None for no notice."""
         return None
 
     def grade_page(self, request: Request, _form: Form) -> Response:
-        """Show the next question to grade, or ask what is to be graded."""
+        """Show the next question to grade, or ask what to grade."""
         task = self.task(dict(request.query_params))
         if task is None:
             return self.start(request)
@@ -170,7 +170,7 @@ class Grading(ABC):
         )
 
     def grade(self, request: Request, form: Form) -> Response:
-        """Store a grade, or take one back."""
+        """Store or withdraw a grade."""
         task = self.the_task(form)
         sample, passage = form.get("sample", ""), _as_in_forms(form.get("passage", ""))
         given = form.get("grade", "")
@@ -226,7 +226,7 @@ class Grading(ABC):
 
 
 def value_of(judgment: Judgment | None) -> str:
-    """Write a grade as the form sends it."""
+    """Format a grade as the form sends it."""
     if judgment is None:
         return TAKE_BACK
     keys = [key for key, negative in KEYS.items() if judgment.negative is negative]
@@ -234,12 +234,12 @@ def value_of(judgment: Judgment | None) -> str:
 
 
 def _as_in_forms(text: str) -> str:
-    """Normalise line breaks, which a form changes."""
+    """Normalise line breaks, because forms change them."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _focus(shown: Sequence[Shown], passage_id: str, given: str) -> dict[str, int]:
-    """Say where to go on: at a grade taken back, or at the next passage without a grade."""
+    """Choose where to continue: at a withdrawn grade, or at the next ungraded passage."""
     ids = [one.passage.passage_id for one in shown]
     # What was taken back may be needed no more.
     here = ids.index(passage_id) if passage_id in ids else -1

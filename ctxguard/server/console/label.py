@@ -31,7 +31,7 @@ _AT_ONCE = 100
 class Label(Grading):
     """Grades the picked requests of a store, in the order of label files.
 
-    What was read of a sample holds until it has more labels.
+    Data read from a sample are cached until it has more labels.
 
     Args:
         pages: Renders templates from the store.
@@ -46,11 +46,11 @@ class Label(Grading):
 
     @property
     def top_grade(self) -> int:
-        """That of the store's labels."""
+        """The highest grade of the store's labels."""
         return self._store.top_grade() or _USUAL_GRADE
 
     def start(self, request: Request) -> Response:
-        """Ask for a name, and where there are several for a judge."""
+        """Ask for a name, and for a judge if there are several."""
         return self.pages.page(
             request,
             "label_start.html",
@@ -64,7 +64,7 @@ class Label(Grading):
         return self.pages.page(request, "label_done.html", task=task, n_graded=n_graded)
 
     def places(self, task: Task) -> Mapping[int, bool]:
-        """Return the picked requests in random order, and whether people graded enough."""
+        """Return the picked requests in random order, with whether people graded enough."""
         picked = self._store.picked_samples(task.series)
         keys = {one: (one.sample_id, one.n_labels, task.series, task.tenant) for one in picked}
         if len(self._known) > _MOST_KNOWN:
@@ -93,7 +93,7 @@ class Label(Grading):
         return None
 
     def question(self, task: Task, number: int) -> GradedPassage:
-        """List the passages that have a grade or need one next, in the order of a file.
+        """List the passages that have a grade or need one next, in the order of label files.
 
         The search for a relevant passage shows one passage at a time.
         """
@@ -120,7 +120,7 @@ class Label(Grading):
         return GradedPassage(sample.record.query, sample.record.passage_ids, shown, len(to_grade))
 
     def put(self, task: Task, number: int, passage_id: str, judgment: Judgment | None) -> None:
-        """Add a label of a request, and of those that ask the same."""
+        """Label a request, and all others with the same question."""
         top_grade = self.top_grade
         grade, negative = (None, None) if judgment is None else (judgment.grade, judgment.negative)
         before = [label.time_seconds for _, label in self._store.labels([number])]

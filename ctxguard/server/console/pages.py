@@ -1,4 +1,4 @@
-"""Answers of the console as pages: templates, forms, errors, and the headers of every answer."""
+"""The console's pages: templates, forms, errors, and the headers of every answer."""
 
 import hashlib
 import logging
@@ -54,9 +54,9 @@ class RefusedPage(Exception):  # noqa: N818 - it is an answer, and never leaves 
     """An answer other than the one asked for, as a page.
 
     Args:
-        status: Of HTTP.
+        status: The HTTP status.
         title: What is wrong, in a few words.
-        text: What to do about it.
+        text: How to fix it.
     """
 
     def __init__(self, status: int, title: str, text: str) -> None:
@@ -68,11 +68,11 @@ class Pages:
     """Renders templates, and turns functions of a request into endpoints.
 
     Args:
-        sessions: Who may see pages.
+        sessions: Decide who may see pages.
         store: Holds samples, judgments and labels.
         profile: Gives each drop its reason, and decides on requests in shadow; None for neither.
         clock: Seconds since the epoch.
-        named: The pages that every page leads to, by their paths; the first is the console's own.
+        named: The pages in the navigation, by path; the first is the console's home.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Pages:
         return HTMLResponse(html.encode("utf-8", "replace"), status)
 
     def endpoint(self, handler: Handler, *, is_open: bool = False) -> Callable[..., Any]:
-        """Make an endpoint that answers by a handler, which runs on a thread.
+        """Make an endpoint from a handler, which runs on a thread.
 
         Args:
-            handler: Of the request and the fields of its form.
-            is_open: Whether it answers people who have not signed in.
+            handler: Takes the request and the fields of its form.
+            is_open: Whether it can be used without signing in.
         """
 
         async def answer(request: Request) -> Response:
@@ -132,7 +132,7 @@ class Pages:
         return self.page(request, "sign_in.html", status=401, next_page=next_page, problem=problem)
 
     def sign_in(self, request: Request, form: Form) -> Response:
-        """Begin a session, and go on to the page that was asked for, if it is one of ours."""
+        """Begin a session, and redirect to the requested page if it is the console's."""
         home, wanted = f"{base(request)}/", form.get("next", "")
         is_own = wanted.startswith(home) and not wanted.startswith("//") and "\\" not in wanted
         if not self.sessions.may_try(request):
@@ -151,7 +151,7 @@ class Pages:
         return answer
 
     def absent(self, _request: Request, _form: Form) -> Response:
-        """Refuse the address of no page."""
+        """Refuse an unknown address."""
         raise RefusedPage(
             404, "No such page", f"The console has these: {', '.join(self._named.values())}."
         )
@@ -177,7 +177,7 @@ class Pages:
 
 @cache
 def _templates() -> dict[str, jinja2.Template]:
-    """Compile the templates, by the names of their files."""
+    """Compile the templates, by file name."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
@@ -208,12 +208,12 @@ def base(request: Request) -> str:
 
 
 def go_to(address: str) -> Response:
-    """Have the browser get another page."""
+    """Redirect the browser to another page."""
     return RedirectResponse(address, 303)
 
 
 def whole_number(request: Request, name: str) -> int | None:
-    """Read a number of the address; None without one."""
+    """Read a whole number from the address; None if it is missing."""
     text = request.query_params.get(name, "")
     if not text:
         return None
@@ -223,7 +223,7 @@ def whole_number(request: Request, name: str) -> int | None:
 
 
 def _own_address(request: Request) -> str:
-    """Return the address of a page that was asked for; empty for what is not a page."""
+    """Return the address of the requested page; empty if it is not a page."""
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{request.scope['path']}{query}" if request.method == "GET" else ""
 

@@ -25,14 +25,14 @@ def console_routes(
 ) -> Sequence[BaseRoute]:
     """Make the routes of the console, to be mounted at one path, such as ``/console``.
 
-    Handlers run on threads, and read the store on each request. Nothing is kept between requests
-    but which of the picked requests are graded.
+    Handlers run on threads, and read the store on each request. Between requests only the graded
+    state of picked requests is kept.
 
     Args:
-        store: Where samples and labels are; stays the caller's to close.
+        store: Holds samples and labels; the caller closes it.
         profile: Gives each drop its reason and threshold; None for none.
-        token: What people sign in with; None lets in everybody who reaches the server, which then
-            has to listen on this machine only, and to refuse other names than its own in `Host`.
+        token: The token for signing in; None admits everybody who can reach the server, which must
+            then listen only on this machine, and refuse foreign names in `Host`.
         clock: Seconds since the epoch.
     """
     pages = Pages(
@@ -55,12 +55,12 @@ def label_routes(
     token: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Sequence[BaseRoute]:
-    """Make the routes of a console that grades, and nothing else.
+    """Make the routes of a console that only grades.
 
     Args:
-        grading: Makes the screen; the grades are its own to keep.
-        token: As for `console_routes`, like ``clock``.
-        clock: See there.
+        grading: Serves the screen and stores the grades.
+        token: See `console_routes`.
+        clock: See `console_routes`.
     """
     # In memory: it remembers who signed out.
     store = SampleStore.open("sqlite://")

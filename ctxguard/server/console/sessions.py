@@ -1,4 +1,4 @@
-"""Who may see the console: a token gives a signed cookie; requests of other sites are refused."""
+"""Access to the console: a token earns a signed cookie; other sites' requests are refused."""
 
 import hashlib
 import hmac
@@ -30,12 +30,12 @@ _ENDED_KEY = "console sessions that were ended"
 class Sessions:
     """Signs the cookies of those who know the token, and checks them.
 
-    Every process that has the token and the store accepts the cookie, until its holder signs out;
-    another token ends all sessions.
+    Every process with the token and the store accepts the cookie until its holder signs out.
+    Changing the token ends all sessions.
 
     Args:
-        token: None lets everybody in, for a server that only this machine reaches.
-        store: Remembers who signed out.
+        token: The token; None admits everybody, for a server that only this machine can reach.
+        store: Remembers ended sessions.
         clock: Seconds since the epoch.
     """
 
@@ -61,7 +61,7 @@ class Sessions:
         return session is not None and session not in self._ended()
 
     def begin(self, given: str, request: Request, response: Response) -> bool:
-        """Set the cookie on a response if the token is right; whether it is."""
+        """Set the cookie on a response if the token is right; return whether it is."""
         address = _address_of(request)
         if self._token is None or not _same(given, self._token):
             _log.warning("the console: a wrong token from %r", address)
@@ -80,7 +80,7 @@ class Sessions:
         return True
 
     def may_try(self, request: Request) -> bool:
-        """Return whether an address may try to sign in once more, and count that it does."""
+        """Count an attempt to sign in from an address; return whether it is allowed."""
         address, now = _address_of(request), self._clock()
         with self._lock:
             tried = self._attempts.pop(address, [])
@@ -104,7 +104,7 @@ class Sessions:
         response.delete_cookie(_COOKIE, path=request.scope.get("root_path") or "/")
 
     def _signed(self, request: Request) -> str | None:
-        """Return the session of a request's cookie, if it is signed and lasts; None without one."""
+        """Return the session of a request's cookie; None if it is missing, forged or expired."""
         session, _, signature = request.cookies.get(_COOKIE, "").rpartition(".")
         expires = session.partition(".")[0]
         if not (expires.isascii() and expires.isdecimal() and len(expires) < 20):
@@ -113,7 +113,7 @@ class Sessions:
         return session if is_signed and self._clock() < int(expires) else None
 
     def _ended(self) -> list[str]:
-        """Return the sessions that were ended and would last otherwise."""
+        """Return the sessions that were ended before they expired."""
         return (self._store.get_state(_ENDED_KEY) or "").split()
 
     def _signature(self, session: str) -> str:
@@ -126,9 +126,9 @@ def _address_of(request: Request) -> str:
 
 
 def is_same_site(request: Request) -> bool:
-    """Return whether a page of this server sent the request, as every browser tells.
+    """Return whether a page of this server sent the request, by the headers that browsers set.
 
-    A request that does not say where it comes from is refused too.
+    A request without an origin is refused too.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
