@@ -113,7 +113,7 @@ def _exported(name: str, modules: dict[str, types.ModuleType]) -> Iterator[tuple
 
 
 def _is_foreign(value: object) -> bool:
-    """Return whether another library added the object, such as a method of loggers."""
+    """Tell whether another library added the object, such as a method of loggers."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and home.partition(".")[0] not in sys.stdlib_module_names
 
@@ -137,7 +137,7 @@ def _lineage(owner: type, public: set[type]) -> list[type]:
 
 
 def _implements(base: type, owner: type) -> bool:
-    """Return whether a base class is private or of the owner's package, so not public."""
+    """Tell whether a base is private or of the same package, and thus no class in its own right."""
     path = [*base.__module__.split("."), base.__name__]
     return any(part.startswith("_") for part in path) or path[0] == owner.__module__.split(".")[0]
 
