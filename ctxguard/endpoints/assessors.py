@@ -1,9 +1,9 @@
 """Models that answer questions about several candidates of a query in one call.
 
-Their numbers are never probabilities of relevance: calibration says what each is worth beside our
-own (``ctxguard.core.value_of_information``). Passages are sent as data, with hidden characters
-removed and delimiters escaped. What a model says is neither logged nor quoted in errors: it may
-quote them.
+Their numbers are never probabilities of relevance: calibration learns how much each adds to our own
+(``ctxguard.core.value_of_information``). Passages are sent as data, with hidden characters removed
+and delimiters escaped. A model's words are neither logged nor quoted in errors, because they may
+quote passages.
 """
 
 import hashlib
@@ -63,17 +63,18 @@ Ask = Callable[["ChatClient", str, int, Sequence[str]], "Reply[Answers]"]
 class ModelAssessor:
     """A model behind an endpoint, asked about all candidates of a request in one call.
 
-    One answer that is missing, refused or out of range is a refusal, NaN. An answer about a passage
-    that was not sent, or two about one, make the whole reply garbage: others could be exchanged.
+    A missing, refused or out-of-range answer counts as a refusal, NaN. An answer about a passage
+    that was not sent, or two about the same one, invalidates the whole reply: other answers could
+    be swapped.
 
     Args:
         model: Name of the model at the endpoint. Use a dated version: an alias may change its model
             without notice.
-        form: How it is asked.
+        form: The form of requests.
         questions: Names of ``QUESTIONS``.
         max_passage_chars: Longer passages are cut and counted, ≥ 1.
         prices: Prices of tokens; None counts no cost.
-        **connection: As ``ChatClient``'s; it makes no second attempt unless ``retries`` is given.
+        **connection: Settings of ``ChatClient``; by default without retries.
 
     Attributes:
         fingerprint: Form, model, and a digest of the questions and how they are asked.
@@ -81,7 +82,7 @@ class ModelAssessor:
         ledger: Calls, answers, refusals, tokens and cost.
 
     Raises:
-        ConfigurationError: a setting is out of its range, or there is no API key.
+        ConfigurationError: a setting is out of range, or there is no API key.
         MissingExtraError: the extra ``judge`` is not installed.
     """
 
@@ -115,13 +116,13 @@ class ModelAssessor:
         self.fingerprint = f"{form} {model} {digest[:12]}"
 
     def assess(self, query: str, texts: Sequence[str]) -> Answers:
-        """Answer every question about every text, shape (n,) by name; NaN where it refuses.
+        """Answer every question about every text, shape (n,) by name; NaN for a refusal.
 
         Raises:
             UnansweredError: no whole answer in time.
             OverloadedError: the endpoint refused for its rate limit.
             StageUnavailableError: the endpoint cannot be reached, or refused.
-            StageError: the reply is not an answer to this call.
+            StageError: the reply does not answer this call.
         """
         if not texts:
             return {name: np.zeros(0) for name in self.names}
@@ -157,10 +158,10 @@ class ModelAssessor:
 class ScoreAssessor:
     """A reranker, local or at a server, whose score is the answer ``score``.
 
-    Not the one that orders the candidates: calibration would find that its score adds nothing.
+    It must not be the reranker that orders the candidates: its score would add nothing.
 
     Args:
-        reranker: Such as a ``RerankClient`` or a ``CrossEncoderReranker``.
+        reranker: A reranker, such as a ``RerankClient`` or a ``CrossEncoderReranker``.
     """
 
     names = ("score",)
@@ -191,7 +192,7 @@ def _ask_chat(client: ChatClient, material: str, n: int, names: Sequence[str]) -
 
 
 def answer_form(names: Sequence[str]) -> dict[str, object]:
-    """Make structured output for numbers by name for each passage of a list."""
+    """Describe structured output: for each passage of a list, numbers by name."""
     number = {"type": ["integer", "null"]}
     properties = {"passage": {"type": "integer"}, **dict.fromkeys(names, number)}
     item = _object(properties)
@@ -236,7 +237,7 @@ def read_list(content: str, n: int, names: Sequence[str]) -> Answers | InvalidRe
 
 
 def _share(value: object, most: float) -> float:
-    """Divide a number by the largest one; NaN for what is none in 0..most."""
+    """Divide a number by the maximum; NaN if it is not a number in 0..most."""
     if type(value) not in (int, float):
         return math.nan
     return float(value) / most if 0 <= value <= most else math.nan  # type: ignore[arg-type, operator]
@@ -278,7 +279,7 @@ def _ask_by_question(form: QuestionForm) -> Ask:
 def _by_name(
     answers: object, asked: Sequence[str], form: QuestionForm
 ) -> Mapping[str, object] | None:
-    """Return answers by the names of their questions; None where they are those to others."""
+    """Return answers by the names of their questions; None if they answer other questions."""
     if not form.is_listed:
         return answers if isinstance(answers, dict) and answers.keys() <= {*asked} else None
     if not isinstance(answers, list) or len(answers) != len(asked):

@@ -1,6 +1,6 @@
-"""Client of models behind endpoints: chat completions, and other forms within the same bounds.
+"""A client of models behind endpoints: chat completions, and other forms with the same limits.
 
-What an endpoint refuses is learned from its answer, and left out of later calls.
+It learns from answers which fields an endpoint refuses, and leaves them out of later calls.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class Pacer:
         self._free_at = -math.inf
 
     def seconds(self) -> float:
-        """Reserve the next call, and return how long it has to wait."""
+        """Reserve the next call, and return its waiting time in seconds."""
         if self._interval_seconds == 0.0:
             return 0.0
         with self._lock:
@@ -105,22 +105,22 @@ class Pacer:
 
 
 class ChatSettings(TypedDict, total=False):
-    """How an endpoint is asked.
+    """Settings for calls of an endpoint.
 
     Attributes:
         base_url: URL of the endpoint; None for ``OPENAI_BASE_URL`` of the environment, or OpenAI's.
         api_key: Key; None for the environment's ``OPENAI_API_KEY``; a local server accepts any.
-        max_reply_tokens: Maximum length of a reply, ≥ 1, 256 unless given: bounds the cost of a
-            model that ignores the schema. A model that spends all of it on thoughts is asked again
-            with 16 times as much, once.
-        temperature: 0 unless given; left out where the endpoint takes none.
-        concurrency: Maximum number of concurrent calls within one ``complete_all``, ≥ 1, 4 unless
-            given.
-        max_calls_per_second: Over all threads of this process, retries included, > 0; None
-            disables it.
-        timeout_seconds: Limit of one call from connecting to the end of the reply, > 0, 30 unless
-            given.
-        retries: Number of times that a failed call is repeated, ≥ 0, 3 unless given.
+        max_reply_tokens: Maximum length of a reply, ≥ 1, by default 256; bounds the cost of a model
+            that ignores the schema. A model that spends it all on thinking is asked once more with
+            16 times as much.
+        temperature: By default 0; left out if the endpoint refuses it.
+        concurrency: Maximum number of concurrent calls within one ``complete_all``, ≥ 1, by default
+            4.
+        max_calls_per_second: Maximum rate over all threads of this process, including retries, > 0;
+            None disables it.
+        timeout_seconds: Limit of one call from connecting to the end of the reply, > 0, by default
+            30.
+        retries: Number of times to repeat a failed call, ≥ 0, by default 3.
     """
 
     base_url: str | None
@@ -169,7 +169,7 @@ _CONTEXT = re.compile(
 
 
 class _Lessons:
-    """What one endpoint takes of one model, as far as it has said."""
+    """The known restrictions of one endpoint for one model."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -182,7 +182,7 @@ class _Lessons:
         self.without: frozenset[str] = frozenset()
 
     def applied(self, request: Mapping[str, object]) -> dict[str, object]:
-        """Return a chat request as this endpoint takes it."""
+        """Return a chat request in the form that this endpoint accepts."""
         body = dict(request)
         if self.limit is not None:
             body[self.limit] = self.max_tokens
@@ -197,7 +197,7 @@ class _Lessons:
         return {name: value for name, value in body.items() if name not in self.without}
 
     def learn(self, failure: Failure, sent: Mapping[str, object]) -> None:
-        """Note what an answer refuses of the request that it answers; nothing where it is unclear.
+        """Note which part of its request an answer refuses; nothing if it is unclear.
 
         >>> lessons = _Lessons(256)
         >>> said = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
@@ -233,7 +233,7 @@ class _Lessons:
             self.streams = True
 
     def thinks_longer(self, sent: Mapping[str, object]) -> bool:
-        """Allow more tokens than a request that spent all of its own; tell whether there are."""
+        """Allow more tokens than a request that spent all its own; return whether it may."""
         spent = sent.get(self.limit or "")
         if spent == self.max_tokens:
             self.max_tokens = self.most_tokens
@@ -252,7 +252,7 @@ def _names(said: str, field: str) -> bool:
 
 
 def _without_system(conversation: Conversation) -> Conversation:
-    """Put what the system says before what the user says."""
+    """Move the system's message into the user's."""
     system = [each["content"] for each in conversation if each["role"] == "system"]
     others = [each for each in conversation if each["role"] != "system"]
     first = {**others[0], "content": "\n\n".join([*system, others[0]["content"]])}
@@ -260,14 +260,14 @@ def _without_system(conversation: Conversation) -> Conversation:
 
 
 class ChatClient:
-    """Sends conversations to a model and reads what it answers.
+    """Sends conversations to a model and reads its replies.
 
     Calls that failed temporarily (408, 409, 429, 5xx, timeouts, broken connections) are repeated,
     after the time in ``Retry-After`` up to a minute, or else with exponential backoff and jitter.
 
-    What the endpoint refuses of a request is left out from then on: ``max_tokens`` becomes
-    ``max_completion_tokens``, a schema any object of JSON and then none, the system's message a
-    part of the user's, an answer a stream; any other field that it names is not sent.
+    Parts of a request that the endpoint refuses are changed in later ones: ``max_tokens`` becomes
+    ``max_completion_tokens``, a schema becomes any JSON object and then none, the system's message
+    moves into the user's, and the answer is streamed; any other refused field is left out.
 
     The endpoint is not trusted; see ``HttpClient``. An answer of more than 1 MiB, or one that takes
     too long in total, is aborted.
@@ -277,14 +277,14 @@ class ChatClient:
     Args:
         model: Name of the model at the endpoint.
         ledger: Counts calls and tokens.
-        **settings: The others.
+        **settings: The fields of `ChatSettings`.
 
     Attributes:
         host: The host of the endpoint.
         max_reply_tokens, temperature: As given.
 
     Raises:
-        ConfigurationError: a setting is out of its range, or there is no API key.
+        ConfigurationError: a setting is out of range, or there is no API key.
         MissingExtraError: the extra ``judge`` is not installed.
     """
 
@@ -379,9 +379,9 @@ class ChatClient:
         """Send a request of another form to the endpoint, within the same bounds and counts.
 
         Args:
-            path: Behind the endpoint's URL, such as ``/decisions``.
+            path: Path below the endpoint's URL, such as ``/decisions``.
             request: The body, without the model.
-            read: Reads the document of the answer.
+            read: Parses the answer's JSON.
         """
         return BACKGROUND.run(self._asked(path, {"model": self.model, **request}, read))
 
@@ -413,7 +413,7 @@ class ChatClient:
         read: Callable[[object], Reply[T]],
         lessons: _Lessons | None = None,
     ) -> Reply[T]:
-        """Ask until there is a reply, or no attempt is left; learn from what is refused."""
+        """Ask until there is a reply or no attempt is left, learning from refusals."""
         n_failed = n_lessons = 0
         has_thought = False
         while True:
@@ -487,11 +487,11 @@ def _pause_seconds(n_failed: int, asked: float | None) -> float:
 
 
 def why_failed(replies: Iterable[Reply[Any]], ledger: Ledger) -> str:
-    """Say why replies hold no answer: the most frequent causes first, three at most.
+    """Explain why replies hold no answer, with at most three causes, the most frequent first.
 
     Args:
-        replies: Others are passed over.
-        ledger: Redacts what the endpoint said.
+        replies: The replies; those with an answer are ignored.
+        ledger: Redacts the endpoint's messages.
     """
     causes: Counter[str] = Counter()
     for reply in replies:

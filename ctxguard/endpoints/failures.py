@@ -1,6 +1,6 @@
-"""How a call of an endpoint fails: the closed set of reasons, the cause and its mend in words.
+"""Failures of calls to endpoints: a closed set of reasons, with causes and mends in words.
 
-The words never hold the key, nor anything that the endpoint said, which may quote passages.
+The words never contain the key or the endpoint's messages, which may quote passages.
 """
 
 import errno
@@ -72,12 +72,12 @@ class Failure:
 
     Attributes:
         reason: The kind of failure.
-        words: The cause, and what mends it.
-        status: The status that the endpoint answered with, or that its error names; None without.
-        said: The endpoint's own message, cut; it may quote what it was sent.
-        named: The fields of the request that it blames, as it writes them.
-        is_final: Whether it is not repeated at once, whatever the status: the endpoint answered, as
-            HTTP has it, and may count the call.
+        words: The cause and how to fix it.
+        status: The status of the answer, or the one that its error names; None without either.
+        said: The endpoint's own message, cut; it may quote the request.
+        named: The fields of the request that it blames, in its own spelling.
+        is_final: Whether not to retry at once, regardless of the status, because the endpoint
+            answered and may charge for the call.
     """
 
     reason: InvalidReason
@@ -89,7 +89,7 @@ class Failure:
 
     @property
     def may_pass(self) -> bool:
-        """Whether another attempt may get over it."""
+        """Whether another attempt may succeed."""
         if self.is_final:
             return False
         if self.status is not None:
@@ -101,8 +101,8 @@ class CallError(Exception):
     """A call of an endpoint failed; nothing outside of this folder catches it.
 
     Attributes:
-        failure: How.
-        wait_seconds: The time that the endpoint asks to wait; None if it does not.
+        failure: The failure.
+        wait_seconds: The time that the endpoint asks to wait; None if it names none.
     """
 
     def __init__(self, failure: Failure, wait_seconds: float | None = None) -> None:
@@ -112,7 +112,7 @@ class CallError(Exception):
 
 
 def stage_error(stage: str, failure: Failure) -> StageError:
-    """Make the error of a stage of the request path; it quotes nothing that was said."""
+    """Make the stage's error for the request path, without the endpoint's words."""
     reason, words = failure.reason, failure.words
     if reason is InvalidReason.TIMED_OUT:
         return UnansweredError(stage, FailureKind.TIMEOUT, words)
@@ -141,14 +141,14 @@ _CAUSES = {
 def failure_of_status(
     at: str, status: int, said: str = "", named: str = "", model: str | None = None
 ) -> Failure:
-    """Describe an answer that is an error.
+    """Describe an error that the endpoint answered.
 
     Args:
-        at: Where it was asked, such as ``api.openai.com``.
+        at: The host that was asked, such as ``api.openai.com``.
         status: The HTTP status.
         said: The error's message.
         named: The fields of the request that the error blames, and its code.
-        model: The model that was asked for.
+        model: The requested model.
     """
     reason = InvalidReason.REJECTED
     cause = _CAUSES.get(status, "it failed, as its own log should tell")
@@ -179,7 +179,7 @@ def failure_of_error(error: BaseException, at: str) -> Failure:
 
     Args:
         error: What the connection raised.
-        at: To where it was, such as ``api.openai.com``, or the proxy.
+        at: The host or proxy at the other end, such as ``api.openai.com``.
     """
     return Failure(InvalidReason.UNREACHABLE, f"{at} {_cause(error)}")
 

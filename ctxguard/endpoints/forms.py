@@ -1,4 +1,4 @@
-"""The forms in which endpoints are asked and answer, one row each, for the clients and the service.
+"""The request and answer formats of endpoints, one row each, for the clients and the service.
 
 =========== ======================================================================================
 form        spoken by
@@ -28,22 +28,22 @@ class RerankForm:
     """How requests and answers of one form are written.
 
     Attributes:
-        paths: Where it is asked; the first is the last part of the others.
+        paths: Its paths; the others end with the first.
         query: Field of the request with the query.
         documents: Field of the request with the documents.
-        most: Field of the request with how many results are wanted; None without one.
-        always: What every request says besides.
+        most: Field of the request with the number of results; None without one.
+        always: Further fields of every request.
         options: Options that a request may have; others are left out.
         marks: Fields of a request that tell it from the other forms.
-        results: Field of the answer with the results; None where the answer is the list of them.
+        results: Field of the answer with the results; None if the answer is the list itself.
         score: Field of a result with its score.
         echo: Field of the request that asks for the documents back; None without one.
         echoed: Field of a result with its document.
         echoes_object: Whether that is an object with ``text``, instead of the text.
-        each: What every result says besides.
-        envelope: What the answer says besides.
-        in_order: Whether results stand in the order of the documents, instead of best first.
-        kind: What the scores mean.
+        each: Further fields of every result.
+        envelope: Further fields of the answer.
+        in_order: Whether results are in the order of the documents, instead of best first.
+        kind: The kind of the scores.
     """
 
     paths: tuple[str, ...] = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -114,9 +114,9 @@ class QuestionForm:
     """How named questions about some material are asked and answered.
 
     Attributes:
-        path: Behind the endpoint's base.
+        path: Path below the endpoint's base URL.
         material: Field of the request with the material.
-        kind: Type of a question that is answered by a probability.
+        kind: Type of a question whose answer is a probability.
         value: Field of an answer with it.
         is_listed: Whether questions and answers are lists, instead of objects by name.
     """

@@ -1,8 +1,8 @@
 """The bounded HTTP client behind all endpoints: one POST of JSON, one answer.
 
-Neither aiohttp nor httpx bounds what a server may send before its answer: interim answers
-(``100 Continue``, ``103 Early Hints``) in any number hold an event loop beyond any deadline. Here
-httptools parses slices of what arrives, and a connection that sends too much is broken off.
+Neither aiohttp nor httpx limits what a server may send before its answer: endless interim answers
+(``100 Continue``, ``103 Early Hints``) can block an event loop past any deadline. Here httptools
+parses the data in slices, and a connection that sends too much is closed.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _of_parents: list[object] = []
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered.
+    """A server's answer.
 
     Attributes:
         status: The status of the HTTP answer.
-        headers: Those that anybody reads, by their names in lower case.
-        body: Its bytes, as they came.
+        headers: The headers in use here, by lower-case name.
+        body: Its bytes, undecoded.
     """
 
     status: int
@@ -94,7 +94,7 @@ class _Connection(asyncio.Protocol):
             self._answer = None
 
     def keep(self) -> None:
-        """Let another call use this connection, for a while, if it can be used again."""
+        """Keep this connection for another call for a while, if it can be reused."""
         if not self._stays_open or self.transport.is_closing():
             self.transport.abort()
             return
@@ -102,7 +102,7 @@ class _Connection(asyncio.Protocol):
         self._sweeper = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self.close)
 
     def take(self) -> bool:
-        """Return whether it is still open, and keep it from being closed."""
+        """Return whether it is still open, and cancel its idle timeout."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         return not self.transport.is_closing()
@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
             self._succeed()
 
     def _has_too_much(self) -> bool:
-        """Break off an answer that is too long, or more that is none."""
+        """Abort an answer that is too long, or too many bytes outside of answers."""
         if len(self._body) > self._most_bytes:
             words = f"an answer of more than {self._most_bytes:,} bytes"
             self._fail(InvalidReason.TOO_LONG, words)
@@ -190,7 +190,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def _is_delimited(self) -> bool:
-        """Whether the answer says where it ends, otherwise than by the connection's end."""
+        """Whether the answer's end is marked by more than the end of the connection."""
         return not {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
 
     def _succeed(self) -> None:
@@ -206,24 +206,24 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """POSTs JSON to one server.
 
-    A redirect is not followed, so that texts and key go to no host that nobody chose; a proxy is
-    one that the environment names. Compressed answers are not unpacked. Threads and event loops may
-    share a client. A forked child opens connections of its own.
+    It does not follow redirects, which could send texts and key to a host that nobody chose;
+    proxies are taken from the environment. It does not decompress answers. Threads and event loops
+    may share a client. A forked child opens connections of its own.
 
     Args:
         url: The server's base, such as ``https://api.openai.com/v1``, or the URL of one of
             ``paths``.
-        paths: What may follow the base, such as ``/rerank``.
+        paths: Paths that may follow the base, such as ``/rerank``.
         what: Names the endpoint in errors about its URL and key, such as ``rerank``.
         key: Sent as ``Authorization: Bearer``, and nowhere else; None without one.
-        extra: The extra that brings the libraries.
-        headers: Sent besides.
+        extra: The extra that installs the libraries.
+        headers: Further headers to send.
 
     Attributes:
         host: The host of the URL, and its port unless it is the scheme's own.
 
     Raises:
-        ConfigurationError: a URL, key or proxy that cannot work.
+        ConfigurationError: the URL, key or proxy is invalid.
         MissingExtraError: the extra is not installed.
     """
 
@@ -280,12 +280,12 @@ class HttpClient:
         """Send a body and return the answer, of any status; the caller limits the time.
 
         Args:
-            path: Behind the base.
+            path: Path below the base.
             body: JSON.
             most_bytes: The longest body of an answer.
 
         Raises:
-            CallError: no whole answer came, or one that is too long.
+            CallError: the answer is incomplete or too long.
         """
         target = quote(self._base + path, safe=_SAFE) + (
             f"?{quote(self._query, safe=_SAFE)}" if self._query else ""
@@ -315,7 +315,7 @@ class HttpClient:
             each.close()
 
     def close(self) -> None:
-        """Close those of the thread that plain calls use."""
+        """Close the connections of the thread for plain calls."""
         if BACKGROUND.is_running:
             BACKGROUND.run(self.aclose())
 
@@ -378,14 +378,14 @@ class HttpClient:
             raise CallError(Failure(InvalidReason.UNREACHABLE, words, answer.status))
 
     def _context(self) -> ssl.SSLContext:
-        """The certificates that the system trusts, also where OpenSSL does not find them."""
+        """The certificates that the system trusts, even if OpenSSL does not find them."""
         if self._tls is None:
             self._tls = self._truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return self._tls
 
 
 class _Background:
-    """An event loop on a thread of its own: only there can a plain call be bounded as a whole."""
+    """An event loop on its own thread, which alone can limit the whole of a plain call."""
 
     _lock = OfProcess(threading.Lock)
     _loop = OfProcess["asyncio.AbstractEventLoop | None"](lambda: None, _of_parents.append)
@@ -428,7 +428,7 @@ def _proxy_of(url: SplitResult) -> _Proxy | None:
     """Return the proxy that the environment names for a URL; None without one.
 
     Raises:
-        ConfigurationError: it is of a kind that is not spoken here.
+        ConfigurationError: the proxy's kind is not supported.
     """
     proxies = getproxies()
     named = proxies.get(url.scheme) or proxies.get("all")
@@ -456,7 +456,7 @@ def parsed_url(url: str, what: str) -> SplitResult:
     """Return the parts of an endpoint's URL.
 
     Raises:
-        ConfigurationError: it is no such URL, or holds a user name or password.
+        ConfigurationError: the URL is invalid, or holds a user name or password.
     """
     try:
         parsed = urlsplit(url)
@@ -481,7 +481,7 @@ def check_key(key: str, what: str) -> None:
     """Check that a header can carry a key.
 
     Raises:
-        ConfigurationError: it cannot; the message names the odd character and no other.
+        ConfigurationError: it cannot; the message names only the invalid character.
 
     >>> check_key("sk-1\\n", "rerank")
     Traceback (most recent call last):

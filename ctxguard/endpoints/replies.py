@@ -1,4 +1,4 @@
-"""Reads what endpoints answer: JSON within bounds, errors in any of their forms, chat completions.
+"""Parses endpoints' answers: bounded JSON, errors in every known form, chat completions.
 
 All of it is untrusted. Pure: no I/O, no clock, no logging.
 """
@@ -51,15 +51,15 @@ _OPEN_THOUGHT = re.compile(r"\s*<(?:think|thinking|reasoning)>")
 
 @dataclass(frozen=True, slots=True)
 class Reply(Generic[T]):
-    """What a model answered.
+    """A model's reply.
 
     Attributes:
-        answer: What was asked for, such as a grade in 0..3, or why there is none.
+        answer: The requested value, such as a grade in 0..3, or the reason why there is none.
         body: The body of the reply, or the failure in words and in the endpoint's; without the key.
         input_tokens: Tokens of the prompt; None if the reply does not report them.
         output_tokens: Tokens of the reply; None if it does not report them.
-        seconds: How long the last attempt took; None if the reply was not measured.
-        why: Why there is no answer, in words that quote nothing; empty with one.
+        seconds: Duration of the last attempt; None if not measured.
+        why: Why there is no answer, without quotes; empty if there is one.
     """
 
     answer: T | InvalidReason
@@ -71,7 +71,7 @@ class Reply(Generic[T]):
 
 
 def text_of(body: bytes) -> str:
-    """Decode a body for people; what is not UTF-8 is replaced."""
+    """Decode a body for display, replacing invalid UTF-8."""
     return body.decode("utf-8", "replace")
 
 
@@ -79,12 +79,12 @@ def document_of(answer: Answer, host: str, model: str | None = None) -> object:
     """Return the document of an answer.
 
     Args:
-        answer: Of any status.
-        host: Who answered.
-        model: The model that was asked for.
+        answer: An answer of any status.
+        host: The host that answered.
+        model: The requested model.
 
     Raises:
-        CallError: the answer is an error, also one of HTTP 200; no JSON, or too much of it.
+        CallError: the answer is an error (even with HTTP 200), is not JSON, or has too many values.
     """
     body = answer.body
     if answer.status != OK:
@@ -159,7 +159,7 @@ def _error_in(document: object) -> tuple[object, int] | None:
 def said_of(document: object) -> tuple[str, str]:
     """Return the message of an error in any usual form, and the fields and codes that it names.
 
-    What FastAPI repeats of the request (``input``) is left out.
+    FastAPI's copy of the request (``input``) is left out.
 
     >>> said_of({"error": {"message": "no", "param": "max_tokens"}})
     ('no', 'max_tokens')
@@ -190,7 +190,7 @@ def said_of(document: object) -> tuple[str, str]:
 
 
 def _joined(body: bytes) -> dict[str, object]:
-    """Join the events of a stream to one completion."""
+    """Join the events of a stream into one completion."""
     texts: list[str] = []
     found: dict[str, object] = {"usage": None}
     reason, refusal, is_over = None, None, False
@@ -217,7 +217,7 @@ def _joined(body: bytes) -> dict[str, object]:
 
 
 def content_of(content: object) -> str:
-    """Return a message's text, also of a list of parts; empty without one.
+    """Return a message's text, or that of its parts; empty if there is none.
 
     >>> content_of([{"type": "reasoning", "text": "so"}, {"type": "text", "text": "yes"}])
     'yes'

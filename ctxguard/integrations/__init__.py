@@ -1,1 +1,1 @@
-"""Frameworks and engines that people run, each behind an extra of its own."""
+"""Adapters of frameworks and engines, each behind its own extra."""

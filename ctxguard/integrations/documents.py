@@ -29,14 +29,14 @@ def ranking_of_documents(
 
     Args:
         documents: As the framework gave them.
-        ids: The framework's own; for None, a digest of the document's text stands in.
-        scores: As the framework gave them; None where it has none.
-        score_kind: What they mean; of kind ``distance`` they are turned round. None if that was
-            not said, which is right only where there are no scores.
-        read: Makes a passage of a document.
+        ids: The framework's ids; None is replaced by a digest of the document's text.
+        scores: The framework's scores; None if it has none.
+        score_kind: The kind of the scores; distances are negated. None is allowed only without
+            scores.
+        read: Converts a document to a passage.
 
     Raises:
-        ConfigurationError: there are scores, and nothing says what they mean.
+        ConfigurationError: there are scores but no kind.
     """
     if score_kind is None and scores is not None and any(score is not None for score in scores):
         raise ConfigurationError(
@@ -60,8 +60,8 @@ def ranking_of_documents(
 def _known_ids(documents: Sequence[Any], ids: Sequence[str | None], read: Read) -> Sequence[str]:
     """Return the ids, with a digest of its text for each document that has none.
 
-    Of such documents with one text, those after the first get a number: nothing says that they are
-    one document.
+    If several such documents share a text, all after the first get a number, since they may be
+    different documents.
     """
     if all(ids):
         return tuple(ids)  # type: ignore[arg-type]
@@ -88,12 +88,12 @@ def text_digest(text: object) -> str:
 
 
 def filtered(guard: ContextGuard, query: str, ranking: Ranking, **options: Any) -> Context:
-    """Filter a framework's documents: all of them pass where no policy is enforced.
+    """Filter a framework's documents; all pass if no policy is enforced.
 
     Args:
-        guard: Decides; a ``k`` that it was given holds.
+        guard: Decides; its ``k``, if set, applies.
         query: The query.
-        ranking: Of the documents.
+        ranking: The ranking of the documents.
         options: As for ``ContextGuard.filter``.
     """
     k = max(len(ranking), 1) if guard.k is None else guard.k
@@ -137,7 +137,7 @@ _Row = tuple[Passage, int, int | None, float | None, str | None]
 
 
 def _kept(context: Context) -> Iterable[_Row]:
-    """Pair what was kept with its decision; decisions on all would take ten times as long."""
+    """Pair kept passages with their decisions; decisions on all would take ten times as long."""
     decision, passages = context.decision, context.passages
     kept, probabilities = decision.kept, decision.probabilities or repeat(None)
     if context.assembly.order == "rank" and not context.dropped_in_assembly:
@@ -149,7 +149,7 @@ def _kept(context: Context) -> Iterable[_Row]:
 
 
 def _candidates(context: Context) -> Iterable[_Row]:
-    """Pair what is served with its decision; it may be kept or dropped, and two have one id."""
+    """Pair served passages with their decisions, even dropped ones and those that share an id."""
     decision = context.decision
     positions = [*decision.order, *[position for position, _ in decision.set_aside]]
     candidates = dict(zip(positions, context.decisions, strict=True))

@@ -1,4 +1,4 @@
-"""Haystack: documents as a ranking, and what a guard serves as documents.
+"""Haystack: converts documents to a ranking, and served passages back to documents.
 
 The component is `haystack_integrations.components.rankers.ctxguard.ContextGuardRanker`: pipelines
 are loaded with classes of that namespace only.
@@ -21,18 +21,18 @@ from haystack import Document
 def ranking_of(
     documents: Sequence[Document], score_kind: ScoreKind | ScoreKindName | None
 ) -> Ranking:
-    """Make the ranking of documents, for a retriever that ``calibrate`` is to take.
+    """Make the ranking of documents, for a retriever to pass to ``calibrate``.
 
     As in ``lambda query, *, depth: ranking_of(search.run(query, top_k=depth)["documents"],
     "ratio")``.
 
     Args:
-        documents: What a Haystack retriever returned, best first.
+        documents: The documents of a Haystack retriever, best first.
         score_kind: What their scores mean; of kind ``distance``, lower is better. None if they have
             none.
 
     Raises:
-        ConfigurationError: they are not documents, or have scores and no kind.
+        ConfigurationError: they are not documents, or have scores without a kind.
     """
     try:
         ids = [document.id for document in documents]
@@ -47,11 +47,11 @@ def ranking_of(
 
 
 def documents_of(context: Context, documents: Sequence[Document]) -> list[Document]:
-    """Copies of the documents that a context serves, with their decisions in ``meta["ctxguard"]``.
+    """Return copies of the served documents, with their decisions in ``meta["ctxguard"]``.
 
     Args:
         context: The guard's answer.
-        documents: Those that it was given, in the same order.
+        documents: The guard's input, in the same order.
     """
     return [
         replace(

@@ -38,8 +38,8 @@ _run: ContextVar[Any] = ContextVar("ctxguard_langchain_run", default=None)
 class WrappedVectorStore:
     """A LangChain vector store as a retriever that ``ContextGuard`` and ``calibrate`` take.
 
-    It calls ``similarity_search_with_score``, whose scores are the store's own. A document's id is
-    that of the store; where there is none, it is a digest of the text.
+    It calls ``similarity_search_with_score`` and keeps its scores. A document's id is the store's,
+    or else a digest of the text.
 
     Args:
         store: The vector store.
@@ -50,7 +50,7 @@ class WrappedVectorStore:
         search_arguments: Further keyword arguments of every search.
 
     Raises:
-        ConfigurationError: ``store`` is not a vector store, or there is no such kind of score.
+        ConfigurationError: ``store`` is not a vector store, or the kind of score is unknown.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class WrappedVectorStore:
 class WrappedRetriever:
     """A LangChain retriever as a retriever that ``ContextGuard`` and ``calibrate`` take.
 
-    Its documents have no scores, so only their order counts (kind ``rank``). A run of it is a child
-    of the `GuardedRetriever`'s.
+    Its documents have no scores, so only their order counts (kind ``rank``). Its runs are children
+    of the `GuardedRetriever`'s runs.
 
     Args:
-        retriever: Anything with ``invoke(query)`` that gives documents, best first. How many it
-            searches for is its own setting.
-        where_arguments: As of `WrappedVectorStore`, here into keyword arguments of ``invoke``.
+        retriever: Anything with ``invoke(query)`` that returns documents, best first. It sets the
+            number of documents itself.
+        where_arguments: As for `WrappedVectorStore`, but into keyword arguments of ``invoke``.
 
     Raises:
         ConfigurationError: ``retriever`` cannot be invoked.
@@ -153,8 +153,8 @@ class GuardedRetriever(BaseRetriever):  # type: ignore[misc]
     Attributes:
         guard: What retrieves and decides; of `WrappedVectorStore`, `WrappedRetriever`,
             ``SeparateLegs`` or any other retriever.
-        k: The most documents to return of those that the guard serves, the best of them; None for
-            all. ``invoke`` takes it too.
+        k: The most documents to return, the best ones that the guard serves; None for all.
+            ``invoke`` accepts it too.
     """
 
     guard: ContextGuard
@@ -221,7 +221,7 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Any = None
     ) -> list[Document]:
-        """Compress without another thread: it takes microseconds."""
+        """Compress on the event loop, as it takes only microseconds."""
         return self.compress_documents(documents, query, callbacks)
 
 
@@ -231,7 +231,7 @@ def ranking_of(
     """Build the ranking of documents and their scores, best first.
 
     Raises:
-        ConfigurationError: one of them is not a document, or there are scores without a kind.
+        ConfigurationError: an item is not a document, or there are scores without a kind.
     """
     try:
         ids = [document.id for document in documents]

@@ -1,4 +1,4 @@
-"""LangChain agents: a guarded search as a tool, and a guard over what other tools retrieve.
+"""LangChain agents: a guarded search as a tool, and a guard over other tools' results.
 
 Needs ``langchain``; ``ctxguard.integrations.langchain`` does with ``langchain-core``.
 """
@@ -29,15 +29,15 @@ _UNFILTERED = "[This text was not filtered: the tool returned it without separat
 
 
 def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> Any:
-    """Make a guarded search an agent's tool.
+    """Make an agent's tool from a guarded search.
 
     The model reads the passages as the guard's ``assembly`` renders them; the tool message's
     ``artifact`` has them as documents with their decisions.
 
     Args:
-        retriever: What searches.
+        retriever: The guarded retriever that searches.
         name: The tool's name, for the model.
-        description: What it finds, for the model.
+        description: The tool's description, for the model.
 
     Returns:
         A ``StructuredTool`` with the argument ``query``.
@@ -61,17 +61,17 @@ def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> 
 
 
 class GuardedTools(AgentMiddleware):  # type: ignore[misc]
-    """Middleware of an agent that filters the documents which tools of other makers retrieved.
+    """Agent middleware that filters the documents that other tools retrieve.
 
     A tool returns its documents as the artifact of its message, as a retriever's tool does with
     ``response_format="content_and_artifact"``. They are filtered, and the message's content is
-    rendered anew. A message without documents passes after a note that it was not filtered, and
-    is logged once for each tool. Messages of errors pass as they are.
+    rendered again. A message without documents passes with a note that it was not filtered, which
+    is logged once per tool. Error messages pass unchanged.
 
     Args:
-        guard: What decides; it needs no retriever. Its ``score_kind`` says what the scores mean.
+        guard: Decides; it needs no retriever. Its ``score_kind`` is the kind of the scores.
         tools: The names of the tools whose documents are filtered.
-        query_argument: The argument of these tools that is the query.
+        query_argument: The name of these tools' query argument.
         score_key: Where the score is in a document's metadata; None if only the order counts.
     """
 
@@ -93,11 +93,10 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         self._score_key = score_key
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
-        """Call the tool, and filter what it retrieved.
+        """Call the tool, and filter its documents.
 
         Raises:
-            ConfigurationError: the tool returned no message, or documents for a call without a
-                query.
+            ConfigurationError: the tool did not return a message, or its call had no query.
         """
         return self._filtered(request.tool_call, handler(request))
 

@@ -27,14 +27,14 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
 
     Nodes without a score are of kind ``rank``. Each node that is returned is a copy, with
     ``node.metadata["ctxguard"]``: ``request_id``, ``score``, ``probability``, ``rank``, ``reason``
-    (in mode ``shadow``, why it would be dropped; else None) and ``flags``. No model and no
-    embedding is shown this key.
+    (in mode ``shadow``, why it would be dropped; else None) and ``flags``. The key is hidden from
+    models and embeddings.
 
     Attributes:
         guard: What decides; it needs no retriever. Its ``score_kind`` says what the nodes' scores
             mean; of kind ``distance``, lower is better.
-        where: Which nodes may be returned, by their metadata; None for all. A query with another
-            node is an error: the vector store's own filter must leave it out.
+        where: Which nodes may be returned, by their metadata; None for all. A node that it forbids
+            is an error: the vector store's own filter must leave it out.
     """
 
     guard: ContextGuard = Field(exclude=True)
@@ -68,18 +68,18 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
 def ranking_of_nodes(
     nodes: Sequence[NodeWithScore], score_kind: ScoreKind | ScoreKindName | None
 ) -> Ranking:
-    """Make the ranking of nodes, for a retriever that ``calibrate`` is to take.
+    """Make the ranking of nodes, for a retriever to pass to ``calibrate``.
 
     As in ``lambda query, *, depth: ranking_of_nodes(index.as_retriever(similarity_top_k=depth)
     .retrieve(query), "cosine")``.
 
     Args:
-        nodes: What a LlamaIndex retriever returned, best first.
+        nodes: The nodes of a LlamaIndex retriever, best first.
         score_kind: What their scores mean; of kind ``distance``, lower is better. None if they have
             none.
 
     Raises:
-        ConfigurationError: they are not nodes with scores, or have scores and no kind.
+        ConfigurationError: they are not nodes with scores, or have scores without a kind.
     """
     try:
         ids = [each.node.id_ for each in nodes]
@@ -106,7 +106,7 @@ def _passage(passage_id: str, found: NodeWithScore) -> Passage:
 
 
 def _node_with(found: NodeWithScore, decision: dict[str, Any], cut: str | None) -> NodeWithScore:
-    """Copy a node, which may be the index's own, with its decision and a text that was cut."""
+    """Copy a node, as it may be the index's own, with its decision and its cut text."""
     node: Any = found.node
     node = node.model_copy(
         update={

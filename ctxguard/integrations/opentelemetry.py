@@ -1,10 +1,10 @@
 """Spans of requests, for OpenTelemetry.
 
 Names are those of its conventions for generative AI where they have one (``retrieval`` spans, in
-development in November 2026), through ``opentelemetry-util-genai``. What the conventions do not
-name is under ``ctxguard.``.
+development in November 2026), through ``opentelemetry-util-genai``. Other names begin with
+``ctxguard.``.
 
-Nothing is exported by this module: it uses the providers that the process has configured.
+The module exports nothing: it uses the process's configured providers.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,14 +30,14 @@ _NANOSECONDS = 10**9
 class OpenTelemetryTracing:
     """A ``retrieval`` span for each request of a guard, with child spans of stages and decision.
 
-    Stages are those that the ranking has ``timings`` of, such as ``rerank``.
+    Stages are those in the ranking's ``timings``, such as ``rerank``.
 
     A request whose caller gives no id is called ``<trace id>-<span id>``, so that its sample leads
-    back to its trace. What fails here is counted in ``ctxguard_observer_failures_total`` and fails
-    no request.
+    back to its trace. Failures here are counted in ``ctxguard_observer_failures_total`` and fail no
+    request.
 
     Args:
-        data_source: What is searched, such as the name of an index; part of the span's name.
+        data_source: Name of the searched source, such as an index; part of the span's name.
         redactor: Applied to the query before it enters a span. It does so only where
             ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` is set to ``SPAN_ONLY`` or
             ``SPAN_AND_EVENT``. None for no redaction.
@@ -90,7 +90,7 @@ class _RequestSpan:
 
     @property
     def request_id(self) -> str | None:
-        """The trace's id and the span's; None for a span that has none."""
+        """The ids of the trace and the span; None if the span has none."""
         found = self._invocation.span.get_span_context()
         return f"{found.trace_id:032x}-{found.span_id:016x}" if found.is_valid else None
 
@@ -170,7 +170,7 @@ class _RequestSpan:
         ]
 
     def _redacted(self, text: str) -> str | None:
-        """Redact a text for writing; None where it cannot be redacted."""
+        """Redact a text for writing; None if it cannot be redacted."""
         try:
             redactor = self._tracing.redactor
             return text if redactor is None else redacted(text, redactor)

@@ -1,4 +1,4 @@
-"""Makes one retriever of several, whose candidates bear the scores of each."""
+"""Combines several retrievers into one, whose candidates carry the scores of each."""
 
 import asyncio
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class SeparateLegs:
     `ctxguard.retrieval.hybrid.candidates.united`.
 
     The legs are searched at once. One that fails or is late is left out of the answer, which is
-    then flagged ``degraded``. Of one whose order contradicts its scores the order alone counts, and
+    then flagged ``degraded``. If a leg's order contradicts its scores, only the order counts and
     the answer is flagged ``scores_contradicted``.
 
     Args:
@@ -72,7 +72,7 @@ class SeparateLegs:
             stage.watch(watcher)
 
     def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """Return the best ``depth`` candidates of all legs, each asked for as many.
+        """Return the best ``depth`` candidates of all legs; each leg is asked for ``depth``.
 
         Raises:
             ConfigurationError: a leg cannot filter and ``where`` is given, has only an asynchronous
@@ -137,7 +137,7 @@ class SeparateLegs:
         return _compared(ranking_of(found, self._kinds.get(name)))
 
     def _united(self, outcomes: Mapping[str, _Outcome], depth: int) -> Ranking:
-        """Make one ranking of the legs' results and errors."""
+        """Combine the legs' results and errors into one ranking."""
         rankings: dict[str, Ranking] = {}
         failures: list[StageFailure] = []
         for name, outcome in outcomes.items():

@@ -1,1 +1,1 @@
-"""Indexes in engines that others run: PostgreSQL, Qdrant and Milvus."""
+"""Indexes in external engines: PostgreSQL, Qdrant and Milvus."""

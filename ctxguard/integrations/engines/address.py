@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """The place of an index.
+    """The location of an index.
 
     ``SCHEME://[USER:PASSWORD@]HOST[:PORT][/DATABASE][?OPTIONS][#NAME]``, or
     ``SCHEME:///PATH[#NAME]`` for an engine that keeps its data in a file or folder of this machine.
@@ -54,8 +54,8 @@ class EngineAddress:
                 CTXGUARD_ENGINE_KEY, if set.
 
         Raises:
-            ConfigurationError: not a URL of a known engine, a name with other characters, or a
-                timeout that is not a number of seconds above 0.
+            ConfigurationError: the URL names no known engine, the index's name has invalid
+                characters, or the timeout is not a number of seconds above 0.
         """
         try:
             parts = urlsplit(url)
@@ -129,7 +129,7 @@ def _seconds(given: str) -> float:
 
 
 def nothing_there(address: EngineAddress) -> ConfigurationError:
-    """Build the error for an index that is not there."""
+    """Build the error for a missing index."""
     return ConfigurationError(
         f"{address.shown}: there is no index of that name; build it with `ctxguard index CORPUS "
         "--engine URL`"

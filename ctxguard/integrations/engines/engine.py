@@ -1,7 +1,7 @@
 """The base of every engine's adapter. An adapter stores passages, searches legs and reads.
 
-Rows are validated here, a leg that fails is told from an engine that fails, and clients are opened,
-shared by threads and left to their process.
+It validates rows, distinguishes a failing leg from a failing engine, and opens clients, which
+threads share and each process owns.
 """
 
 from abc import ABC, abstractmethod
@@ -44,8 +44,8 @@ class LegQuery:
         terms: The query's terms, each as often as it occurs; None if the lexical leg is not asked.
         vector: The query's unit vector, shape (dimension,); None if the dense leg is not asked.
         depth: Maximum number of candidates of each leg, ≥ 1.
-        any_of: A passage must have one or more filter tokens of each of these sets, none of which
-            is empty; no set without a filter.
+        any_of: Non-empty sets of filter tokens: a passage must have a token of each set; no sets
+            without a filter.
     """
 
     terms: Sequence[str] | None
@@ -55,7 +55,7 @@ class LegQuery:
 
     @property
     def legs(self) -> tuple[str, ...]:
-        """The legs that are asked."""
+        """The requested legs."""
         asked = {LEXICAL: self.terms, DENSE: self.vector}
         return tuple(leg for leg, given in asked.items() if given is not None)
 
@@ -65,7 +65,7 @@ class LegQuery:
 
 
 class EngineDownError(StageUnavailableError):
-    """The engine failed as a whole: asking it for one leg is no use."""
+    """The engine failed as a whole, so asking it for a single leg is useless."""
 
 
 class Engine(ABC):
@@ -77,7 +77,7 @@ class Engine(ABC):
     Attributes:
         name: The engine's name in errors.
         rows_per_write: Maximum number of passages in one `insert`.
-        scores_both: Whether each leg's rows also hold the other leg's candidates.
+        scores_both: Whether each leg's rows include the other leg's candidates.
         first_file: The file that every index on this machine has in its path, ``.`` if the path is
             itself a file; None for an engine on a server.
         settings: The settings that the index was built with.
@@ -95,11 +95,11 @@ class Engine(ABC):
 
     @classmethod
     def open(cls, address: EngineAddress, settings: IndexSettings | None = None) -> Self:
-        """Open an index, or make an empty one if settings are given.
+        """Open an index, or create an empty one if settings are given.
 
         Raises:
-            ConfigurationError: there is none of that name, or one that would have to be replaced;
-                or the credentials are refused.
+            ConfigurationError: no index has that name, one to be created already exists, or the
+                credentials are refused.
             DataError: this release cannot read it.
             StageUnavailableError: the engine cannot be reached.
         """
@@ -127,37 +127,37 @@ class Engine(ABC):
 
     @abstractmethod
     def stored_settings(self) -> str | bytes:
-        """Read the settings of an index that is there, as JSON."""
+        """Read the settings of an existing index, as JSON."""
 
     @abstractmethod
     def make(self) -> bool:
-        """Make an empty index with ``settings``; False if one of that name is there."""
+        """Create an empty index with ``settings``; return False if one with that name exists."""
 
     def opened(self) -> None:  # noqa: B027
         """Prepare an index that was opened for searches."""
 
     @abstractmethod
     def fingerprint(self) -> Mapping[str, str]:
-        """Return the engine's own settings that decide which candidates it finds.
+        """Return the engine's settings that affect which candidates it finds.
 
-        Without the corpus: its sketch tells how much of that has changed.
+        The corpus is not part of it; its sketch tells how much of that has changed.
         """
 
     @abstractmethod
     def find(self, query: LegQuery) -> Legs:
-        """Search the legs that are asked, and return what `leg` makes of the rows of each.
+        """Search the requested legs, and return each one's rows as converted by `leg`.
 
-        Scores of ``dense`` are cosines. Those of ``lexical`` are BM25 if the engine gives it, and a
-        passage without a term of the query is not among them.
+        Scores of ``dense`` are cosines. Those of ``lexical`` are BM25 if the engine computes it,
+        and exclude passages without a term of the query.
         """
 
     @abstractmethod
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterable[Mapping[str, Any]]:
-        """Read stored fields of the passages with these ids that are there; None for all.
+        """Read stored fields of the existing passages among these ids; None for all.
 
-        Beside those of `IndexedPassage.stored` the field ``vector``, the unit vector of shape
+        The fields are those of `IndexedPassage.stored` and ``vector``, the unit vector, shape
         (dimension,).
         """
 
@@ -185,9 +185,9 @@ class Engine(ABC):
         self._client.close()
 
     def search(self, query: LegQuery) -> Legs:
-        """Search the legs that are asked; one that fails is returned as its error.
+        """Search the requested legs; return the error of a leg that fails.
 
-        If both were asked in one call and that failed, each is asked by itself.
+        If one call for both legs failed, each is searched separately.
 
         Raises:
             CtxguardError: the engine failed as a whole, or the request is refused.
@@ -216,16 +216,16 @@ class Engine(ABC):
         query: LegQuery,
         kind: ScoreKind | None = None,
     ) -> Ranking | CtxguardError:
-        """Build a leg's ranking of its rows, of which nothing is trusted.
+        """Build a leg's ranking from its rows, which are untrusted.
 
-        At most as many rows are read as the leg may have. A row without a passage that can be read
-        whole is left out, and so is a BM25 score of 0. A score that is not a number becomes None,
-        which a decision sets aside.
+        At most as many rows are read as the leg may have. Rows without a complete passage, or with
+        a BM25 score of 0, are left out. A score that is not a number becomes None, which a decision
+        sets aside.
 
         Args:
             leg: ``lexical`` or ``dense``.
             rows: The stored fields of each, and its score, higher is better; best first.
-            query: What was asked.
+            query: The request.
             kind: The kind of the scores; None for the leg's of `KINDS`.
 
         Returns:
@@ -251,7 +251,7 @@ class Engine(ABC):
         """Insert passages, replacing those with the same ids.
 
         Raises:
-            ConfigurationError: a vector has another length than the index's.
+            ConfigurationError: a vector's length differs from the index's.
         """
         for one in passages:
             self._check_vector(f"passage {one.passage.passage_id!r}", one.vector)
@@ -311,7 +311,7 @@ class LazyClient:
         self._connect = connect
 
     def get(self) -> Any:
-        """Return the client; raises whatever opening it raises."""
+        """Return the client; errors of opening it are raised."""
         with self._lock:
             if self.client is None:
                 self.client = self._connect()
@@ -326,7 +326,7 @@ class LazyClient:
 
 
 def number(score: object) -> float | None:
-    """Return a score as a number; None if it is none."""
+    """Return a score as a number; None if it is not a number."""
     return float(score) if is_valid(score) else None  # type: ignore[arg-type]
 
 

@@ -91,7 +91,7 @@ class MilvusEngine(Engine):
     of the passage's id, which may have any characters and length.
 
     Raises:
-        ConfigurationError: the URL names a file that does not end in ``.db``, or that is missing.
+        ConfigurationError: the URL names a file that is missing or does not end in ``.db``.
         MissingExtraError: pymilvus is not installed.
     """
 
@@ -127,7 +127,7 @@ class MilvusEngine(Engine):
         return str(stored)
 
     def opened(self) -> None:
-        """Make the indexes that an interrupted build left out, and load the collection."""
+        """Create the indexes that an interrupted build left out, and load the collection."""
         self._index_and_load()
         self._warm_up()
 
@@ -149,7 +149,7 @@ class MilvusEngine(Engine):
         return True
 
     def _check_version(self) -> None:
-        """Refuse a server that is too old for an index; one with a version of its own is taken."""
+        """Refuse a server that is too old for an index; accept unknown version formats."""
         seconds = self.address.timeout_seconds
         version = str(self._ask(lambda client: client.get_server_version(timeout=seconds)))
         numbers = re.match(r"v?(\d+)\.(\d+)", version)
@@ -185,7 +185,7 @@ class MilvusEngine(Engine):
         )
 
     def _index_and_load(self) -> None:
-        """Make the indexes that the collection lacks, and load it for searches."""
+        """Create the collection's missing indexes, and load it for searches."""
         indexes = self._library.MilvusClient.prepare_index_params()
         for field, index_type in self._index_types.items():
             if not self._call("list_indexes", field):
@@ -210,7 +210,7 @@ class MilvusEngine(Engine):
         }
 
     def find(self, query: LegQuery) -> Legs:
-        """Ask for both legs at once, each in a call of its own."""
+        """Search both legs at once, each in its own call."""
         found: Legs = {}
         lexical = None
         if query.terms:
@@ -227,7 +227,7 @@ class MilvusEngine(Engine):
     def _leg(
         self, leg: str, asked: object, query: LegQuery, seconds: float = 0.0
     ) -> Ranking | CtxguardError:
-        """Search one leg; the error if it fails."""
+        """Search one leg; return the error if it fails."""
         try:
             answers = self._call(
                 "search",
@@ -270,8 +270,8 @@ class MilvusEngine(Engine):
     def smallest_digests(self, n: int) -> Sequence[int]:
         """See `Engine`.
 
-        Milvus orders no query. Digests are evenly spread, so those below a threshold are read,
-        which is raised until there are enough.
+        Milvus cannot sort a query. Digests are evenly spread, so those below a threshold are read,
+        and the threshold is raised until there are enough.
         """
         share = 1.2 * n / max(self.count(), 1)
         while share < 1.0:
@@ -323,7 +323,7 @@ class MilvusEngine(Engine):
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """Have Milvus Lite count the terms of a file, as it does at the first search of them."""
+        """Make Milvus Lite count a file's terms now, as its first search would."""
         if self._is_file:
             answer = self._leg(LEXICAL, "a", LegQuery(["a"], None, 1), _WRITE_SECONDS)
             if isinstance(answer, CtxguardError):
@@ -335,11 +335,11 @@ class MilvusEngine(Engine):
         Args:
             method: Its name.
             given: Its arguments after the collection's name.
-            seconds: Its time limit, if that is longer than the URL's.
+            seconds: Its time limit, if longer than the URL's.
             arguments: Further arguments.
 
         Raises:
-            ConfigurationError: there is no such collection, or the credentials are refused.
+            ConfigurationError: the collection does not exist, or the credentials are refused.
             StageError: anything else that Milvus or its client raises.
         """
         is_making = method in _MAKING
@@ -351,9 +351,10 @@ class MilvusEngine(Engine):
         )
 
     def _ask(self, work: Callable[[Any], _Answer], *, says_why: bool = False) -> _Answer:
-        """Return what ``work`` returns for the client; errors as for `_call`.
+        """Run ``work`` on the client and return its result; errors as for `_call`.
 
-        The error says the server's reason if no query and no passage is sent, which it could quote.
+        The error gives the server's reason only if no query or passage was sent that it could
+        quote.
         """
         try:
             return work(self._client.get())

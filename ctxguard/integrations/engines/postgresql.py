@@ -155,7 +155,7 @@ _Run = Callable[..., list[tuple[Any, ...]]]
 
 
 class PostgresEngine(Engine):
-    """One index in a PostgreSQL database. Searching needs no right to write.
+    """One index in a PostgreSQL database. Searching requires no write permission.
 
     Candidates of either leg are scored in both. The URL's option ``timeout`` bounds the seconds
     that a search waits for a connection, and then for the server.
@@ -302,10 +302,10 @@ class PostgresEngine(Engine):
     def _query(
         self, statement: str, values: Mapping[str, Any], seconds: float | None = None
     ) -> list[tuple[Any, ...]]:
-        """Return the rows of a query, asked a second time if the connection turns out to be broken.
+        """Return the rows of a query, retrying once if the connection is broken.
 
         Raises:
-            ConfigurationError: the index is not there, or the credentials are refused.
+            ConfigurationError: the index does not exist, or the credentials are refused.
             StageUnavailableError: the server cannot be reached or answers with an error, or the
                 query takes too long.
         """
@@ -325,7 +325,7 @@ class PostgresEngine(Engine):
 
     @contextmanager
     def _transaction(self) -> Iterator[_Run]:
-        """Run statements that hold together; errors as for `_query`."""
+        """Run statements in one transaction; errors as for `_query`."""
         with self._connection(_WRITE_SECONDS) as connection, connection.transaction():
 
             def run(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -335,7 +335,7 @@ class PostgresEngine(Engine):
             yield run
 
     def _maintain(self, statement: str, *, in_transaction: bool = True) -> None:
-        """Run a statement that may take any time, and perhaps be in no transaction."""
+        """Run a statement without a time limit, outside a transaction if it requires that."""
         with self._connection(0.0, in_transaction=in_transaction) as connection:
             connection.execute(statement)
 
@@ -369,7 +369,7 @@ class PostgresEngine(Engine):
             raise self._typed(error) from error
 
     def _pool(self) -> Any:
-        """Open the pool. The first connection is made here, for the server's own error."""
+        """Open the pool, and make its first connection to see the server's own error."""
         # The pool's own attempts hide why they fail.
         with self._connected() as first:
             # A pooler, such as PgBouncer, names processes of its own.
@@ -424,7 +424,7 @@ class PostgresEngine(Engine):
             self._set(connection, self.address.timeout_seconds, local=False)
 
     def _set(self, connection: Any, seconds: float, *, local: bool) -> None:
-        """Set what searches need, for a transaction or as long as the connection lasts."""
+        """Set the parameters of searches, for a transaction or for the whole connection."""
         # How many passages a filter lets through differs by its values, so each search is planned
         # with its own; and compiling a statement takes longer than a search may.
         connection.execute(
@@ -547,5 +547,5 @@ def _without_nul(text: str) -> str:
 
 
 def _storable(passage_ids: Sequence[str]) -> list[str]:
-    """Leave out ids that PostgreSQL cannot hold, and so does not have."""
+    """Leave out ids that PostgreSQL cannot store and so cannot have."""
     return [each for each in passage_ids if "\0" not in each]

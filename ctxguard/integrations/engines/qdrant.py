@@ -52,10 +52,10 @@ class QdrantEngine(Engine):
 
     BM25 is the product of a passage's sparse vector, which holds the part that depends on the
     passage, and the query's, whose counts Qdrant multiplies by the inverse document frequency. A
-    term's place in them is a 32-bit hash. Terms that share one count as one.
+    term's index in them is a 32-bit hash; terms with the same hash count as one.
 
-    A folder is of one process, and of one thread at a time. All indexes of it share one client,
-    which is closed with the last of them.
+    A folder belongs to one process, and one thread at a time. Its indexes share one client, which
+    closes with the last index.
     """
 
     name = "qdrant"
@@ -116,7 +116,7 @@ class QdrantEngine(Engine):
         return True
 
     def finish(self) -> None:
-        """Make the payload's indexes, should their creation have been interrupted."""
+        """Create the payload's indexes if that was interrupted."""
         if self._folder is not None:  # the local mode has none
             return
         kinds = self._models.PayloadSchemaType, self._models.IntegerIndexType
@@ -133,7 +133,7 @@ class QdrantEngine(Engine):
         }
 
     def find(self, query: LegQuery) -> Legs:
-        """Ask for both legs in one call."""
+        """Search both legs in one call."""
         requests = self._requests(query)
         answers: Sequence[Any] = ()
         if requests:
@@ -198,7 +198,7 @@ class QdrantEngine(Engine):
             yield row if vector is None else {**row, "vector": np.array(vector, np.float32)}
 
     def _at(self, passage_ids: Sequence[str], asked: Mapping[str, Any]) -> Sequence[Any]:
-        """Read the points of some passages that are there."""
+        """Read the points of those of these passages that exist."""
         points = list(map(point_id, passage_ids))
         found: Sequence[Any] = self._call("retrieve", points, **asked) if points else ()
         return found
@@ -346,7 +346,7 @@ class _Folder(LazyClient):
         self._engines = WeakSet[QdrantEngine]()
 
     def call(self, engine: QdrantEngine, work: Callable[[Any], Any]) -> Any:
-        """Return what ``work`` returns for the client; calls take turns."""
+        """Run ``work`` on the client and return its result; calls take turns."""
         with self._turn:
             self._engines.add(engine)
             return work(self.get())
@@ -360,7 +360,7 @@ class _Folder(LazyClient):
 
     @classmethod
     def close_all(cls) -> None:
-        """Close what is open."""
+        """Close all open clients."""
         for each in cls.opened.values():
             each.close()
 

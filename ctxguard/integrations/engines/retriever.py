@@ -57,7 +57,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
 
     Args:
         engine: The index.
-        embedder: The model that made its vectors; None for the one that the index names.
+        embedder: The model that made its vectors; by default the one that the index names.
         analyser: The analyser that split its texts, if it was your own; None for the one that the
             index names.
         fusion: Combines the legs' scores; None for the pooled ranker if the index has signals,
@@ -66,8 +66,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         ranker: The weights by which fusion ``ranker`` orders; None for those of the package.
 
     Raises:
-        ConfigurationError: another embedder or analyser than the index's, or a setting that cannot
-            work.
+        ConfigurationError: the embedder or analyser is not the index's, or a setting is invalid.
     """
 
     def __init__(
@@ -115,9 +114,9 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         signals: SignalLevel = "full",
         **options: Any,
     ) -> Self:
-        """Make an index in an engine.
+        """Create an index in an engine.
 
-        A build that was interrupted is finished by ``open`` and ``update``.
+        To finish an interrupted build, call ``open`` and ``update``.
 
         Args:
             passages: In any order, each with an id of its own; those without title and text are
@@ -132,7 +131,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
 
         Raises:
             DataError: an empty corpus, a repeated id, or metadata that is not JSON.
-            ConfigurationError: an index of that name is there already, or the URL is wrong.
+            ConfigurationError: an index with that name exists, or the URL is wrong.
             StageUnavailableError: the engine cannot be reached.
             MissingExtraError: its client is not installed.
         """
@@ -164,7 +163,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             options: Further arguments of the class.
 
         Raises:
-            ConfigurationError: the URL is wrong, or there is no such index.
+            ConfigurationError: the URL is wrong, or the index does not exist.
             DataError: another release wrote it.
             StageUnavailableError: the engine cannot be reached.
             MissingExtraError: its client is not installed.
@@ -204,9 +203,10 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         return fusion
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the model, the analyser, the fusion, and the engine's settings that decide.
+        """Return the model, the analyser, the fusion, and the engine's relevant settings.
 
-        Without the corpus, which changes while the index is kept up: its sketch tells how much.
+        The corpus, which changes with updates, is not part of it: its sketch tells how much
+        changed.
         """
         settings, reranker = self._engine.settings, self._settings.reranker
         return {
@@ -219,7 +219,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         }
 
     def similarities(self, query: str, texts: Sequence[str], /) -> FloatArray:
-        """Compare a query with some texts by the embedder, shape (n,): it may be behind a URL."""
+        """Compare a query with some texts, shape (n,), by the embedder."""
         embedder = self._settings.embedder
         vectors = embedder.encode_passages(texts) @ embedder.encode_query(query)
         return np.asarray(vectors, np.float64)
@@ -253,7 +253,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
                 yield found
 
     def known_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
-        """Return the ids among these that passages have."""
+        """Return those of these ids that passages have."""
         return frozenset([each for each, _ in self._revisions(list(dict.fromkeys(passage_ids)))])
 
     def labelled_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
@@ -264,7 +264,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         return known.union(chunks[each] for each in self.known_ids(chunks))
 
     def upsert(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
-        """Add passages, and replace those that are there with another text, title or metadata.
+        """Add passages, and replace those whose text, title or metadata changed.
 
         Unchanged passages are neither encoded nor written. Every 512 passages are written together;
         an interrupted call can be repeated.
@@ -281,14 +281,14 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         return self._bring_up(given, progress)
 
     def update(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
-        """Make the index hold these passages and no others; see ``upsert``."""
+        """Make the index hold exactly these passages; see ``upsert``."""
         given, _ = read_passages(passages)
         return self._bring_up(given, progress, delete_others=True)
 
     def _bring_up(
         self, given: PassageTable, progress: BuildProgress | None, *, delete_others: bool = False
     ) -> Changes:
-        """Write the passages of a table that are not there as they are."""
+        """Write the passages of a table that are new or changed."""
         before, gone = np.zeros(len(given), np.int64), list[str]()
         is_there = np.zeros(len(given), np.bool_)
         stored: Iterable[tuple[str, int]] = self._revisions(given.ids)

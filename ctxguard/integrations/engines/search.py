@@ -1,4 +1,4 @@
-"""The search of a query in an engine, and the signals of its candidates.
+"""Searches a query in an engine, and computes the signals of its candidates.
 
 Signals are computed from the candidates' texts, and from the vectors that the engine keeps.
 """
@@ -110,8 +110,8 @@ class EngineSearch:
     def signalled(self, candidates: Candidates) -> Candidates:
         """Add the candidates' signals, and order those of both legs by the ranker.
 
-        Passages that were deleted since the legs were searched are left out. How rare words are is
-        counted in the candidates.
+        Passages that were deleted since the legs were searched are left out. Document frequencies
+        are counted over the candidates.
 
         Raises:
             StageError: the engine does not answer.
@@ -154,7 +154,7 @@ def _completed(leg: Leg, bm25: FloatArray) -> Leg:
 
     Args:
         leg: Its scores, 0 for those; each shape (n,).
-        bm25: The candidates' BM25 as it is computed here.
+        bm25: The candidates' BM25 as computed here.
     """
     known = (leg.scores > 0.0) & (bm25 > 0.0)
     if leg.kind is not ScoreKind.RATIO or not known.any():

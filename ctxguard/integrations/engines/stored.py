@@ -55,7 +55,7 @@ class IndexSettings:
         """Read what `to_json` wrote.
 
         Raises:
-            DataError: it is something else, or a newer release wrote it.
+            DataError: it is not such an object, or a newer release wrote it.
         """
         try:
             found = json.loads(text)
@@ -82,7 +82,7 @@ class IndexedPassage(NamedTuple):
         terms: The terms of its title and text, each as often as it occurs.
         filter_tokens: See `filter_tokens`.
         digest: Identifies its id, title and text, as a number of 64 bits less `SIGN`.
-        revision: Identifies all of it, with its metadata; likewise.
+        revision: Identifies the whole passage with its metadata, in the same form.
     """
 
     passage: Passage
@@ -108,9 +108,9 @@ class IndexedPassage(NamedTuple):
 
 
 def passage_of(row: Any) -> Passage | None:
-    """Build the passage of a stored row; None if it cannot be read whole.
+    """Build the passage of a stored row; None if the row is incomplete.
 
-    Without its metadata, no filter could be checked.
+    Without metadata no filter could be checked.
 
     Args:
         row: The fields of `PASSAGE` by name, or anything that an engine answers instead.
@@ -126,7 +126,7 @@ def passage_of(row: Any) -> Passage | None:
 
 
 def filter_tokens(metadata: object) -> list[str]:
-    """List the texts that filters match in a passage's metadata: one per field and value.
+    """List the strings that filters match in a passage's metadata: one per field and value.
 
     Engines compare texts, and `Where` also tells ``"1"`` from ``1`` and ``True``. So each token
     is JSON of the field, the value's type and the value; a long one is replaced by its digest.
