@@ -186,17 +186,6 @@ def test_unexportable_model_stays_on_torch(
     assert encoder.query("a question").vector.shape == (32,)
 
 
-@in_onnxruntime
-@pytest.mark.parametrize("form", ["int8", "float32"])
-def test_attention_is_one_step(form: str, tiny: Path) -> None:
-    """That its vectors are right is tested wherever the model is opened."""
-    content = export.exported(tiny, form)["graph"].tobytes()
-    graph = pytest.importorskip("onnx").load_model_from_string(content).graph
-    kinds = [node.op_type for node in graph.node]
-    assert "MultiHeadAttention" in kinds
-    assert "Softmax" not in kinds
-
-
 def test_rounded_weights_leave_others_alone() -> None:
     """A weight that something else reads too stays; a column of zeros stays zeros."""
     onnx = pytest.importorskip("onnx")

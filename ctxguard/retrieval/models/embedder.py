@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.resilience.threads import processors
 from ctxguard.retrieval.models import export
 from ctxguard.retrieval.models.files import ModelFiles, kept
 from ctxguard.retrieval.models.loading import has_bfloat16, load, torch
@@ -32,7 +32,7 @@ MiniLM in eight bits has .04.
 """
 _FORMS = {"queries": ("int8", "float32"), "passages": ("float32",)}
 """Forms of a model for onnxruntime, the first that is right. What an index keeps is not rounded."""
-_CHUNK, _BATCH_TOKENS = 512, {"onnxruntime": 512, "torch": 2_048}  # more outgrow a core's cache
+_CHUNK, _BATCH, _PIECES_BATCH = 512, 8, 256  # more texts at once outgrow a core's cache
 _WINDOWS = 8
 """The pieces of a passage are read up to this multiple of the length that its vector covers."""
 
@@ -61,12 +61,9 @@ class _Model(NamedTuple):
             inputs[0, row, : len(ids)], inputs[1, row, : len(ids)] = ids, 1
         return self.run(*inputs)
 
-    def share(self, tokens: list[list[int]]) -> Iterator[list[Float32Array]]:
-        """Encode texts, longest first, in batches spread over all processors."""
-        batches: list[list[list[int]]] = []
-        while tokens:
-            size = max(_BATCH_TOKENS[self.runtime] // len(tokens[0]), 1)
-            batches, tokens = [*batches, tokens[:size]], tokens[size:]
+    def share(self, tokens: list[list[int]], size: int) -> Iterator[list[Float32Array]]:
+        """Compute batches, which do not depend on the number of processors that share them."""
+        batches = [tokens[at : at + size] for at in range(0, len(tokens), size)]
         with ThreadPoolExecutor(_processors(), "ctxguard-encode") as threads:
             yield from threads.map(self.compute, batches)
 
@@ -161,7 +158,7 @@ class SentenceTransformerEmbedder:
             read = [model.tokenizer.encode(text).ids for text in chunk]
             # Texts of one length in a batch, and the longest first: a lack of memory shows.
             order = np.argsort([-len(ids) for ids in read], kind="stable")
-            found = model.share([read[at] for at in order])
+            found = model.share([read[at] for at in order], _BATCH)
             vectors[start + order] = np.concatenate([rows for rows, _ in found])
             if progress is not None:
                 progress(start + len(read))
@@ -210,7 +207,7 @@ class SentenceTransformerEmbedder:
         first, last = np.flatnonzero(~np.array(frame.special_tokens_mask, np.bool_))[[0, -1]]
         before, after = frame.ids[:first], frame.ids[last + 1 :]
         pieces = range(max(tokenizer.get_vocab().values()) + 1)
-        found = model.share([[*before, piece, *after] for piece in pieces])
+        found = model.share([[*before, piece, *after] for piece in pieces], _PIECES_BATCH)
         rows = [_unit(states[:, first]).astype(np.float16) for _, states in found]
         return {"table": np.concatenate(rows)}
 
@@ -274,8 +271,6 @@ class SentenceTransformerEmbedder:
         options = library.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # one would be kept for each length
-        # Joining more steps than the export did makes few tokens slower.
-        options.graph_optimization_level = library.GraphOptimizationLevel.ORT_ENABLE_BASIC
         session = library.InferenceSession(
             made["graph"].tobytes(), options, providers=["CPUExecutionProvider"]
         )
@@ -291,8 +286,12 @@ class SentenceTransformerEmbedder:
 
 def _processors() -> int:
     """Return the number of threads to use: one per processor, or fewer by `OMP_NUM_THREADS`."""
+    if sys.platform == "linux":
+        available = len(os.sched_getaffinity(0))
+    else:
+        available = os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    return min(processors(), int(limit) if limit.isdecimal() else 0) or processors()
+    return min(available, int(limit)) if limit.isdecimal() and int(limit) else available
 
 
 def _unit(vectors: Float32Array) -> Float32Array:

@@ -104,7 +104,7 @@ def exported(folder: Path, form: str) -> dict[str, NDArray[Any]]:
             # The newer exporter needs two packages more and ten times as long.
             dynamo=False,
         )
-    graph = _joined(stream.getvalue(), library)
+    graph = stream.getvalue()
     if form == "int8":
         read = [np.array([tokenizer.encode(text).ids]) for text in _SAMPLES]
         graph = _rounded(graph, [{"ids": ids, "mask": np.ones_like(ids)} for ids in read])
@@ -112,23 +112,6 @@ def exported(folder: Path, form: str) -> dict[str, NDArray[Any]]:
     parts = {"graph": graph, "settings": settings}
     arrays = {name: np.frombuffer(part, np.uint8) for name, part in parts.items()}
     return {**arrays, "expected": expected(library)}
-
-
-def _joined(graph: bytes, library: Any) -> bytes:
-    """Join the steps of attention, and of activations, for which onnxruntime has kernels.
-
-    What its tool does not recognise stays as it is.
-    """
-    options = require("onnxruntime.transformers.fusion_options", "fast").FusionOptions("bert")
-    options.use_multi_head_attention = True
-    options.enable_skip_layer_norm = False  # on few tokens slower than the two steps it joins
-    config = getattr(library.transformers_model, "config", None)
-    heads, width = (getattr(config, name, 0) for name in ("num_attention_heads", "hidden_size"))
-    model = require("onnx", "fast").load_model_from_string(graph)
-    optimizer = require("onnxruntime.transformers.optimizer", "fast")
-    joined = optimizer.optimize_model(model, "bert", heads, width, options, opt_level=0)
-    content: bytes = joined.model.SerializeToString()
-    return content
 
 
 def _rounded(graph: bytes, samples: Sequence[Mapping[str, NDArray[Any]]]) -> bytes:
@@ -157,7 +140,7 @@ def _rounded(graph: bytes, samples: Sequence[Mapping[str, NDArray[Any]]]) -> byt
             (given, name), made = node.input, node.output[0]
             weight = onnx.numpy_helper.to_array(floats[name])
             n_in, n_out = weight.shape
-            block = math.gcd(n_in, 512)
+            block = math.gcd(n_in, 128)
             if n_in > n_out and block >= 32:
                 size = {"K": n_in, "N": n_out, "bits": 8, "block_size": block}
                 kind, options = "MatMulNBits", {**size, "accuracy_level": 4}

@@ -24,7 +24,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Digest of the published ``model.safetensors``; the bundled package carries the same file."""
 
-_FORMAT = 5
+_FORMAT = 4
 _SETTINGS = ("*.json", "*.txt", "*.model")
 
 
