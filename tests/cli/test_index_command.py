@@ -118,7 +118,7 @@ class TestUpdate:
     def test_needs_index_and_keeps_settings(self, run: Run, folder: Path) -> None:
         update, corpus = ("index", "--update"), folder.parent / "c.jsonl"
         for out, more, said in (
-            (folder, ("--language", "de"), "anew without --update"),
+            (folder, ("--language", "de"), "again without --update"),
             (folder.with_name("absent"), (), "build an index with `ctxguard index`"),
         ):
             result = run.refused(*update, corpus, "--out", out, *more)
