@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from calibration.data.dataset import folded
 from calibration.data.text_files import read_csv, read_records, shown
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.tokens import estimate_tokens, passage_tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.guard import ContextGuard
@@ -132,9 +132,7 @@ def tokens_to_judge(entry: Entry) -> tuple[int, int]:
     record = SampleRecord.from_bytes(entry.payload)
     passages = [record.passage(one) for one in (*record.served, *record.to_judge(has_hit=True))]
     question = estimate_tokens(record.query or "")
-    return len(passages), sum(
-        [question + estimate_tokens(f"{one.title}{one.text}") for one in passages]
-    )
+    return len(passages), sum([question + passage_tokens(one) for one in passages])
 
 
 def _order(text: str) -> bytes:

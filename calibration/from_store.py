@@ -31,7 +31,7 @@ from ctxguard._support.words import signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.tokens import passage_tokens
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.interval import Interval
@@ -198,7 +198,7 @@ def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
                 at = place[sample_id]
                 record = sample.record
                 tokens = {
-                    record.passage_ids[position]: estimate_tokens(passage.text)
+                    record.passage_ids[position]: passage_tokens(passage)
                     for position, passage in record.passages.items()
                 }
                 yield _Sample(

@@ -23,7 +23,7 @@ from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.duplicates import text_key
 from ctxguard.core.scores import INVALID_MAGNITUDE, is_contradicted
-from ctxguard.core.tokens import TOKENS, estimate_tokens
+from ctxguard.core.tokens import TOKENS, passage_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,
@@ -63,7 +63,7 @@ class Pools:
         scores: Shape (n_q, depth), NaN beyond a pool's end.
         legs: Each stage's own scores, shape (n_q, depth), NaN where absent.
         leg_kinds: The meaning of each leg's scores.
-        tokens: Shape (n_q, depth), an estimate of each text's tokens (``estimate_tokens``); NaN
+        tokens: Shape (n_q, depth), an estimate of each passage's tokens (``passage_tokens``); NaN
             beyond a pool's end and where a text cannot be read. None if no texts were at hand.
         skipped: Queries left out, with the reason: the retriever refused them, or answered on
             another route or with another kind of score than most.
@@ -370,7 +370,7 @@ class Readings:
         known = self._known if isinstance(ranking.passages, PassageLines) else {}
         missing = [position for position in candidates if ids[position] not in known]
         for position, passage in _readable(ranking, missing, passage_of).items():
-            known[ids[position]] = PassageRead(passage, float(estimate_tokens(passage.text)))
+            known[ids[position]] = PassageRead(passage, float(passage_tokens(passage)))
         return {position: known[ids[position]] for position in candidates if ids[position] in known}
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ctxguard.core.types import FloatArray, PassageSource, Ranking
+from ctxguard.core.types import FloatArray, Passage, PassageSource, Ranking
 
 TOKENS = "tokens"
 """The signal that holds the estimated tokens of each candidate."""
@@ -49,6 +49,15 @@ def estimate_tokens(text: str) -> int:
     return -(-int(np.frombuffer(weighted, np.uint8).sum(dtype=np.int64)) // _UNIT)
 
 
+def passage_tokens(passage: Passage) -> int:
+    """Estimate the tokens of a passage as the model reads it: its title and its text.
+
+    >>> passage_tokens(Passage("p", "is a kettle", title="What "))
+    4
+    """
+    return estimate_tokens(f"{passage.title or ''}{passage.text}")
+
+
 def weight_of(tokens: FloatArray) -> FloatArray:
     """Return the weight of P(relevant) by length: 1 for 100 tokens, more for fewer.
 
@@ -72,6 +81,6 @@ def with_tokens(ranking: Ranking) -> Ranking:
 
 def _tokens(passages: PassageSource, position: int) -> float:
     try:
-        return estimate_tokens(passages[position].text)
+        return passage_tokens(passages[position])
     except Exception:  # reading a passage runs anyone's code
         return _UNREADABLE

@@ -9,13 +9,16 @@ from simulated_pools import DEPTH, Recorded, guard_of, outcome_of, simulate
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import LabelledRoute, Settings
-from calibration.data.dataset import Dataset
+from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import contexts
 from calibration.fit import predicted
 from calibration.replay import replay
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
-from ctxguard.core.tokens import estimate_tokens
-from ctxguard.core.types import Flag, Passage
+from ctxguard.core.tokens import TOKENS, estimate_tokens, with_tokens
+from ctxguard.core.types import Flag, Hit, Passage, Ranking, ScoreKind
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.sampling.record import record_of
+from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import Profile
 
 
@@ -46,6 +49,20 @@ def policy_of(made: Calibration) -> ExpectedUtilityPolicy:
     policy = outcome_of(made).profile.policy
     assert isinstance(policy, ExpectedUtilityPolicy)
     return policy
+
+
+def test_all_count_titles_and_texts() -> None:
+    """The replay, the guard's decision and the monitor's sample; titles are what a model reads."""
+    passages = [Passage(f"p{n}", "some words " * n, "A title " * (4 - n)) for n in range(1, 4)]
+    hits = [Hit(each.passage_id, 0.9, each.text, title=each.title) for each in passages]
+    ranking = Ranking.from_hits(hits, ScoreKind.COSINE)
+    pools = replay(Recorded({"q": ranking}), [Query("q", "q")], depth=3)
+    context = ContextGuard(policy=RatioPolicy(k=3)).filter("q", ranking)
+    expected = [estimate_tokens(f"{each.title}{each.text}") for each in passages]
+    assert pools.tokens is not None
+    assert pools.tokens[0].tolist() == expected
+    assert with_tokens(ranking).signals[TOKENS].tolist() == expected
+    assert record_of(Sample(context, 1.0, 0.0)).tokens.kept == sum(expected)
 
 
 def test_guard_serves_measured_contexts() -> None:
@@ -139,7 +156,7 @@ class TestEqualTokens:
         """Neither beside today's context, nor beside a policy that is the first k."""
         route = self.route()
         assert route.of_equal_tokens(route.today) is None
-        three = replace(route.today, **route._first(3)._asdict())
+        three = replace(route.today, policy=RatioPolicy(k=3), **route._first(3)._asdict())
         assert route.of_equal_tokens(three) is None
 
     def test_no_first_k_equals_empty(self) -> None:

@@ -20,7 +20,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.signals import transforms_of
-from ctxguard.core.tokens import TOKENS, estimate_tokens
+from ctxguard.core.tokens import TOKENS, passage_tokens
 from ctxguard.core.types import (
     Flag,
     FloatArray,
@@ -45,7 +45,7 @@ MOST_BYTES = 64 * 2**20
 
 
 class TokenAccount(NamedTuple):
-    """Estimated tokens of one request's candidates, titles included (`estimate_tokens`).
+    """Estimated tokens of one request's candidates, titles included (`passage_tokens`).
 
     The first three add up to all that was retrieved. Outside enforce, kept and dropped are what
     enforcing would keep and drop.
@@ -390,11 +390,11 @@ def record_of(
 
 def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAccount:
     """Count a request's tokens, those of unreadable passages as 0."""
-    counts = {position: _tokens(passage) for position, passage in readable.items()}
+    counts = {position: passage_tokens(passage) for position, passage in readable.items()}
     decision = context.decision
     by_policy = sum([counts.get(position, 0) for position in decision.kept])
     if context.mode is Mode.ENFORCE:
-        kept = sum(map(_tokens, context.passages))
+        kept = sum(map(passage_tokens, context.passages))
     else:
         out = [counts.get(drop.position, 0) for drop in context.dropped_in_assembly]
         kept = by_policy - sum(out)
@@ -403,10 +403,6 @@ def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAc
     by_policy = max(by_policy, kept)
     retrieved = max(sum(counts.values()), by_policy)
     return TokenAccount(kept, by_policy - kept, retrieved - by_policy, today)
-
-
-def _tokens(passage: Passage) -> int:
-    return estimate_tokens(f"{passage.title or ''}{passage.text}")
 
 
 def _pool(sample: Sample, copies: Mapping[int, int]) -> tuple[dict[int, Passage], tuple[int, ...]]:
