@@ -19,6 +19,7 @@ from ctxguard.cli._store import ModelCalls
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.worth import READERS
 from ctxguard.server.system import AssessorSettings
 
 if TYPE_CHECKING:
@@ -188,11 +189,13 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
             price = f"not known by {count(utility.n, 'question')} with two marked answers"
         else:
             ends = " to ".join(f"{end:.2g}" for end in utility.bounds)
-            least = max(min(utility.value, 0.0), -1.0)
-            price = (
-                f"{utility.value:.2g} ({ends}, 95%) where a relevant one is worth 1; in the "
-                f"settings: utility = {{irrelevant = {least:.2g}}}"
-            )
+            lower, upper = utility.bounds
+            price = f"{utility.value:.2g} ({ends}, 95%) where a relevant one is worth 1; "
+            if lower <= READERS.irrelevant <= upper:
+                price += f"the preset's {READERS.irrelevant:g} is within that, so leave it"
+            else:
+                least = max(min(utility.value, 0.0), -1.0)
+                price += f"in the settings: utility = {{irrelevant = {least:.2g}}}"
         output.facts(("a passage that is not relevant", price))
 
 
