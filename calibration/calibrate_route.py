@@ -126,14 +126,10 @@ class Option:
         return np.array_equal(self.kept, other.kept) and np.array_equal(own, others)
 
 
-class _FirstK(NamedTuple):
-    policy: Policy
+class _Measured(NamedTuple):
     order: IntArray
     kept: NDArray[np.bool_]
     metrics: QueryMetrics
-
-
-_Contexts = tuple[IntArray, NDArray[np.bool_], QueryMetrics]
 
 
 @dataclass(frozen=True)
@@ -297,7 +293,6 @@ class LabelledRoute:
     def today(self) -> Option:
         """The first k, as served today: kept where nothing else is accepted."""
         k = self.settings.serving_k
-        policy, order, kept, metrics = self._first(k)
         n = int((self.measured[1].n_relevant > 0).sum())
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
         keep = RouteVerdict(
@@ -307,7 +302,7 @@ class LabelledRoute:
             n_needed=fewest if fewest is not None and n < fewest else None,
             **self._limits,
         )
-        return Option(f"first {k}, as today", policy, order, kept, metrics, keep)
+        return Option(f"first {k}, as today", RatioPolicy(k=k), *self._first(k), keep)
 
     def of_equal_tokens(self, option: Option) -> Option | None:
         """Return the longest first k that costs no more tokens than an option on the mean.
@@ -321,18 +316,16 @@ class LabelledRoute:
         k = int(np.searchsorted(of_k, own + 1e-9, side="right"))
         if k == 0 or option.policy == (first := RatioPolicy(k=k)) or first == self.today.policy:
             return None
-        return replace(self.today, name=f"first {k}", **self._first(k)._asdict())
+        return replace(self.today, name=f"first {k}", policy=first, **self._first(k)._asdict())
 
-    def _first(self, k: int) -> "_FirstK":
-        policy = RatioPolicy(k=k)
-        order, kept = contexts(self.measured[0], policy)
-        return _FirstK(policy, order, kept, self._metrics(order, kept))
+    def _first(self, k: int) -> "_Measured":
+        return self._measure(*contexts(self.measured[0], RatioPolicy(k=k)))
 
     def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
         """Judge a policy by the contexts that it gives the queries that measure."""
-        return self._judged(name, policy, (order, kept, self._metrics(order, kept)))
+        return self._judged(name, policy, self._measure(order, kept))
 
-    def _judged(self, name: str, policy: Policy, measured: "_Contexts") -> Option:
+    def _judged(self, name: str, policy: Policy, measured: "_Measured") -> Option:
         order, kept, metrics = measured
         own, today = metrics.values, self.today.metrics.values
         size = "kept" if np.isnan(own["tokens"]).any() else "tokens"
@@ -449,7 +442,7 @@ class LabelledRoute:
         if key not in self._folded:
             order, n_kept = among.contexts(rule, self.settings.serving_k)
             kept = np.arange(order.shape[1]) < n_kept[:, None]
-            self._folded[key] = order, kept, self._metrics(order, kept)
+            self._folded[key] = self._measure(order, kept)
         found = self._judged(name, policy, self._folded[key])
         vacuous = among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
         if vacuous and found.verdict.recall is not None:
@@ -459,13 +452,14 @@ class LabelledRoute:
         return found
 
     @cached_property
-    def _folded(self) -> "dict[tuple[bool, tuple[GridIndex | None, ...]], _Contexts]":
+    def _folded(self) -> "dict[tuple[bool, tuple[GridIndex | None, ...]], _Measured]":
         """What some choices of the folds give, by what they choose."""
         return {}
 
-    def _metrics(self, order: IntArray, kept: NDArray[np.bool_]) -> QueryMetrics:
+    def _measure(self, order: IntArray, kept: NDArray[np.bool_]) -> _Measured:
         pools, labels = self.measured
-        return of_contexts(pools, labels, order, kept, fit_temperature(pools))
+        metrics = of_contexts(pools, labels, order, kept, fit_temperature(pools))
+        return _Measured(order, kept, metrics)
 
     def _in_all(self, choosing: int) -> int:
         """Count the queries of which as many choose as are told, in each fold's absence."""

@@ -251,5 +251,5 @@ def row_sums(values: FloatArray) -> FloatArray:
 
 
 def discounted_sums(values: NDArray[Any]) -> FloatArray:
-    """Return Σ value_i / log2(i + 1) of each row over the 1-based ranks i, rounded once."""
+    """Return Σ value_i / log2(i + 1) of each row over the 1-based ranks i."""
     return row_sums(values * discounts(values.shape[1]))
