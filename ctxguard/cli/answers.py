@@ -185,18 +185,27 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
             words = {"better": "better answers", "worse": "worse answers"}
             outcome = words.get(difference.outcome, "no difference beyond noise")
             output.out.print(Text(f"the guard's contexts give {outcome} on this reader"))
-        if utility.value is None or utility.bounds is None:
-            price = f"not known by {count(utility.n, 'question')} with two marked answers"
-        else:
-            ends = " to ".join(f"{end:.2g}" for end in utility.bounds)
-            lower, upper = utility.bounds
-            price = f"{utility.value:.2g} ({ends}, 95%) where a relevant one is worth 1; "
-            if lower <= READERS.irrelevant <= upper:
-                price += f"the preset's {READERS.irrelevant:g} is within that, so leave it"
-            else:
-                least = max(min(utility.value, 0.0), -1.0)
-                price += f"in the settings: utility = {{irrelevant = {least:.2g}}}"
-        output.facts(("a passage that is not relevant", price))
+        output.facts(("a passage that is not relevant", _price_in_words(utility)))
+
+
+def _price_in_words(utility: "Interval") -> str:
+    """Say what a passage that is not relevant is worth, and whether the settings should.
+
+    >>> from ctxguard.measure.interval import Interval
+    >>> _price_in_words(Interval(-0.05, -0.15, 0.05, 100))
+    "-0.05 (-0.15 to 0.05, 95%) where a relevant one is worth 1; the preset's -0.02 is within \
+that, so leave it"
+    >>> _price_in_words(Interval(-0.2, -0.3, -0.1, 400))[-46:]
+    'in the settings: utility = {irrelevant = -0.2}'
+    """
+    if utility.value is None or utility.bounds is None:
+        return f"not known by {count(utility.n, 'question')} with two marked answers"
+    lower, upper = utility.bounds
+    worth = f"{utility.value:.2g} ({lower:.2g} to {upper:.2g}, 95%) where a relevant one is worth 1"
+    if lower <= READERS.irrelevant <= upper:
+        return f"{worth}; the preset's {READERS.irrelevant:g} is within that, so leave it"
+    least = max(min(utility.value, 0.0), -1.0)
+    return f"{worth}; in the settings: utility = {{irrelevant = {least:.2g}}}"
 
 
 def _guards(
