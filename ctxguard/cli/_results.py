@@ -234,13 +234,17 @@ def _print_options(summary: "Summary", output: Output, *, with_words: bool) -> N
         own = [number(each.mean.value, digits[metric]) for metric, each in found.items()]
         is_chosen = size == summary.chosen
         mark = "→ " if is_chosen else "  "
-        rows.append((Text(mark + size, style="bold" if is_chosen else ""), *own))
+        style = "bold" if is_chosen else ""
+        # Other names of the same contexts stand below the first: the table has 80 columns.
+        first, _, others = size.partition(", ")
+        rows.append((Text(mark + first, style=style), *own))
         less = [
             bounds(each.difference, digits[metric], "+", "{}…{}") if each.difference else ""
             for metric, each in found.items()
         ]
-        if any(less):
-            rows.append(("", *(Text(words, style="dim") for words in less)))
+        if others or any(less):
+            below = Text(f"  {others}" if others else "", style=style)
+            rows.append((below, *(Text(words, style="dim") for words in less)))
     output.table(("  context", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
     if summary.missing:
         missing = ", ".join(summary.missing)
