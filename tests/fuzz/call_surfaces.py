@@ -25,7 +25,7 @@ from ctxguard.core.types import Hit, Leg, Passage, Ranking, ScoreKind
 from ctxguard.endpoints.replies import read_reply
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
-from ctxguard.measure import worth as metrics
+from ctxguard.measure import metrics, worth
 from ctxguard.measure.risk import betting_p_value, betting_upper_bound, fixed_sequence
 from ctxguard.monitor.judges.prompt import messages, read_grade
 from ctxguard.monitor.redaction import redact
@@ -139,19 +139,19 @@ def _grades(random: Random) -> list[int]:
 
 
 def _worth(given: Mapping[str, float], graded: list[int], judged: list[bool]) -> None:
-    utilities = metrics.Utilities(**given)  # type: ignore[arg-type]
-    worths = metrics.worths(graded, top_grade=3, judged=judged, utilities=utilities)
+    utilities = worth.Utilities(**given)  # type: ignore[arg-type]
+    worths = worth.worths(graded, top_grade=3, judged=judged, utilities=utilities)
     metrics.udcg(worths)
 
 
 @stateless("call: metrics")
 def _metrics(random: Random) -> Input:
     graded = _grades(random)
-    worth = {"relevant": number(random), "distractor": -number(random)}
+    given = {"relevant": number(random), "distractor": -number(random)}
     call, *arguments = random.choice(
         [
             (metrics.keyword_first_ranks, [text(random, 5)], [text(random), text(random)]),
-            (_worth, worth, graded, [random.random() < 0.5 for _ in graded]),
+            (_worth, given, graded, [random.random() < 0.5 for _ in graded]),
         ]
     )
     return called(call, *arguments)

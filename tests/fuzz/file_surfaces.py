@@ -272,7 +272,7 @@ def _store(folder: Path, closing: ExitStack) -> Make:
         *(store.accounts, store.states, store.fold_accounts),
         lambda: store.labels([1, 2]),
         lambda: store.samples_of("r0"),
-        lambda: store.decisions(monitor.series, [1, 2]),
+        lambda: store.grades(monitor.series, [1, 2]),
         lambda: store.graded(monitor.series),
         lambda: to_label(store, monitor.series, 30, dry_run=True),
     ]
