@@ -362,13 +362,13 @@ class LabelledRoute:
     def offers(self) -> Mapping[Context, Option]:
         """What would be served for contexts of each cost.
 
-        Leaner ones are the balanced ones where these may be enforced and cost fewer tokens.
+        Leaner ones are the balanced ones where these may be enforced and cost fewer tokens. Queries
+        that were held out have no part in that.
         """
         found = {size: self.offer(size) for size in SIZES}
         leaner, balanced = found["leaner"], found["balanced"]
-        if balanced.verdict.decision == "enforce" and (
-            leaner.verdict.decision != "enforce" or balanced.cost < leaner.cost
-        ):
+        is_leaner = leaner.verdict.decision != "enforce" or balanced.cost < leaner.cost
+        if balanced.verdict.decision == "enforce" and is_leaner and not self.held_out:
             found["leaner"] = replace(balanced, name="leaner")
         return found
 

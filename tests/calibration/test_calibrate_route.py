@@ -19,7 +19,13 @@ from simulated_pools import (
 )
 
 from calibration.calibrate import calibrate, dealt
-from calibration.calibrate_route import RouteOutcome, Settings, calibrate_route
+from calibration.calibrate_route import (
+    LabelledRoute,
+    Option,
+    RouteOutcome,
+    Settings,
+    calibrate_route,
+)
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
@@ -273,6 +279,23 @@ class TestVerdict:
             if balanced.verdict.decision == "enforce":
                 assert leaner.verdict.decision == "enforce"
                 assert leaner.cost <= balanced.cost
+
+    @pytest.mark.parametrize("held_out", [0.0, 0.5])
+    def test_held_out_queries_tell_no_leaner(
+        self, held_out: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A certificate holds for what was chosen without them: a leaner choice stays its own."""
+        asked = Settings(depth=DEPTH, held_out=held_out)
+        route = outcome_of(calibrate(*simulate(80, noise=0.1), asked)).route
+
+        def offer(self: LabelledRoute, wanted: str) -> Option:
+            decision = "enforce" if wanted == "balanced" else "shadow"
+            verdict = route.today.verdict.model_copy(update={"decision": decision})
+            return replace(route.today, verdict=verdict)
+
+        monkeypatch.setattr(LabelledRoute, "offer", offer)
+        expected = "shadow" if held_out else "enforce"
+        assert replace(route).offers["leaner"].verdict.decision == expected
 
     @pytest.mark.parametrize("context", ["leaner", "balanced"])
     @pytest.mark.parametrize(("relevant", "noise"), [(1, 0.05), (3, 0.1)])
