@@ -376,7 +376,7 @@ def candidate_order(
     Sorts by (score, upstream rank, passage id), so that ties never depend on input order. Keeps the
     best of the candidates with the same id. Keeps the upstream order (by upstream rank, else as
     given) if scores cannot order: if none is usable, if the ranking is marked as contradicted, or
-    if distances above zero were not turned round.
+    if distances were not negated.
 
     Returns:
         Positions of the usable candidates; positions of the others, with the reason; why the
