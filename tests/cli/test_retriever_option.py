@@ -25,7 +25,11 @@ words = {{row["_id"]: set(re.findall("\\\\w+", row["title"].lower())) for row in
 def search(query, *, depth):
     """Passages by the share of the words of their title that the query has."""
     asked = set(re.findall("\\\\w+", query.lower()))
-    hits = [Hit(row["_id"], len(asked & words[row["_id"]]) / 4, row["text"]) for row in rows]
+    scores = [len(asked & words[row["_id"]]) / 4 for row in rows]
+    hits = [
+        Hit(row["_id"], score, row["text"], title=row["title"])
+        for row, score in zip(rows, scores)
+    ]
     return sorted(hits, key=lambda hit: (-hit.score, hit.passage_id))[:depth]
 
 async def asearch(query, *, depth):
