@@ -230,6 +230,8 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
 
 
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
+    from ctxguard.monitor.judging.sample_judge import MISMATCHED
+
     live = report.live
     of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
     of_report = (
@@ -240,7 +242,7 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
     return {
         **picked(live, *of_live),
         **picked(report, *of_report),
-        **{name: int(totals[name]) for name in ("grades", "invalid_grades")},
+        **{name: int(totals[name]) for name in ("grades", "invalid_grades", MISMATCHED)},
         **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
         "windows": live.populations,
         "alarms": () if alarms is None else alarms.active,
@@ -258,6 +260,8 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
 
 
 def _print(report: "Report", output: Output, price: float | None) -> None:
+    from ctxguard.monitor.judging.sample_judge import MISMATCHED
+
     accounts = report.accounts
     lost = ", ".join(f"{n:,} {reason.value}" for reason, n in accounts.lost.items() if n)
     outcomes = ", ".join(
@@ -275,6 +279,11 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
     )
+    if mismatched := _totals(report)[MISMATCHED]:
+        output.note(
+            f"{count(int(mismatched), 'sample')} answered under a profile that was calibrated on "
+            "another system (profile_mismatch); each answer's `differences` name what differs"
+        )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
 

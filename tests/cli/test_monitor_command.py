@@ -58,6 +58,18 @@ def test_saved_tokens_show_their_price(once: Once, tmp_path: Path) -> None:
     assert without == {**found, "saved_cost": None}
 
 
+def test_profile_of_another_system_is_told(once: Once, tmp_path: Path) -> None:
+    other = profile_of(RatioPolicy(k=2)).model_copy(update={"fingerprint": {"embedder": "old"}})
+    traffic = serve(tmp_path, 7, profile=other)
+    found = ok(once(traffic, columns="80"))
+    said = " ".join((found.stdout + found.stderr).split())
+    assert "7 samples answered under a profile that was calibrated on another system" in said
+    assert read(once(traffic, "--json"))["mismatched_samples"] == 7
+    (own := tmp_path / "own").mkdir()
+    own_traffic = serve(own, 7, profile=profile_of(RatioPolicy(k=2)))
+    assert read(once(own_traffic, "--json"))["mismatched_samples"] == 0
+
+
 def mean_precision(traffic: Traffic) -> float:
     """Of what was served, by the truth."""
     found = []

@@ -238,7 +238,8 @@ def _report(report: Report, *, all_metrics: bool) -> _Families:
     ]
     counts: dict[str, dict[Any, float]] = {name: {} for name in _COUNTS}
     for (name, *key), n in report.counts.items():
-        counts[name][judge, *key] = n
+        if name in counts:
+            counts[name][judge, *key] = n
     families += [
         _counter(name, text, counts[name], "judge", *LABELS[name]) for name, text in _COUNTS.items()
     ]

@@ -263,7 +263,10 @@ LABELS = {
     "judge_tokens": ("direction",),
     "judge_cost": (),
 }
-"""Every count, and what labels it beside the judge."""
+"""Every count that is exported, and what labels it beside the judge."""
+
+MISMATCHED = "mismatched_samples"
+"""A count for the table alone: serving processes export the flags of all their answers."""
 
 
 def token_counts(mode: Mode, tokens: TokenAccount, weight: float = 1.0) -> Counts:

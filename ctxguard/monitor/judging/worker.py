@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ctxguard._support.error_text import describe_error
-from ctxguard.core.types import Route
+from ctxguard.core.types import Flag, Route
 from ctxguard.errors import DataError, JudgeError, StoreError
 from ctxguard.measure.metrics import Metric, Rows, losses
 from ctxguard.monitor.alarms import AlarmKind
@@ -25,6 +25,7 @@ from ctxguard.monitor.judges.protocol import grades_from_json, grades_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.judging_again import JudgingAgain
 from ctxguard.monitor.judging.sample_judge import (
+    MISMATCHED,
     JudgedSample,
     JudgingOutcome,
     SampleJudge,
@@ -307,7 +308,7 @@ class JudgingWorker:
             {
                 ("grades", record.route): found.n_asked,
                 ("invalid_grades", record.route): found.n_failed,
-                **(_tokens(record) if is_fresh else {}),
+                **({**_tokens(record), **_mismatched(record)} if is_fresh else {}),
             },
             seconds,
         )
@@ -423,6 +424,11 @@ class JudgingWorker:
 def _unreadable(sample_id: int, why: str) -> Finished:
     state = State.UNREADABLE
     return Finished(sample_id, state, rejected=(("", state.value, why),))
+
+
+def _mismatched(record: SampleRecord) -> Counts:
+    """Count an answer under the profile of another system, such as of a swapped embedder."""
+    return {(MISMATCHED,): 1} if Flag.PROFILE_MISMATCH.value in record.flags else {}
 
 
 def _tokens(record: SampleRecord) -> Counts:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxguard import Passage, Ranking, Route, ScoreKind, Where
+from ctxguard import ContextGuard, Flag, Passage, Ranking, Route, ScoreKind, Where
 from ctxguard.core import corpus_sketch
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.errors import ConfigurationError, CtxguardError, DataError
+from ctxguard.guard.wrapped_retriever import RetrieverAdapter
 from ctxguard.integrations.engines import retriever
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
@@ -20,6 +21,7 @@ from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.signals.likeness import NAMES
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder, WordTokenEmbedder
+from tests.profiles import profile_with
 
 EXACT = ("match", "vector_match", "length")
 """The signals that do not depend on a leg's scores."""
@@ -55,6 +57,16 @@ class CountingEmbedder(WordHashEmbedder):
     def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:
         self.encoded += len(texts)
         return super().encode_passages(texts, progress)
+
+
+class SwappedEmbedder(WordHashEmbedder):
+    """Another model may answer under the same name and fingerprint, as behind a URL."""
+
+    is_swapped = False
+
+    def encode_query(self, text: str) -> Any:
+        other = WordHashEmbedder(self.dimension, salt="other")
+        return other.encode_query(text) if self.is_swapped else super().encode_query(text)
 
 
 def scores_by_id(ranking: Ranking) -> dict[str, Any]:
@@ -111,6 +123,18 @@ class EngineContract(RetrieverContract):
     def test_absent_index_is_named(self) -> None:
         with pytest.raises(ConfigurationError, match="no index of that name"):
             EngineRetriever.open(self.url("absent"), embedder=WordHashEmbedder())
+
+    def test_swapped_embedder_is_told(self) -> None:
+        """A model that changed behind its name is known by the texts that the profile keeps."""
+        embedder = SwappedEmbedder()
+        with self.built(embedder=embedder) as built:
+            then = RetrieverAdapter(built).fingerprint()
+            guard = ContextGuard(built, profile=profile_with({}, fingerprint=then))
+            assert guard.probe().differences == ()
+            embedder.is_swapped = True
+            assert guard.probe().flags == (Flag.PROFILE_MISMATCH,)
+            embedder.is_swapped = False
+            assert guard.probe().flags == ()
 
     def test_another_embedder_is_refused(self) -> None:
         url = self.url(f"index_{next(_names)}")
