@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -414,18 +413,6 @@ def test_environments_proxy_is_asked(
     assert make("http://reranker.invalid").score(QUERY, DOCUMENTS).tolist() == EXPECTED
     assert make().score(QUERY, DOCUMENTS).tolist() == EXPECTED
     assert endpoint.paths == ["http://reranker.invalid/rerank", "/rerank"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_forked_child_has_own_connections(make: Make) -> None:
-    client = make()
-    client.score(QUERY, DOCUMENTS)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if client.score(QUERY, DOCUMENTS).tolist() == EXPECTED else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
 
 
 @pytest.mark.parametrize(

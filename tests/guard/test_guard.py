@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ctxguard.core.assembly import Assembly
 from ctxguard.core.context import Context
-from ctxguard.core.decision import decide
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_contradicted
@@ -364,23 +363,6 @@ class TestErrors:
         context = guard_of(Answering(fused), policy=policy).retrieve("q?")
         assert served(context) == ["a", "b", "c", "d"]
         assert Flag.RANK_ONLY in context.flags
-
-
-@settings(max_examples=50)
-@given(rankings(), POLICIES)
-def test_named_settings_keep_the_dropped(ranking: Ranking, policy: RatioPolicy) -> None:
-    """Also among copies, repeated ids and garbage."""
-    try:
-        context = guard_of(Answering(ranking), policy=policy).retrieve("q?")
-    except StageUnavailableError:
-        assume(False)  # no passage can be read
-    assert len(context.decisions) == len(ranking)
-    for candidate in context.decisions:
-        if candidate.reason in (DropReason.BELOW_RATIO, DropReason.BEYOND_K):
-            needed: dict[str, Any] = {each.setting: each.value for each in candidate.kept_if}
-            changed = replace(policy, **{**needed, "k": int(needed.get("k", policy.k))})
-            assert changed != policy
-            assert candidate.passage_id in decide(context.decision.ranking, changed).kept_ids
 
 
 class TestNeverEmptyByAccident:

@@ -1,7 +1,6 @@
 """What is done when an alarm is raised: the log line, the switch to the safe policy."""
 
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,20 +51,6 @@ def file(tmp_path: Path) -> Path:
 
 
 class TestSwitching:
-    def test_safe_policy_replaces_the_file_once(self, file: Path) -> None:
-        """The safe policy takes the file's place once and the former is kept."""
-        assert switch_to_safe(file, PROFILE)
-        assert Profile.load(file) == PROFILE.safe()
-        assert Profile.load(file).routes[Route.HYBRID].policy == RatioPolicy(k=10)
-        assert not switch_to_safe(file, PROFILE)
-
-    def test_promoted_profile_is_left_alone(self, file: Path) -> None:
-        OTHER.save(file)
-        said = f"now holds profile {OTHER.profile_id}.*{PROFILE.profile_id}"
-        with pytest.raises(ProfileError, match=said):
-            switch_to_safe(file, PROFILE)
-        assert Profile.load(file) == OTHER
-
     def test_profile_without_safe_policies_stays(self, file: Path) -> None:
         route = PROFILE.routes[Route.HYBRID].model_copy(update={"safe_policy": None})
         old = PROFILE.model_copy(update={"routes": {Route.HYBRID: route}})
@@ -79,16 +64,6 @@ class TestSwitching:
         with pytest.raises(ProfileFormatError, match="cannot be read"):
             switch_to_safe(file, PROFILE)
         assert not file.exists()
-
-    def test_full_disk_keeps_profile_in_force(
-        self, file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full_disk(_descriptor: int) -> None:
-            raise OSError("no space left on device")
-
-        monkeypatch.setattr(os, "fsync", full_disk)
-        act_on(RECALL, PROFILE, file)
-        assert Profile.load(file) == PROFILE
 
 
 class TestActions:

@@ -111,9 +111,6 @@ def promises_of(profile: Profile) -> dict[AlarmKind, PromisedLoss]:
     return {promise.quantity: promise for promise in promises(profile)}
 
 
-CHANGED = Alarm(AlarmKind.CORPUS_CHANGED, "changed", 1.0)
-
-
 VACUOUS = CERTIFICATE.model_copy(update={"alpha": 1.0})
 HARMLESS = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0, unjudged=0.0)
 RECALL_OF = {AlarmKind.RECALL_LOSS: (0.12, "certificate")}
@@ -423,15 +420,6 @@ class TestRestarting:
         with pytest.raises(DataError, match="start afresh"):
             state.restore(other.to_json().replace(part, damaged))
         assert state.to_json() == before
-
-    def test_restored_baseline_alarm_ends_alike(self) -> None:
-        state, resumed = state_of(exact=False), state_of(exact=False)
-        learn(state)
-        alarms = lose(state, 1.0, 50)
-        resumed.restore(state.to_json())
-        assert [*resumed.report().active] == alarms != []
-        lose(resumed, 0.0, 500)
-        assert resumed.report().active == ()
 
     def test_other_format_is_refused_by_number(self) -> None:
         other = state_of().to_json().replace('"format": 7', '"format": 8')

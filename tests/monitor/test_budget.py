@@ -5,17 +5,13 @@ import math
 from itertools import count
 
 import pytest
-from contexts import make_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from storing import Clock
-from watching import Watching
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits, JudgingBudget
-from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.store import SampleStore, State
+from ctxguard.monitor.store import SampleStore
 
 HOUR, DAY = 3600.0, 86_400.0
 NOON = 20_000 * DAY + DAY / 2
@@ -186,20 +182,6 @@ def test_period_from_the_future(days: float, caplog: pytest.LogCaptureFixture) -
     assert f"{days:.1f} days from now" in caplog.text
     judged(after, 10, 0.0)
     assert not after.allows(1)
-
-
-def test_spent_budget_is_written_with_purpose() -> None:
-    """So that a monitor that is killed has spent what the store holds, and no more."""
-    limits = BudgetLimits(calls_per_hour=10)
-    live = Watching(LabelJudge({"q": {"p0": 1}}), rates=JudgingRates(0, 0, 0, 0), budget=limits)
-    live.serve(*[make_context(["p0", "p1"], 1, request_id=f"r{n}") for n in range(30)])
-    live.monitor.step()
-    # The process ends here without a word.
-    spent = live.store.states()[State.JUDGED]
-    after = Watching(live.monitor.judge, store=live.store, budget=limits)
-    while after.monitor.step():
-        pass
-    assert 0 < spent <= live.store.states()[State.JUDGED] <= 10
 
 
 @settings(max_examples=50)

@@ -143,21 +143,6 @@ class TestDay:
         day = day_of([0.0, 1.0, 0.5], [0.2, 0.2, 0.2])
         assert (day.weights.tolist(), day.raise_by, day.n) == ([1.0, 1.0, 1.0], 1.0, 3)
 
-    def test_session_counts_like_repeated_question(self) -> None:
-        """A session counts as much as a question that is asked as often."""
-        losses, alone = np.array([1.0] * 40 + [0.0] * 60), np.arange(100)
-        session, question = np.where(alone < 40, 9, 0), np.where(alone < 40, -1, alone)
-        one = Day.of(losses, np.ones(100), groups(session, alone))
-        other = Day.of(losses, np.ones(100), groups(np.zeros(100, np.int64), question))
-        assert one.losses.size == other.losses.size == 61
-        assert one.raise_by == other.raise_by > 1.0
-
-    def test_weighted_mean_is_the_traffics(self) -> None:
-        # A hundred requests without a loss stand for a thousand, fifty with one for a hundred.
-        day = day_of([0.0] * 100 + [1.0] * 50, [0.1] * 100 + [0.5] * 50)
-        mean = float(day.weights @ day.losses) / float(day.weights.sum())
-        assert mean == pytest.approx(50 / 0.5 / (1_000 + 100))
-
     def test_small_burst_silences_nobody(self) -> None:
         day = day_of([0.2] * 1_000 + [1.0] * 3, [0.05] * 1_000 + [1e-3] * 3)
         assert day.weights.sum() > 900.0

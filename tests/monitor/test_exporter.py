@@ -1,6 +1,5 @@
 """What a scrape of the monitor says."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ from stub_judges import PaidOpinion
 from watching import Watching
 
 from ctxguard.core.tokens import estimate_tokens
-from ctxguard.core.types import DEFAULT_K, Mode, Passage, Route
+from ctxguard.core.types import DEFAULT_K, Mode, Route
 from ctxguard.endpoints.failures import InvalidReason
-from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.judges.protocol import grades_from_json
+from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from tests.timing import until
 
@@ -169,25 +167,6 @@ def test_numbers_name_their_judge() -> None:
         assert f'ctxguard_{name}{{judge="{JUDGE}",' in text
     assert "mean over non-empty requests of the share of served passages" in text
     assert "Upper end of the 95% confidence interval" in text
-
-
-def test_refused_passage_shows_as_incomplete() -> None:
-    class Refusing(LabelJudge):
-        def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-            return [
-                None if (query, one.passage_id) == ("one", "p1") else Judgment(one.passage_id, 1)
-                for one in passages
-            ]
-
-    live = Watching(Refusing(QRELS), rates=JudgingRates(dropped_rate=1.0))
-    live.watch(make_context(POOL, 3, query="one"), make_context(POOL, 1, query="two"))
-    live.monitor.report()
-    samples = scrape(live.registry)
-    for outcome in ("incomplete", "judged"):
-        assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome=outcome) == 1
-    # What was judged of it is kept.
-    kept = grades_from_json(live.store.grades(live.monitor.series, [1])[1])
-    assert kept.keys() == set(POOL) - {"p1"}
 
 
 def test_judges_cost_is_exported() -> None:

@@ -54,27 +54,6 @@ def test_withdrawn_grade_does_not_count() -> None:
     assert grades_of([*labels, *withdrawn, label("b", 1, at=2.0)])["b"].grade == 1
 
 
-def test_last_word_and_lower_median_count() -> None:
-    """The last word of each and the lower median of several count."""
-    labels = [
-        label("a", 0, "ann", at=1.0),
-        label("a", 2, "ann", at=2.0),
-        label("a", 1, "bob", at=1.0),
-        label("b", 3, "ann"),
-        label("b", 0, "bob"),
-        label("c", 3, "ann"),
-        label("c", 3, "bob"),
-        label("c", 0, "eve"),
-    ]
-    found = human_grades((1, label) for label in labels)[1]
-    assert {name: judgment.grade for name, judgment in found.by_passage.items()} == {
-        "a": 1,
-        "b": 0,
-        "c": 3,
-    }
-    assert found.disagreements == 2
-
-
 def coin(position: int, probability: float = 0.5) -> PickedPassage:
     return PickedPassage(1, PickKind.COIN, position, probability)
 

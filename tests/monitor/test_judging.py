@@ -163,16 +163,6 @@ def test_mixed_traffic_has_overall_recall() -> None:
         assert ratio.a / ratio.b == pytest.approx(truth, abs=0.03)
 
 
-def test_recall_is_mean_pooled_is_ratio() -> None:
-    """Recall is the mean of requests and pooled recall the ratio of all."""
-    record = record_of(JudgingRates(1.0, 1.0, 1.0, 0.0))
-    right = [frozenset({"p0"}), frozenset({"p0", "p3", "p4", "p5"}), frozenset()]
-    found = sums_of(Rows.read([block_of(record, one) for one in right]))
-    sums = [found.ratio(metric) for metric in (Metric.RECALL, Metric.POOLED_RECALL)]
-    assert [one.a / one.b for one in sums] == [(1 + 1 / 4) / 2, 2 / 5]
-    assert [one.n for one in sums] == [2, 2]
-
-
 def test_pools_whole_when_unserved_show_nothing() -> None:
     """Pools that are whole only where nothing was served show no recall."""
     rows = judged([record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))], NO_HIT)

@@ -31,7 +31,6 @@ from ctxguard.monitor.store import (
 )
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
-from tests.stored import all_judged
 
 POOL = [f"p{rank}" for rank in range(4)]
 ONLY_SERVED = JudgingRates(0, 0, 0, 0)
@@ -114,18 +113,6 @@ class TestQuickJudge:
             pass
         assert 0 < spent <= counted(again.report(), "grades") <= 10
 
-    def test_killed_monitor_leaves_its_samples(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What it judged and did not write is judged again by the next, at once."""
-        live = watching(5)
-        with monkeypatch.context() as patch:
-            patch.setattr(SampleStore, "finish", die)
-            with pytest.raises(SystemExit):
-                live.monitor.step()
-        assert live.store.states()[State.PENDING] == 5
-        other = Monitor(live.store, TellingJudge(), clock=lambda: live.now)
-        assert other.step() == 5
-        assert len(all_judged(live.store, other.series)) == 5
-
     def test_interrupted_batch_writes_the_judged(self) -> None:
         def interrupted(n: int) -> None:
             if n == 4:
@@ -191,10 +178,6 @@ class TestQuickJudge:
             reports.append(live.monitor.report())
         together, singly = reports
         assert together.counts == pytest.approx(singly.counts)
-
-
-def die(*_: object) -> None:
-    raise SystemExit
 
 
 def locked(*_: object) -> None:

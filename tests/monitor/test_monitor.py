@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from contexts import make_context
@@ -17,7 +18,7 @@ from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.sampling.writer import Privacy
-from ctxguard.monitor.service import JudgingOutcome, Monitor
+from ctxguard.monitor.service import JudgingOutcome
 from ctxguard.monitor.store import State
 from tests.stored import all_judged
 from tests.timing import PATIENCE_SECONDS, until
@@ -217,25 +218,6 @@ def test_sample_on_which_the_judge_fails() -> None:
     assert live.monitor.report().failed_passages == 1
 
 
-def test_judge_outage_costs_no_sample() -> None:
-    judge = ScriptedJudge(failing)
-    live = Watching(judge, rates=ONLY_SERVED)
-    live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(20)])
-    for _ in range(50):
-        assert live.monitor.step() == 0
-    judge.answer = None
-    live.watch()
-    assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 20
-
-
-def test_new_version_begins_new_series() -> None:
-    live = Watching(LabelJudge({"q": {"p0": 1}}, version="1"))
-    live.watch(*[make_context(POOL, 2)] * 3)
-    other = Monitor(live.store, LabelJudge({"q": {"p0": 1}}, version="2"))
-    assert other.report().live.age_seconds is None
-    assert live.store.series() == ["labels 1"]
-
-
 def test_passed_over_samples_are_represented() -> None:
     live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=160), rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(400)])
@@ -292,15 +274,17 @@ def fail(text: str) -> str:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"lookup": lambda passage_id: Passage(passage_id, "a text"), "redactor": fail}, {}],
-    ids=["cannot be redacted", "not stored"],
+    [
+        {"lookup": lambda passage_id: Passage(passage_id, "a text"), "redactor": fail},
+        {},
+        {"privacy": Privacy(query="omitted")},
+    ],
+    ids=["cannot be redacted", "not stored", "no query"],
 )
-def test_judge_sees_no_forbidden_text(
-    settings: dict[str, object],
-) -> None:
+def test_judge_sees_no_forbidden_text(settings: dict[str, Any]) -> None:
     """A judge that reads is asked about no text that it may not have."""
     judge = ScriptedJudge()
-    live = Watching(judge, privacy=Privacy(passages="omitted"), **settings)
+    live = Watching(judge, **{"privacy": Privacy(passages="omitted"), **settings})
     live.watch(make_context(POOL, 2))
     assert judge.asked == []
     assert live.monitor.report().outcomes[JudgingOutcome.INCOMPLETE] == 1

@@ -57,21 +57,6 @@ def test_unwritable_sample_holds_no_others(
     assert store.states()[State.PENDING] == 1
 
 
-def test_unwritable_single_sample_is_refused(store: SampleStore) -> None:
-    ids = waiting(store, 2)
-    store.finish("judge", [judged(ids[0])])
-    assert list(store.finish("judge", [replace(judged(ids[1]), grades=object())])) == [ids[1]]
-
-
-def test_samples_finished_before_are_not_refused(
-    store: SampleStore,
-) -> None:
-    ids = waiting(store, 3)
-    store.finish("judge", [judged(ids[0])])
-    assert store.finish("judge", [judged(one, block=b"late") for one in ids]) == {}
-    assert all_judged(store, "judge").blocks == (b"block", b"late", b"late")
-
-
 def test_of_nothing_nothing_is_written(store: SampleStore, transactions: list[None]) -> None:
     assert store.finish("judge", []) == {}
     assert transactions == []

@@ -1,11 +1,9 @@
 """A store in several processes: begun together, killed in the midst of writing, and forked."""
 
 import os
-import random
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -50,30 +48,6 @@ class TestProcesses:
         store = open_store(any_store_url)
         assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [20] * 4
         assert store.states()[State.PENDING] == 80
-
-    def test_killed_writers_count_is_stored(
-        self, any_store_url: str, open_store: OpenStore
-    ) -> None:
-        """A killed writers count is what the store holds and what it was told."""
-        store = open_store(any_store_url)
-        program = """
-            batch = [Entry("r", 0.0, 1.0, 0.0, bytes(1_000)) for _ in range(7)]
-            while True:
-                store.append(sys.argv[2], batch, WorkerCounts(7))
-                print(".", flush=True)
-        """
-        for n in range(3):
-            writer = run(program, any_store_url, f"w{n}")
-            assert writer.stdout is not None
-            told = writer.stdout.readline()
-            # Somewhere in the midst of an append.
-            time.sleep(random.Random(n).uniform(0.0, 0.05))
-            writer.kill()
-            told += writer.communicate()[0]
-            assert store.accounts(worker_id=f"w{n}").stored >= 7 * told.count(".")
-        stored = store.accounts().stored
-        assert stored == store.states()[State.PENDING]
-        assert stored % 7 == 0
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     def test_store_works_across_a_fork(self, any_store_url: str, open_store: OpenStore) -> None:

@@ -12,12 +12,6 @@ NOTHING_LOST = dict.fromkeys(LostReason, 0)
 
 
 class TestWriters:
-    def test_stored_is_there_when_reopened(self, any_store_url: str, open_store: OpenStore) -> None:
-        with_one = open_store(any_store_url)
-        fill(with_one, 1)
-        with_one.close()
-        assert open_store(any_store_url).states()[State.PENDING] == 1
-
     def test_batch_and_counts_are_one(self, store: SampleStore) -> None:
         store.append("w", [entry(1), entry(2)], WorkerCounts(5, {LostReason.QUEUE_FULL: 3}))
         store.append("w", [entry(3)], WorkerCounts(2, {LostReason.QUEUE_FULL: 1}))

@@ -8,7 +8,7 @@ import textwrap
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,10 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.guard.telemetry import Telemetry
-from ctxguard.monitor.judges import Judgment, LabelJudge
+from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates, Sample, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
-from ctxguard.monitor.service import JudgingOutcome
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
 from ctxguard.monitor.store.types import HOUR_SECONDS
 from tests.timing import PATIENCE_SECONDS, until
@@ -84,40 +83,6 @@ def test_queries_and_passages_are_optional() -> None:
     assert untold.passage_ids == tuple(POOL)
     with pytest.raises(ConfigurationError, match="'omit' must be one of"):
         Privacy(passages="omit")  # type: ignore[arg-type]
-
-
-class Reading:
-    """Grades everything 1, and keeps what it read."""
-
-    name, version, max_grade, exact = "reading", "1", 1, True
-
-    def __init__(self) -> None:
-        self.read: list[str] = []
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        self.read += [query, *[passage.text for passage in passages]]
-        return [Judgment(passage.passage_id, 1) for passage in passages]
-
-
-@pytest.mark.parametrize(
-    ("privacy", "is_found", "is_judged"),
-    [
-        (Privacy(passages="omitted"), True, True),
-        (Privacy(passages="omitted"), False, False),
-        (Privacy(query="omitted"), True, False),
-    ],
-)
-def test_judge_reads_texts_from_index(privacy: Privacy, is_found: bool, is_judged: bool) -> None:
-    judge = Reading()
-    lookup = {name: Passage(name, f"of the index: {name}") for name in POOL}.get
-    live = Watching(judge, privacy=privacy, lookup=lookup if is_found else None)
-    live.watch(make_context(POOL, 2, query="how?"))
-    outcomes = live.monitor.report().outcomes
-    assert (outcomes[JudgingOutcome.JUDGED], outcomes[JudgingOutcome.INCOMPLETE]) == (
-        is_judged,
-        not is_judged,
-    )
-    assert any("of the index" in text for text in judge.read) == is_judged
 
 
 def test_unrecordable_sample_is_lost_alone() -> None:
