@@ -180,7 +180,8 @@ class Context:
             ],
             "text": _json_ready(self.text),
             "candidates": self.candidates,
-            "kept": len(self.would_keep_ids),
+            "kept_ids": [_json_ready(each) for each in self.kept_ids],
+            "would_keep_ids": [_json_ready(each) for each in self.would_keep_ids],
             "dropped": {reason.value: n for reason, n in self.dropped_by_reason.items()},
             "passages": [
                 {

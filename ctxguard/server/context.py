@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import StageFailure
 from ctxguard.errors import ConfigurationError
-from ctxguard.server.filtering import CandidateFields, Name
+from ctxguard.server.filtering import CandidateFields, Name, WouldKeepIds
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
@@ -80,7 +80,8 @@ class ContextAnswer(TypedDict):
     failures: list[FailureItem]
     text: Annotated[str, Field(description="What to give the model.")]
     candidates: int
-    kept: int
+    kept_ids: Annotated[list[str], Field(description="Ids of the served passages, best first.")]
+    would_keep_ids: WouldKeepIds
     dropped: dict[str, int]
     passages: list[ContextPassage]
     decisions: list[ContextDecision]

@@ -28,6 +28,11 @@ Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
 """A session id."""
 
 
+WouldKeepIds = Annotated[
+    list[str], Field(description="Ids that enforcing the policy would keep, best first.")
+]
+
+
 @with_config(STRICT)
 class ScoredCandidate(TypedDict):
     """One scored candidate."""
@@ -113,13 +118,14 @@ class FilterAnswer(TypedDict):
     request_id: str
     policy: Annotated[str | None, Field(description="Id of the profile; null without one.")]
     mode: str
-    kept: Annotated[
+    kept_ids: Annotated[
         list[str],
         Field(
             description="Ids of the kept candidates, best first; where no policy is enforced, of "
             "all of them in their order."
         ),
     ]
+    would_keep_ids: WouldKeepIds
     dropped: Annotated[dict[str, int], Field(description="How many each reason dropped.")]
     flags: list[str]
     differences: list[str]
@@ -210,7 +216,8 @@ def decision_of(context: Context) -> dict[str, object]:
         "request_id": context.request_id,
         "policy": context.profile_id,
         "mode": context.mode.value,
-        "kept": context.kept_ids if is_enforced else context.served_ids,
+        "kept_ids": context.kept_ids if is_enforced else context.served_ids,
+        "would_keep_ids": context.would_keep_ids,
         "dropped": dropped if is_enforced else {},
         "flags": [flag.value for flag in context.flags],
         "differences": context.differences,

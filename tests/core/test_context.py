@@ -365,7 +365,8 @@ def test_to_dict_is_strict_json() -> None:
         "reason": "invalid_score",
         "kept_if": [],
     }
-    assert (read["candidates"], read["kept"], read["dropped"]) == (2, 1, {"invalid_score": 1})
+    assert (read["candidates"], read["dropped"]) == (2, {"invalid_score": 1})
+    assert read["kept_ids"] == read["would_keep_ids"] == ["a"]
     assert read["route"] == "hybrid"
 
 

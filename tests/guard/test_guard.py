@@ -184,6 +184,8 @@ class TestModes:
         answer = Answering(Ranking.from_hits(hits, ScoreKind.RATIO))
         context = guard_of(answer, mode="shadow", telemetry=counted.telemetry).retrieve("q?")
         assert (served(context), context.would_keep_ids) == (["a", "b", "c"], ("a", "b"))
+        written = context.to_dict()
+        assert (written["kept_ids"], written["would_keep_ids"]) == (["a", "b", "c"], ["a", "b"])
         assert context.decisions[-1].reason is DropReason.DUPLICATE_TEXT
         assert counted.dropped() == {DropReason.DUPLICATE_TEXT: 1, DropReason.UNREADABLE: 1}
 

@@ -255,7 +255,7 @@ def test_the_service_traces_its_reranker() -> None:
 def test_service_uses_its_process_providers() -> None:
     registry = CollectorRegistry()
     body = {"query": "q", "candidates": [{"id": "a", "score": 0.5}]}
-    assert _answer("/v1/filter", body, registry=registry)["kept"] == ["a"]
+    assert _answer("/v1/filter", body, registry=registry)["kept_ids"] == ["a"]
     labels = {"observer": "tracing"}
     assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 0
 

@@ -80,7 +80,7 @@ def test_what_the_assessor_knows_decides(
     serve: Serve, settings: Settings, endpoint: ModelEndpoint, registry: CollectorRegistry
 ) -> None:
     answer = serve(**settings).post("/v1/filter", json=BODY).json()
-    assert (answer["kept"], len(endpoint.requests)) == (["a fox"], 1)
+    assert (answer["kept_ids"], len(endpoint.requests)) == (["a fox"], 1)
     assert "of [e-mail]" in str(endpoint.requests)
     assert "example.org" not in str(endpoint.requests)
     assert counted(registry, "ctxguard_assessed_candidates_total", outcome="answered") == 4
@@ -94,6 +94,6 @@ def test_hanging_assessor_leaves_calibrated_answer(
     endpoint.hanging_on = "fox"
     with caplog.at_level(logging.DEBUG, "ctxguard"):
         answer = serve(**settings, assessor_seconds=SOON).post("/v1/filter", json=BODY).json()
-    assert answer["kept"] == ["a cat", "a fox", "a dog"]
+    assert answer["kept_ids"] == ["a cat", "a fox", "a dog"]
     assert "degraded" in answer["flags"]
     assert "a fox" not in caplog.text

@@ -27,7 +27,7 @@ def test_query_is_answered_with_context(client: TestClient) -> None:
     answer = response.json()
     assert "a red fox in the snow" in answer["text"]
     assert answer["request_id"] == response.headers["x-request-id"]
-    assert answer["kept"] + sum(answer["dropped"].values()) == answer["candidates"]
+    assert len(answer["kept_ids"]) + sum(answer["dropped"].values()) == answer["candidates"]
 
 
 def test_a_filter_on_metadata_holds(client: TestClient) -> None:

@@ -24,7 +24,7 @@ def test_candidates_have_reason_and_threshold(serve: Serve, profile: Path) -> No
     """Every candidate has its reason and the threshold that would have kept it."""
     body = {"query": "q", "candidates": CANDIDATES}
     answer = serve(profile=profile).post("/v1/filter", json=body).json()
-    assert answer["kept"] == ["a"]
+    assert answer["kept_ids"] == ["a"]
     assert answer["dropped"] == {"below_ratio": 1, "invalid_score": 1, "duplicate_id": 1}
     kept, below, *aside = answer["decisions"]
     assert kept["kept"]
@@ -53,7 +53,7 @@ def test_signals_and_legs_may_have_gaps(serve: Serve) -> None:
             {"id": "b", "score": 0.8, "legs": {"dense": None}, "signals": {}},
         ],
     }
-    assert serve().post("/v1/filter", json=body).json()["kept"] == ["a", "b"]
+    assert serve().post("/v1/filter", json=body).json()["kept_ids"] == ["a", "b"]
 
 
 @pytest.mark.parametrize("field", ["signals", "legs"])
@@ -96,7 +96,7 @@ def test_copies_share_verdict_without_place(serve: Serve, profile: Path) -> None
     ]
     body = {"query": "q", "candidates": candidates}
     answer = serve(profile=profile).post("/v1/filter", json=body).json()
-    assert (answer["kept"], answer["dropped"]) == (["0", "2", "4"], {"duplicate_text": 2})
+    assert (answer["kept_ids"], answer["dropped"]) == (["0", "2", "4"], {"duplicate_text": 2})
     copies = [each for each in answer["decisions"] if each["reason"] == "duplicate_text"]
     assert [each["id"] for each in copies] == ["1", "3"]
     assert {each["relative_score"] for each in copies} == {1.0}
@@ -129,10 +129,12 @@ def test_all_kept_where_nothing_enforced(serve: Serve, tmp_path: Path, settings:
     scores = [0.9, 0.2, 0.8, 0.7, None, 0.6, 0.1, 0.5]
     candidates = [{"id": f"c{at}", "score": score} for at, score in enumerate(scores)]
     answer = serve(**options).post("/v1/filter", json={"query": "q", "candidates": candidates})
-    assert answer.json()["kept"] == [one["id"] for one in candidates]
+    assert answer.json()["kept_ids"] == [one["id"] for one in candidates]
     assert answer.json()["dropped"] == {}
     if settings == "shadow":
-        assert sum(one["kept"] for one in answer.json()["decisions"]) < 8
+        would_keep = [one["id"] for one in answer.json()["decisions"] if one["kept"]]
+        assert answer.json()["would_keep_ids"] == would_keep
+        assert 0 < len(would_keep) < 8
 
 
 @pytest.mark.parametrize("numbers", [[7, 8], [7, "8"]])
@@ -144,7 +146,7 @@ def test_ids_may_be_numbers(serve: Serve, numbers: list[object]) -> None:
         "score_kind": "ratio",
     }
     client = serve()
-    assert client.post("/v1/filter", json=body).json()["kept"] == ["7", "8"]
+    assert client.post("/v1/filter", json=body).json()["kept_ids"] == ["7", "8"]
     for wrong in (True, 7.5, None, 2**64):
         body["candidates"] = [{"id": wrong, "score": 1.0}]
         assert client.post("/v1/filter", json=body).status_code == 422

@@ -174,7 +174,7 @@ def test_slow_requests_hold_no_others(small: Process) -> None:
         closed = long_head.recv(4096)
     assert b" 200 " not in closed
     body = {"query": "q", "candidates": [{"id": "a", "score": 0.5}]}
-    assert small.client.post("/v1/filter", json=body).json()["kept"] == ["a"]
+    assert small.client.post("/v1/filter", json=body).json()["kept_ids"] == ["a"]
     for one in (*halves, slow, huge, endless, long_head):
         one.close()
 
