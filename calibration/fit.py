@@ -149,8 +149,13 @@ def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None
     """
     if rows is None:
         rows = np.arange(len(pools))
+    return _fit(pools, labels, rows, pool_features(pools, rows))
+
+
+def _fit(pools: Pools, labels: PoolLabels, rows: IntArray, inputs: FloatArray) -> RelevanceModel:
+    """Fit to the features of these queries' candidates, which are overwritten."""
     inside = np.arange(pools.scores.shape[1]) < pools.lengths[rows, None]
-    inputs, relevant = pool_features(pools, rows), labels.relevant[rows][inside]
+    relevant = labels.relevant[rows][inside]
     if np.isnan(inputs).any():
         raise CalibrationError(
             "a candidate lacks a leg's score, so its features are undefined: score every "
@@ -239,12 +244,19 @@ def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
         Shape (n_q, depth), NaN beyond a pool's end.
     """
     values = np.full(pools.scores.shape, np.nan)
+    inputs, row = pool_features(pools), np.repeat(np.arange(len(pools)), pools.lengths)
+    column = np.arange(row.size) - (np.cumsum(pools.lengths) - pools.lengths)[row]
     for inside, outside in folds(labels.groups):
         try:
-            model = fit_relevance(pools, labels, outside)
+            model = _fit(pools, labels, outside, inputs[np.isin(row, outside)])
         except CalibrationError:
             model = fit_relevance(pools, labels)
-        values[inside] = predicted(model, pools, inside)
+        own = np.isin(row, inside)
+        found = model.from_features(inputs[own].T)
+        if found is None:
+            values[inside] = predicted(model, pools, inside)
+        else:
+            values[row[own], column[own]] = found
     return values
 
 

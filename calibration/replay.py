@@ -22,7 +22,7 @@ from ctxguard.core.assembly import read_passages
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.duplicates import text_key
-from ctxguard.core.scores import INVALID_MAGNITUDE, is_contradicted
+from ctxguard.core.scores import INVALID_MAGNITUDE, is_opposed
 from ctxguard.core.tokens import TOKENS, passage_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -151,7 +151,7 @@ class Pools:
         for row in range(len(self)) if rows is None else rows:
             ids = self.passage_ids[row]
             n = len(ids)
-            ranking = Ranking(
+            yield Ranking(
                 passage_ids=ids,
                 scores=tuple(self.scores[row, :n].tolist()),
                 kind=self.kind,
@@ -163,8 +163,16 @@ class Pools:
                     for name, scores in self.legs.items()
                 },
                 signals=self._signals_of(row, n),
+                contradicted=bool(self._contradicted[row]),
             )
-            yield replace(ranking, contradicted=is_contradicted(ranking))
+
+    @cached_property
+    def _contradicted(self) -> NDArray[np.bool_]:
+        """Whether the order of each pool contradicts its scores, shape (n_q,)."""
+        found = np.zeros(len(self), np.bool_)
+        for row in np.flatnonzero((np.diff(self.scores, axis=1) > 0.0).any(axis=1)):
+            found[row] = is_opposed(self.scores[row, : self.lengths[row]].tolist())
+        return found
 
     def _signals_of(self, row: int, n: int) -> dict[str, FloatArray]:
         signals = {name: values[row, :n] for name, values in self.signals.items()}
@@ -361,6 +369,7 @@ class Readings:
 
     def __init__(self) -> None:
         self._known: dict[str, PassageRead] = {}
+        self._tokens: dict[int, float] = {}
 
     def of(
         self, ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
@@ -370,8 +379,16 @@ class Readings:
         known = self._known if isinstance(ranking.passages, PassageLines) else {}
         missing = [position for position in candidates if ids[position] not in known]
         for position, passage in _readable(ranking, missing, passage_of).items():
-            known[ids[position]] = PassageRead(passage, float(passage_tokens(passage)))
+            known[ids[position]] = PassageRead(passage, self._tokens_of(passage))
         return {position: known[ids[position]] for position in candidates if ids[position] in known}
+
+    def _tokens_of(self, passage: Passage) -> float:
+        """Count the tokens of a passage, of those with one title and text once."""
+        key = hash((passage.title, passage.text))
+        tokens = self._tokens.get(key)
+        if tokens is None:
+            tokens = self._tokens[key] = float(passage_tokens(passage))
+        return tokens
 
 
 def _answer(
@@ -495,6 +512,7 @@ def _without_itself(
     if labels is None:
         return candidates
     text, relevant = text_key(query.text), labels.relevant(query.query_id)
+    ends = _ends(query.text)
 
     def is_itself(position: int) -> bool:
         name, read = ranking.passage_ids[position], passages.get(position)
@@ -502,13 +520,14 @@ def _without_itself(
             return False
         if read is None:
             return name == query.query_id
-        passage = read.passage
-        whole = f"{passage.title} {passage.text}"
-        if any(
-            _may_be_equal(query.text, each) and text == text_key(each)
-            for each in (passage.text, whole)
+        title, whole = read.passage.title, read.passage.text
+        may_be = (whole, f"{title} {whole}") if title else (whole,)
+        # Most texts need no digest: their ends differ.
+        if any(_ends(each) in (ends, "") or not ends for each in may_be) and any(
+            text == text_key(each) for each in may_be
         ):
             return True
+        whole = may_be[-1]
         if name != query.query_id:
             return False
         # Questions and passages that are both numbered have the same ids by chance.
@@ -518,12 +537,17 @@ def _without_itself(
     return [position for position in candidates if not is_itself(position)]
 
 
-def _may_be_equal(text: str, other: str) -> bool:
-    """Whether the ends of two texts allow their words to be equal: most texts need no digest."""
-    if not (text.isascii() and other.isascii()):
-        return True
-    one, two = text.strip(), other.strip()
-    return (one[:1] + one[-1:]).casefold() == (two[:1] + two[-1:]).casefold()
+def _ends(text: str) -> str:
+    """Return the first and the last letter of a text, in lower case.
+
+    Texts with the same words share them. Empty where one is not ASCII, which can be written in
+    several ways.
+    """
+    ends = text[:1] + text[-1:]
+    if not ends.isalnum():
+        text = text.strip()
+        ends = text[:1] + text[-1:]
+    return ends.lower() if ends.isascii() else ""
 
 
 def notes_on_themselves(several: Iterable[Pools]) -> tuple[str, ...]:

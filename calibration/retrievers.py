@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from calibration.data.dataset import Query
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.scores import concordance, direction_advice, is_contradicted, is_valid
+from ctxguard.core.scores import differ, direction_advice, is_contradicted, is_valid
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Hit,
@@ -63,9 +63,9 @@ class Directions:
     def compared(self, ranking: Ranking) -> Ranking:
         """Compare the order of a list with its scores, and return the list marked."""
         contradicted = is_contradicted(ranking)
-        self._told += concordance(ranking.scores, ranking.ranks) is not None
+        scores = [float(score) for score in ranking.scores if is_valid(score)]  # type: ignore[arg-type]
+        self._told += differ(scores)
         if contradicted:
-            scores = [float(score) for score in ranking.scores if is_valid(score)]  # type: ignore[arg-type]
             self._contradicted += 1
             self._lowest = min(self._lowest, *scores)
             self._highest = max(self._highest, *scores)

@@ -212,6 +212,16 @@ def concordance(
     return float(np.count_nonzero(agrees > 0.0) / told) if told else None
 
 
+def differ(scores: Sequence[float]) -> bool:
+    """Return whether two of some usable scores differ, so that they can tell an order.
+
+    >>> differ([0.5, 0.1]), differ([0.5, 0.5]), differ([0.5]), differ([])
+    (True, False, False, False)
+    """
+    lowest, highest = min(scores, default=0.0), max(scores, default=0.0)
+    return highest - lowest > _TIE * max(abs(lowest), abs(highest))
+
+
 def is_opposed(scores: Sequence[float | None], ranks: Sequence[int | None] | None = None) -> bool:
     """Return whether an order contradicts the scores; arguments as for `concordance`.
 
