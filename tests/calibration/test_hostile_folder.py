@@ -5,12 +5,8 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from calibration.data.readers import read_corpus
 from tests.documents import WRITERS
-
-pytest.importorskip("markitdown")
 
 MOST_PASSAGES = 2_000
 """Of one file: what a hostile one makes must not fill the index."""
