@@ -6,26 +6,31 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import yaml
 from contexts import make_context
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_server import Server, prometheus_in, running
 
+from ctxguard import ContextGuard, Hit
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor import export as prometheus
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.store import SampleStore
-from tests.timing import until
+from tests.timing import PATIENCE_SECONDS, until
 
 COMMAND = (sys.executable, "-c", "from ctxguard.cli import main; main()", "monitor")
 POOL = [f"p{rank}" for rank in range(12)]
 RATE = 0.5
-RULES = prometheus.rules(all_metrics=True)
 CONFIGURATION = """
 global:
   scrape_interval: 1s
@@ -34,7 +39,7 @@ rule_files: [rules.yml]
 scrape_configs:
   - job_name: ctxguard
     static_configs:
-      - targets: ["{target}"]
+      - targets: {targets}
 """
 
 pytestmark = pytest.mark.skipif(
@@ -82,25 +87,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("watched")
 
 
-@pytest.fixture(scope="module")
-def live(folder: Path) -> Iterator[Live]:
-    """A monitor and a server that scrapes it, after traffic that came while both were watching."""
+@contextmanager
+def watched(folder: Path, *, all_metrics: bool, serving: Sequence[str] = ()) -> Iterator[Live]:
+    """A monitor and a server that scrapes it, after traffic that came while both were watching.
+
+    Args:
+        folder: Holds everything.
+        all_metrics: Whether all metrics and rules are used, or those of a start.
+        serving: The hosts and ports of serving processes, which the server scrapes too.
+    """
     url = f"sqlite:///{folder / 'samples.db'}"
     # The monitor makes no store.
     SampleStore.open(url).close()
     write_labels(folder / "labels.jsonl")
-    (folder / "rules.yml").write_text(RULES, encoding="utf-8")
+    (folder / "rules.yml").write_text(prometheus.rules(all_metrics=all_metrics), encoding="utf-8")
     monitor_log = folder / "monitor.log"
     watching = [*COMMAND, "--store", url, "--judge", "labels", "--labels", "labels.jsonl"]
     (folder / "system.toml").write_text(
-        "all-metrics = true\n[monitor]\nrefresh-seconds = 0.5\nport = 0", encoding="utf-8"
+        f"all-metrics = {str(all_metrics).lower()}\n[monitor]\nrefresh-seconds = 0.5\nport = 0",
+        encoding="utf-8",
     )
     watching += ["--system", "system.toml"]
     with running(watching, monitor_log):
         until(lambda: "/metrics" in monitor_log.read_text(), "address of the monitor")
         target = re.search(r"http://([^/\s]+)/metrics", monitor_log.read_text())
         assert target is not None
-        configuration = CONFIGURATION.format(target=target[1])
+        targets = json.dumps([target[1], *serving])
+        configuration = CONFIGURATION.format(targets=targets)
         (folder / "prometheus.yml").write_text(configuration, encoding="utf-8")
         with prometheus_in(folder) as server:
             judged = 'sum (ctxguard_judged_samples_total{outcome="judged"})'
@@ -108,6 +121,44 @@ def live(folder: Path) -> Iterator[Live]:
             sampled = serve_traffic(url)
             until(lambda: server.value(judged) == sampled, "scrape after the traffic")
             yield Live(server, sampled)
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path) -> Iterator[Live]:
+    """With all metrics."""
+    with watched(folder, all_metrics=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """With the default ones, and a guard that serves beside the monitor."""
+    registry = CollectorRegistry()
+    guard = ContextGuard(
+        lambda query, *, depth: [Hit(name, 1.0, "text") for name in POOL],
+        score_kind="ratio",
+        telemetry=Telemetry(registry),
+    )
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+    stopped = Event()
+
+    def serve() -> None:
+        while not stopped.wait(0.05):
+            guard.retrieve("question 1")
+
+    requests = Thread(target=serve)
+    requests.start()
+    try:
+        address = f"127.0.0.1:{server.server_port}"
+        folder = tmp_path_factory.mktemp("start")
+        with watched(folder, all_metrics=False, serving=[address]) as found:
+            yield found
+    finally:
+        stopped.set()
+        requests.join()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_second_monitor_agrees(live: Live, folder: Path) -> None:
@@ -124,13 +175,16 @@ def test_second_monitor_agrees(live: Live, folder: Path) -> None:
     assert json.loads(done.stdout)["sampled"] == live.sampled
 
 
-def test_every_rule_evaluates(live: Live) -> None:
+@pytest.mark.parametrize("all_metrics", [True, False], ids=["all", "default"])
+def test_every_rule_evaluates(request: pytest.FixtureRequest, all_metrics: bool) -> None:
+    server = request.getfixturevalue("live" if all_metrics else "start").server
+
     def rules() -> list[dict[str, Any]]:
-        return [rule for group in live.server.get("rules")["groups"] for rule in group["rules"]]
+        return [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
 
     until(lambda: all(rule["health"] != "unknown" for rule in rules()), "evaluation of all rules")
     found = rules()
-    groups = yaml.safe_load(RULES)["groups"]
+    groups = yaml.safe_load(prometheus.rules(all_metrics=all_metrics))["groups"]
     assert len(found) == sum(len(group["rules"]) for group in groups)
     assert {rule["name"]: rule["lastError"] for rule in found if rule["health"] != "ok"} == {}
 
@@ -146,3 +200,47 @@ def test_alerts_say_state_and_fault(live: Live) -> None:
     assert "No process" in alerts()["CtxguardGuardAbsent"]["annotations"]["summary"]
     firing = {name for name, alert in alerts().items() if alert["state"] == "firing"}
     assert firing == set()
+
+
+class TestStart:
+    """The default metrics, alerts and panels."""
+
+    def test_no_alert_without_cause(self, start: Live) -> None:
+        server = start.server
+        until(lambda: server.value("count (ALERTS)") is None, "end of alerts about the beginning")
+        rules = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
+        assert sum(rule["type"] == "alerting" for rule in rules) == 12
+
+    def test_scrapes_are_short(self, start: Live) -> None:
+        """At most 120 lines of a monitor and of a serving process each."""
+        targets = start.server.get("targets")["activeTargets"]
+        assert [each["health"] for each in targets] == ["up", "up"]
+        for each in targets:
+            with urlopen(each["scrapeUrl"], timeout=PATIENCE_SECONDS) as reply:  # noqa: S310  ours
+                assert len(reply.read().splitlines()) <= 120
+
+    def test_panels_have_data(self, start: Live) -> None:
+        """Each of the twelve, but those about what has not happened here."""
+        page = json.loads(prometheus.dashboard_json())
+        panels = [panel for panel in page["panels"] if panel["type"] != "row"]
+        assert len(panels) == 12
+
+        def empty() -> set[str]:
+            return {
+                panel["title"]
+                for panel in panels
+                if not any(
+                    start.server.get("query", query=asked(target["expr"]))["result"]
+                    for target in panel["targets"]
+                )
+            }
+
+        nothing = {"Alerts that fire", "Stages left out", "Requests and grades still needed"}
+        until(lambda: empty() <= nothing, "data of every panel")
+
+
+def asked(expression: str) -> str:
+    """A panel's query, as Grafana fills it in."""
+    for variable in ("$monitor", "$guard"):
+        expression = expression.replace(variable, "ctxguard")
+    return expression.replace("$__rate_interval", "1m").replace("$__range", "5m")
