@@ -14,25 +14,19 @@ their scale where enough requests were graded by people too (``_alarm_judges``);
 delay if that target were known exactly, ``least`` about what no detector can be quicker than.
 """
 
-import argparse
-import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks._alarm_designs import DESIGNS, Told, tell
+from benchmarks._alarm_designs import DESIGNS, tell
 from benchmarks._alarm_designs import LOSSES_PER_DAY as LOSSES_PER_DAY_OF_DESIGNS
 from benchmarks._alarm_designs import missed_bars as missed_design_bars
 from benchmarks._alarm_judges import (
     JUDGES,
     Comparing,
-    Ending,
     IntArray,
     Setting,
     compare,
@@ -44,17 +38,16 @@ from benchmarks._alarm_rhythms import (
     LOSSES_PER_DAY,
     NEW,
     RHYTHMS,
-    Rung,
     ring_in,
 )
 from benchmarks._alarm_rhythms import missed_bars as missed_rhythm_bars
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._timing import environment
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import ReferenceKind
 
-SUMMARY = "How soon are alarms raised, and how often falsely?"
 IN_CONTROL, TARGET, RAISED = 0.10, 0.12, 0.20
 QUIET_REQUESTS = 10_000
 REQUESTS_BEFORE, REQUESTS_AFTER = 2_000, 3_000
@@ -175,96 +168,37 @@ def missed_judge_bars(rows: Sequence[Comparing]) -> list[str]:
     return missed
 
 
-def judges_table(rows: Sequence[Comparing]) -> Table:
-    """What each reference made of each judge."""
-    result = Table(title=f"judges, by what their losses are compared with; {GRADED} graded")
-    for name in ("quantity", "judge", "reference"):
-        result.add_column(name, no_wrap=True)
-    for name in ("in control", "missed", "median delay", "90% within", "known", "least"):
-        result.add_column(name, justify="right")
+TITLES = {
+    "ringing": f"in control {IN_CONTROL}, promised {TARGET}, raised to {RAISED}",
+    "judges": f"judges, by what their losses are compared with; {GRADED} graded",
+    "endings": f"alarms after the mean changed, promised {TARGET}",
+    "rhythms": f"rhythms of a day, promised {TARGET}; delay to the end of a day",
+    "designs": f"designs, at the promise of {TARGET}; days to the end of the one that rings",
+}
+
+
+_NOT_SHOWN = {"repeats", "graded", "corrected", "judge_mean"}
+
+
+def show(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the rows of one simulation; a delay that most streams miss is "never"."""
+    shown = [column for column in rows[0] if column not in _NOT_SHOWN]
+    title = f"{TITLES[name]}, {rows[0]['repeats']} streams"
+    table = figures(title, (), [column.replace("_", " ") for column in shown])
     for row in rows:
-        result.add_row(
-            row.quantity,
-            f"{row.sensitivity:g}/{row.specificity:g}",
-            row.reference,
-            f"{row.false_alarms} of {row.repeats}",
-            str(row.missed),
-            *[_delay(delay) for delay in (row.median_delay, row.late_delay, row.known_delay)],
-            f"{row.least_delay:.0f}",
-        )
-    return result
+        table.add_row(*[_cell(row[column]) for column in shown])
+    CONSOLE.print(table)
 
 
-def endings_table(rows: Sequence[Ending]) -> Table:
-    """What became of alarms."""
-    result = Table(title=f"alarms after the mean changed, promised {TARGET}")
-    for name in ("mean", "ended", "median requests", "raised again"):
-        result.add_column(name, justify="right")
-    for row in rows:
-        ended = f"{row.ended} of {row.repeats}"
-        result.add_row(f"{row.mean:g}", ended, _delay(row.median_requests), str(row.again))
-    return result
-
-
-def rhythms_table(rungs: Sequence[Rung]) -> Table:
-    """False alarms and delays of each rhythm, by what losses are compared with."""
-    result = Table(title=f"rhythms of a day, promised {TARGET}; delay to the end of a day")
-    for name in ("rhythm", "reference"):
-        result.add_column(name, no_wrap=True)
-    for name in ("a day", "false", "too early", "median delay", "90% within"):
-        result.add_column(name, justify="right")
-    for rung in rungs:
-        result.add_row(
-            rung.rhythm,
-            rung.reference,
-            str(rung.per_day),
-            f"{rung.false_alarms} of {rung.repeats}",
-            str(rung.early),
-            *[_delay(delay) for delay in (rung.median_delay, rung.late_delay)],
-        )
-    return result
-
-
-def designs_table(told: Sequence[Told]) -> Table:
-    """False alarms at the promise, and delays in days beside those of who knows the design."""
-    result = Table(
-        title=f"designs, at the promise of {TARGET}; days to the end of the one that rings"
-    )
-    result.add_column("design", no_wrap=True)
-    for name in ("a day", "false", "too early", "median days", "90% within", "knowing"):
-        result.add_column(name, justify="right")
-    for one in told:
-        days = [_delay(delay) for delay in (one.median_days, one.late_days, one.knowing_days)]
-        false = f"{one.false_alarms} of {one.repeats}"
-        result.add_row(one.design, str(one.per_day), false, str(one.early), *days)
-    return result
-
-
-def table(ringings: Sequence[Ringing]) -> Table:
-    """The alarms as a person reads them."""
-    result = Table(
-        title=f"in control {IN_CONTROL}, promised {TARGET}, raised to {RAISED}; streams that rang"
-    )
-    result.add_column("losses", no_wrap=True)
-    for name in ("in control", "at target", "too early", "missed", "median delay", "90% within"):
-        result.add_column(name, justify="right")
-    for found in ringings:
-        counts = (found.false_alarms, found.at_target, found.early, found.missed)
-        result.add_row(
-            found.losses,
-            *[f"{count} of {found.repeats}" for count in counts],
-            *[_delay(delay) for delay in (found.median_delay, found.late_delay)],
-        )
-    return result
-
-
-def _delay(delay: float | None) -> str:
-    return "never" if delay is None else f"{delay:.0f}"
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return "never"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the simulations; the exit status is 1 where a bar that was checked is missed."""
-    parser = argparse.ArgumentParser(prog="benchmarks.alarms", description=SUMMARY)
+    parser = command("Simulate how soon alarms are raised, and how often falsely.", seed=True)
     parser.add_argument("--repeats", type=int, default=1000, help="streams (default 1000)")
     parser.add_argument(
         "--before",
@@ -273,66 +207,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help=f"judged requests before losses double (default {REQUESTS_BEFORE})",
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
-    parser.add_argument("--check", action="store_true", help="fail where a bar is missed")
     options = parser.parse_args(arguments)
     if options.repeats < 1 or options.before < 0:
         parser.error("at least 1 repeat and no fewer than 0 requests before are needed")
     repeats, seed = options.repeats, options.seed
-    start = time.perf_counter()
-    console = Console(width=130)
-    ringings = [
-        ring(name, losses, repeats, seed, options.before) for name, losses in LOSSES.items()
-    ]
-    console.print(table(ringings))
     setting = Setting(
         IN_CONTROL, TARGET, RAISED, QUIET_REQUESTS, options.before, REQUESTS_AFTER, GRADED
     )
+    ringings = [
+        ring(name, losses, repeats, seed, options.before) for name, losses in LOSSES.items()
+    ]
     comparisons = [
         row
         for quantity in (AlarmKind.RECALL_LOSS, AlarmKind.HARM)
         for judge in JUDGES
         for row in compare(quantity, judge, setting, repeats, seed + 2)
     ]
-    console.print(judges_table(comparisons))
     endings = [
         ending(mean, TARGET, REQUESTS_AFTER_ALARM, min(ALARMS_FOLLOWED, repeats), seed + 3)
         for mean in AFTER_ALARM
     ]
-    console.print(endings_table(endings))
     rungs = [
         ring_in(rhythm, reference, per_day, min(repeats, RHYTHM_STREAMS), seed + 4)
         for rhythm in RHYTHMS
         for reference in NEW
         for per_day in LOSSES_PER_DAY
     ]
-    console.print(rhythms_table(rungs))
     told = [
         tell(design, per_day, min(repeats, DESIGN_STREAMS), seed + 5)
         for design in DESIGNS
         for per_day in LOSSES_PER_DAY_OF_DESIGNS
     ]
-    console.print(designs_table(told))
-    missed = missed_bars(ringings, repeats) + missed_judge_bars(comparisons)
-    missed += missed_rhythm_bars(rungs, MOST_FALSE_ALARMS)
-    missed += missed_design_bars(told, MOST_FALSE_ALARMS)
-    console.print(f"Bars: {'; '.join(missed) or 'met'}. {time.perf_counter() - start:.0f} s.")
-    if options.json is not None:
-        results = {
-            "environment": environment(["numpy"]),
-            "repeats": repeats,
-            "requests_before": options.before,
-            "seed": seed,
-            "ringing": [asdict(found) for found in ringings],
-            "judges": [asdict(row) for row in comparisons],
-            "endings": [asdict(row) for row in endings],
-            "rhythms": [asdict(rung) for rung in rungs],
-            "designs": [asdict(one) for one in told],
-            "missed": missed,
-        }
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    return 1 if missed and options.check else 0
+    simulated: Sequence[Sequence[Any]] = (ringings, comparisons, endings, rungs, told)
+    rows = {name: [asdict(row) for row in own] for name, own in zip(TITLES, simulated, strict=True)}
+    for name, own in rows.items():
+        show(name, own)
+    missed = [
+        *missed_bars(ringings, repeats),
+        *missed_judge_bars(comparisons),
+        *missed_rhythm_bars(rungs, MOST_FALSE_ALARMS),
+        *missed_design_bars(told, MOST_FALSE_ALARMS),
+    ]
+    report = {
+        "environment": environment(["numpy"]),
+        "repeats": repeats,
+        "requests_before": options.before,
+        "seed": seed,
+        **rows,
+        "missed": missed,
+    }
+    return ended(options, report, missed)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,17 @@ Populations:
                  that every certificate is false
 """
 
-import argparse
-import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._risk_baselines import (
     bonferroni,
     clt_p_value,
@@ -39,7 +35,6 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure.metrics import IntArray
 from ctxguard.measure.risk import betting_p_value, fixed_sequence, pareto_order
 
-SUMMARY = "Simulate how often a certificate is false, and what it costs in utility."
 POPULATION_SIZE = 20_000
 ALPHA = 0.1
 DELTA = 0.1
@@ -284,76 +279,52 @@ def guarantee_is_kept(outcome: Outcome) -> bool:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """The outcomes as a table, each figure with its Monte Carlo error."""
-    result = Table(title=f"alpha {ALPHA}, delta {DELTA}; ± one Monte Carlo error")
-    for name in ("population", "n", "method"):
-        result.add_column(name, no_wrap=True)
-    for name in ("certified", "violations", "utility price"):
-        result.add_column(name, justify="right", no_wrap=True)
-    previous = None
-    for outcome in outcomes:
-        if previous not in (None, (outcome.population, outcome.n)):
-            result.add_section()
-        previous = (outcome.population, outcome.n)
-        price = (
-            "no setting is safe"
-            if outcome.price is None
-            else f"{outcome.price:.3f} ± {outcome.price_error:.3f}"
-        )
-        result.add_row(
-            outcome.population,
-            str(outcome.n),
-            outcome.method,
-            f"{outcome.certified:.3f} ± {outcome.certified_error:.3f}",
-            f"{outcome.violations:.3f} ± {outcome.violations_error:.3f}",
-            price,
-        )
+    """Lay out the outcomes, each figure with its Monte Carlo error."""
+    title = f"alpha {ALPHA}, delta {DELTA}; ± one Monte Carlo error"
+    columns = ("certified", "violations", "utility price")
+    result = figures(title, ("population", "n", "method"), columns)
+    for each in outcomes:
+        price = "no setting is safe"
+        if each.price is not None:
+            price = f"{each.price:.3f} ± {each.price_error:.3f}"
+        certified = f"{each.certified:.3f} ± {each.certified_error:.3f}"
+        violations = f"{each.violations:.3f} ± {each.violations_error:.3f}"
+        row = (each.population, str(each.n), each.method, certified, violations, price)
+        result.add_row(*row, end_section=each.method == list(METHODS)[-1])
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the simulation; the exit status is 1 if a guaranteed method breaks its promise."""
-    parser = argparse.ArgumentParser(prog="benchmarks.certificate", description=SUMMARY)
+    parser = command("Simulate how often a certificate is false, and its cost.", seed=True)
     parser.add_argument("--repeats", type=int, default=1000, help="samples per n (default 1000)")
     parser.add_argument("--labels", type=int, nargs="+", default=[50, 100, 200, 400], metavar="N")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
     if options.repeats < 1 or min(options.labels) < MIN_LABELS:
         parser.error(f"at least 1 repeat and {MIN_LABELS} labels are needed")
-    start = time.perf_counter()
     outcomes = [
         outcome
         for population in populations(options.seed)
         for n in options.labels
         for outcome in simulate(population, n, options.repeats, options.seed)
     ]
-    seconds = time.perf_counter() - start
+    CONSOLE.print(table(outcomes))
     broken = [
-        outcome
-        for outcome in outcomes
-        if outcome.method in GUARANTEED and not guarantee_is_kept(outcome)
+        f"{each.method}, n {each.n}: {each.violations:.3f} violations"
+        for each in outcomes
+        if each.method in GUARANTEED and not guarantee_is_kept(each)
     ]
-    console = Console(width=110)
-    console.print(table(outcomes))
-    console.print(
-        f"{options.repeats} repeats in {seconds:.0f} s. Violations at most delta within two Monte "
-        f"Carlo errors, for {', '.join(GUARANTEED)}: {'no' if broken else 'yes'}."
-    )
-    if options.json is not None:
-        results = {
-            "alpha": ALPHA,
-            "delta": DELTA,
-            "ordering_share": ORDERING_SHARE,
-            "population_size": POPULATION_SIZE,
-            "repeats": options.repeats,
-            "seed": options.seed,
-            "seconds": round(seconds, 1),
-            "guarantee_kept": not broken,
-            "outcomes": [asdict(outcome) for outcome in outcomes],
-        }
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    return 1 if broken else 0
+    report = {
+        "alpha": ALPHA,
+        "delta": DELTA,
+        "ordering_share": ORDERING_SHARE,
+        "population_size": POPULATION_SIZE,
+        "repeats": options.repeats,
+        "seed": options.seed,
+        "guarantee_kept": not broken,
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+    return ended(options, report, broken)
 
 
 if __name__ == "__main__":

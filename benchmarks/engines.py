@@ -9,8 +9,6 @@ a server that this command starts, Qdrant the client's local mode, Milvus its Li
 whose client or server is absent is left out, and the reason is told.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +18,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks._collection import default_cache, indexed_passages, unseen_ranker
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._processes import postgresql
 from benchmarks._timing import Timing, environment, interleaved
 from calibration.calibrate import calibrate
@@ -42,7 +40,6 @@ from ctxguard.measure.interval import Interval, bootstrap_interval
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
-SUMMARY = "Compare the engines with the embedded index on a labelled collection."
 EMBEDDED = "embedded"
 WITHOUT_SIGNALS = "without signals"
 ENGINES = ("postgresql", "qdrant", "milvus")
@@ -217,11 +214,9 @@ def measure(
 
 
 def table(found: Mapping[str, Any], title: str) -> Table:
-    """One row an engine."""
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("engine", no_wrap=True)
-    for column in ("nDCG@10", "less embedded", "without", "UDCG", "ms", "without"):
-        shown.add_column(column, justify="right")
+    """Lay out one row for each engine."""
+    columns = ("nDCG@10", "less embedded", "without", "UDCG", "ms", "without")
+    shown = figures(title, ("engine",), columns)
     for name, row in found["engines"].items():
         metrics = row["metrics"]
         shown.add_row(
@@ -238,15 +233,12 @@ def table(found: Mapping[str, Any], title: str) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print and write the figures; the exit status is 1 where a bar that was checked is missed."""
-    parser = argparse.ArgumentParser(prog="benchmarks.engines", description=SUMMARY)
+    parser = command("Compare the engines with the embedded index on a labelled collection.")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a BEIR folder")
     parser.add_argument("--split", default="test")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--rounds", type=int, default=50, help="of the timing of searches")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     options = parser.parse_args(arguments)
-    console = Console(width=80, highlight=False)
     passages, dataset = list(read_corpus(options.data)), read_beir(options.data, options.split)
     embedder, ranker = SentenceTransformerEmbedder(), unseen_ranker(options.data.resolve().name)
 
@@ -259,16 +251,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.engines,
         build,
         rounds=options.rounds,
-        tell=console.print,
+        tell=CONSOLE.print,
     )
     name = f"{options.data.resolve().name}: {len(passages):,} passages, {len(dataset)} queries"
-    console.print(table(found, name))
-    for line in found["missed"]:
-        console.print(f"MISSED: {line}")
-    if options.json is not None:
-        figures = {"environment": environment(PACKAGES), "collection": name, **found}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return int(options.check and bool(found["missed"]))
+    CONSOLE.print(table(found, name))
+    report = {"environment": environment(PACKAGES), "collection": name, **found}
+    return ended(options, report, found["missed"])
 
 
 if __name__ == "__main__":

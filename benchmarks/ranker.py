@@ -24,7 +24,6 @@ of all the others into ``benchmarks/rankers``; a second run then gives the same 
 benchmark ranks a collection by the one that has not seen it (``benchmarks._collection``).
 """
 
-import argparse
 import json
 import sys
 import time
@@ -35,11 +34,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 import ctxguard.retrieval.signals.ranker
 from benchmarks._collection import RANKERS, Collection, default_cache
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._gains import Gain, environment, gain
 from calibration.figures import significant
 from calibration.pool_labels import PoolLabels, label
@@ -50,7 +48,6 @@ from ctxguard.errors import CtxguardError
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, ranker_inputs
 
-SUMMARY = "Train the ranker, and measure it on collections that it was not trained on."
 LEAST_MEAN_GAIN = 0.03
 LEAST_GAIN = -0.01
 
@@ -203,13 +200,10 @@ def measured(
     return found
 
 
-def report(
-    families: Mapping[str, Mapping[str, FloatArray]], seed: int, console: Console
-) -> dict[str, Any]:
+def report(families: Mapping[str, Mapping[str, FloatArray]], seed: int) -> dict[str, Any]:
     """Print a table and return the figures with the bars."""
-    table = Table(title="nDCG@10 on a family that took no part in training")
-    for column in ("family", "queries", "reciprocal ranks", "ranker", "difference"):
-        table.add_column(column, justify="left" if column == "family" else "right")
+    columns = ("queries", "reciprocal ranks", "ranker", "difference")
+    table = figures("nDCG@10 on a family that took no part in training", ("family",), columns)
     gains: dict[str, Gain] = {}
     rows = {}
     for name, values in families.items():
@@ -220,13 +214,11 @@ def report(
         table.add_row(name, str(values["ranker"].size), *shown, _shown(gains[name]))
     mean = gain([each["ranker"] - each["reciprocal_rank"] for each in families.values()], seed)
     table.add_row("mean", "", "", "", _shown(mean))
-    console.print(table)
+    CONSOLE.print(table)
     bars = {
         f"{LEAST_MEAN_GAIN:+g} or more on the mean": mean.mean >= LEAST_MEAN_GAIN,
         f"no family below {LEAST_GAIN:+g}": all(x.mean >= LEAST_GAIN for x in gains.values()),
     }
-    for bar, met in bars.items():
-        console.print(f"{'met   ' if met else 'MISSED'} {bar}")
     return {"families": rows, "mean_gain": vars(mean), "bars": bars}
 
 
@@ -235,18 +227,15 @@ def _shown(difference: Gain) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print and write the figures; the exit status is 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="benchmarks.ranker", description=SUMMARY)
+    """Print and write the figures; the exit status is 1 where a bar that was checked is missed."""
+    parser = command("Train the ranker, and measure it on collections unseen.", seed=True)
     parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
     parser.add_argument("--unseen", type=Path, nargs="*", default=[], metavar="DIR")
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     parser.add_argument(
         "--write", action="store_true", help="write the ranker of all families into the package"
     )
     options = parser.parse_args(arguments)
-    console = Console(width=120)
     embedder = SentenceTransformerEmbedder()
     start = time.perf_counter()
     families = []
@@ -255,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             families.append(family(folder, options.cache, embedder))
         except CtxguardError as error:
             parser.error(f"{folder}: {error}")
-        console.print(f"[dim]{folder.name}: {time.perf_counter() - start:.0f} s so far[/dim]")
+        CONSOLE.print(f"[dim]{folder.name}: {time.perf_counter() - start:.0f} s so far[/dim]")
     trained = families[: len(options.data)]
     if len(trained) < 2:
         parser.error("give at least two families, so that one can be left out")
@@ -264,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = {
         "environment": environment(),
         "shipped": Ranker.default().digest(),
-        **report(measured(families, rankers | unseen), options.seed, console),
+        **report(measured(families, rankers | unseen), options.seed),
     }
     if options.write:
         file = Path(ctxguard.retrieval.signals.ranker.__file__).with_name("ranker.json")
@@ -273,10 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for at, ranker in files.items():
             about = {"trained_on": ranker.trained_on, "weights": dict(ranker.weights)}
             at.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        console.print(f"written: {file.name}, and {len(rankers)} in {RANKERS.name}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    return 0 if all(results["bars"].values()) else 1
+        CONSOLE.print(f"written: {file.name}, and {len(rankers)} in {RANKERS.name}")
+    return ended(options, results, [bar for bar, met in results["bars"].items() if not met])
 
 
 if __name__ == "__main__":

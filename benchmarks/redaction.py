@@ -13,8 +13,6 @@ caught, at most 3% of the ordinary lines changed. With ``--text`` the lines of f
 own are counted as ordinary besides, in the first half.
 """
 
-import argparse
-import json
 import re
 import sys
 import time
@@ -23,9 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._redaction_forms import SEED, Form, Half, halves, later
 from ctxguard.monitor.redaction import redact
 
@@ -137,10 +133,9 @@ def microseconds_per_kilobyte(redactor: Callable[[str], str], lines: Sequence[st
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Count, print and write; the exit status is 1 where a bar that was checked is missed."""
+    parser = command("Count the forms that the redactor catches, and ordinary lines it changes.")
     parser.add_argument("--text", type=Path, nargs="*", default=(), help="files of ordinary lines")
-    parser.add_argument("--json", type=Path, help="where to write the counts")
-    parser.add_argument("--check", action="store_true", help="fail if a bar is not held")
     arguments = parser.parse_args(given)
     more = [line for file in arguments.text for line in file.read_text("utf-8").splitlines()]
     read, counted = halves()
@@ -149,8 +144,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "counted": counted,
         "later": later(),
     }
-    console = Console()
-    table = Table("lines", "forms", "by vendors", "by people", "ordinary")
+    table = figures("lines", ("lines",), ("forms", "by vendors", "by people", "ordinary"))
     cost = microseconds_per_kilobyte(redact, read.ordinary)
     result: dict[str, Any] = {"microseconds_per_kilobyte": cost}
     ours = [measure(half) for half in tables.values()]
@@ -166,15 +160,14 @@ def main(given: Sequence[str] | None = None) -> int:
         )
     report = {"seed": SEED, "first_look": FIRST_LOOK, "redactors": {"ctxguard": result}}
     for form in (form for counts in ours for form in counts.missed):
-        console.print(
+        CONSOLE.print(
             f"missed  {form.kind}: {form.line!r}\n        {redact(form.line)!r}", markup=False
         )
     for line, clean in (pair for counts in ours for pair in counts.changed):
-        console.print(f"changed {line!r}\n        {clean!r}", markup=False)
-    console.print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, ensure_ascii=False, indent=2) + "\n", "utf-8")
-    return int(arguments.check and not all(counts.holds for counts in ours))
+        CONSOLE.print(f"changed {line!r}\n        {clean!r}", markup=False)
+    CONSOLE.print(table)
+    missed = [name for name, counts in zip(tables, ours, strict=True) if not counts.holds]
+    return ended(arguments, report, missed)
 
 
 if __name__ == "__main__":

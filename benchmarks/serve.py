@@ -12,31 +12,28 @@ and answer on, by the service's own client, or by httpx. With
 all together, while an authorised client goes on asking.
 """
 
-import argparse
 import json
 import os
 import random
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, astuple, dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._serve_attacks import FORMS, TOKEN
 from benchmarks._timing import environment
 
-SUMMARY = "What the HTTP service costs a request, beside an echo and raw proxies."
 CANDIDATES = 50
 BYTES = 11_000
 CLIENTS = 16
@@ -123,21 +120,11 @@ def body_of(path: str) -> bytes:
     return json.dumps({"query": "what is it", "candidates": candidates}).encode()
 
 
-def request_of(path: str) -> bytes:
-    """A whole HTTP request."""
-    body = body_of(path)
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
 @contextmanager
 def serving(*what: str) -> Iterator[tuple[int, int]]:
     """A server in a process of its own: its port and its process id."""
-    command = [sys.executable, "-m", "benchmarks._serve_app", *what]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+    server = [sys.executable, "-m", "benchmarks._serve_app", *what]
+    with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             assert process.stdout is not None
             port = urlsplit(process.stdout.readline().strip()).port
@@ -145,37 +132,6 @@ def serving(*what: str) -> Iterator[tuple[int, int]]:
             yield port, process.pid
         finally:
             process.terminate()
-
-
-class Client:
-    """One connection that asks and waits."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
-
-    def ask(self, request: bytes) -> None:
-        """Send a request and read its answer, which must be 200."""
-        self._socket.sendall(request)
-        answer = self._socket.recv(2**18)
-        while (size := _size(answer)) is None or len(answer) < size:
-            piece = self._socket.recv(2**18)
-            assert piece, "the connection was closed"
-            answer += piece
-        assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
-
-
-def _size(answer: bytes) -> int | None:
-    """Length of the whole answer; None while its head is not whole."""
-    head, end, _ = answer.partition(b"\r\n\r\n")
-    if not end:
-        return None
-    length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-    return len(head) + len(end) + int(length)
 
 
 def measured(rounds: int, seconds: float) -> dict[str, Case]:
@@ -235,11 +191,11 @@ def _loaded(port: int, pid: int, path: str, script: Path, seconds: float) -> Loa
 
 def _wrk(port: int, path: str, script: Path, clients: int, seconds: float) -> dict[str, float]:
     """What so many clients saw, all of whose requests must be answered with 200."""
-    command = ["wrk", "-t1", f"-c{clients}", f"-d{max(round(seconds), 1)}s", "-s", str(script)]
-    ended = subprocess.run(  # noqa: S603
-        [*command, f"http://127.0.0.1:{port}{path}"], capture_output=True, text=True, check=True
+    asking = ["wrk", "-t1", f"-c{clients}", f"-d{max(round(seconds), 1)}s", "-s", str(script)]
+    answered = subprocess.run(  # noqa: S603
+        [*asking, f"http://127.0.0.1:{port}{path}"], capture_output=True, text=True, check=True
     )
-    seen: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    seen: dict[str, float] = json.loads(answered.stdout.splitlines()[-1])
     if seen["failed"]:
         raise RuntimeError(f"{path}: {seen['failed']:.0f} requests failed")
     return seen
@@ -293,15 +249,26 @@ def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: i
         os.sched_setaffinity(pid, {service_core})
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {service_core})
-        request = authorised(request_of("/v1/filter"))
-        client = stack.enter_context(closing(Client(port)))
-        for _ in range(20):
-            client.ask(request)
+        client = stack.enter_context(closing(HTTPConnection("127.0.0.1", port, timeout=60)))
+        body, head = body_of("/v1/filter"), {"Content-Type": "application/json"}
+        head["Authorization"] = f"Bearer {TOKEN}"
+
+        def is_answered() -> bool:
+            try:
+                client.request("POST", "/v1/filter", body, head)
+                answer = client.getresponse()
+                answer.read()
+            except (OSError, HTTPException):
+                client.close()  # the next request connects again
+                return False
+            return answer.status == HTTPStatus.OK
+
+        assert all(is_answered() for _ in range(20))
         if forms:
-            command = [sys.executable, "-m", "benchmarks._serve_attacks", str(port)]
-            command += [str(attackers_core), ",".join(forms)]
+            attack = [sys.executable, "-m", "benchmarks._serve_attacks", str(port)]
+            attack += [str(attackers_core), ",".join(forms)]
             attackers = stack.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603
+                subprocess.Popen(attack, stdout=subprocess.PIPE)  # noqa: S603
             )
             stack.callback(attackers.kill)
             assert attackers.stdout is not None
@@ -310,11 +277,7 @@ def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: i
         seconds, failed, resident = [], 0, 0
         for _ in range(calls):
             began = time.perf_counter()
-            try:
-                client.ask(request)
-            except (OSError, AssertionError):
-                failed += 1
-                client = stack.enter_context(closing(Client(port)))
+            failed += not is_answered()
             seconds.append(time.perf_counter() - began)
             resident = max(resident, _resident(pid))
             time.sleep(_PAUSE_SECONDS)
@@ -328,12 +291,6 @@ def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: i
     )
 
 
-def authorised(request: bytes) -> bytes:
-    """A request with the token of the service that is attacked."""
-    first, _, rest = request.partition(b"\r\n")
-    return first + f"\r\nAuthorization: Bearer {TOKEN}\r\n".encode() + rest
-
-
 def _cpu_seconds(pid: int) -> float:
     """Processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
@@ -345,73 +302,61 @@ def _resident(pid: int) -> int:
     return pages * 4096
 
 
-def _hostile(given: argparse.Namespace, console: Console) -> int:
+def _hostile(given: Namespace) -> int:
     rows = hostile(given.calls, given.hostile or ATTACKS)
-    table = Table("attack", "p50 ms", "p99 ms", "longest ms", "failed", "memory MiB")
+    columns = ("p50 ms", "p99 ms", "longest ms", "failed", "memory MiB")
+    table = figures("an authorised client beside attacks", ("attack",), columns)
     for name, row in rows.items():
-        table.add_row(
-            name,
-            f"{row.p50_ms:.1f}",
-            f"{row.p99_ms:.0f}",
-            f"{row.longest_ms:.0f}",
-            f"{row.failed}",
-            f"{row.resident_mib:.0f}",
-        )
-    console.print(table)
-    if given.json is not None:
-        found = {name: asdict(row) for name, row in rows.items()}
-        about = {"environment": environment(PACKAGES), "requests": given.calls}
-        document = json.dumps({**about, "attacks": found}, indent=2)
-        given.json.write_text(document + "\n", encoding="utf-8")
+        table.add_row(name, f"{row.p50_ms:.1f}", *[f"{each:.0f}" for each in astuple(row)[1:]])
+    CONSOLE.print(table)
+    report = {
+        "environment": environment(PACKAGES),
+        "requests": given.calls,
+        "attacks": {name: asdict(row) for name, row in rows.items()},
+    }
     missed = [
         name
         for name, row in rows.items()
         if row.failed or row.p99_ms > MOST_ATTACKED_P99_MS or row.resident_mib > MOST_ATTACKED_MIB
     ]
-    return 1 if given.check and missed else 0
+    return ended(given, report, missed)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; with ``--check`` 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=SUMMARY)
+    parser = command("Time the HTTP service beside an echo and raw proxies.")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1.0, help="a turn")
     parser.add_argument("--calls", type=int, default=200, help="beside each attack")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument(
         "--hostile", nargs="*", choices=ATTACKS, metavar="ATTACK", help="under all attacks, or some"
     )
     given = parser.parse_args(arguments)
-    console = Console(width=120)
     if given.hostile is not None:
-        return _hostile(given, console)
+        return _hostile(given)
     if shutil.which("wrk") is None:
-        console.print(
+        CONSOLE.print(
             "wrk is not installed, and clients in Python measure themselves: "
             "apt-get install --no-install-recommends wrk"
         )
         return 2
     cases = measured(given.rounds, given.seconds)
-    table = Table("case", "by", "16 clients /s", "p50 µs", "p99 µs", "alone µs", "CPU µs", "share")
+    columns = ("16 clients /s", "p50 µs", "p99 µs", "alone µs", "CPU µs", "share")
+    table = figures("requests", ("case", "by"), columns)
     for name, case in cases.items():
         for by, load in zip(CASES[name][1:3], (case.service, case.floor), strict=True):
-            figures = [f"{figure:,.0f}" for figure in astuple(load)]
-            table.add_row(name, by, *figures, f"{case.share:.2f}" if load is case.service else "")
-    console.print(table)
-    if given.json is not None:
-        document: dict[str, Any] = {
-            "environment": environment(PACKAGES),
-            "cases": {
-                name: {**asdict(case), "share": case.share, "slowdown": case.slowdown}
-                for name, case in cases.items()
-            },
-        }
-        given.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    missed = [
-        name for name, case in cases.items() if case.slowdown > (CASES[name][3] or case.slowdown)
-    ]
-    return 1 if given.check and missed else 0
+            own = [f"{each:,.0f}" for each in astuple(load)]
+            table.add_row(name, by, *own, f"{case.share:.2f}" if load is case.service else "")
+    CONSOLE.print(table)
+    report = {
+        "environment": environment(PACKAGES),
+        "cases": {
+            name: {**asdict(case), "share": case.share, "slowdown": case.slowdown}
+            for name, case in cases.items()
+        },
+    }
+    missed = [name for name, case in cases.items() if case.slowdown > CASES[name][3]]
+    return ended(given, report, missed)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ P(relevant) with all signals, less that without each family; and the median mill
 search with signals and without, vectors given.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks._collection import DEMO, Collection, default_cache
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._timing import environment
 from calibration.fit import fit_relevance, out_of_fold
 from calibration.grid import utility_grid
@@ -34,9 +31,6 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.measure.worth import READERS
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-
-SUMMARY = "Measure what signals are worth by family, and what they cost an index and a search."
-
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "match": ("match", "vector_match"),
@@ -128,35 +122,33 @@ def measured(folder: Path, embedder: SentenceTransformerEmbedder, n_timed: int) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print and write the figures."""
-    parser = argparse.ArgumentParser(prog="benchmarks.signals", description=SUMMARY)
+    parser = command("Measure what signals are worth by family, and what they cost.")
     parser.add_argument("--data", type=Path, nargs="+", default=[DEMO], metavar="DIR")
     parser.add_argument("--queries", type=int, default=50, metavar="N", help="to time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
-    console, embedder = Console(width=120), SentenceTransformerEmbedder()
+    embedder = SentenceTransformerEmbedder()
     collections = {}
-    table = Table("collection", "passages", "bytes a passage", "nDCG@10", "ms", "without signals")
+    columns = ("passages", "bytes a passage", "nDCG@10", "ms", "without signals")
+    table = figures("cost", ("collection",), columns)
     for folder in options.data:
         found = collections[folder.name] = measured(folder, embedder, options.queries)
         sizes, taken = found["bytes_per_passage"], found["milliseconds"]
         shown = f"{sizes['all']:,.0f}", f"{found['ndcg']:.4f}"
         milliseconds = [f"{taken[name]:.1f}" for name in ("signals", "none")]
         table.add_row(folder.name, str(found["passages"]), *shown, *milliseconds)
-    console.print(table)
-    families = Table("UDCG that a family adds", *collections)
+    CONSOLE.print(table)
+    families = figures("UDCG that a family adds", ("family",), tuple(collections))
     for family in dict.fromkeys(
         name for each in collections.values() for name in each["udcg_gain"]
     ):
         gains = [each["udcg_gain"].get(family, 0.0) for each in collections.values()]
         families.add_row(family, *[f"{gain:+.3f}" for gain in gains])
-    console.print(families)
+    CONSOLE.print(families)
     report = {
         "environment": environment(("ctxguard-rag", "onnxruntime", "torch", "numpy")),
         "collections": collections,
     }
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0
+    return ended(options, report)
 
 
 if __name__ == "__main__":

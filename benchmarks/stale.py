@@ -17,9 +17,7 @@ utility stand the 5 passages that it calls most probable, which are as many as t
 the columns' signals are dealt to other candidates, so that they say nothing.
 """
 
-import argparse
 import ast
-import json
 import random
 import subprocess
 import sys
@@ -29,13 +27,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks._collection import default_cache, indexed_passages
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._gains import environment
 from calibration.calibrate_route import Settings, calibrate_route
 from calibration.data.dataset import Dataset, DistractorKind, Query
@@ -50,7 +46,6 @@ from ctxguard.core.types import DEFAULT_K, Passage, Route
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
-SUMMARY = "Does a column that says when a passage was written keep the wrong release out?"
 LABELS = 40
 DEPTH = 50
 FUNCTIONS = 60
@@ -286,14 +281,10 @@ def _at_random(pools: Pools, seed: int) -> Pools:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build, calibrate and measure; with ``--check``, exit with 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(prog="benchmarks.stale", description=SUMMARY)
+    parser = command("Measure whether a column of dates keeps the wrong release out.", seed=True)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
-    console = Console(width=120)
     documents = documentation(RELEASES, options.cache / "stale", options.seed)
     embedder = SentenceTransformerEmbedder()
     retriever = indexed_passages(documents.passages, options.cache, embedder)
@@ -303,10 +294,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy: {name: float(np.mean([each[name] for each in runs])) for name in names}
         for policy, runs in found.items()
     }
-    table = Table("policy", "wrong release", "asked of newer", "of older", "recall", "passages")
+    columns = ("wrong release", "asked of newer", "of older", "recall", "passages")
+    table = figures("contexts of other questions", ("policy",), columns)
     for policy, one in means.items():
         table.add_row(policy, *(f"{one[name]:.3f}" for name in names))
-    console.print(table)
+    CONSOLE.print(table)
     best = means[f"updated_at, version, {DEFAULT_K} most probable"]
     plain, chosen = (
         means[f"{name}, highest utility"] for name in ("without columns", "updated_at, version")
@@ -322,24 +314,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         "its recall loss at most 0.01": chosen["recall"] >= plain["recall"] - MOST_RECALL_LOST,
     }
-    console.print(f"{len(documents.passages)} passages, {len(documents.dataset)} questions")
-    console.print(f"bars: {bars}")
+    CONSOLE.print(f"{len(documents.passages)} passages, {len(documents.dataset)} questions")
     milliseconds = costs(documents, retriever)
-    console.print(f"signals of {len(COLUMNS)} columns, 100 candidates: {milliseconds:.2f} ms")
-    if options.json is not None:
-        results: dict[str, Any] = {
-            "environment": environment(),
-            "passages": len(documents.passages),
-            "questions": len(documents.dataset),
-            "labels": LABELS,
-            "repeats": options.repeats,
-            "policies": means,
-            "milliseconds": milliseconds,
-            "bars": bars,
-        }
-        text = json.dumps(results, indent=2, ensure_ascii=False)
-        options.json.write_text(text + "\n", encoding="utf-8")
-    return 0 if all(bars.values()) or not options.check else 1
+    CONSOLE.print(f"signals of {len(COLUMNS)} columns, 100 candidates: {milliseconds:.2f} ms")
+    report = {
+        "environment": environment(),
+        "passages": len(documents.passages),
+        "questions": len(documents.dataset),
+        "labels": LABELS,
+        "repeats": options.repeats,
+        "policies": means,
+        "milliseconds": milliseconds,
+        "bars": bars,
+    }
+    return ended(options, report, [bar for bar, met in bars.items() if not met])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ processor time. The bar holds for the lower 95% bound of the median ratio (order
 whatever the distribution).
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -19,10 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from scipy.stats import binom
 
+from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._timing import environment
 
 WORKER = Path(__file__).with_name("_turns_worker.py")
@@ -112,15 +110,13 @@ def of_turns(here: Sequence[float], former: Sequence[float]) -> Ratio:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bar holds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command("Time guard, search and store of two checkouts in turns.")
     parser.add_argument("--former", type=Path, required=True, help="the other checkout")
     parser.add_argument(
         "--data", type=Path, nargs="+", default=[], metavar="DIR", help="BEIR folders to search"
     )
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a case in a turn")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if the bar is missed")
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     former, here = (Checkout(one, given.data) for one in (given.former, HERE))
     taken: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in here.cases}
@@ -131,24 +127,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here.close()
     former.close()
     ratios = {name: of_turns(*times) for name, times in taken.items()}
-    table = Table("case", "here, µs", "former, µs", "ratio", "95%")
+    table = figures(
+        "processor time of a call", ("case",), ("here, µs", "former, µs", "ratio", "95%")
+    )
     for name, ratio in ratios.items():
-        table.add_row(
-            name,
-            f"{ratio.here_us:.1f}",
-            f"{ratio.former_us:.1f}",
-            f"{ratio.median:.3f}",
-            f"{ratio.lower:.3f} to {ratio.upper:.3f}",
-        )
-    Console().print(table)
-    if given.json:
-        found = {"environment": environment(("ctxguard-rag", "numpy")), "bar": BAR}
-        found["cases"] = {name: asdict(ratio) for name, ratio in ratios.items()}
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    missed = [name for name, ratio in ratios.items() if ratio.lower > BAR]
-    if missed:
-        Console(stderr=True).print(f"over {BAR}: {', '.join(missed)}")
-    return int(bool(given.check and missed))
+        shown = f"{ratio.here_us:.1f}", f"{ratio.former_us:.1f}"
+        interval = f"{ratio.lower:.3f} to {ratio.upper:.3f}"
+        table.add_row(name, *shown, f"{ratio.median:.3f}", interval)
+    CONSOLE.print(table)
+    report = {
+        "environment": environment(("ctxguard-rag", "numpy")),
+        "bar": BAR,
+        "cases": {name: asdict(ratio) for name, ratio in ratios.items()},
+    }
+    missed = [f"{name}: over {BAR}" for name, ratio in ratios.items() if ratio.lower > BAR]
+    return ended(given, report, missed)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from benchmarks.ranker import Lists, report, train
 from ctxguard.core.types import FloatArray
@@ -42,7 +41,7 @@ def measured(gain: float, n: int = 50) -> dict[str, FloatArray]:
 
 def test_mean_weighs_families_alike() -> None:
     families = {"small": measured(0.1, n=10), "large": measured(0.0, n=500)}
-    results = report(families, 0, Console(quiet=True))
+    results = report(families, 0)
     assert results["mean_gain"]["mean"] == pytest.approx(0.05)
     assert results["families"]["large"]["queries"] == 500
     assert all(results["bars"].values())
@@ -53,5 +52,5 @@ def test_mean_weighs_families_alike() -> None:
 )
 def test_missed_bar_is_told(gains: tuple[float, float], missed: str) -> None:
     families = {str(at): measured(gain) for at, gain in enumerate(gains)}
-    bars = report(families, 0, Console(quiet=True))["bars"]
+    bars = report(families, 0)["bars"]
     assert {bar for bar, met in bars.items() if not met} == {bar for bar in bars if missed in bar}
