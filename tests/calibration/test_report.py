@@ -5,7 +5,6 @@ import hashlib
 import html
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -365,18 +364,6 @@ class TestPage:
         assert not (tmp_path / "report.html").exists()
 
 
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("Chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield launched
-        launched.close()
-
-
 _LOOK = """() => {
   const root = document.documentElement, height = root.scrollHeight;
   for (const each of document.querySelectorAll("details")) each.open = true;
@@ -424,7 +411,6 @@ def opened(
 
 @pytest.mark.slow
 def test_browser_shows_desktop_and_phone(opened: "BrowserPage") -> None:
-    """A browser shows the page on a desktop and on a phone."""
     seen = opened.evaluate(_LOOK)
     assert seen["charts"] > 0
     assert seen["fetched"] == 0

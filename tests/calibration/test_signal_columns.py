@@ -97,7 +97,6 @@ def test_lost_column_is_flagged() -> None:
 
 
 def test_label_made_column_is_left_out() -> None:
-    """A column that was made from the labels is left out and said."""
     book = Handbook()
     made = calibrate(book, book.dataset(), settings("checked", "updated_at"), score_kind="cosine")
     assert [column.name for column in made.profile.signal_columns] == ["updated_at"]

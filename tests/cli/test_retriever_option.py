@@ -214,7 +214,6 @@ class TestRuns:
     def test_run_gives_its_retrievers_figures(
         self, run: Run, engine: str, collection: Path, trec: Path
     ) -> None:
-        """A run gives the figures of the retriever that it was written from."""
         data = ("--data", collection, "--json")
         live = figures(run.read("evaluate", "--retriever", f"{engine}:newer", *data))
         read = figures(run.read("evaluate", "--run", trec, *data, system=RATIO))

@@ -87,7 +87,6 @@ class TestEqualityAndRepresentation:
         assert "2 more" in printed
 
     def test_decision_prints_kept_not_texts(self) -> None:
-        """A decision is printed by what it kept never by a text."""
         decision = decide(self.RANKING, RatioPolicy(k=3, min_ratio=0.9))
         assert decision == decision  # noqa: PLR0124
         assert len({decision, decide(self.RANKING, RatioPolicy())}) == 2

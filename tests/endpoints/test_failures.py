@@ -6,9 +6,8 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ctxguard.endpoints.rerank import RerankClient
 from ctxguard.errors import ConfigurationError, StageError
 from ctxguard.monitor.judges import LLMJudge
 from tests.monitor.chat_endpoint import Answer, ChatEndpoint
+from tests.raw_server import sending
 
 pytest.importorskip("truststore")
 
@@ -186,37 +186,6 @@ def test_an_unsendable_key_is_refused(call: Call, ending: str, says: str) -> Non
         RerankClient(url, key=KEY + ending)
 
     assert says in said_by(with_key, "http://host")
-
-
-@contextmanager
-def sending(
-    *pieces: bytes, endless: bytes = b"", tls: ssl.SSLContext | None = None
-) -> Iterator[str]:
-    """Serve one answer: the pieces, and then ``endless`` again and again."""
-    over = threading.Event()
-
-    def serve(listening: socket.socket) -> None:
-        while not over.is_set():
-            with (
-                suppress(OSError),
-                listening.accept()[0] as plain,
-                plain if tls is None else tls.wrap_socket(plain, server_side=True) as sent,
-            ):
-                sent.recv(2**16)
-                for piece in pieces:
-                    sent.sendall(piece)
-                while endless and not over.is_set():
-                    sent.sendall(endless)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve, args=(listening,), daemon=True)
-        thread.start()
-        port = listening.getsockname()[1]
-        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
-        over.set()
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            pass
-        thread.join()
 
 
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.resilience import Stage, failure_of
+from tests.raw_server import sending
 from tests.rerank_endpoint import Answer, RerankEndpoint
 from tests.timing import NEVER, SOON
 
@@ -331,30 +331,6 @@ def test_oversized_answer_is_broken_off(endpoint: RerankEndpoint, make: Make) ->
     assert endpoint.headers[1]["Accept-Encoding"] == "identity"
 
 
-@contextmanager
-def sending(*pieces: bytes) -> Iterator[str]:
-    """The URL of a server that answers each request with these bytes, piece by piece."""
-    over = threading.Event()
-
-    def serve(listening: socket.socket) -> None:
-        while not over.is_set():
-            with suppress(OSError), listening.accept()[0] as connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                while connection.recv(2**16):
-                    for piece in pieces:
-                        connection.sendall(piece)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve, args=(listening,), daemon=True)
-        thread.start()
-        port = listening.getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-        over.set()
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            pass
-        thread.join()
-
-
 ANSWER = b'[{"index": 0, "score": 0.5}]'
 ANSWERED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
 
@@ -371,7 +347,7 @@ ANSWERED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), AN
 def test_many_interim_answers_break_off(make: Make, interim: bytes) -> None:
     """Each takes the event loop some time, and no deadline ends it."""
     many = interim * (200_000 // len(interim))
-    with sending(many, many, ANSWERED) as url:
+    with sending(many, many, ANSWERED, stays_open=True) as url:
         assert isinstance(failure(make(url, protocol="tei"), ["a"]), StageUnavailableError)
 
 
@@ -379,7 +355,7 @@ def test_few_interim_answers_are_skipped(make: Make) -> None:
     few = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
     whole = few + ANSWERED
     for cut in (0, 5, 12, 24, 30, 70, len(few) + 3, len(whole) - 2):
-        with sending(whole[:cut], whole[cut:]) as url:
+        with sending(whole[:cut], whole[cut:], stays_open=True) as url:
             client = make(url, protocol="tei")
             # Also over a connection that is open already.
             for _ in range(2):

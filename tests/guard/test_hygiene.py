@@ -240,7 +240,6 @@ class TestErrorsQuoteNobody:
     )
     @pytest.mark.parametrize("awaited", [False, True])
     def test_outage_names_place_and_keeps_cause(self, kind: type[Exception], awaited: bool) -> None:
-        """An outage names the error and its place and keeps the cause."""
         guard = ContextGuard(Raising(kind))
 
         def ask() -> Context:

@@ -212,7 +212,6 @@ class Recorder(BaseCallbackHandler):
 @pytest.mark.parametrize("awaited", [False, True])
 @pytest.mark.parametrize("limit", [None, 30.0])
 def test_run_is_request_and_parent(awaited: bool, limit: float | None) -> None:
-    """The run is the request and the parent of the wrapped run."""
     recorder = Recorder()
     wrapped = WrappedRetriever(store_of(RetrieverContract.PASSAGES).as_retriever())
     guarded = GuardedRetriever(

@@ -61,19 +61,12 @@ def kinds(live: Watching) -> list[AlarmKind]:
     return [alarm.kind for alarm in live.monitor.alarms.report().active]
 
 
-def test_broken_promise_rings_after_the_day() -> None:
-    live = watching()
-    live.watch(*served(60))
-    live.monitor.maintain()
-    assert kinds(live) == []
-    live.end_day()
-    assert kinds(live) == [AlarmKind.RECALL_LOSS]
-
-
 def test_day_is_compared_once_complete() -> None:
     live = watching()
     live.serve(*served(80))
     live.monitor.step(60)
+    live.monitor.maintain()
+    assert kinds(live) == []
     live.end_day()
     assert kinds(live) == []
     live.monitor.step(60)

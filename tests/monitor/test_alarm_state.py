@@ -226,7 +226,6 @@ class TestRaising:
         )
 
     def test_harm_names_target_without_safe_policy(self) -> None:
-        """Harm says where its target is from and that no policy is safe."""
         (lost,) = lose(state_of(profile_of(safe_policy=None)), 0.5, 60)
         assert "this profile has no safe policy" in lost.message
         alarms = lose(state_of(), None, 200, harm=1.5)

@@ -62,7 +62,6 @@ def test_too_few_give_no_value() -> None:
 
 
 def test_alike_requests_allow_for_rare_kind() -> None:
-    """Where all requests are alike a rare other kind is still allowed for."""
     found = estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, [Judged([1])] * 100))
     # The share of another kind that would go unseen in 100 requests with probability 2.5%.
     assert found.lower == pytest.approx(0.025 ** (1 / 100))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 from contexts import make_context
-from watching import NOW, Watching, counted
+from watching import Watching
 
 from benchmarks._live_runs import SQLITE, Run
 from benchmarks._live_scenarios import Scenario
@@ -223,12 +223,3 @@ def test_round_returns_to_failures(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     assert live.monitor.report().failed_passages == 0
     assert len(judge.asked) - asked >= n_failed
-
-
-def test_counts_tell_what_failed() -> None:
-    judge = Failing(seldom(0.3), ["refused"])
-    live = watching(judge)
-    report = live.monitor.report()
-    assert counted(report, "grades") == len(judge.asked)
-    assert counted(report, "invalid_grades") == report.failed_passages
-    assert live.now == NOW

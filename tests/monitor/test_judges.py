@@ -62,7 +62,6 @@ def test_answerless_known_query_is_judged() -> None:
 
 
 def test_highest_grade_is_labels_at_least_one() -> None:
-    """The highest grade is that of the labels and at least one."""
     assert LabelJudge(QRELS).max_grade == 2
     assert LabelJudge({}).max_grade == 1
 

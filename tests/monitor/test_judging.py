@@ -128,13 +128,6 @@ class TestInclusionProbabilities:
         else:
             assert not whole.any()
 
-    def test_hajek_recall_is_the_truth(
-        self, records: Sequence[SampleRecord], relevant: frozenset[str]
-    ) -> None:
-        sums = sums_of(judged(records, relevant)).ratio(Metric.POOLED_RECALL)
-        truth = len(relevant & {"p0", "p1", "p2"}) / len(relevant)
-        assert sums.a / sums.b == pytest.approx(truth, abs=0.03)
-
 
 def assert_mean(values: FloatArray, truth: float) -> None:
     spread = values.std() / len(values) ** 0.5
@@ -196,7 +189,6 @@ class TestRecallLoss:
     def test_is_share_of_first_fews_relevant(
         self, rates: JudgingRates, relevant: frozenset[str], k: int, loss: float | None
     ) -> None:
-        """It is the share of the first fews relevant that was not served."""
         record = record_of(rates, k=k)
         rows = judged([record], relevant)
         assert loss_of(rows) == loss

@@ -241,7 +241,6 @@ class TestPoison:
         assert live.store.states()[State.PENDING] == 1
 
     def test_failing_alarm_stops_no_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An alarm that fails on one sample does not stop the others."""
         calls = count(1)
 
         def fail(*_: object, **__: object) -> None:

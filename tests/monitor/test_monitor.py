@@ -132,14 +132,6 @@ def test_expired_requests_stay_while_kept() -> None:
     assert live.monitor.report().estimates[Window.ALL_RETAINED][Metric.PRECISION].n == 2
 
 
-def test_hand_samples_are_left_out() -> None:
-    judge = ScriptedJudge()
-    live = Watching(judge)
-    live.watch(make_context(POOL, 2), probability=0.0)
-    assert live.store.states()[State.FORCED] == 1
-    assert judge.asked == []
-
-
 BROKEN_ANSWERS = {
     "nothing": lambda passages: [None] * len(passages),
     "too few": lambda passages: [Judgment(passages[0].passage_id, 1)],
@@ -250,7 +242,6 @@ def test_used_budget_waits_an_hour() -> None:
 
 
 def test_looked_up_text_is_redacted() -> None:
-    """A text that is looked up is redacted before it is judged."""
     read: list[Passage] = []
 
     def judge_texts(passages: Sequence[Passage]) -> list[Judgment | None]:

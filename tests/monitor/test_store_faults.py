@@ -303,7 +303,6 @@ class TestPermissions:
         assert stat.S_IMODE(file.stat().st_mode) == 0o660
 
     def test_dangling_link_makes_private_store(self, file: Path, open_store: OpenStore) -> None:
-        """A link to a store that is not there makes a private one."""
         link = file.with_name("link.db")
         link.symlink_to(file)
         append(open_store(f"sqlite:///{link}"))

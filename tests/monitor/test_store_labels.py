@@ -31,14 +31,6 @@ class TestPeople:
         later = store.add_labels([label(0), label(0, time_seconds=NOW + 5.0)])
         assert (later.added, later.duplicates) == (0, 2)
 
-    def test_labels_that_disagree_are_all_kept(self, store: SampleStore) -> None:
-        fill(store, 1)
-        added = store.add_labels(
-            [label(0, 2), label(0, 0, annotator="bob"), label(0, 2, annotator="cy")]
-        )
-        assert added.added == 3
-        assert [row.grade for _, row in store.labels()] == [2, 0, 2]
-
     def test_annotator_may_change_back(self, store: SampleStore) -> None:
         """Else the second opinion would stand as the latest."""
         fill(store, 1)

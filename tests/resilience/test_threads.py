@@ -81,28 +81,6 @@ def test_threadless_system_refuses_without_waiting(monkeypatch: pytest.MonkeyPat
         DaemonThreads("test", workers=2, waiting=2).submit(int)
 
 
-def test_a_process_with_hung_calls_ends() -> None:
-    script = """
-import time
-from ctxguard.resilience import Stage, UnansweredError
-stage = Stage("dense")
-for _ in range(2):
-    try:
-        stage.call(lambda: time.sleep(600), 0.5)
-    except UnansweredError as error:
-        print(error.kind)
-stage.submit(lambda: time.sleep(600))
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=True,
-    )
-    assert ended.stdout.split() == ["timeout"] * 2
-
-
 def test_forked_child_has_own_threads() -> None:
     script = """
 import os, threading, warnings

@@ -280,6 +280,5 @@ class TestScripts:
         assert report.script_warning is None
 
     def test_nothing_warns_without_letters(self) -> None:
-        """Nothing is warned of without letters or with an analyser for all."""
         assert lexical(("1 + 2 = 3",), "en").report.unhandled_letters == 0.0
         assert lexical(UNSPACED["Thai"], Letters()).report.script_warning is None

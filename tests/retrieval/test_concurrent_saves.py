@@ -108,15 +108,6 @@ def test_interrupted_save_loses_nothing(tmp_path: Path) -> None:
         gc.collect()
 
 
-def test_generation_being_saved_is_left_alone(tmp_path: Path) -> None:
-    def slow(files: Path) -> None:
-        written(files, "slow")
-        save(tmp_path, "meanwhile")
-
-    storage.save(tmp_path, {"saved": "slow"}, slow)
-    assert (loaded(tmp_path), len(list(tmp_path.iterdir()))) == ("slow", 2)
-
-
 PROGRAM = """
 import sys
 from pathlib import Path

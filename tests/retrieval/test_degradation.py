@@ -106,39 +106,6 @@ def test_in_time_answer_needs_no_deadlines(system: System) -> None:
             assert (ranking.scores, ranking.failures) == (pytest.approx(unhurried.scores), ())
 
 
-def test_memory_error_in_reranker_is_failure(system: System) -> None:
-    """Out of memory in the reranker is a failure like any other."""
-
-    def exhausted(_: Callable[[], Any]) -> None:
-        raise MemoryError
-
-    system.switch(("rerank",), exhausted)
-    ranking = system.retriever.retrieve(QUERY)
-    assert ranking.route is Route.HYBRID
-    assert ranking.failures[0].kind is FailureKind.OUT_OF_MEMORY
-
-
-def test_dead_leg_waits_for_its_retry(system: System, clock: Clock) -> None:
-    """A dead leg is not called again until a retry is due."""
-    calls = 0
-
-    def fail_and_count(work: Callable[[], Any]) -> None:
-        nonlocal calls
-        calls += 1
-        fail(work)
-
-    system.switch(("dense",), fail_and_count)
-    for _ in range(3 * FAILURES):
-        ranking = system.bare.retrieve(QUERY)
-    assert calls == FAILURES
-    assert ranking.route is Route.LEXICAL
-    assert ranking.failures[0].kind is FailureKind.CIRCUIT_OPEN
-
-    system.switch(("dense",), None)
-    clock.now += RETRY_SECONDS + 0.01
-    assert system.bare.retrieve(QUERY).failures == ()
-
-
 def test_retry_answers_with_all_circuits_open(system: System, clock: Clock) -> None:
     """With all circuits open the request that tries again is answered by it."""
     system.switch(("lexical", "dense"), fail)

@@ -21,7 +21,6 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.metadata_filter import Where, tokens, values_of, verified
 from ctxguard.core.types import (
     DropReason,
-    Flag,
     Hit,
     Leg,
     Mode,
@@ -29,7 +28,6 @@ from ctxguard.core.types import (
     Ranking,
     Route,
     ScoreKind,
-    StageFailure,
 )
 from ctxguard.errors import ConfigurationError, FilterViolationError
 from ctxguard.guard import ContextGuard
@@ -652,22 +650,6 @@ class TestThroughTheGuard:
         ranking = replace(Ranking.from_hits([Hit("p", 2.0)], ScoreKind.RATIO), passages=Turncoat())
         checked = verified(ranking, TENANT_A)
         assert checked.passages[0].text == checked.passages[0].text == "text of a"
-
-    def test_degraded_answer_is_checked_too(self) -> None:
-        class Degraded(Ranked):
-            def retrieve(
-                self, query: str, *, depth: int = 100, where: Where | None = None
-            ) -> Ranking:
-                ranking = super().retrieve(query, depth=depth, where=where)
-                return replace(
-                    ranking, route=Route.LEXICAL, failures=(StageFailure("dense", "down"),)
-                )
-
-        context = Guarded(Degraded(HITS)).guard.retrieve("q?", where=TENANT_A)
-        assert Flag.DEGRADED in context.flags
-        assert len(context) == 2
-        with pytest.raises(FilterViolationError):
-            Guarded(Degraded(HITS, honest=False)).guard.retrieve("q?", where=TENANT_A)
 
     @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
     @settings(max_examples=25, deadline=None)

@@ -110,7 +110,6 @@ class TestRanking:
     def test_without_signals_reciprocal_ranks_are_reported(
         self, corpus: list[Passage], embedder: WordHashEmbedder
     ) -> None:
-        """Without signals the order is that of reciprocal ranks and that is reported."""
         plain = HybridRetriever.build(corpus, embedder=embedder, signals="none")
         ranking = plain.with_fusion(Fusion("ranker")).retrieve(QUERY)
         assert ranking.passage_ids == plain.retrieve(QUERY).passage_ids
@@ -273,10 +272,6 @@ class TestQueries:
     def test_an_empty_query_is_refused(self, retriever: HybridRetriever, query: str) -> None:
         with pytest.raises(QueryError, match="is empty"):
             retriever.retrieve(query)
-
-    def test_megabyte_is_refused_with_limit(self, retriever: HybridRetriever) -> None:
-        with pytest.raises(QueryError, match=r"1,000,000 characters, the limit is 10,000"):
-            retriever.retrieve("x" * 1_000_000)
 
     def test_limit_is_set_everywhere(
         self, corpus: list[Passage], embedder: WordHashEmbedder, tmp_path: Path

@@ -91,7 +91,6 @@ def test_passages_without_words_do_no_harm(index_of: Build) -> None:
 
 
 def test_empty_indexes_find_nothing(index_of: Build) -> None:
-    """An index of no words and an index of nothing find nothing."""
     assert index_of(["...", ""]).search("word", 3).rows.size == 0
     assert (index_of([]).search("word", 3).rows.size, len(index_of([]))) == (0, 0)
 

@@ -171,14 +171,6 @@ def test_term_outside_vocabulary_is_refused_early(saved: Path) -> None:
         load(saved)
 
 
-def test_codes_need_the_right_digest(embedder: WordHashEmbedder, tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    HybridRetriever.build(many(1001), embedder=embedder, exact_limit=1).save(folder)
-    flip_a_byte(data_file(folder, "vectors.codes"))
-    with pytest.raises(IndexFolderError, match=r"vectors\.codes was changed"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [("thesis.txt", r"thesis\.txt"), ("manifest.json", "not written by ctxguard")],

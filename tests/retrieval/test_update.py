@@ -164,14 +164,6 @@ class TestUpdate:
         assert changes == Changes(unchanged=3)
         assert retriever.generation is before
 
-    def test_an_undone_update_leaves_no_trace(self, retriever: HybridRetriever) -> None:
-        before = retriever.fingerprint()
-        corpus = {"a": "red fox", "b": "sea", "c": "sun"}
-        retriever.update(passages_of({**corpus, "d": "dog"}))
-        assert retriever.fingerprint() != before
-        retriever.update(passages_of(corpus))
-        assert retriever.fingerprint() == before
-
     @pytest.mark.parametrize(
         ("passages", "said"),
         [

@@ -47,7 +47,6 @@ def build(url: str) -> EngineRetriever:
 
 
 def test_old_server_names_version_needed(server: str) -> None:
-    """A server that is too old is named with the version needed."""
     with pytest.raises(ConfigurationError, match=r"Milvus v2\.3\.5.* needs 2\.5 or later"):
         build(server)
     assert collections(server) == []
