@@ -263,14 +263,6 @@ class TestVerdict:
         )
         assert enough.route.offer("leaner").verdict.decision == "enforce"
 
-    def test_few_labels_say_how_many_are_enough(self) -> None:
-        """Of a filter that loses nothing, and gains only tokens."""
-        verdict = outcome_of(calibrate(*simulate(21, noise=0.05, relevant=1))).profile.verdict
-        assert verdict.decision == "shadow"
-        assert f"about {verdict.n_needed} such queries would probably decide" in verdict.statement
-        enough = simulate(verdict.n_needed, noise=0.05, relevant=1)
-        assert outcome_of(calibrate(*enough)).profile.verdict.decision == "enforce"
-
     def test_leaner_costs_no_more_than_balanced(self) -> None:
         """What may be enforced at fewer tokens is what a leaner context asks for."""
         for n, noise in [(30, 0.05), (40, 0.1), (60, 0.2)]:
@@ -468,16 +460,6 @@ class TestPromise:
         assert "at most 0.1" in certificate.statement
         assert certification.grid_index is not None
         assert outcome.profile.evidence.metrics["recall_loss"].value <= 0.1
-
-    def test_few_labels_keep_today(self) -> None:
-        """Few labels keep what is served today and say what would do."""
-        outcome = outcome_of(
-            calibrated(60, noise=0.25, promise=Promise(alpha=0.02), policy="ratio")
-        )
-        assert outcome.certification.grid_index is None
-        assert outcome.profile.policy == RatioPolicy(k=5)
-        assert "no other policy that gains utility is certified" in outcome.profile.why
-        assert outcome.profile.certificate is None
 
     @pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"alpha": 1.0}, {"delta": 1.5}])
     def test_meaningless_promise_is_refused(self, settings: dict[str, float]) -> None:

@@ -207,25 +207,6 @@ class TestSummary:
         many = self.of(calibrated(200, context="utility", held_out=0.5))
         assert not any("promises nothing" in line for line in many.warnings)
 
-    def test_leaner_and_richer_are_shown(self) -> None:
-        summary = self.of(calibrated(150, relevant=3))
-        sizes = list(summary.by_size)
-        assert sizes[0] == "today"
-        assert summary.by_size["balanced"] == "chosen"
-        fixed = {size for size in sizes if size.startswith("first")}
-        assert {*sizes[1:], *summary.missing} - fixed == {"leaner", "balanced", "richer"}
-        for size, name in list(summary.by_size.items())[1:]:
-            for metric in ("recall", "udcg", "kept"):
-                found = summary.results.of(name, metric)
-                assert found.mean.bounds is not None, size
-                assert found.difference.bounds is not None, size
-        kept = {
-            size: summary.results.of(name, "kept").mean.value
-            for size, name in summary.by_size.items()
-        }
-        assert kept["leaner"] <= min(kept["balanced"], kept["today"])
-        assert kept["richer"] >= kept["balanced"]
-
     def test_unbeaten_sizes_are_named(self) -> None:
         found = calibrate(*indistinct(100), Settings(depth=DEPTH))
         summary = self.of(found)

@@ -135,11 +135,6 @@ def test_hiding_tolerance_is_refused(tolerance: float) -> None:
         checks(comparison, saved(comparison), tolerance=tolerance)
 
 
-def test_only_worsening_metrics_are_watched() -> None:
-    with pytest.raises(ConfigurationError, match="'kept' is not a metric that can get worse"):
-        check_metrics(["kept"])
-
-
 def test_mismatched_values_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "base.json"
     file.write_text(json.dumps(document(compared({"mine": 1}), query_ids=["q0"])))

@@ -109,12 +109,6 @@ def test_kept_is_copy_with_hidden_decision() -> None:
     assert all("ctxguard" not in each.metadata for each in NODES)
 
 
-def test_awaited_it_does_the_same() -> None:
-    postprocessor = GuardPostprocessor(guard=ContextGuard(k=2, score_kind="cosine"))
-    kept = asyncio.run(postprocessor.apostprocess_nodes(NODES, query_str="q"))
-    assert [each.node_id for each in kept] == ["n0", "n1"]
-
-
 def test_cut_text_is_cut_in_node() -> None:
     text = "The kettle boils. The kettle whistles loudly, and then it is quiet again."
     guard = ContextGuard(assembly=Assembly(max_passage_chars=30), score_kind="cosine")

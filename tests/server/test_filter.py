@@ -87,21 +87,6 @@ def test_number_json_lacks_is_no_score(serve: Serve) -> None:
     assert "invalid_scores" in answer["flags"]
 
 
-def test_copies_share_verdict_without_place(serve: Serve, profile: Path) -> None:
-    """Copies share the verdict of the better one and take no place."""
-    texts = ["One  text", "one text", "another", "ＯＮＥ ＴＥＸＴ", "a third"]
-    candidates = [
-        {"id": f"{at}", "score": score, "text": text}
-        for at, (score, text) in enumerate(zip([0.9, 0.9, 0.89, 0.1, 0.88], texts, strict=True))
-    ]
-    body = {"query": "q", "candidates": candidates}
-    answer = serve(profile=profile).post("/v1/filter", json=body).json()
-    assert (answer["kept_ids"], answer["dropped"]) == (["0", "2", "4"], {"duplicate_text": 2})
-    copies = [each for each in answer["decisions"] if each["reason"] == "duplicate_text"]
-    assert [each["id"] for each in copies] == ["1", "3"]
-    assert {each["relative_score"] for each in copies} == {1.0}
-
-
 @pytest.mark.parametrize(
     ("value", "written"),
     [

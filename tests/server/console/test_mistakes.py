@@ -53,12 +53,6 @@ def test_absent_from_first_k_is_unlost(tmp_path: Path) -> None:
     assert "None of the 2 judged requests is known to have lost one" in page
 
 
-def test_request_losing_nothing_is_absent(tmp_path: Path) -> None:
-    with SampleStore.open(filled(tmp_path, 3, relevant=0)) as store:
-        page = visitor(store).get("/console/mistakes", params={"day": day_of(store)}).text
-    assert "None of the 3 judged requests is known to have lost one" in page
-
-
 def test_tenants_see_only_their_own(tmp_path: Path) -> None:
     filters = (Where(tenant="a"), Where(tenant="b"))
     with SampleStore.open(filled(tmp_path, 4, relevant=4, filters=filters)) as store:
