@@ -130,7 +130,7 @@ def tokens_to_judge(entry: Entry) -> tuple[int, int]:
         The passages, and the tokens of these and of the question for each.
     """
     record = SampleRecord.from_bytes(entry.payload)
-    passages = [record.passage(one) for one in (*record.served, *record.to_judge(has_hit=True))]
+    passages = [record.passage(one) for one in record.to_judge({})]
     question = estimate_tokens(record.query or "")
     return len(passages), sum([question + passage_tokens(one) for one in passages])
 

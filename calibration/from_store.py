@@ -37,8 +37,8 @@ from ctxguard.errors import CalibrationError
 from ctxguard.measure.interval import Interval
 from ctxguard.measure.metrics import UNGRADED, YES, BoolArray, IntArray, Rows, failed_in_words
 from ctxguard.measure.worth import Utilities, worths
-from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.judges import Judgment, LabelJudge
+from ctxguard.monitor.labels.judged_request import Scale, update_graded
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
@@ -312,13 +312,8 @@ def _columns(each: _Sample, pools: Pools, row: int) -> dict[int, int]:
 
 def _reachable(each: _Sample) -> Iterator[int]:
     """Yield the positions of the candidates that had a chance of being judged."""
-    record = each.sample.record
-    has_hit = record.has_hit(each.sample.judge)
-    first = set(record.in_baseline)
-    yield from record.served
-    for position in record.dropped:
-        inside = position in first
-        if record.rates.dropped_probability(has_hit=has_hit, in_baseline=inside) > 0.0:
+    for position, chance in each.sample.record.judging_chances(each.sample.judge).items():
+        if chance > 0.0:
             yield position
 
 

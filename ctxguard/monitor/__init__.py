@@ -5,8 +5,8 @@ In the order in which they build on each other:
     store        samples, judgments and labels: SQLite or PostgreSQL
     sampling     which requests are stored, and what of them is judged
     judges       who grades passages: a language model, a cross-encoder, known labels
-    labels       the labels of people, and the files that they label in
-    estimation   from grades and labels to metrics with intervals
+    labels       the labels of people, the files that they label in, and judged samples as rows
+    estimation   from rows to metrics with intervals
     alarms       when a metric has left what the profile promises
     explanation  what the store knows of one request
     mistakes     the requests of a day that lost relevant passages

@@ -13,12 +13,6 @@ from watching import Watching
 
 from ctxguard.measure.metrics import Metric, Rows
 from ctxguard.measure.worth import READERS
-from ctxguard.monitor.estimation.judged_request import (
-    PeopleGrades,
-    Scale,
-    grade_chances,
-    judged_request,
-)
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
@@ -26,6 +20,12 @@ from ctxguard.monitor.labels.human import (
     IF_NONE_ABOVE,
     human_grades,
     rows_left,
+)
+from ctxguard.monitor.labels.judged_request import (
+    PeopleGrades,
+    Scale,
+    grade_chances,
+    judged_request,
 )
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates

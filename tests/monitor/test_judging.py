@@ -14,13 +14,13 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure.metrics import FAILED, KEPT, NO, UNGRADED, YES, Metric, Rows, by_judge, losses
 from ctxguard.measure.metrics import POOL as IN_POOL
 from ctxguard.measure.worth import READERS, STRICT, Negative
-from ctxguard.monitor.estimation.judged_request import (
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.judged_request import (
     PeopleGrades,
     Scale,
     judged_request,
     recall_loss,
 )
-from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
 from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
@@ -51,11 +51,13 @@ SCALE = Scale(READERS, 1)
 
 def block_of(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> bytes:
     """As a judge without errors has it, of what it is asked about."""
-    has_hit = any(record.passage_ids[place] in relevant for place in record.served)
-    to_judge = (*record.served, *record.to_judge(has_hit=has_hit))
-    names = [record.passage_ids[place] for place in to_judge]
-    grades = {name: Judgment(name, int(name in relevant)) for name in names}
-    return judged_request(record, grades, SCALE)
+    grades = grades_of(relevant)
+    names = [record.passage_ids[place] for place in record.to_judge(grades)]
+    return judged_request(record, {name: grades[name] for name in names}, SCALE)
+
+
+def grades_of(relevant: frozenset[str]) -> dict[str, Judgment]:
+    return {name: Judgment(name, int(name in relevant)) for name in POOL}
 
 
 def judged(records: Iterable[SampleRecord], relevant: frozenset[str] = RELEVANT) -> Rows:
@@ -97,7 +99,7 @@ class TestInclusionProbabilities:
         alone = pool + (1 - pool) * rates.dropped_rate
         counts = dict.fromkeys(records[0].dropped, 0)
         for record in records:
-            for place in record.to_judge(has_hit=has_hit):
+            for place in record.to_judge(grades_of(relevant))[len(record.served) :]:
                 counts[place] += 1
         for place, count in counts.items():
             first = rates.baseline_rate if place in records[0].in_baseline else 0.0
@@ -192,12 +194,11 @@ class TestRecallLoss:
         record = record_of(rates, k=k)
         rows = judged([record], relevant)
         assert loss_of(rows) == loss
-        grades = {name: Judgment(name, int(name in relevant)) for name in POOL}
-        assert recall_loss(record, grades, rates.baseline_k) == loss
+        assert recall_loss(record, grades_of(relevant), rates.baseline_k) == loss
 
     def test_pool_without_served_relevance_has_none(self) -> None:
         record = record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))
-        assert record.to_judge(has_hit=False) == record.dropped
+        assert record.to_judge(grades_of(NO_HIT)) == (*record.served, *record.dropped)
         assert dropped_relevant(judged([record], NO_HIT)).tolist() == [2.0]
         assert loss_of(judged([record], NO_HIT)) is None
 

@@ -14,7 +14,6 @@ from stub_judges import ErringJudge
 from watching import Watching
 
 from ctxguard.monitor.estimation import sampling_design
-from ctxguard.monitor.estimation.judged_request import grade_chances
 from ctxguard.monitor.estimation.sampling_design import (
     DROPPED_COINS,
     GO_ON,
@@ -23,6 +22,7 @@ from ctxguard.monitor.estimation.sampling_design import (
     usable_labels,
 )
 from ctxguard.monitor.labels.files import RowToLabel
+from ctxguard.monitor.labels.judged_request import grade_chances
 from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import OPENED, PickKind

@@ -20,11 +20,11 @@ from ctxguard.measure.corrected import Model
 from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
 from ctxguard.measure.metrics import Metric, Rows
 from ctxguard.measure.worth import READERS
-from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import grades_to_json
+from ctxguard.monitor.labels.judged_request import Scale, update_graded
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
 from ctxguard.monitor.store import (

@@ -20,8 +20,8 @@ from ctxguard.measure.metrics import Metric, Rows, losses, session_number
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
-from ctxguard.monitor.estimation.judged_request import is_whole, recall_loss
 from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.judged_request import is_whole, recall_loss
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LossRow, SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE

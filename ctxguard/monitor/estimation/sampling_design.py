@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ctxguard.errors import StoreError
-from ctxguard.monitor.estimation.judged_request import grade_chances
 from ctxguard.monitor.labels.files import number_of
+from ctxguard.monitor.labels.judged_request import grade_chances
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore
@@ -145,10 +145,11 @@ def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, fl
         coin: That of every other passage; None for those of the design.
     """
     record, judge = sample.record, sample.judge
-    coins = dict.fromkeys(record.served, SERVED_COIN if coin is None else coin)
-    for place in record.to_judge(has_hit=record.has_hit(judge)):
-        says_yes = bool(record.grade(judge, place))
-        coins[place] = DROPPED_COINS[says_yes] if coin is None else coin
+    coins: dict[int, float] = {}
+    for place in record.to_judge(judge):
+        of_dropped = DROPPED_COINS[bool(record.grade(judge, place))]
+        own = SERVED_COIN if place in record.served else of_dropped
+        coins[place] = own if coin is None else coin
     if coins:
         coins[next(iter(coins))] = 1.0
     return coins

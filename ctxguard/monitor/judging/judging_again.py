@@ -204,8 +204,7 @@ class JudgingAgain:
         """Return the candidates to judge: those that were judged before, and any that is served."""
         first = self._store.grades(None, [sample_id]).get(sample_id, "")
         before = {*grades_from_json(first), *self._before(sample_id)}
-        wanted = {*record.served, *record.to_judge(has_hit=True)}
-        order = (*record.served, *record.dropped)
+        wanted, order = set(record.to_judge({})), (*record.served, *record.dropped)
         return [one for one in order if one in wanted or record.passage_ids[one] in before]
 
     def judge(self, sample_id: int, record: SampleRecord, *, is_canary: bool) -> Counts:

@@ -13,8 +13,8 @@ from itertools import product
 from ctxguard.core.types import Mode, Passage, Route
 from ctxguard.errors import JudgeError
 from ctxguard.measure.worth import Utilities
-from ctxguard.monitor.estimation.judged_request import Scale, judged_request
 from ctxguard.monitor.judges import Judge, Judgment, Ledger
+from ctxguard.monitor.labels.judged_request import Scale, judged_request
 from ctxguard.monitor.redaction import Redactor, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount, as_written
 from ctxguard.monitor.store.types import Counts
@@ -82,8 +82,7 @@ class SampleJudge:
         Args:
             known: How many have a grade already.
         """
-        dropped = max(len(record.to_judge(has_hit=False)), len(record.to_judge(has_hit=True)))
-        return max(len(record.served) + dropped - known, 0)
+        return max(len(record.may_be_judged) - known, 0)
 
     def grade(
         self,
@@ -104,7 +103,7 @@ class SampleJudge:
         if served is None:
             return JudgedSample(None, known, 0)
         grades = {**known, **served}
-        dropped = record.to_judge(has_hit=record.has_hit(grades))
+        dropped = record.to_judge(grades)[len(record.served) :]
         try:
             found = self._graded(record, dropped, grades)
         except JudgeError:
@@ -134,8 +133,7 @@ class SampleJudge:
         probability: float | None,
         known: Mapping[str, Judgment],
     ) -> JudgedSample:
-        places = (*record.served, *record.to_judge(has_hit=record.has_hit(grades)))
-        wanted = dict.fromkeys([record.passage_ids[place] for place in places])
+        wanted = dict.fromkeys([record.passage_ids[each] for each in record.to_judge(grades)])
         n_failed = len(wanted.keys() - grades.keys())
         scale = Scale(self._utilities, self.judge.max_grade)
         block = judged_request(record, grades, scale, probability=probability)

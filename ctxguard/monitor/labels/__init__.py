@@ -1,1 +1,1 @@
-"""The labels of people on sampled passages, and the files in which they label them."""
+"""The labels of people on sampled passages, their files, and judged samples as rows."""

@@ -165,21 +165,46 @@ class SampleRecord:
         return not {self.grade(grades, position) for position in self.served} <= {0}
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
-        """Tell if all of ``dropped`` is judged, given whether a relevant passage was served."""
-        return self.full_pool or (self.full_pool_if_no_hit and not has_hit)
-
-    def to_judge(self, *, has_hit: bool) -> tuple[int, ...]:
-        """Return the positions of the dropped passages that are judged, best first.
+        """Tell if all of ``dropped`` is judged by design.
 
         Args:
             has_hit: Whether a relevant passage was served.
         """
+        is_all = not self.dropped or self.rates.dropped_rate == 1.0
+        return is_all or self.full_pool or (self.full_pool_if_no_hit and not has_hit)
+
+    def to_judge(self, grades: Mapping[str, HasGrade]) -> tuple[int, ...]:
+        """Return the positions that are judged: the served ones by rank, then others, best first.
+
+        Args:
+            grades: Those of the served passages, as far as they are known.
+        """
+        return self._to_judge(has_hit=self.has_hit(grades))
+
+    @property
+    def may_be_judged(self) -> tuple[int, ...]:
+        """The positions that are judged, whatever the grades of the served passages."""
+        return self._to_judge(has_hit=False)
+
+    def _to_judge(self, *, has_hit: bool) -> tuple[int, ...]:
         if self.has_full_pool(has_hit=has_hit):
-            return self.dropped
-        wanted = set(self.sampled)
-        if self.baseline:
-            wanted.update(self.in_baseline)
-        return tuple([position for position in self.dropped if position in wanted])
+            return (*self.served, *self.dropped)
+        wanted = {*self.sampled, *(self.in_baseline if self.baseline else ())}
+        return (*self.served, *[position for position in self.dropped if position in wanted])
+
+    def judging_chances(self, grades: Mapping[str, HasGrade]) -> dict[int, float]:
+        """Return the probability with which each candidate of the pool is judged, by position.
+
+        Args:
+            grades: As of ``to_judge``.
+        """
+        has_hit, first = self.has_hit(grades), set(self.in_baseline)
+        of_dropped = {
+            each: self.rates.dropped_probability(has_hit=has_hit, in_baseline=each)
+            for each in (False, True)
+        }
+        dropped = {position: of_dropped[position in first] for position in self.dropped}
+        return {**dict.fromkeys(self.served, 1.0), **dropped}
 
     @property
     def in_baseline(self) -> tuple[int, ...]:
@@ -382,8 +407,8 @@ def record_of(
         copies=copies,
     )
     passages = {position: as_written(passage) for position, passage in served.items()}
-    for position in {*record.to_judge(has_hit=False), *record.to_judge(has_hit=True)}:
-        if position in readable:
+    for position in record.may_be_judged:
+        if position in readable and position not in passages:
             passages[position] = as_written(readable[position])
     return replace(record, passages=passages)
 

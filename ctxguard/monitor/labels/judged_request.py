@@ -34,11 +34,8 @@ from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.human import rows_left
 from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import OPENED, GradedBlock, PickedPassage, PickKind, SampleStore
 
-_NOTHING_DROPPED = JudgingRates(dropped_rate=1.0)
-"""If nothing was dropped, all of it is judged with certainty."""
 _NO_GRADE = Judgment("", 0, judged=False)
 
 
@@ -88,26 +85,22 @@ def judged_request(
         people: None where nobody graded any of it.
     """
     first = verdicts if first is None else first
-    rates = record.rates if record.dropped else _NOTHING_DROPPED
-    has_hit = record.has_hit(first)
-    dropped = record.to_judge(has_hit=has_hit)
-    places = [*record.served, *dropped]
+    rates, has_hit = record.rates, record.has_hit(first)
+    places, chances = record.to_judge(first), record.judging_chances(first)
     has_failed = not {record.passage_ids[place] for place in places} <= verdicts.keys()
-    chances = {
-        each: rates.dropped_probability(has_hit=has_hit, in_baseline=each) for each in (False, True)
-    }
-    whole = rates.dropped_rate == 1.0 or record.has_full_pool(has_hit=has_hit)
-    pool_chance = rates.full_pool_probability(has_hit=has_hit) if whole else math.nan
-    # Pools judged only where nothing relevant was served would show a recall of 0.
-    is_fair = rates.full_pool_probability(has_hit=True) > 0.0
+    whole, pool_chance, is_fair = record.has_full_pool(has_hit=has_hit), 1.0, True
+    if record.dropped:
+        pool_chance = rates.full_pool_probability(has_hit=has_hit) if whole else math.nan
+        # Pools judged only where nothing relevant was served would show a recall of 0.
+        is_fair = rates.full_pool_probability(has_hit=True) > 0.0
     request = np.array(
         [
             (
-                len(record.served) + len(dropped),
+                len(places),
                 len(record.served),
                 record.probability if probability is None else probability,
                 session_number(record.session_id),
-                chances[False],
+                min([chances[each] for each in record.dropped], default=1.0),
                 pool_chance,
                 whole and is_fair and not has_failed,
                 _has_first(record, verdicts, record.rates.baseline_k),
@@ -116,10 +109,11 @@ def judged_request(
         ],
         REQUEST,
     )
-    passages = np.zeros(len(record.served) + len(dropped), PASSAGE)
+    passages = np.zeros(len(places), PASSAGE)
     graded = [verdicts.get(record.passage_ids[place]) for place in places]
     found = [_NO_GRADE if one is None else one for one in graded]
-    rank = np.array([*range(1, len(record.served) + 1), *[0] * len(dropped)], np.int64)
+    rank = np.arange(1, len(places) + 1)
+    rank[len(record.served) :] = 0
     is_near, baseline = np.isin(places, record.dropped[:NEAR_DROPPED]), set(record.in_baseline)
     passages["position"], passages["rank"] = places, rank
     passages["group"] = np.where(rank > 0, rank_group(rank), np.where(is_near, NEAR, FAR))
@@ -127,10 +121,7 @@ def judged_request(
     passages["verdict"] = [_grade(one) for one in graded]
     passages["score"] = [_log_odds(one.score) for one in found]
     passages["worth"] = scale.worths(found)
-    passages["size"] = [
-        1.0 if own else 1.0 / chances[place in baseline]
-        for own, place in zip(rank.tolist(), places, strict=True)
-    ]
+    passages["size"] = [1.0 / chances[place] for place in places]
     passages["grade"] = UNGRADED
     if people is not None:
         _add_grades(record, people, places, request, passages)
