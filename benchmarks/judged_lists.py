@@ -34,19 +34,21 @@ from calibration.judged_candidates import (
     difference,
     first_k,
 )
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.metrics import (
     FAR,
+    MISSING,
     NEAR,
     NEAR_DROPPED,
     PASSAGE,
     REQUEST,
     UNGRADED,
     YES,
-    IntArray,
     Rows,
     rank_group,
 )
+from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.estimation.sampling_design import GO_ON
 
 SUMMARY = "Take a judge's grades as labels, with a few of people."
@@ -85,47 +87,43 @@ class JudgedList(NamedTuple):
 
 def judged_list(recorded: Recorded, judge: Answers, settings: Settings) -> JudgedList:
     """Have the recorded judge judge the first candidates; those without a verdict are left out."""
-    pools, n, k = recorded.pools, len(recorded.pools), settings.serving_k
+    pools, k = recorded.pools, settings.serving_k
     least = SAYS_YES.get(judge.fingerprint, 1.0)
     verdicts = np.full(pools.scores.shape, np.nan)
     for place, ids in enumerate(pools.passage_ids):
         first = ids[:JUDGED_DEPTH]
         found = judge.assess(recorded.texts[place], first)[judge.fingerprint]
         verdicts[place, : len(first)] = np.where(np.isnan(found), np.nan, found >= least)
-    worths = settings.utilities.relevant, settings.utilities.irrelevant
-    rows, column = rows_of(verdicts, k, worths)
-    judged = JudgedCandidates(
-        pools,
-        rows,
-        column,
-        np.ones(n),
-        np.ones(n),
-        np.arange(n),
-        fold_numbers(pools.query_ids),
-        ~np.isnan(verdicts),
-    )
-    return JudgedList(judged, recorded.labels.relevant[rows.request, column].astype(np.float64))
+    rows = rows_of(np.where(recorded.labels.retrieved, verdicts, -1.0), k, settings.utilities)
+    folds, stands_for = fold_numbers(pools.query_ids), np.zeros(len(pools))
+    column = rows.passages["position"]
+    relevant = recorded.labels.relevant[rows.request, column].astype(np.float64)
+    return JudgedList(JudgedCandidates(rows, folds, stands_for, pools), relevant)
 
 
-def rows_of(verdicts: FloatArray, k: int, worths: tuple[float, float]) -> tuple[Rows, IntArray]:
-    """Make the rows of lists of which the first k are served, and the place of each in its list.
+def rows_of(verdicts: FloatArray, k: int, utilities: Utilities) -> Rows:
+    """Make the rows of lists of which the first k are served.
 
     Args:
-        verdicts: Shape (n, depth), 1 for yes and 0 for no; NaN without one.
-        worths: Of a passage that the judge calls relevant, and of another.
+        verdicts: Shape (n, depth), 1 for yes and 0 for no; NaN for a candidate that is not judged,
+            negative where there is none.
+        utilities: What a passage is worth.
     """
-    row, column = np.nonzero(~np.isnan(verdicts))
-    verdict, is_served = verdicts[row, column].astype(np.intp), column < k
+    is_judged = ~np.isnan(verdicts)
+    row, column = np.nonzero(~(verdicts < 0.0))
+    own, verdict = is_judged[row, column], verdicts[row, column]
+    is_served = own & (column < k)
     passages, requests = np.zeros(row.size, PASSAGE), np.zeros(len(verdicts), REQUEST)
     passages["position"], passages["rank"] = column, np.where(is_served, column + 1, 0)
     dropped = np.where(column < k + NEAR_DROPPED, NEAR, FAR)
     passages["group"] = np.where(is_served, rank_group(column + 1), dropped)
-    passages["verdict"], passages["size"], passages["grade"] = verdict, 1.0, UNGRADED
-    passages["worth"] = np.where(verdict, *worths)
+    passages["verdict"], passages["size"] = np.where(own, verdict > 0.0, MISSING), own
+    judged = np.where(verdict > 0.0, utilities.relevant, utilities.irrelevant)
+    passages["worth"], passages["grade"] = np.where(own, judged, utilities.unjudged), UNGRADED
     requests["n_passages"] = np.bincount(row, minlength=len(verdicts))
     requests["n_served"] = np.bincount(row[is_served], minlength=len(verdicts))
     requests["probability"] = requests["run_chance"] = 1.0
-    return Rows(requests, passages, row), column
+    return Rows(requests, passages, row)
 
 
 def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> JudgedCandidates:
@@ -142,17 +140,19 @@ def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> J
         _none_above(rows, each) * (goes_on[rows.request] | (rank == 1))
         for each in (likely, own.relevant)
     )
-    is_first = (rank == 1) | ((rank == 0) & (judged.column == 0))
+    is_judged = rows.passages["size"] > 0.0
+    is_first = (rank == 1) | ((rank == 0) & (rows.passages["position"] == 0))
     left = n - float(reached.sum())
-    coin = min(left / np.count_nonzero(~is_first), 1.0)
+    coin = min(left / np.count_nonzero(is_judged & ~is_first), 1.0)
     chance = np.where((in_run > 0.0) | is_first, 1.0, coin)
-    taken = random.random(rank.size) < chance
+    taken = is_judged & (random.random(rank.size) < chance)
     passages, requests = rows.passages.copy(), rows.requests.copy()
     passages["grade"] = np.where(taken, own.relevant, UNGRADED)
     passages["people_worth"] = np.where(own.relevant > 0.0, *worths)
     passages["chance"] = np.where(taken, chance, 0.0)
     requests["draw"], requests["goes_on"], requests["run_chance"] = 1, goes_on, GO_ON
-    found = replace(judged, rows=Rows(requests, passages, rows.request))
+    every, found_rows = np.ones(len(judged.pools)), Rows(requests, passages, rows.request)
+    found = replace(judged, rows=found_rows, stands_for=every)
     # No grade changes them: computed once for all draws.
     found.__dict__["features"] = judged.features
     return found
@@ -186,11 +186,13 @@ def drawn(recorded: Recorded, own: JudgedList, settings: Settings, seed: int) ->
     """Fit the policy to one draw of grades, and estimate its gain."""
     judged = graded(own, settings, seed)
     new, old = decided_by_others(judged, settings), first_k(judged.pools, settings.serving_k)
-    udcg = difference(judged, new, old, settings.utilities).udcg
-    apart, row, column = new.discount - old.discount, judged.row, judged.column
-    worth = np.where(own.relevant > 0.0, settings.utilities.relevant, settings.utilities.irrelevant)
-    never = np.where(judged.can_be_judged, 0.0, apart).sum() * settings.utilities.unjudged
-    truth = (apart[row, column] @ worth + never) / len(judged.pools)
+    udcg = difference(judged, new, old)["udcg"]
+    utilities, is_judged = settings.utilities, judged.rows.passages["size"] > 0.0
+    worth = np.where(own.relevant > 0.0, utilities.relevant, utilities.irrelevant)
+    worth = np.where(is_judged, worth, utilities.unjudged)
+    by_rank = np.concatenate([[0.0], discounts(new.shape[1])])
+    apart = by_rank[new] - by_rank[old]
+    truth = apart[judged.rows.request, judged.rows.passages["position"]] @ worth / len(judged.pools)
     labels = recorded.labels
     by_all = (np.where(labels.retrieved, labels.utilities, 0.0) * apart).sum(axis=1).mean()
     value, (lower, upper) = udcg.value or 0.0, udcg.bounds or (0.0, 0.0)

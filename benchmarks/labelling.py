@@ -211,10 +211,12 @@ def month(case: Case, seed: int) -> Month:
     rows.requests["goes_on"], rows.requests["run_chance"] = goes_on, go_on
     opened = rows.take(is_opened)
     n = len(opened.requests)
-    fold = rng.permutation(n) % FOLDS
-    model, sums = Model.fitted(opened, fold), Sums(N_COLUMNS)
-    sums.add(predicted(rows, model))
-    graded = Graded(opened, np.full(n, _REQUESTS / n), fold, np.arange(n))
+    fold = np.full(_REQUESTS, -1)
+    fold[is_opened] = rng.permutation(n) % FOLDS
+    model, sums = Model.fitted(opened, fold[is_opened]), Sums(N_COLUMNS)
+    p = model.of(rows, fold)
+    sums.add(predicted(rows, p, model))
+    graded = Graded.of(rows, p, is_opened, np.full(_REQUESTS, _REQUESTS / n))
     estimates = corrected_estimates(sums, graded, model, DEFAULT_MIN_N)
     return Month(estimates, int(np.count_nonzero(own)), n)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -14,11 +14,7 @@ from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.fit import fold_numbers
 from calibration.judged_candidates import (
-    FEWEST_GRADED,
-    FEWEST_GRADES,
-    Contexts,
     JudgedCandidates,
-    JudgedDifference,
     decided,
     decided_by_others,
     difference,
@@ -27,20 +23,33 @@ from calibration.judged_candidates import (
 )
 from calibration.replay import Pools, replay
 from calibration.retrievers import RecordedRankings
-from ctxguard._support.words import signed
+from ctxguard._support.words import count, signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import passage_tokens
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.corrected import stands_for
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.metrics import UNGRADED, YES, BoolArray, IntArray, Rows, failed_in_words
-from ctxguard.measure.worth import Utilities, worths
-from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.labels.judged_request import Scale, update_graded
+from ctxguard.measure.metrics import (
+    FAILED,
+    FAR,
+    MISSING,
+    PASSAGE,
+    UNGRADED,
+    YES,
+    IntArray,
+    Rows,
+    failed_in_words,
+    session_number,
+)
+from ctxguard.measure.worth import Utilities
+from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.labels.judged_request import PeopleGrades, Scale, judged_request
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks
+from ctxguard.monitor.store.types import NO_PICK
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
 
 if TYPE_CHECKING:
@@ -85,28 +94,41 @@ class JudgedStore:
     tokens: FloatArray
 
     @property
+    def n_judged(self) -> int:
+        """Number of candidates that were to be judged."""
+        return int(np.count_nonzero(self.judged.rows.passages["size"]))
+
+    @property
+    def n_failed(self) -> int:
+        """Number of candidates without a grade, because a call of the judge failed."""
+        return int(np.count_nonzero(self.judged.rows.passages["verdict"] == FAILED))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of the samples, one line each."""
         notes = [SYNTHETIC] if self.is_synthetic else []
-        failed = self.judged.has_failed
-        if failed.any():
-            n_requests = int(np.count_nonzero(self.judged.by_request(failed.astype(np.float64))))
-            notes.append(failed_in_words(n_requests, int(failed.sum())))
+        if self.n_failed:
+            _, all_judged = self.judged.rows.without_failed
+            notes.append(failed_in_words(int(np.count_nonzero(~all_judged)), self.n_failed))
         return (
             *notes,
             *(f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items()),
         )
 
 
-@dataclass
-class _Sample:
-    """One judged sample; its texts are not kept."""
+class _Sample(NamedTuple):
+    """One judged sample; its texts are not kept.
+
+    Attributes:
+        tokens: An estimate by candidate, of those whose text is kept.
+        probability: With which it was judged, and stored.
+        first_pick: As of ``JudgedRows``.
+    """
 
     sample: GradedSample
     tokens: Mapping[str, int]
-    block: bytes
+    probability: float
     first_pick: int
-    weight: float
 
     @property
     def name(self) -> str:
@@ -129,7 +151,6 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
     Raises:
         CalibrationError: no sample can be used.
     """
-    update_graded(store, series, Scale(utilities, TOP_GRADE))
     samples = list(_samples(store, series))
     routes = Counter([each.sample.record.route for each in samples]).most_common()
     route = routes[0][0] if routes else None
@@ -166,7 +187,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
             used,
             pools,
             utilities,
-            list(store.graded(series).asked),
+            store.draws(series, [s.sample.sample_id for s in samples if s.sample.people]),
             exact=series.startswith(f"{LabelJudge.name} "),
             top_grade=store.top_grade() or TOP_GRADE,
         ),
@@ -190,24 +211,18 @@ def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
     """Yield the judged samples whose text is kept."""
     stored = store.stored_shares()
     for page in store.judged_pages(series):
-        probability = Rows.read(page.blocks).requests["probability"]
-        weight = 1.0 / (probability * stored.at(page.time_seconds))
+        probability = Rows.read(page.blocks).requests["probability"] * stored.at(page.time_seconds)
         place = {sample_id: at for at, sample_id in enumerate(page.sample_ids.tolist())}
         for ids in chunks(list(place), _AT_ONCE):
-            for sample_id, sample in graded_samples(store, series, ids).items():
-                at = place[sample_id]
-                record = sample.record
+            picked = store.picked(None, ids)
+            for sample_id, sample in graded_samples(store, series, ids, picked).items():
+                at, record = place[sample_id], sample.record
                 tokens = {
                     record.passage_ids[position]: passage_tokens(passage)
                     for position, passage in record.passages.items()
                 }
-                yield _Sample(
-                    replace(sample, record=replace(record, passages={})),
-                    tokens,
-                    page.blocks[at],
-                    int(page.first_pick[at]),
-                    float(weight[at]),
-                )
+                bare = replace(sample, record=replace(record, passages={}))
+                yield _Sample(bare, tokens, float(probability[at]), int(page.first_pick[at]))
 
 
 def _of_system(ranking: Ranking) -> Ranking:
@@ -220,12 +235,12 @@ def _candidates(
     samples: Sequence[_Sample],
     pools: Pools,
     utilities: Utilities,
-    draws: Sequence[int],
+    draws: Collection[int],
     *,
     exact: bool,
     top_grade: int,
 ) -> JudgedCandidates:
-    """Make the rows of the judged candidates.
+    """Make the rows of the candidates that stand in the pools.
 
     Args:
         samples: In the order of the pools.
@@ -233,72 +248,57 @@ def _candidates(
         exact: Whether the judge's verdicts are those of people.
         top_grade: The highest grade of people's scale.
     """
-    weight = np.array([each.weight for each in samples])
-    rows, column = _rows(samples, pools, utilities, exact=exact, top_grade=top_grade)
-    counts = np.full(len(samples), exact) | np.isin(rows.requests["draw"], draws)
-    rows.requests["draw"][~counts] = 0
-    rows.passages["chance"][~counts[rows.request]] = 0.0
-    can_be_judged = np.zeros(pools.scores.shape, np.bool_)
-    for at, each in enumerate(samples):
-        columns = _columns(each, pools, at)
-        can_be_judged[at, [columns[one] for one in _reachable(each) if one in columns]] = True
-    clusters = [each.sample.record.session_id or f"\0{each.question}" for each in samples]
-    return JudgedCandidates(
-        pools,
-        rows,
-        column,
-        weight,
-        np.ones(len(samples)) if exact else _opened(samples, weight, rows.requests["draw"] > 0),
-        np.unique(clusters, return_inverse=True)[1],
-        fold_numbers([each.question for each in samples]),
-        can_be_judged,
-        is_exact=exact,
-    )
-
-
-def _rows(
-    samples: Sequence[_Sample], pools: Pools, utilities: Utilities, *, exact: bool, top_grade: int
-) -> tuple[Rows, IntArray]:
-    """Read the rows of the candidates that stand in the pools, and the column of each."""
-    rows = Rows.read([each.block for each in samples])
-    requests, passages, column = rows.requests, rows.passages.copy(), []
-    grades = [one.grade for each in samples for one in each.sample.judge.values()]
-    of_judge = max([1, *grades])
-    columns = [_columns(each, pools, row) for row, each in enumerate(samples)]
-    seen: set[tuple[int, int]] = set()
-    # Utilities may be others than those by which the judge's verdicts were stored.
-    for row, at in enumerate(rows.request.tolist()):
-        each, position = samples[at].sample, int(passages["position"][row])
-        name = each.record.passage_ids[position]
-        place = columns[at].get(position, -1)
-        # Of copies that were served the first stands for all.
-        column.append(-1 if (at, place) in seen else place)
-        seen.add((at, place))
-        passages["worth"][row] = _worth(utilities, of_judge, each.judge.get(name))
-        if passages["grade"][row] != UNGRADED:
-            worth = _worth(utilities, top_grade, each.people.get(name))
-            passages["people_worth"][row] = worth
+    rows = _rows(samples, pools, utilities, top_grade)
+    requests, passages = rows.requests, rows.passages
+    first_pick = np.array([each.first_pick for each in samples])
     if exact:
         is_known = passages["verdict"] <= YES
         passages["grade"] = np.where(is_known, passages["verdict"] == YES, UNGRADED)
         passages["people_worth"], passages["chance"] = passages["worth"], is_known
         requests["draw"], requests["goes_on"], requests["run_chance"] = 1, True, 1.0
-    places = np.array(column, np.intp)
-    inside = places >= 0
-    requests["n_passages"] = np.bincount(rows.request[inside], minlength=len(samples))
-    return Rows(requests, passages[inside], rows.request[inside]), places[inside]
+        first_pick[:] = NO_PICK
+    else:
+        counts = np.isin(requests["draw"], list(draws))
+        requests["draw"][~counts] = 0
+        passages["chance"][~counts[rows.request]] = 0.0
+    return JudgedCandidates(
+        rows,
+        fold_numbers([each.question for each in samples]),
+        stands_for(first_pick, requests["draw"] > 0, Counter(first_pick.tolist())),
+        pools,
+        is_exact=exact,
+    )
 
 
-def _opened(samples: Sequence[_Sample], weight: FloatArray, is_opened: BoolArray) -> FloatArray:
-    """Return the share of requests that people opened, of those that the same draws could open.
-
-    Shape (n,); NaN where no draw could: of requests that were judged later.
-    """
-    first = np.array([each.first_pick for each in samples])
-    picks, of_pick = np.unique(first, return_inverse=True)
-    shares = np.bincount(of_pick, weight * is_opened, len(picks)) / np.bincount(of_pick, weight)
-    found: FloatArray = np.where(shares > 0.0, shares, np.nan)[of_pick]
-    return found
+def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_grade: int) -> Rows:
+    """Read the rows of the samples again, by these utilities and by the places in the pools."""
+    of_judge = [one.grade for each in samples for one in each.sample.judge.values()]
+    of_people = [one.grade for each in samples for one in each.sample.people.values()]
+    scale = Scale(utilities, max([1, *of_judge]))
+    by_people = Scale(utilities, max([top_grade, *of_people]))
+    requests, passages = [], []
+    for at, (sample, _, probability, _) in enumerate(samples):
+        record, columns = sample.record, _columns(samples[at], pools, at)
+        people = PeopleGrades(sample.people, by_people, sample.picked)
+        block = judged_request(record, sample.judge, scale, probability=probability, people=people)
+        own = Rows.read([block])
+        judged = own.passages[
+            [each in columns for each in own.passages["position"].tolist()]
+        ].copy()
+        judged["position"] = [columns[each] for each in judged["position"].tolist()]
+        # Of copies that were served the first stands for all.
+        judged = judged[np.sort(np.unique(judged["position"], return_index=True)[1])]
+        chances = record.judging_chances(sample.judge)
+        could_be = {columns[each] for each, chance in chances.items() if chance and each in columns}
+        rest = [each for each in range(int(pools.lengths[at])) if each not in could_be]
+        never = np.zeros(len(rest), PASSAGE)
+        never["position"], never["worth"] = rest, utilities.unjudged
+        never["group"], never["verdict"], never["grade"] = FAR, MISSING, UNGRADED
+        own.requests["session"] = session_number(record.session_id or f"\0{samples[at].question}")
+        own.requests["n_passages"] = len(judged) + len(never)
+        requests.append(own.requests)
+        passages += [judged, never]
+    return Rows.of(np.concatenate(requests), np.concatenate(passages))
 
 
 def _columns(each: _Sample, pools: Pools, row: int) -> dict[int, int]:
@@ -310,41 +310,22 @@ def _columns(each: _Sample, pools: Pools, row: int) -> dict[int, int]:
     return {at: place[name] for at, name in enumerate(names) if name in place}
 
 
-def _reachable(each: _Sample) -> Iterator[int]:
-    """Yield the positions of the candidates that had a chance of being judged."""
-    for position, chance in each.sample.record.judging_chances(each.sample.judge).items():
-        if chance > 0.0:
-            yield position
-
-
-def _worth(utilities: Utilities, top_grade: int, verdict: Judgment | None) -> float:
-    if verdict is None:
-        return utilities.unjudged
-    return worths(
-        [verdict.grade],
-        top_grade=max(top_grade, verdict.grade),
-        negatives=[verdict.negative],
-        judged=[verdict.judged],
-        utilities=utilities,
-    )[0]
-
-
 @dataclass(frozen=True)
 class StoreCalibration:
     """A profile from judged samples.
 
     Attributes:
         profile: The file that the guard loads.
-        gain: What its policy gains over the first ``serving_k``, each request decided by a policy
-            that its question had no part in.
+        gain: What its policy gains over the first ``serving_k`` in recall and UDCG, each request
+            decided by a policy that its question had no part in.
         in_force: The same of the profile in force; None without one.
         size: Of a context by its policy, likewise.
         today: Of the first ``serving_k``.
     """
 
     profile: Profile
-    gain: JudgedDifference
-    in_force: JudgedDifference | None
+    gain: Mapping[str, Interval]
+    in_force: Mapping[str, Interval] | None
     size: "ContextSize"
     today: "ContextSize"
 
@@ -361,10 +342,10 @@ class ContextSize(NamedTuple):
     tokens: float | None
 
     @classmethod
-    def of(cls, found: JudgedStore, contexts: Contexts) -> Self:
+    def of(cls, found: JudgedStore, ranks: IntArray) -> Self:
         """Average over the requests, each as many as it stands for."""
-        weight, kept = found.judged.weight, contexts.kept
-        tokens = np.where(kept > 0.0, found.tokens, 0.0).sum(axis=1)
+        weight, kept = 1.0 / found.judged.rows.requests["probability"], ranks > 0
+        tokens = np.where(kept, found.tokens, 0.0).sum(axis=1)
         passages, of_texts = (
             float(weight @ each / weight.sum()) for each in (kept.sum(axis=1), tokens)
         )
@@ -404,11 +385,12 @@ def calibrate_from_store(
         CalibrationError: people graded too little to correct the judge.
     """
     judged, utilities = found.judged, found.utilities
-    if not judged.is_corrected:
+    if judged.lacking:
         raise CalibrationError(
-            f"people graded {int(judged.is_graded.sum())} passages of {judged.n_graded} requests, "
-            f"of {FEWEST_GRADES} on {FEWEST_GRADED} that it takes to see how the judge errs: a "
-            "policy from its verdicts alone promises what is not there"
+            f"people graded {count(int(judged.is_graded.sum()), 'passage')} of "
+            f"{count(judged.n_graded, 'request')}, and it takes at least about {judged.lacking:,} "
+            "more, of dropped passages too, to see how the judge errs: a policy from its verdicts "
+            "alone promises what is not there"
         )
     settings = settings.model_copy(
         update={"depth": judged.pools.scores.shape[1], "utilities": utilities}
@@ -416,10 +398,10 @@ def calibrate_from_store(
     today = RatioPolicy(k=settings.serving_k)
     first = first_k(judged.pools, settings.serving_k)
     by_others = decided_by_others(judged, settings)
-    gain = difference(judged, by_others, first, utilities)
+    gain = difference(judged, by_others, first)
     policy = fitted_policy(judged, settings)
     verdict = _verdict(found, gain, settings)
-    why = f"{judged.in_words}; UDCG {_in_words(gain.udcg)} over the first {today.k}"
+    why = f"{judged.in_words}; UDCG {_in_words(gain['udcg'])} over the first {today.k}"
     route = RouteProfile(
         policy=today if verdict.decision == "keep" else policy,
         score_kind=judged.pools.kind,
@@ -447,14 +429,14 @@ def calibrate_from_store(
     )
     old = None
     if before is not None:
-        old = difference(judged, decided(judged.pools, before.policy), first, utilities)
+        old = difference(judged, decided(judged.pools, before.policy), first)
     sizes = [ContextSize.of(found, each) for each in (by_others, first)]
     return StoreCalibration(profile, gain, old, *sizes)
 
 
-def _verdict(found: JudgedStore, gain: JudgedDifference, settings: Settings) -> RouteVerdict:
+def _verdict(found: JudgedStore, gain: Mapping[str, Interval], settings: Settings) -> RouteVerdict:
     """Judge the policy: enforce where it gains and keeps recall, keep where it gains nothing."""
-    udcg, recall = gain
+    udcg, recall = gain["udcg"], gain["recall"]
     verdict = RouteVerdict(
         decision="shadow",
         n=found.judged.n_graded,
@@ -465,10 +447,7 @@ def _verdict(found: JudgedStore, gain: JudgedDifference, settings: Settings) -> 
     )
     if udcg.value is None or udcg.value <= 0.0:
         return verdict.model_copy(update={"decision": "keep"})
-    figures: dict[str, Any] = {
-        name: Interval(each.value, each.lower, each.upper, each.n)
-        for name, each in (("recall", recall), ("udcg", udcg))
-    }
+    figures: dict[str, Any] = {**gain}
     if recall.value is None or recall.lower is None or recall.upper is None:
         return verdict
     if recall.upper < -settings.tolerance:

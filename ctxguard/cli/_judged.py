@@ -35,32 +35,29 @@ def by_k(found: "JudgedStore") -> dict[str, object]:
     return {
         "requests": len(judged.pools),
         "grades": int(judged.is_graded.sum()),
-        "failed": int(judged.has_failed.sum()),
+        "failed": found.n_failed,
         "by_k": {
             "in_words": judged.in_words,
             "is_corrected": judged.is_corrected,
-            "rows": table_by_k(judged, found.utilities),
+            "rows": [{"k": k, **row} for k, row in table_by_k(judged).items()],
         },
     }
 
 
 def table_of_k(found: "JudgedStore") -> TextTable:
     """Lay the table by k out for a terminal."""
-    from calibration.judged_candidates import METRICS, table_by_k
+    from calibration.judged_candidates import table_by_k
 
-    rows = [
-        [str(row.k), *(interval(getattr(row, name)) for name in METRICS)]
-        for row in table_by_k(found.judged, found.utilities)
-    ]
+    rows = [[str(k), *map(interval, row.values())] for k, row in table_by_k(found.judged).items()]
     columns = ["k>", "precision>", "MRR>", "UDCG>", "recall>"]
     return TextTable(columns, rows, found.judged.in_words)
 
 
 def next_step(found: "JudgedStore") -> list[str]:
     """Say what people grade next, or that a profile can be made."""
-    if found.judged.is_corrected:
+    if not found.judged.lacking:
         return ["`ctxguard calibrate --store` makes a profile of these samples"]
-    n = min(TO_GRADE, found.judged.row.size)
+    n = min(TO_GRADE, found.n_judged)
     grade = (
         f"a judge errs: have people grade {count(n, 'passage')} of these, by "
         f"`ctxguard label export -n {n}` or in the console; then `ctxguard calibrate --store` "

@@ -143,7 +143,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         if "serving_k" not in self.model_fields_set and found.serving_k is not None:
             chosen = chosen.model_copy(update={"serving_k": found.serving_k})
         made = None
-        if found.judged.is_corrected:
+        if not found.judged.lacking:
             with output.doing("fitting"):
                 made = calibrate_from_store(found, chosen, self._identity(in_force), in_force)
             made.profile.save(self.out)
@@ -158,8 +158,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             "context": made and made.size._asdict(),
             "today": made and made.today._asdict(),
             "in_short": made and _judged_in_short(made, found.route),
-            "gain": made and made.gain._asdict(),
-            "in_force": made and made.in_force and made.in_force._asdict(),
+            "gain": made and made.gain,
+            "in_force": made and made.in_force,
             **table,
         }
         for file in self.report:
@@ -179,7 +179,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
                         (name, f"UDCG {udcg}, recall {recall}")
                         for name, gain in (("gain", made.gain), ("in force", made.in_force))
                         if gain is not None
-                        for udcg, recall in [[interval(each, sign="+") for each in gain]]
+                        for recall, udcg in [[interval(e, sign="+") for e in gain.values()]]
                     ],
                 )
             output.out.print(table_of_k(found))
@@ -293,7 +293,7 @@ def _judged_in_short(made: "StoreCalibration", route: Route) -> str:
 
     verdict = made.profile.routes[route].verdict
     stays = verdict is not None and verdict.decision == "keep"
-    own, today, recall = made.today if stays else made.size, made.today, made.gain.recall
+    own, today, recall = made.today if stays else made.size, made.today, made.gain["recall"]
     noisy = ["recall"] if recall.bounds is not None and recall.side is None else []
     return in_one_line(
         passages=(own.passages, today.passages),

@@ -14,9 +14,10 @@ is right whatever the judge's errors; they only set the width. Where all is grad
 that of the grades. Pure: no I/O, no clock, no logging.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from copy import copy
 from dataclasses import dataclass, replace
+from math import inf, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -32,14 +33,17 @@ from ctxguard.measure.metrics import (
     MISSING,
     N_GROUPS,
     N_QUANTITIES,
+    NEAR,
     POOL,
     PRECISION,
     RANK,
     YES,
+    BoolArray,
     IntArray,
     Metric,
     Rows,
     contributions,
+    never_judged,
     quantities,
     rank_discounts,
     reciprocal_ranks,
@@ -97,14 +101,15 @@ class Model:
         """Predict P(relevant) of every passage, shape (m,).
 
         Args:
-            fold: Shape (n,), the fold that is left out of each request; None for the mean of all
-                fits.
+            fold: Shape (n,), the fold that is left out of each request, −1 for none; None for none
+                of all. Without one it is the mean of all fits.
         """
-        columns = _columns(rows)
+        by_fit = logistic(self.coefficients @ _columns(rows).T)
+        of_all = by_fit.mean(axis=0)
         if fold is None:
-            return np.asarray(logistic(self.coefficients @ columns.T).mean(axis=0))
-        own = self.coefficients[fold[rows.request]]
-        return logistic((columns * own).sum(axis=1))
+            return np.asarray(of_all)
+        own = fold[rows.request]
+        return np.where(own < 0, of_all, by_fit[own, np.arange(own.size)])
 
 
 def _columns(rows: Rows) -> FloatArray:
@@ -144,10 +149,11 @@ def _fit(columns: FloatArray, relevant: FloatArray) -> FloatArray:
     return coefficients
 
 
-SERVED, DROPPED, ANY_SERVED, ONE, DISCOUNTED = range(N_QUANTITIES, N_QUANTITIES + 5)
-N_COLUMNS = DISCOUNTED + 1
-"""Columns of ``predicted``: the quantities; how many passages were served, and how many the judged
-dropped ones stand for; whether any was served; one; and the rank discounts of all."""
+SERVED, DROPPED, ANY_SERVED, ONE, DISCOUNTED, NEVER = range(N_QUANTITIES, N_QUANTITIES + 6)
+N_COLUMNS = NEVER + 1
+"""Columns of ``predicted``: the quantities; how many passages the judged ones stand for, of those
+that the request was served and of the others; whether any is served; one; the rank discounts of
+all; and the harm of those that could not be judged."""
 
 REQUESTS_COUNT = 1.8
 """What a request with grades counts towards ``min_n``, where ``GRADES_COUNT`` grades count 1. So
@@ -158,38 +164,108 @@ class Graded(NamedTuple):
     """Requests of which people graded what a draw asked, l of them.
 
     Attributes:
-        rows: Their judged passages.
+        rows: Their m judged passages.
+        p: Shape (m,), P(relevant) as ``predicted`` has it.
         weight: Shape (l,), how many requests each stands for, up to a common factor.
-        fold: Shape (l,), below ``FOLDS``.
         cluster: Shape (l,), from 0: that of its session.
+        before: The same in the contexts that theirs are compared with; None where none are.
     """
 
     rows: Rows
+    p: FloatArray
     weight: FloatArray
-    fold: IntArray
     cluster: IntArray
+    before: Rows | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        p: FloatArray,
+        chosen: BoolArray,
+        stands_for: FloatArray,
+        before: Rows | None = None,
+    ) -> "Graded":
+        """Take those that people graded from n requests.
+
+        Args:
+            p: As of ``rows``.
+            chosen: Shape (n,), which they are.
+            stands_for: Shape (n,), how many judged requests each stands for.
+            before: As of ``Graded``, of all n.
+        """
+        own, requests = rows.take(chosen), rows.requests[chosen]
+        # A session, or a request that belongs to none, is one cluster.
+        alone = np.where(requests["session"] == 0, np.arange(len(requests)), -1)
+        keys = np.column_stack([requests["session"], alone])
+        return cls(
+            own,
+            p[chosen[rows.request]],
+            stands_for[chosen] / requests["probability"],
+            np.unique(keys, axis=0, return_inverse=True)[1].ravel(),
+            None if before is None else before.take(chosen),
+        )
+
+    def contributions(self, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
+        """Return those of ``metrics.contributions``, less those before; shape (m, N_QUANTITIES)."""
+        found = np.column_stack(contributions(self.rows, relevant, gain, harm))
+        if self.before is not None:
+            found[:, :POOL] -= np.column_stack(contributions(self.before, relevant, gain, harm))[
+                :, :POOL
+            ]
+        return found
 
 
-def predicted(rows: Rows, model: Model, fold: IntArray | None = None) -> FloatArray:
-    """Compute the columns from which every estimate is made, before weighting by 1/π.
+def stands_for(
+    first_pick: IntArray, is_graded: BoolArray, n_by_pick: Mapping[int, int]
+) -> FloatArray:
+    """Return how many judged requests each graded one stands for, shape (n,).
+
+    Those of a first pick were opened in the order of a hash, by whichever draw, so that all that
+    people got to stand alike for all that the pick could have opened.
 
     Args:
-        fold: As ``Model.of`` takes it.
+        first_pick: Shape (n,), the first pick that could have opened each.
+        is_graded: Shape (n,), whether people graded all that was asked of it.
+        n_by_pick: The judged requests of each first pick.
+
+    Returns:
+        0 for a request that is not graded, NaN where none of its pick is.
+
+    >>> first_pick, is_graded = np.array([1, 1, 1, 2]), np.array([True, False, True, False])
+    >>> stands_for(first_pick, is_graded, {1: 30, 2: 10}).tolist()
+    [15.0, 0.0, 15.0, nan]
+    """
+    n_graded = Counter(first_pick[is_graded].tolist())
+    shares = [
+        n_by_pick[one] / n_graded[one] if n_graded[one] else nan for one in first_pick.tolist()
+    ]
+    of_pick = np.array(shares, np.float64)
+    return np.where(is_graded | np.isnan(of_pick), of_pick, 0.0)
+
+
+def predicted(rows: Rows, p: FloatArray, model: Model) -> FloatArray:
+    """Compute the columns from which every estimate is made, before weighting by 1/π.
+
+    Those that people graded have to be predicted without their own grades, so that the predictions
+    cancel where all is graded.
+
+    Args:
+        p: Shape (m,), P(relevant) of each passage, by ``model``.
 
     Returns:
         Shape (n, N_COLUMNS).
     """
-    p = model.of(rows, fold)
-    is_served = rows.passages["rank"] > 0
-    n_served = rows.requests["n_served"].astype(np.float64)
+    size, was_dropped = rows.passages["size"], rows.passages["group"] >= NEAR
     return np.column_stack(
         [
             quantities(rows, p, p * model.gain, (1.0 - p) * model.harm),
-            n_served,
-            rows.total(rows.passages["size"] * ~is_served),
-            n_served > 0.0,
+            rows.total(size * ~was_dropped),
+            rows.total(size * was_dropped),
+            rows.requests["n_served"] > 0,
             np.ones(len(rows.requests)),
             rows.total(rank_discounts(rows)),
+            never_judged(rows),
         ]
     )
 
@@ -309,10 +385,9 @@ def corrected_estimates(
         min_n: Least number of labels, counted as ``REQUESTS_COUNT`` says.
     """
     is_graded = graded.rows.passages["chance"] > 0.0
-    sums = _without_own_grades(sums, graded, model)
     correction = _correction(sums.totals, graded, model)
     n, n_grades = len(correction.errors), int(np.count_nonzero(is_graded))
-    n_dropped = int(np.count_nonzero(is_graded & (graded.rows.passages["rank"] == 0)))
+    n_dropped = int(np.count_nonzero(is_graded & (graded.rows.passages["group"] >= NEAR)))
     weight = graded.weight[graded.rows.requests["n_served"] > 0]
     n_opened = float(weight.sum() ** 2 / np.sum(weight**2)) if len(weight) else 0.0
     # Those of them whose reciprocal rank would have been seen.
@@ -338,6 +413,9 @@ def corrected_estimates(
                 counted = min(n, len(weight))
             estimates[metric] = lacks_grades(n, counted, min_n, n_grades)
             continue
+        if metric is Metric.SERVED_MRR and (graded.rows.requests["run_chance"] == 0.0).any():
+            estimates[metric] = Estimate.undefined(n)
+            continue
         found = corrected_ratio(
             metric,
             sums,
@@ -352,16 +430,30 @@ def corrected_estimates(
     return estimates
 
 
-def _without_own_grades(sums: Sums, graded: Graded, model: Model) -> Sums:
-    """Predict the graded ones among all requests without their own fold, as the correction does.
+def corrected_differences(sums: Sums, graded: Graded, model: Model) -> dict[Metric, Estimate]:
+    """Estimate what contexts gain in UDCG and in pooled recall over others, in pairs.
 
-    So the predictions cancel where all is graded.
+    Args:
+        sums: Sums of the columns of ``predicted``, the quantities below ``POOL`` and ``NEVER`` less
+            those of the others.
+        graded: At least one, with ``before``.
+        model: What was predicted.
     """
-    rows = graded.rows
-    moved = predicted(rows, model, graded.fold) - predicted(rows, model)
-    found = copy(sums)
-    found.totals = sums.totals + (moved / rows.requests["probability"][:, None]).sum(axis=0)
-    return found
+    correction = _correction(sums.totals, graded, model)
+    n = len(correction.errors)
+    return {
+        # A difference has no bounds to reason from, as UDCG has none.
+        metric: corrected_ratio(
+            Metric.UDCG,
+            sums,
+            correction,
+            QUOTIENTS[metric],
+            n=n,
+            effective=float(n),
+            n_observable=inf,
+        )
+        for metric in (Metric.UDCG, Metric.POOLED_RECALL)
+    }
 
 
 def _bounds(totals: FloatArray, model: Model) -> Mapping[Metric, tuple[float, float]]:
@@ -373,12 +465,11 @@ def _bounds(totals: FloatArray, model: Model) -> Mapping[Metric, tuple[float, fl
 def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrection:
     """Correct the totals of what is predicted by what people found."""
     rows, n_clusters = graded.rows, int(graded.cluster.max()) + 1
-    p = model.of(rows, graded.fold)
-    passages, own = rows.passages, rows.passages["chance"] > 0.0
+    p, passages, own = graded.p, rows.passages, rows.passages["chance"] > 0.0
     worth = passages["people_worth"].astype(np.float64)
     relevant = np.asarray(passages["grade"] > 0, np.float64)
     found, expected = (
-        np.column_stack(contributions(rows, *each))[own]
+        graded.contributions(*each)[own]
         for each in (
             (relevant, np.maximum(worth, 0.0), np.maximum(-worth, 0.0)),
             (p, p * model.gain, (1.0 - p) * model.harm),
@@ -386,7 +477,8 @@ def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrec
     )
     chance = np.where(own, passages["chance"], 1.0)
     weight = graded.weight[rows.request] * passages["size"] / chance
-    cells, place = np.unique((passages["rank"] == 0).astype(np.intp)[own], return_inverse=True)
+    # Served and dropped as they were when they were judged and graded.
+    cells, place = np.unique((passages["group"] >= NEAR)[own] * 1, return_inverse=True)
     of_passages = GradeCorrection.of(
         totals,
         SERVED + cells,
@@ -397,9 +489,10 @@ def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrec
         cluster=graded.cluster[rows.request[own]],
         n_clusters=n_clusters,
     )
+    of_passages.coefficients[HARM, NEVER] = 1.0
     of_passages.coefficients[RANK] = 0.0
     is_served = rows.requests["n_served"] > 0
-    if is_served.any():
+    if is_served.any() and (rows.requests["run_chance"] > 0.0).all():
         by_rank = rows.by_rank(relevant), rows.by_rank(p)
         seen, told = (each[is_served, None] for each in ranks_found(rows.requests, *by_rank))
         of_ranks = GradeCorrection.of(

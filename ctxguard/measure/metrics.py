@@ -93,11 +93,12 @@ PASSAGE = np.dtype(
 """One judged passage, the served ones first, by rank.
 
 ``position`` is its place among the retriever's candidates, from 0; ``rank`` counts the served from
-1 and is 0 for a dropped one; ``group`` is that of ``rank_group``,
-or ``NEAR`` or ``FAR``; ``score`` the judge's log-odds of relevance, 0 where it gave none; ``worth``
-its utility; ``size`` 1 / the probability of being judged. ``grade`` and ``people_worth`` are
-people's, and ``chance`` the probability with which a draw asked for that grade, given the grades of
-the passages above; 0 where none did."""
+1 and is 0 for a dropped one; ``group`` is that of ``rank_group``, or ``NEAR`` or ``FAR``, in the
+context that was served; ``score`` the judge's log-odds of relevance, 0 where it gave none;
+``worth`` its utility; ``size`` 1 / the probability of being judged, and 0 of a candidate that could
+not be judged, whose worth is not the judge's. ``grade`` and ``people_worth`` are people's, and
+``chance`` the probability with which a draw asked for that grade, given the grades of the passages
+above; 0 where none did."""
 
 
 class Rows(NamedTuple):
@@ -118,7 +119,7 @@ class Rows(NamedTuple):
         """Whether no served passage of each request, and none at all, has failed; shape (n,)."""
         failed = self.passages["verdict"] == FAILED
         served = failed & (self.passages["rank"] > 0)
-        return self.total(served * 1.0) == 0.0, self.total(failed * 1.0) == 0.0
+        return self.total(served) == 0.0, self.total(failed) == 0.0
 
     @classmethod
     def of(cls, requests: NDArray[np.void], passages: NDArray[np.void]) -> "Rows":
@@ -172,15 +173,50 @@ class Rows(NamedTuple):
         passages["worth"] = passages["people_worth"]
         return Rows(self.requests, passages, self.request)
 
-    def total(self, values: FloatArray) -> FloatArray:
+    def served(self, ranks: IntArray) -> "Rows":
+        """Return the same requests as if each had been served another context.
+
+        What was judged and graded stays, with its probability; a coin may have left out a passage
+        that is served now. People graded on below an irrelevant first passage in the context that
+        was served: ``run_chance`` is 0 where another one begins otherwise.
+
+        Args:
+            ranks: Shape (n, depth), by ``position`` the rank in the context, from 1; 0 for a
+                candidate that is not in it.
+        """
+        requests, passages = self.requests.copy(), self.passages.copy()
+        rank = ranks[self.request, passages["position"]]
+        passages["rank"], is_served, size = rank, rank > 0, passages["size"]
+        n_served = (ranks > 0).sum(axis=1)
+        never = self.total(is_served & (size == 0.0)).astype(np.intp)
+        requests["n_served"] = n_served - never
+        followed = is_served & (rank == self.passages["rank"])
+        requests["run_chance"] *= self.total(followed) == n_served
+        with np.errstate(divide="ignore"):
+            least = np.full(len(requests), np.inf)
+            np.minimum.at(least, self.request, np.where(size > 0.0, 1.0 / size, np.inf))
+        # Of the candidates that could be judged, those that were stand for all.
+        requests["dropped_chance"] = np.where(np.isinf(least), 0.0, least)
+        return Rows(requests, passages, self.request)
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether every served passage was judged with certainty, so that no rank is a gap."""
+        is_served, size = self.passages["rank"] > 0, self.passages["size"]
+        n_certain = self.total(is_served & (size == 1.0))
+        is_gap = is_served & (size == 0.0)
+        return not is_gap.any() and bool((n_certain == self.requests["n_served"]).all())
+
+    def total(self, values: FloatArray | BoolArray) -> FloatArray:
         """Add up values of passages, shape (m,), by request, shape (n,)."""
         return np.asarray(np.bincount(self.request, values, len(self.requests)), np.float64)
 
     def by_rank(self, values: FloatArray) -> FloatArray:
         """Spread values of the served passages, shape (m,), over ranks, shape (n, k)."""
-        served = self.passages["rank"] > 0
-        table = np.zeros((len(self.requests), int(self.requests["n_served"].max(initial=0))))
-        table[self.request[served], self.passages["rank"][served] - 1] = values[served]
+        rank = self.passages["rank"]
+        served = rank > 0
+        table = np.zeros((len(self.requests), int(rank.max(initial=0))))
+        table[self.request[served], rank[served] - 1] = values[served]
         return table
 
 
@@ -252,7 +288,7 @@ def contributions(
 ) -> tuple[FloatArray, ...]:
     """Compute what each passage adds to the quantities of its request, shape (m,) each.
 
-    No passage adds to reciprocal rank by itself, nor does a dropped one stand for others here.
+    No passage adds to reciprocal rank by itself, nor does one stand for others here.
 
     Args:
         rows: m passages.
@@ -271,7 +307,7 @@ def quantities(rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatAr
     parts = contributions(rows, relevant, gain, harm)
     found = np.empty((len(rows.requests), N_QUANTITIES))
     for place, part in enumerate(parts):
-        found[:, place] = rows.total(part * rows.passages["size"] if place == POOL else part)
+        found[:, place] = rows.total(part * rows.passages["size"])
     found[:, RANK] = reciprocal_ranks(rows.by_rank(relevant))
     return found
 
@@ -290,11 +326,39 @@ def reciprocal_ranks(relevance: FloatArray) -> FloatArray:
     return np.asarray((relevance * above / np.arange(1, k + 1)).sum(axis=1))
 
 
+def never_judged(rows: Rows) -> FloatArray:
+    """Compute the harm of what is served and could not be judged, by request, shape (n,)."""
+    is_never = rows.passages["size"] == 0.0
+    return rows.total(rank_discounts(rows) * np.maximum(-rows.passages["worth"], 0.0) * is_never)
+
+
 def by_judge(rows: Rows) -> FloatArray:
     """Compute the quantities of n requests as the judge sees them, shape (n, N_QUANTITIES)."""
     worth = rows.passages["worth"].astype(np.float64)
     relevant = (rows.passages["verdict"] == YES) * 1.0
-    return quantities(rows, relevant, np.maximum(worth, 0.0), np.maximum(-worth, 0.0))
+    found = quantities(rows, relevant, np.maximum(worth, 0.0), np.maximum(-worth, 0.0))
+    found[:, HARM] += never_judged(rows)
+    return found
+
+
+def is_shown(metric: Metric, weights: FloatArray) -> bool:
+    """Tell if few enough requests lack a grade for the others to stand for all.
+
+    Args:
+        weights: Shape (3,), as of ``failed_weights``.
+    """
+    return bool(weights[1 + (metric in OF_DROPPED)] <= MOST_FAILED * weights[0])
+
+
+def failed_weights(rows: Rows) -> FloatArray:
+    """Return the requests, those with a failed served passage and those with any, each as 1/π.
+
+    Returns:
+        Shape (n, 3).
+    """
+    served_judged, all_judged = rows.without_failed
+    parts = np.column_stack([np.ones(len(rows.requests)), ~served_judged, ~all_judged])
+    return np.asarray(parts / rows.requests["probability"][:, None])
 
 
 def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArray]]:

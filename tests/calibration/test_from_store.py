@@ -18,7 +18,7 @@ from calibration.from_store import (
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
-from ctxguard.measure.worth import READERS, Utilities
+from ctxguard.measure.worth import READERS, STRICT, Utilities
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates
@@ -77,12 +77,12 @@ def test_judges_labels_grade_everything() -> None:
     judged = found.judged
     assert (found.route, found.serving_k, found.left_out) == (Route.HYBRID, 3, {})
     assert judged.is_graded.all()
-    assert judged.row.size == 60 * DEPTH
-    assert set(judged.of_passages("chance")) == set(judged.of_passages("size")) == {1.0}
+    passages = judged.rows.passages
+    assert len(passages) == found.n_judged == 60 * DEPTH
+    assert set(passages["chance"]) == set(passages["size"]) == {1.0}
     _, truth = simulate(60)
     relevant = sum(len(truth.relevant(q.query_id)) for q in truth.queries)
-    assert 0 < judged.relevant.sum() <= relevant
-    assert judged.can_be_judged.all()
+    assert 0 < (passages["grade"] > 0).sum() <= relevant
 
 
 def test_retrieved_can_be_decided_again() -> None:
@@ -102,10 +102,11 @@ def test_requests_weigh_by_probability() -> None:
     live.watch(*contexts[:1], probability=0.1)
     live.watch(*contexts[1:], probability=0.5)
     judged = read(live).judged
-    assert judged.weight.tolist() == pytest.approx([10.0, 2.0, 2.0, 2.0])
+    assert judged.rows.requests["probability"].tolist() == pytest.approx([0.1, 0.5, 0.5, 0.5])
     assert judged.fold[0] == judged.fold[3]
-    assert len(set(judged.cluster.tolist())) == 3
-    assert judged.cluster[0] == judged.cluster[3]
+    session = judged.rows.requests["session"].tolist()
+    assert len(set(session)) == 3
+    assert session[0] == session[3]
 
 
 def test_commonest_route_is_taken() -> None:
@@ -136,10 +137,10 @@ def test_cut_says_nothing_of_today() -> None:
 
 def test_coin_judged_stand_for_others() -> None:
     live = watched(40, rates=JudgingRates(0.25, 0.0, 0.0, 0.0))
-    judged = read(live).judged
-    dropped = ~judged.is_served
-    assert set(judged.of_passages("size")[dropped].tolist()) == {4.0}
-    assert judged.of_passages("size")[dropped].sum() == pytest.approx(40 * (DEPTH - 3), rel=0.2)
+    passages = read(live).judged.rows.passages
+    size = passages["size"][passages["rank"] == 0]
+    assert set(size.tolist()) == {4.0}
+    assert size.sum() == pytest.approx(40 * (DEPTH - 3), rel=0.2)
 
 
 def test_grades_have_asking_probability() -> None:
@@ -147,25 +148,37 @@ def test_grades_have_asking_probability() -> None:
     bare = read(live, "erring 1").judged
     assert not bare.is_graded.any()
     assert not bare.is_corrected
-    assert not bare.can_be_judged[:, 10:].any()
+    never = bare.rows.passages["size"] == 0.0
+    assert ((bare.rows.passages["position"] >= 10) == never).all()
     n = grade(live, relevant, 300)
     judged = read(live, "erring 1").judged
     assert judged.is_corrected
-    assert 60 <= judged.is_graded.sum() <= n
-    chance = judged.of_passages("chance")[judged.is_graded]
-    opened = judged.opened[judged.row[judged.is_graded]]
+    rows, own = judged.rows, judged.is_graded
+    assert 60 <= own.sum() <= n
+    chance, request = rows.passages["chance"][own], rows.request[own]
     assert ((chance > 0.0) & (chance <= 1.0)).all()
     # By their inverse the grades stand for all judged candidates.
-    assert (1.0 / chance / opened).sum() == pytest.approx(judged.row.size, rel=0.35)
-    own = judged.is_graded
+    n_judged = np.count_nonzero(~never)
+    assert (judged.stands_for[request] / chance).sum() == pytest.approx(n_judged, rel=0.35)
     truth = np.array(
         [
             judged.pools.passage_ids[row][column] in relevant[query]
-            for row, column in zip(judged.row[own], judged.column[own], strict=True)
+            for row, column in zip(request, rows.passages["position"][own], strict=True)
             for query in [_text(live, judged.pools.query_ids[row])]
         ]
     )
-    assert (judged.relevant[own] > 0).tolist() == truth.tolist()
+    assert (rows.passages["grade"][own] > 0).tolist() == truth.tolist()
+
+
+def test_reading_a_store_changes_nothing() -> None:
+    """The monitor's figures keep the utilities that it was given."""
+    live, relevant = erring(40)
+    grade(live, relevant, 200)
+    before = live.store.blocks(range(100))
+    strict = read(live, "erring 1", STRICT).judged
+    assert strict.is_graded.any()
+    assert live.store.blocks(range(100)) == before
+    assert set(strict.rows.passages["worth"]) == {1.0, -0.5, -0.2}
 
 
 def _text(live: Watching, name: str) -> str:
@@ -175,7 +188,7 @@ def _text(live: Watching, name: str) -> str:
 def test_too_few_grades_give_nothing() -> None:
     live, relevant = erring(40)
     grade(live, relevant, 20)
-    with pytest.raises(CalibrationError, match="of 60 on 10 that it takes"):
+    with pytest.raises(CalibrationError, match="it takes at least about"):
         calibrate_from_store(read(live, "erring 1"), Settings(), SystemIdentity())
 
 
@@ -193,7 +206,7 @@ def test_other_routes_stay() -> None:
     assert profile.provenance.depth == DEPTH
     assert Profile.model_validate_json(profile.to_json()) == profile
     assert made.in_force is not None
-    assert made.in_force.recall.value < -0.3 < made.gain.recall.value, "it served too little"
+    assert made.in_force["recall"].value < -0.3 < made.gain["recall"].value, "it served too little"
     assert isinstance(route.policy, ExpectedUtilityPolicy)
     assert route.verdict.decision == "enforce"
     assert "on 160 labelled queries" in route.verdict.statement

@@ -11,7 +11,6 @@ from calibration.calibrate_route import Settings
 from calibration.fit import fold_numbers
 from calibration.judged_candidates import (
     KS,
-    Contexts,
     JudgedCandidates,
     decided,
     decided_by_others,
@@ -21,10 +20,11 @@ from calibration.judged_candidates import (
     table_by_k,
 )
 from calibration.replay import Pools
+from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.metrics import UNGRADED, Rows
+from ctxguard.measure.metrics import UNGRADED, IntArray
 from ctxguard.measure.worth import READERS, STRICT
 
 SERVED = 3
@@ -41,22 +41,14 @@ def judged(
     """Judge all candidates, shape (n, k) each; people grade each by a coin."""
     n, k = yes.shape
     pools, _ = labelled([ranking_of(row.tolist()) for row in scores], [{"p0": 1}] * n, depth=k)
-    rows, column = rows_of(yes, SERVED, (GAIN, COST))
+    rows, stands_for = rows_of(yes, SERVED, READERS), np.zeros(n)
     if truth is not None:
+        stands_for[:] = 1.0
         taken = np.random.default_rng(seed).random(n * k) < chance
         rows.passages["grade"] = np.where(taken, truth.ravel(), UNGRADED)
         rows.passages["people_worth"] = np.where(truth.ravel() > 0, GAIN, COST)
         rows.passages["chance"] = np.where(taken, chance, 0.0)
-    return JudgedCandidates(
-        pools,
-        rows,
-        column,
-        np.ones(n),
-        np.ones(n),
-        np.arange(n),
-        fold_numbers(pools.query_ids),
-        np.ones((n, k), np.bool_),
-    )
+    return JudgedCandidates(rows, fold_numbers(pools.query_ids), stands_for, pools)
 
 
 def ranked(rng: np.random.Generator, n: int) -> tuple[FloatArray, FloatArray]:
@@ -78,9 +70,10 @@ def drawn(
     return judged(scores, yes * 1.0, truth, chance, int(rng.integers(2**31))), truth
 
 
-def udcg(contexts: Contexts, truth: FloatArray) -> float:
-    worth = np.where(truth > 0, GAIN, COST)
-    return float((contexts.discount[:, : truth.shape[1]] * worth).sum(axis=1).mean())
+def udcg(ranks: IntArray, truth: FloatArray) -> float:
+    worth, depth = np.where(truth > 0, GAIN, COST), truth.shape[1]
+    by_rank = np.concatenate([[0.0], discounts(depth)])
+    return float((by_rank[ranks[:, :depth]] * worth).sum(axis=1).mean())
 
 
 def holds(found: Interval, truth: float) -> bool:
@@ -92,34 +85,26 @@ def test_judges_view_has_no_interval() -> None:
     """The judge's own view is the mean of its verdicts and has no interval."""
     yes = np.array([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     own = judged(np.tile([4.0, 3.0, 2.0, 1.0], (2, 1)), yes)
-    rows = table_by_k(own, READERS)
-    assert [row.k for row in rows] == list(KS)
-    first, third, *_ = rows
-    assert first.precision.value == 0.0
-    assert third.precision.value == pytest.approx((2 / 3 + 0) / 2)
-    assert third.mrr.value == pytest.approx((1 / 2 + 0) / 2)
-    assert (first.recall.value, third.recall.value) == (0.0, 1.0)
+    table = table_by_k(own)
+    assert tuple(table) == KS
+    first, third = table[1], table[3]
+    assert first["precision"].value == 0.0
+    assert third["precision"].value == pytest.approx((2 / 3 + 0) / 2)
+    assert third["mrr"].value == pytest.approx((1 / 2 + 0) / 2)
+    assert (first["recall"].value, third["recall"].value) == (0.0, 1.0)
     discounts = 1 / np.log2(np.arange(2, 5))
     worth = np.where(yes[:, :3] > 0, GAIN, COST) @ discounts
-    assert third.udcg.value == pytest.approx(worth.mean())
-    assert {each.bounds for row in rows for each in (row.precision, row.udcg)} == {None}
+    assert third["udcg"].value == pytest.approx(worth.mean())
+    assert {each.bounds for row in table.values() for each in row.values()} == {None}
     assert own.in_words.startswith("the judge's own view, uncorrected")
 
 
 def test_unjudgeable_candidate_is_unjudged() -> None:
-    own = judged(np.tile([2.0, 1.0], (2, 1)), np.ones((2, 2)))
-    is_first = own.column == 0
-    requests = own.rows.requests.copy()
-    requests["n_passages"] = 1
-    unseen = replace(
-        own,
-        rows=Rows(requests, own.rows.passages[is_first], own.row[is_first]),
-        column=own.column[is_first],
-        can_be_judged=np.array([[True, False], [True, False]]),
-    )
-    third = table_by_k(unseen, READERS)[1]
-    assert third.precision.value == 1.0
-    assert third.udcg.value == pytest.approx(GAIN + READERS.unjudged / np.log2(3))
+    own = judged(np.tile([2.0, 1.0], (2, 1)), np.array([[1.0, np.nan], [1.0, np.nan]]))
+    third = table_by_k(own)[3]
+    assert third["precision"].value == 1.0
+    assert third["udcg"].value == pytest.approx(GAIN + READERS.unjudged / np.log2(3))
+    assert third["mrr"].value is None
 
 
 def test_few_grades_correct_nothing() -> None:
@@ -129,8 +114,8 @@ def test_few_grades_correct_nothing() -> None:
     many, _ = drawn(rng, 60, 0.3)
     assert many.is_corrected
     assert "corrected by" in many.in_words
-    rows = table_by_k(many, READERS)
-    assert all(row.precision.bounds is not None for row in rows)
+    assert many.lacking == 0
+    assert all(row["precision"].bounds is not None for row in table_by_k(many).values())
 
 
 def test_perfect_ranking_is_kept_worthwhile() -> None:
@@ -138,7 +123,7 @@ def test_perfect_ranking_is_kept_worthwhile() -> None:
     rng = np.random.default_rng(1)
     own, truth = drawn(rng, 120, 0.4, judge=(1.0, 1.0))
     policy = fitted_policy(own, Settings(utilities=STRICT))
-    kept = decided(own.pools, policy).kept[:, :10]
+    kept = decided(own.pools, policy)[:, :10] > 0
     assert (kept * truth).sum() / kept.sum() > truth.mean() + 0.1
 
 
@@ -165,15 +150,15 @@ def test_intervals_survive_yes_sayers(
     true_recall = float(truth[:, :SERVED].sum() / truth.sum())
     for _ in range(n):
         own, _ = drawn(rng, 60, 0.35, judge)
-        apart = difference(own, first_k(own.pools, 8), first_k(own.pools, SERVED), READERS)
-        third = table_by_k(own, READERS)[1]
-        held["gain"] += holds(apart.udcg, true_gain)
-        held["precision"] += holds(third.precision, true_precision)
-        held["recall"] += holds(third.recall, true_recall)
+        apart = difference(own, first_k(own.pools, 8), first_k(own.pools, SERVED))
+        third = table_by_k(own)[3]
+        held["gain"] += holds(apart["udcg"], true_gain)
+        held["precision"] += holds(third["precision"], true_precision)
+        held["recall"] += holds(third["recall"], true_recall)
         passages = own.rows.passages.copy()
         passages["chance"] = 0.0
         bare = replace(own, rows=own.rows._replace(passages=passages))
-        above += (table_by_k(bare, READERS)[1].precision.value or 0.0) / n
+        above += (table_by_k(bare)[3]["precision"].value or 0.0) / n
     assert above > true_precision + 0.1, "the judge's own view is off"
     # Of 30 intervals of 95%, fewer than 25 hold the truth once in 500 times.
     assert min(held.values()) >= 25, held
@@ -186,8 +171,8 @@ def test_uninvolved_policys_gain_is_real() -> None:
     for _ in range(n):
         own, truth = drawn(rng, 60, 0.4)
         new, old = decided_by_others(own, Settings()), first_k(own.pools, SERVED)
-        found = difference(own, new, old, READERS)
-        held += holds(found.udcg, udcg(new, truth) - udcg(old, truth))
+        found = difference(own, new, old)
+        held += holds(found["udcg"], udcg(new, truth) - udcg(old, truth))
     assert held >= n - 1
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from simulated_pools import Case, cases
 
 from calibration.evaluate import contexts, per_query
+from calibration.judged_candidates import decided
 from calibration.pool_labels import PoolLabels
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind
@@ -45,14 +46,17 @@ def rows_of(labels: PoolLabels, order: IntArray, kept: np.ndarray) -> Rows:
 @settings(max_examples=60, deadline=None)
 @given(case=cases(rules=(READERS, STRICT)))
 def test_labels_as_rows_give_the_same_figures(case: Case, policy: RatioPolicy) -> None:
-    """On every query, and undefined alike."""
+    """On every query, and undefined alike, whether the context was served or another one was."""
     if case.pools.kind is ScoreKind.RANK:
         policy = RatioPolicy(k=policy.k)
     expected = per_query(case.pools, case.labels, policy).values
-    found = terms(rows_of(case.labels, *contexts(case.pools, policy)))
-    for metric, name in METRICS.items():
-        numerator, denominator, _ = found[metric]
-        own = np.divide(
-            numerator, denominator, out=np.full(len(numerator), np.nan), where=denominator > 0.0
-        )
-        np.testing.assert_allclose(own, expected[name], rtol=0.0, atol=1e-12, err_msg=name)
+    served = rows_of(case.labels, *contexts(case.pools, policy))
+    first = rows_of(case.labels, *contexts(case.pools, RatioPolicy(k=1)))
+    for rows in (served, first.served(decided(case.pools, policy))):
+        found = terms(rows)
+        for metric, name in METRICS.items():
+            numerator, denominator, _ = found[metric]
+            own = np.divide(
+                numerator, denominator, out=np.full(len(numerator), np.nan), where=denominator > 0.0
+            )
+            np.testing.assert_allclose(own, expected[name], rtol=0.0, atol=1e-12, err_msg=name)

@@ -32,11 +32,9 @@ def estimates(
 ) -> Mapping[Metric, Estimate]:
     """Estimates of requests of which some were graded, all with the same probability."""
     sums, weight = Sums(N_COLUMNS), 1.0 / rows.requests["probability"]
-    sums.add(predicted(rows, model) * weight[:, None], rows.requests["session"])
-    own = rows.take(is_graded)
-    session, number = own.requests["session"], np.arange(len(own.requests))
-    clusters = np.unique(np.where(session == 0, number, session), return_inverse=True)[1]
-    graded = Graded(own, weight[is_graded], number % FOLDS, clusters)
+    p = model.of(rows, np.where(is_graded, np.cumsum(is_graded) % FOLDS, -1))
+    sums.add(predicted(rows, p, model) * weight[:, None], rows.requests["session"])
+    graded = Graded.of(rows, p, is_graded, np.ones(len(weight)))
     return corrected_estimates(sums.ended(), graded, model, min_n)
 
 

@@ -19,12 +19,12 @@ from ctxguard.measure.corrected import FOLDS, Model
 from ctxguard.measure.estimate import Estimate, Sums, estimate, lacks_grades, no_estimate
 from ctxguard.measure.metrics import (
     METRICS,
-    MOST_FAILED,
-    OF_DROPPED,
     BoolArray,
     IntArray,
     Metric,
     Rows,
+    failed_weights,
+    is_shown,
     weighted_terms,
 )
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
@@ -146,13 +146,13 @@ def live_estimates(
         # A stored sample stands for those of its hour that were lost.
         rows.requests["probability"] *= stored.at(page.time_seconds)
         own, predicted = weighted_terms(rows), None
+        fold = labels.folds_of(page.sample_ids)
         if not exact:
-            columns = corrected.predicted(rows, labels.model)
+            columns = corrected.predicted(rows, labels.model.of(rows, fold), labels.model)
             predicted = columns / rows.requests["probability"][:, None]
-        is_labelled = np.isin(page.sample_ids, labels.sample_ids)
-        without_failed = rows.without_failed
+        weights = failed_weights(rows)
         for judged in windows.values():
-            judged.add(page, rows, without_failed, own, predicted, is_labelled=is_labelled)
+            judged.add(page, rows, weights, own, predicted, is_labelled=fold >= 0)
         newest = float(page.time_seconds[-1])
     found: dict[Window, Estimates] = {}
     judge: dict[Window, Estimates] = {}
@@ -179,51 +179,37 @@ class Labels:
     Attributes:
         sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
         rows: Their rows.
-        response: Shape (l,), the inverse of the share of the requests opened with each that is
-            graded.
         model: The fit of people's grades on the judge's verdicts.
+        p: P(relevant) of each passage in ``rows``, by the grades of other samples.
     """
 
     sample_ids: NDArray[np.int64]
     first_pick: NDArray[np.int64]
     rows: Rows
-    response: FloatArray
     model: Model
+    p: FloatArray
 
     @classmethod
     def of(cls, graded: GradedRows, stored: StoredShares) -> "Labels":
         """Read the labels that a store holds, and fit the model of relevance to them."""
         rows = Rows.read(graded.blocks)
-        used = np.isin(rows.requests["draw"], list(graded.asked))
+        used = np.isin(rows.requests["draw"], list(graded.draws))
         rows = rows.take(used)
         rows.requests["probability"] *= stored.at(graded.time_seconds[used])
-        draws = rows.requests["draw"].tolist()
-        n_graded = Counter(draws)
+        fold = np.arange(len(rows.requests)) % FOLDS
+        model = Model.fitted(rows, fold)
         return cls(
             graded.sample_ids[used],
             graded.first_pick[used],
             rows,
-            np.array([graded.asked[draw] / n_graded[draw] for draw in draws], np.float64),
-            Model.fitted(rows, np.arange(len(rows.requests)) % FOLDS),
+            model,
+            model.of(rows, fold),
         )
 
-    def graded(self, chosen: BoolArray, stands_for: FloatArray) -> corrected.Graded:
-        """Return some of the samples, with the requests that each stands for.
-
-        Args:
-            chosen: Shape (l,).
-            stands_for: Shape (l,), how many judged requests each stands for.
-        """
-        rows, requests = self.rows.take(chosen), self.rows.requests[chosen]
-        # A session, or a request that belongs to none, is one cluster.
-        alone = np.where(requests["session"] == 0, np.arange(len(rows.requests)), -1)
-        keys = np.column_stack([requests["session"], alone])
-        return corrected.Graded(
-            rows,
-            stands_for[chosen] / requests["probability"],
-            (np.arange(len(self.rows.requests)) % FOLDS)[chosen],
-            np.unique(keys, axis=0, return_inverse=True)[1].ravel(),
-        )
+    def folds_of(self, sample_ids: NDArray[np.int64]) -> IntArray:
+        """Return the fold of each sample, shape (n,); −1 of one that is not among these."""
+        place = np.searchsorted(self.sample_ids, sample_ids)
+        return np.where(np.isin(sample_ids, self.sample_ids), place % FOLDS, -1)
 
 
 class _Judged:
@@ -242,8 +228,8 @@ class _Judged:
         self.requests_by_pick: Counter[int] = Counter()
         self.weight_by_pick: Counter[int] = Counter()
         self.population = WindowPopulation(0, 0, 0, None, None)
-        self._weight = np.zeros(3)
-        """Of all requests; of those with a served passage that has failed, and with any."""
+        self._weights = np.zeros(3)
+        """As of ``failed_weights``."""
 
     def estimates(self, min_n: int) -> Estimates:
         """Estimate every metric by the judge's grades.
@@ -252,11 +238,10 @@ class _Judged:
         """
         if not self.population.judged:
             return dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
-        sums, (of_all, *failed) = self.own.ended(), self._weight.tolist()
-        ratios = {metric: sums.ratio(metric) for metric in Metric}
+        ratios = {metric: self.own.ended().ratio(metric) for metric in Metric}
         return {
             metric: estimate(metric, ratio, min_n)
-            if failed[metric in OF_DROPPED] <= MOST_FAILED * of_all
+            if is_shown(metric, self._weights)
             else Estimate.undefined(ratio.n)
             for metric, ratio in ratios.items()
         }
@@ -265,7 +250,7 @@ class _Judged:
         self,
         page: JudgedRows,
         rows: Rows,
-        without_failed: tuple[BoolArray, BoolArray],
+        weights: FloatArray,
         own: tuple[FloatArray, FloatArray],
         predicted: FloatArray | None,
         *,
@@ -276,7 +261,7 @@ class _Judged:
         Args:
             page: The page, ordered by time.
             rows: Its rows, of n requests.
-            without_failed: Of these.
+            weights: As of ``failed_weights``.
             own: As of ``weighted_terms``, by the judge's verdicts.
             predicted: The weighted columns of ``predicted``; None for an exact judge.
             is_labelled: Shape (n,), whether people have graded each.
@@ -287,9 +272,7 @@ class _Judged:
         if not inside.any():
             return
         requests, session = rows.requests[inside], rows.requests["session"][inside]
-        served_judged, all_judged = without_failed[0][inside], without_failed[1][inside]
-        parts = [np.ones(len(requests)), ~served_judged, ~all_judged]
-        self._weight += [float((part / requests["probability"]).sum()) for part in parts]
+        self._weights += weights[inside].sum(axis=0)
         values, inclusion = own
         self.own.add(values[inside], session, inclusion[inside])
         if predicted is not None:
@@ -303,7 +286,7 @@ class _Judged:
         before, times = self.population, page.time_seconds[inside].tolist()
         self.population = WindowPopulation(
             before.judged + len(times),
-            before.failed + int(np.count_nonzero(~all_judged)),
+            before.failed + int(np.count_nonzero(weights[inside, 2])),
             before.labelled + len(self.labelled_ids[-1]),
             times[0] if before.since_seconds is None else before.since_seconds,
             times[-1],
@@ -316,13 +299,10 @@ def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
     Labels that cannot stand for nearly all of its requests show nothing.
     """
     chosen = np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids))
-    picks, stands_for = labels.first_pick, np.where(chosen, labels.response, 0.0)
-    own_picks = set(picks[chosen].tolist())
+    own_picks = set(labels.first_pick[chosen].tolist())
     covered = sum(judged.weight_by_pick[pick] for pick in own_picks)
     if not own_picks or covered < (1.0 - MOST_UNCOVERED) * sum(judged.weight_by_pick.values()):
         return dict.fromkeys(corrected.QUOTIENTS, lacks_grades(0, 0.0, min_n, 0))
-    for pick in own_picks:
-        own = picks == pick
-        stands_for[own] *= judged.requests_by_pick[pick] / stands_for[own].sum()
-    graded = labels.graded(chosen, stands_for)
+    stands_for = corrected.stands_for(labels.first_pick, chosen, judged.requests_by_pick)
+    graded = corrected.Graded.of(labels.rows, labels.p, chosen, stands_for)
     return corrected.corrected_estimates(judged.predicted.ended(), graded, labels.model, min_n)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -317,37 +317,44 @@ def graded(db: Transaction, series: str) -> GradedRows:
         first_pick=np.array(firsts, np.int64),
         routes=tuple([row.route for row in rows]),
         blocks=tuple([row.block for row in rows]),
-        asked=_asked(db, own),
+        draws=_draws(db, own),
         disagreements=sum(row.disagreements for row in rows),
     )
 
 
-def _asked(db: Transaction, own: int) -> dict[int, int]:
-    """Count the requests that draws opened, of those draws of which every tenants' part has grades.
+@reads
+def draws(db: Transaction, series: str, graded: Collection[int]) -> frozenset[int]:
+    """Return the draws that stand for all that they could have taken.
+
+    Args:
+        graded: Samples that people graded, whether their blocks say so yet or not.
+    """
+    return _draws(db, db.series_id(series), graded)
+
+
+def _draws(db: Transaction, own: int, graded: Collection[int] = ()) -> frozenset[int]:
+    """Return the draws of which every tenant's part has grades.
 
     A draw from what another series judged counts as far as the samples were judged again. People
     grade the samples of a file in random order, so those that they got to stand for the
     others of the same file. But one tenant's graded file says nothing of the other tenants: until
     theirs has grades, no label of the draw counts.
     """
-    is_graded = sa.func.coalesce(_judged.is_graded, sa.false())
-    rows = db.execute(
-        sa.select(
-            _picked.pick_id,
-            _picked.asked,
-            is_graded.label("is_graded"),
-            sa.func.count().label("n"),
-        )
+    query = (
+        sa.select(_picked.pick_id, _picked.asked, _picked.sample_id, _judged.is_graded)
         .outerjoin(
             schema.judged,
             sa.and_(_judged.sample_id == _picked.sample_id, _judged.series_id == own),
         )
         .where(_picked.kind.in_(OPENED))
-        .group_by(_picked.pick_id, _picked.asked, sa.text("3"))
-    ).all()
-    graded_files = {(row.pick_id, row.asked) for row in rows if row.is_graded}
+    )
+    files, graded_files = Counter[tuple[int, str]](), set[tuple[int, str]]()
+    for pick, asked, sample_id, is_graded in db.execute(query):
+        files[pick, asked] += 1
+        if is_graded or sample_id in graded:
+            graded_files.add((pick, asked))
     whole, missed = Counter[int](), Counter[int]()
-    for row in rows:
-        whole[row.pick_id] += row.n
-        missed[row.pick_id] += row.n * ((row.pick_id, row.asked) not in graded_files)
-    return {draw: n for draw, n in whole.items() if missed[draw] <= MOST_UNCOVERED * n}
+    for (pick, asked), n in files.items():
+        whole[pick] += n
+        missed[pick] += n * ((pick, asked) not in graded_files)
+    return frozenset([pick for pick, n in whole.items() if missed[pick] <= MOST_UNCOVERED * n])

@@ -58,6 +58,7 @@ class SampleStore(Store):
     blocks = judgments.blocks
     save_graded = judgments.save_graded
     graded = judgments.graded
+    draws = judgments.draws
 
     get_state = reads(Transaction.state)
     set_state = writes(Transaction.set_state)

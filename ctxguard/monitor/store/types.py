@@ -320,8 +320,7 @@ class GradedRows:
     Attributes:
         sample_ids, time_seconds, first_pick: Shape (n,), as of ``JudgedRows``.
         routes, blocks: Of each, as of ``GradedBlock``.
-        asked: How many requests each draw opened, of those draws that stand for all that they could
-            have taken.
+        draws: Those that stand for all that they could have taken.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
@@ -330,7 +329,7 @@ class GradedRows:
     first_pick: NDArray[np.int64]
     routes: tuple[str, ...]
     blocks: tuple[bytes, ...]
-    asked: Mapping[int, int]
+    draws: frozenset[int]
     disagreements: int
 
 
