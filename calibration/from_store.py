@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,6 @@ from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.labels.judged_request import PeopleGrades, Scale, judged_request
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks
-from ctxguard.monitor.store.types import NO_PICK
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
 
 if TYPE_CHECKING:
@@ -92,6 +91,13 @@ class JudgedStore:
     is_synthetic: bool
     left_out: Mapping[str, int]
     tokens: FloatArray
+
+    def size(self, ranks: IntArray) -> Mapping[str, float | None]:
+        """Return the mean passages and tokens of contexts, of requests that weigh by 1/π."""
+        weight, kept = 1.0 / self.judged.rows.requests["probability"], ranks > 0
+        of_each = kept.sum(axis=1), np.where(kept, self.tokens, 0.0).sum(axis=1)
+        passages, tokens = (float(weight @ each / weight.sum()) for each in of_each)
+        return {"passages": passages, "tokens": None if np.isnan(tokens) else tokens}
 
     @property
     def n_judged(self) -> int:
@@ -256,7 +262,6 @@ def _candidates(
         passages["grade"] = np.where(is_known, passages["verdict"] == YES, UNGRADED)
         passages["people_worth"], passages["chance"] = passages["worth"], is_known
         requests["draw"], requests["goes_on"], requests["run_chance"] = 1, True, 1.0
-        first_pick[:] = NO_PICK
     else:
         counts = np.isin(requests["draw"], list(draws))
         requests["draw"][~counts] = 0
@@ -319,59 +324,26 @@ class StoreCalibration:
         gain: What its policy gains over the first ``serving_k`` in recall and UDCG, each request
             decided by a policy that its question had no part in.
         in_force: The same of the profile in force; None without one.
-        size: Of a context by its policy, likewise.
-        today: Of the first ``serving_k``.
+        size: Mean passages and tokens of a context by its policy, likewise; tokens are None where
+            the text of one was not kept.
+        today: Those of the first ``serving_k``.
     """
 
     profile: Profile
     gain: Mapping[str, Interval]
     in_force: Mapping[str, Interval] | None
-    size: "ContextSize"
-    today: "ContextSize"
-
-
-class ContextSize(NamedTuple):
-    """Means over the requests.
-
-    Attributes:
-        passages: Passages of a context.
-        tokens: Their tokens, estimated; None where the text of one was not kept.
-    """
-
-    passages: float
-    tokens: float | None
-
-    @classmethod
-    def of(cls, found: JudgedStore, ranks: IntArray) -> Self:
-        """Average over the requests, each as many as it stands for."""
-        weight, kept = 1.0 / found.judged.rows.requests["probability"], ranks > 0
-        tokens = np.where(kept, found.tokens, 0.0).sum(axis=1)
-        passages, of_texts = (
-            float(weight @ each / weight.sum()) for each in (kept.sum(axis=1), tokens)
-        )
-        return cls(passages, None if np.isnan(of_texts) else of_texts)
-
-
-@dataclass(frozen=True)
-class SystemIdentity:
-    """The system that answered.
-
-    Attributes:
-        fusion: How its legs are fused.
-        fingerprint: What identifies it; empty where nothing does.
-        corpus: A sketch of what it searches; None without one.
-    """
-
-    fusion: Fusion = field(default_factory=Fusion)
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
-    corpus: CorpusSketch | None = None
+    size: Mapping[str, float | None]
+    today: Mapping[str, float | None]
 
 
 def calibrate_from_store(
     found: JudgedStore,
     settings: Settings,
-    system: SystemIdentity,
     in_force: Profile | None = None,
+    *,
+    fusion: Fusion | None = None,
+    fingerprint: Mapping[str, str] | None = None,
+    corpus_sketch: CorpusSketch | None = None,
 ) -> StoreCalibration:
     """Fit a policy of highest expected utility for the route of judged samples.
 
@@ -380,6 +352,9 @@ def calibrate_from_store(
         settings: ``serving_k``, ``min_keep``, ``tolerance`` and ``max_loss`` are used;
             ``utilities`` are those of the samples.
         in_force: The profile in force, whose other routes stay; None for none.
+        fusion: How the legs of the system that answered are fused; None for the default.
+        fingerprint: What identifies it; without one the profile is unverified.
+        corpus_sketch: A sketch of what it searches.
 
     Raises:
         CalibrationError: people graded too little to correct the judge.
@@ -418,20 +393,19 @@ def calibrate_from_store(
     )
     profile = Profile(
         routes={**({} if in_force is None else in_force.routes), found.route: route},
-        fusion=system.fusion,
+        fusion=Fusion() if fusion is None else fusion,
         utilities=utilities,
-        fingerprint=dict(system.fingerprint),
-        corpus=system.corpus,
+        fingerprint=dict(fingerprint or {}),
+        corpus=corpus_sketch,
         signal_columns=() if in_force is None else in_force.signal_columns,
         provenance=provenance(
-            dataset, settings, {found.route: judged.pools}, system.fingerprint, [why]
+            dataset, settings, {found.route: judged.pools}, fingerprint or {}, [why]
         ),
     )
     old = None
     if before is not None:
         old = difference(judged, decided(judged.pools, before.policy), first)
-    sizes = [ContextSize.of(found, each) for each in (by_others, first)]
-    return StoreCalibration(profile, gain, old, *sizes)
+    return StoreCalibration(profile, gain, old, found.size(by_others), found.size(first))
 
 
 def _verdict(found: JudgedStore, gain: Mapping[str, Interval], settings: Settings) -> RouteVerdict:

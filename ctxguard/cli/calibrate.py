@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -18,7 +18,6 @@ from ctxguard.cli._judged import RECALL_OF_JUDGED, by_k, in_first_order, next_st
 from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import LabelledSystem, Source, open_assessor
-from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import READERS
@@ -28,7 +27,7 @@ from ctxguard.server.system import AssessorSettings
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome, Settings
-    from calibration.from_store import StoreCalibration, SystemIdentity
+    from calibration.from_store import StoreCalibration
     from ctxguard.profile.schema import Profile
 
 
@@ -145,7 +144,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         made = None
         if not found.judged.lacking:
             with output.doing("fitting"):
-                made = calibrate_from_store(found, chosen, self._identity(in_force), in_force)
+                made = calibrate_from_store(found, chosen, in_force, **self._system(in_force))
             made.profile.save(self.out)
         profile = None if made is None else made.profile
         table = by_k(found)
@@ -155,8 +154,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             "profile_id": profile and profile.profile_id,
             "route": found.route,
             "policy": profile and describe_policy(profile.routes[found.route].policy),
-            "context": made and made.size._asdict(),
-            "today": made and made.today._asdict(),
+            "context": made and made.size,
+            "today": made and made.today,
             "in_short": made and _judged_in_short(made, found.route),
             "gain": made and made.gain,
             "in_force": made and made.in_force,
@@ -190,18 +189,20 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         lacks = profile is None or lacks_verdict(profile, self.required)
         output.result(document, show, notes, found=lacks)
 
-    def _identity(self, in_force: "Profile | None") -> "SystemIdentity":
-        """Identify the system that answered, by itself or as the profile in force does."""
-        from calibration.from_store import SystemIdentity
+    def _system(self, in_force: "Profile | None") -> dict[str, Any]:
+        """Name the system that answered, by itself or as the profile in force does."""
         from ctxguard.guard.wrapped_retriever import call_if
 
+        names = ("fusion", "fingerprint", "corpus_sketch")
         if self.sources:
             source = in_first_order(self.open())
-            fusion = getattr(source, "fusion", None) or Fusion()
-            return SystemIdentity(fusion, source.fingerprint(), call_if(source, "corpus_sketch"))
-        if in_force is None:
-            return SystemIdentity()
-        return SystemIdentity(in_force.fusion, in_force.fingerprint, in_force.corpus)
+            sketch = call_if(source, "corpus_sketch")
+            found = (getattr(source, "fusion", None), source.fingerprint(), sketch)
+        elif in_force is not None:
+            found = (in_force.fusion, in_force.fingerprint, in_force.corpus)
+        else:
+            return {}
+        return dict(zip(names, found, strict=True))
 
     def _chosen(self) -> "Settings":
         """Make the settings as calibration takes them."""
@@ -296,8 +297,8 @@ def _judged_in_short(made: "StoreCalibration", route: Route) -> str:
     own, today, recall = made.today if stays else made.size, made.today, made.gain["recall"]
     noisy = ["recall"] if recall.bounds is not None and recall.side is None else []
     return in_one_line(
-        passages=(own.passages, today.passages),
-        tokens=(own.tokens, today.tokens),
+        passages=(own["passages"], today["passages"]),
+        tokens=(own["tokens"], today["tokens"]),
         recall=None if stays else recall,
         misleading="not counted in judged requests",
         unshown="" if verdict is None else unshown_by(verdict, noisy, "utility"),

@@ -11,7 +11,6 @@ from watching import Watching
 from calibration.calibrate_route import Settings
 from calibration.from_store import (
     JudgedStore,
-    SystemIdentity,
     calibrate_from_store,
     judged_store,
 )
@@ -189,14 +188,19 @@ def test_too_few_grades_give_nothing() -> None:
     live, relevant = erring(40)
     grade(live, relevant, 20)
     with pytest.raises(CalibrationError, match="it takes at least about"):
-        calibrate_from_store(read(live, "erring 1"), Settings(), SystemIdentity())
+        calibrate_from_store(read(live, "erring 1"), Settings())
 
 
 def test_other_routes_stay() -> None:
     in_force = spoilt(calibrated(60).profile)
     found = read(watched(160), utilities=CHEAP)
-    system = SystemIdentity(in_force.fusion, in_force.fingerprint, in_force.corpus)
-    made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.03), system, in_force)
+    made = calibrate_from_store(
+        found,
+        Settings(serving_k=3, tolerance=0.03),
+        in_force,
+        fusion=in_force.fusion,
+        fingerprint=in_force.fingerprint,
+    )
     profile = made.profile
     assert profile.routes[Route.LEXICAL] == in_force.routes[Route.LEXICAL]
     assert (profile.fusion, profile.fingerprint) == (in_force.fusion, in_force.fingerprint)
@@ -215,7 +219,7 @@ def test_other_routes_stay() -> None:
 
 def test_shadow_says_requests_needed() -> None:
     found = read(watched(40), utilities=CHEAP)
-    made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.05), SystemIdentity())
+    made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.05))
     verdict = made.profile.verdict
     assert verdict.decision == "shadow"
     assert 40 < verdict.n_needed < 2_000
@@ -224,7 +228,7 @@ def test_shadow_says_requests_needed() -> None:
 
 def test_synthetic_questions_are_never_enforced() -> None:
     found = replace(read(watched(160), utilities=CHEAP), is_synthetic=True)
-    made = calibrate_from_store(found, Settings(serving_k=3), SystemIdentity())
+    made = calibrate_from_store(found, Settings(serving_k=3))
     assert made.profile.verdict.decision == "shadow"
     assert any("synthetic" in note for note in made.profile.provenance.notes)
     assert made.profile.unverified
