@@ -66,14 +66,20 @@ class Served(NamedTuple):
     asked: FloatArray
     paid: FloatArray
 
-    def means(self, other: "Served | None" = None) -> dict[str, float]:
-        """Means over the queries; UDCG and recall less those of another context of theirs."""
-        udcg, recall = self.udcg, self.recall
-        if other is not None:
-            udcg, recall = udcg - other.udcg, recall - other.recall
+    def less(self, today: "Served") -> dict[str, float]:
+        """Compare with today's contexts of the same queries.
+
+        Returns:
+            Recall and UDCG less today's, tokens and misleading passages as a share of today's less
+            1 (NaN where today's mislead nowhere), and passages kept.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            misleading = self.misleading.sum() / today.misleading.sum() - 1.0
         return {
-            "udcg": float(udcg.mean()),
-            "recall": float(np.nanmean(recall)),
+            "recall": float(np.nanmean(self.recall - today.recall)),
+            "udcg": float((self.udcg - today.udcg).mean()),
+            "tokens": float(self.tokens.sum() / today.tokens.sum()) - 1.0,
+            "misleading": float(misleading) if np.isfinite(misleading) else np.nan,
             "kept": float(self.kept.mean()),
         }
 
@@ -246,12 +252,12 @@ def few_labels(dataset: Dataset, n: int, seed: int) -> Dataset:
 def asking_figures(
     recorded: Recorded, labelled: Dataset, settings: Settings, assessor: Answers
 ) -> dict[str, float]:
-    """What an assessor gains and costs on the other queries, beside what its calibration says.
+    """What is served where an assessor is asked, on the other queries.
 
     Returns:
-        ``gain`` is UDCG less that of the same calibration without an assessor, ``net`` less
-        the price of every candidate whose answer counts, ``over_today`` the net gain over today's
-        first 5. ``share`` is that of the first 20 candidates, asked for the record alone too;
+        The figures of `Served.less` than today's first 5. ``gain`` is UDCG less that of the same
+        calibration without an assessor, ``net`` less the price of every candidate whose answer
+        counts. ``share`` is that of the first 20 candidates, asked for the record alone too;
         ``forecast`` is the profile's figure of the net gain, NaN where nobody is asked and where it
         is not known. ``unlike`` counts the queries which are served something else than without an
         assessor where it is down.
@@ -264,14 +270,10 @@ def asking_figures(
     part = only_route(profile).assessor
     forecast = None if part is None else part.forecast
     gain = float((having.udcg - without.udcg).mean())
-    price = DEFAULT_PRICE * float(having.paid.mean())
-    today = recorded.first(rows)
     return {
+        **having.less(recorded.first(rows)),
         "gain": gain,
-        "net": gain - price,
-        "over_today": float((having.udcg - today.udcg).mean()) - price,
-        "recall": float(np.nanmean(having.recall - today.recall)),
-        "kept": float(having.kept.mean()),
+        "net": gain - DEFAULT_PRICE * float(having.paid.mean()),
         "share": float(having.asked.sum() / np.minimum(recorded.pools.lengths[rows], FIRST).sum()),
         "forecast": np.nan if forecast is None else forecast,
         "enforced": float(part is not None and part.decision == "enforce"),
@@ -316,18 +318,23 @@ def plain_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
 def asking_table(title: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     """A row for each assessor and set, of `mean_figures`.
 
-    ``today`` is the net gain over today's first 5, ``on`` the share of runs that apply the answers;
-    of these with a forecast are the net gain in truth and by that forecast.
+    Recall is less that of today's first 5, tokens and misleading passages are against theirs;
+    ``on`` is the share of runs that apply the answers; of these with a forecast are the net gain
+    in UDCG in truth and by that forecast.
     """
-    columns = ("net", "today", "asked", "on", "truth", "forecast")
+    columns = ("recall", "tokens", "misleading", "asked", "on", "truth", "forecast")
     found = plain_table(title, ("assessor", "set"), columns)
     for assessor, by_set in rows.items():
         for name, own in by_set.items():
             gains = [own[f"enforced_{which}"] for which in ("net", "forecast")]
             found.add_row(
                 assessor,
-                name,
-                *(f"{own[which]:+.3f}" for which in ("net", "over_today")),
+                name[:14],
+                f"{own['recall']:+.3f}",
+                *(
+                    "" if own[which] is None else f"{own[which]:+.0%}"
+                    for which in ("tokens", "misleading")
+                ),
                 *(f"{own[which]:.0%}" for which in ("share", "enforced")),
                 *("" if gain is None else f"{gain:+.2f}" for gain in gains),
             )

@@ -5,8 +5,8 @@
 
 The collections are as in ``benchmarks.verdict``. In every split so many answerable queries (fewer
 where the collection has fewer), and a proportional number of others, are labelled. ``calibrate`` is
-given the assessor as by ``--price``, and a guard with its profile and the same assessor answers all
-other queries.
+given the assessor as by ``--ask``, and a guard with its profile and the same assessor answers all
+other queries, by the verdict: recall, tokens and misleading passages are against today's first 5.
 
 An answer about a candidate is d′ · relevant + noise. *Shifted*: each question moves all its answers
 by a standard normal times 0.7. *Refusing*: a fifth of the candidates has no answer. *Garbage*: a
@@ -47,10 +47,11 @@ from calibration.calibrate_route import Settings
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Ask a simulated assessor where it pays."
-COLLECTIONS = ("musique", "anthropic_docs", "medquad_nih")
-LABELS = 36
+COLLECTIONS = ("demo", "musique", "anthropic_docs", "medquad_nih")
+LABELS = 100
 
-LEAST_NET = {"d′ 1": 0.15, "d′ 1.6": 0.40}
+TELLING, MISLED = "d′ 1.6", "demo"
+MOST_MISLEADING = -0.35
 LEAST_NET_OF_A_SET = -0.02
 NO_WORTH, MOST_ASKING = "d′ 0", 0.02
 
@@ -113,13 +114,15 @@ def measured(
 def bars(found: Figures) -> Bars:
     """What must hold, with the figure in words and whether it does; of what was measured."""
     kept: Bars = {}
-    for name, least in LEAST_NET.items():
-        if name in found:
-            net = float(np.mean([own["net"] for own in found[name].values()]))
-            kept[f"{name}: net ≥ {least:+g} on the mean"] = f"{net:+.3f}", net >= least
+    if MISLED in found.get(TELLING, {}):
+        own = found[TELLING][MISLED]
+        kept[f"{TELLING}, {MISLED}: misleading ≤ {MOST_MISLEADING:+.0%}, recall as today's"] = (
+            f"{own['misleading']:+.0%}, recall {own['recall']:+.3f}",
+            own["misleading"] <= MOST_MISLEADING and own["recall"] >= 0.0,
+        )
     every = {f"{name}, {one}": own for name, by in found.items() for one, own in by.items()}
     worst = min(every, key=lambda name: every[name]["net"])
-    kept[f"no set below {LEAST_NET_OF_A_SET:g}"] = (
+    kept[f"net gain in UDCG: no set below {LEAST_NET_OF_A_SET:g}"] = (
         f"{every[worst]['net']:+.3f}, {worst}",
         every[worst]["net"] >= LEAST_NET_OF_A_SET,
     )
@@ -157,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.setdefault(name, {})[one] = own
         taken = time.perf_counter() - start
         console.print(f"[dim]{one}, {n} labels: {taken:.0f} s so far[/dim]")
-    console.print(asking_table("UDCG, answers at 0.002", found))
+    console.print(asking_table("asked, against today's first 5", found))
     kept = bars(found)
     if options.check:
         print_bars(kept, console)

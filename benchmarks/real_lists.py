@@ -6,13 +6,12 @@ The folder holds ``queries.jsonl``, ``qrels`` and ``runs`` (TREC runs of several
 in ``verdicts`` what language models said of the same passages. It is read in place and needs no
 texts: a passage is its id. A passage of grade 2 or more is relevant, any other judged one is not.
 
-In every split so many queries are labelled, and all others measure. UDCG and recall are less
-those of today's first 5. *default* serves the choice where its verdict is to enforce, and today's
-first 5 elsewhere; the other choices of calibration are served whatever their verdict. Rules that
-people set need no labels, but for P > .5 (logistic in the score) and the best fixed k; each keeps
-20 passages at most.
+In every split so many queries are labelled, and all others measure. Each context is served by its
+verdict: today's first 5 where it is not enforced. Recall is less that of today's first 5; *equal*
+is recall less that of the first k of equal size on the mean. Rules that people set need no labels,
+but for P > .5 (logistic in the score) and the best fixed k; each keeps 20 passages at most.
 
-An assessor answers by recorded verdicts, as ``calibrate --price`` asks it. Net is the gain in
+An assessor answers by recorded verdicts, as ``calibrate --ask`` asks it. Net is the gain in
 UDCG over the same calibration without it, less 0.002 for every candidate asked about;
 *truth* is the same where answers are applied, and *forecast* what calibration measured there.
 """
@@ -24,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from rich.console import Console
@@ -51,6 +50,7 @@ from calibration.fit import fit_relevance, predicted
 from calibration.pool_labels import IntArray
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
+from calibration.settings import Context
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, ScoreKind
 
@@ -61,20 +61,13 @@ LEAST_RELEVANT = 2
 MAX_K = 20
 """The largest context of the rules that people set."""
 
-BM25, GRADED = "bm25", "graded_gpt4o"
-ASKED_LISTS = (BM25, "tas_b", "repllama")
+BM25 = "bm25"
 
-LEAST_DEFAULT = {20: 0.22, 27: 0.28}
-LEAST_OF_A_LIST = -0.03
-LEAST_NET_BM25, LEAST_NET, LEAST_NET_OF_A_LIST = 0.50, 0.40, -0.02
-RICHER_SHARE = 0.8
-
-CHOICES = {
-    "leaner": Settings(context="leaner"),
-    "richer": Settings(context="richer"),
-    "utility": Settings(context="utility"),
-}
-"""The choices of calibration that are served whatever their verdict."""
+LEAST_OF_A_LIST: Mapping[Context, float] = {"leaner": -0.015, "balanced": -0.01}
+"""Recall less today's, in the worst list."""
+MORE_THAN_EQUAL = 0.02
+LEAST_NET_OF_A_LIST = -0.02
+CONTEXTS: tuple[Context, ...] = get_args(Context)
 
 Rule = Callable[[Recorded, IntArray, IntArray], IntArray]
 """How many passages are kept of each other query, given the rows of the labelled and the others."""
@@ -152,56 +145,47 @@ def read_verdicts(file: Path, dataset: Dataset) -> Answers:
 
 
 def contexts_of(collection: Recorded, n: int, seed: int) -> dict[str, dict[str, float]]:
-    """Every choice and rule in one split, less today's first 5."""
+    """Every context and rule in one split, less today's first 5."""
     labelled = few_labels(collection.dataset, n, seed)
     rows = collection.others(labelled)
     own = np.setdiff1d(np.arange(len(collection.pools)), rows)
     today = collection.first(rows)
     served: dict[str, Served] = {}
-    profile = collection.calibrated(labelled, Settings(seed=seed)).profile
-    served["default"] = collection.served(profile, rows)
-    for name, settings in CHOICES.items():
-        given = settings.model_copy(update={"seed": seed})
-        profile = collection.calibrated(labelled, given).profile
-        served[name] = collection.served(profile, rows, mode="enforce")
+    for context in CONTEXTS:
+        profile = collection.calibrated(labelled, Settings(seed=seed, context=context)).profile
+        served[context] = collection.served(profile, rows)
     for name, rule in RULES.items():
         served[name] = collection.first(rows, rule(collection, own, rows).clip(1, MAX_K))
-    return {name: each.means(today) for name, each in served.items()}
+    found = {}
+    for name, each in served.items():
+        equal = collection.recall_at(rows, float(each.tokens.mean()))
+        figures = each.less(today)
+        found[name] = {
+            "recall": figures["recall"],
+            "equal": float(np.nanmean(each.recall)) - equal,
+            "kept": figures["kept"],
+        }
+    return found
 
 
 def bars(by_labels: Mapping[int, Any], asking: Mapping[str, Any]) -> Bars:
     """What must hold, with the figure in words and whether it does."""
     found: Bars = {}
     for n, lists in by_labels.items():
-        gains = {name: own["default"]["udcg"] for name, own in lists.items()}
-        mean = float(np.mean(list(gains.values())))
-        if n in LEAST_DEFAULT:
-            least = LEAST_DEFAULT[n]
-            found[f"{n} labels, default: UDCG ≥ {least:+g}"] = f"{mean:+.3f}", mean >= least
-        worst = min(gains, key=lambda name: gains[name])
-        found[f"{n} labels, default: no list below {LEAST_OF_A_LIST:g}"] = (
-            f"{gains[worst]:+.3f}, {worst}",
-            gains[worst] >= LEAST_OF_A_LIST,
+        for context, least in LEAST_OF_A_LIST.items():
+            worst = min(lists, key=lambda name: lists[name][context]["recall"])
+            recall = lists[worst][context]["recall"]
+            found[f"{n} labels, {context}: recall of no list below {least:g}"] = (
+                f"{recall:+.3f}, {worst}",
+                recall >= least,
+            )
+        recall, equal, kept = (
+            float(np.mean([own["richer"][figure] for own in lists.values()]))
+            for figure in ("recall", "equal", "kept")
         )
-        richer, utility, recall = (
-            float(np.mean([own[name][figure] for own in lists.values()]))
-            for name, figure in (("richer", "udcg"), ("utility", "udcg"), ("richer", "recall"))
-        )
-        found[f"{n} labels, richer: ≥ {RICHER_SHARE:g} of utility, recall as today's"] = (
-            f"{richer:+.3f} of {utility:+.3f}, recall {recall:+.3f}",
-            richer >= RICHER_SHARE * utility and recall >= 0.0,
-        )
-    own = asking.get(GRADED, {})
-    if set(ASKED_LISTS) <= own.keys():
-        net = own[BM25]["net"]
-        found[f"{GRADED} on {BM25}: net ≥ {LEAST_NET_BM25:+g}"] = (
-            f"{net:+.3f}",
-            net >= LEAST_NET_BM25,
-        )
-        net = float(np.mean([own[name]["net"] for name in ASKED_LISTS]))
-        found[f"{GRADED} on {', '.join(ASKED_LISTS)}: net ≥ {LEAST_NET:+g}"] = (
-            f"{net:+.3f}",
-            net >= LEAST_NET,
+        found[f"{n} labels, richer: {MORE_THAN_EQUAL:+g} over the first k of equal size"] = (
+            f"{equal:+.3f}, recall {recall:+.3f} at {kept:.1f} passages",
+            equal >= MORE_THAN_EQUAL,
         )
     every = {f"{name} on {one}": at for name, by in asking.items() for one, at in by.items()}
     if every:
@@ -215,18 +199,20 @@ def bars(by_labels: Mapping[int, Any], asking: Mapping[str, Any]) -> Bars:
 
 
 def contexts_table(n: int, lists: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
-    """A row for each choice and rule: UDCG by list, and the means over the lists."""
-    title = f"{n} labels, UDCG and recall less today's"
-    found = plain_table(title, ("",), (*lists, "mean", "recall", "kept"))
+    """A row for each context and rule: recall by list, and the means over the lists."""
+    title = f"{n} labels, recall less today's"
+    found = plain_table(title, ("",), (*lists, "mean", "equal", "kept"))
     for policy in next(iter(lists.values())):
         own = [by_policy[policy] for by_policy in lists.values()]
-        means = [float(np.mean([each[name] for each in own])) for name in own[0]]
+        recall, equal, kept = (
+            float(np.mean([each[name] for each in own])) for name in ("recall", "equal", "kept")
+        )
         found.add_row(
             policy,
-            *(f"{each['udcg']:+.2f}" for each in own),
-            f"{means[0]:+.3f}",
-            f"{means[1]:+.3f}",
-            f"{means[2]:.1f}",
+            *(f"{each['recall']:+.3f}" for each in own),
+            f"{recall:+.3f}",
+            f"{equal:+.3f}",
+            f"{kept:.1f}",
         )
     return found
 

@@ -82,9 +82,14 @@ SHARES = (0.88, 1.0, 2.0)
 MOST_REFUTED, FEWEST_ENFORCED = 0.05, 100
 AT = 50
 
+MISLED = ("demo", "musique", "ramdocs_200")
+"""The sets with labelled distractors by which the bar on misleading passages is judged."""
+MOST_MISLEADING, OF_MISLED, AT_MISLED = -0.08, 2, 100
+
 FIGURES = ("enforced", "recall", "udcg", "tokens", "equal", "kept", "misleading", "refuted")
 """Of one split: whether it is enforced; recall and UDCG less today's, tokens as a share of today's,
-recall less that of the first k of equal tokens, passages, misleading ones less today's; refuted."""
+recall less that of the first k of equal tokens, passages, misleading ones as a share of today's;
+refuted."""
 
 Split = dict[str, float]
 Summary = dict[str, float]
@@ -122,7 +127,9 @@ def measured(collection: Recorded, context: Context, k: int, n: int, seed: int) 
         "tokens": float(found.tokens.mean() / today.tokens.mean()) - 1.0,
         "equal": float(np.nanmean(found.recall)) - at_tokens,
         "kept": float(found.kept.mean()),
-        "misleading": float((found.misleading - today.misleading).mean()),
+        "misleading": float(found.misleading.sum() / max(today.misleading.sum(), 1.0)) - 1.0
+        if today.misleading.any()
+        else 0.0,
         "refuted": float(is_refuted(recall)),
     }
 
@@ -197,6 +204,21 @@ def bars(sets: Mapping[Key, Summary]) -> Bars:
                 sign = "≤" if name == "tokens" else "≥"
                 words = f"{context}, today first {k}, {AT} labels: {name} {sign} {limit:+g}"
                 found[words] = f"{value:+.3f}", holds
+    for context, k in itertools.product(CONTEXTS, sorted({k for _, _, k, _ in sets})):
+        labels = most_labels(sets, context, k)
+        own = {name: sets[name, context, k, n] for name, n in labels.items()}
+        if own.keys() >= set(MISLED) and AT_MISLED in labels.values():
+            fewer = [
+                each["misleading"] <= MOST_MISLEADING and each["recall"] >= 0.0
+                for each in map(own.__getitem__, MISLED)
+            ]
+            found[
+                f"{context}, today first {k}: misleading ≤ {MOST_MISLEADING:+.0%} "
+                f"in {OF_MISLED} of {len(MISLED)} sets"
+            ] = (
+                ", ".join(f"{name} {own[name]['misleading']:+.0%}" for name in MISLED),
+                sum(fewer) >= OF_MISLED,
+            )
     enforced, refuted = (
         sum(own[f"n_{name}"] for own in sets.values()) for name in ("enforced", "refuted")
     )
@@ -204,6 +226,15 @@ def bars(sets: Mapping[Key, Summary]) -> Bars:
         f"{refuted:.0f} of {enforced:.0f}",
         enforced >= FEWEST_ENFORCED and refuted <= MOST_REFUTED * enforced,
     )
+    return found
+
+
+def most_labels(sets: Mapping[Key, Summary], context: Context, k: int) -> dict[str, int]:
+    """The largest number of labels up to 100 that was measured, by set: some have no more."""
+    found: dict[str, int] = {}
+    for name, own, size, n in sets:
+        if own == context and size == k and n <= AT_MISLED:
+            found[name] = max(n, found.get(name, 0))
     return found
 
 
@@ -216,7 +247,7 @@ def table(sets: Mapping[Key, Summary]) -> Table:
         "recall",
         "tokens",
         "equal",
-        "UDCG",
+        "misleading",
         "kept",
         "refuted",
     )
@@ -231,7 +262,7 @@ def table(sets: Mapping[Key, Summary]) -> Table:
             f"{own['recall']:+.3f}",
             f"{own['tokens']:+.0%}",
             f"{own['equal']:+.3f}",
-            f"{own['udcg']:+.3f}",
+            f"{own['misleading']:+.0%}",
             f"{own['kept']:.1f}",
             f"{own['n_refuted']:.0f}/{own['n_enforced']:.0f}",
         )

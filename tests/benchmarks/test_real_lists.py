@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks._served import Recorded, mean_figures
-from benchmarks.real_lists import BM25, GRADED, RULES, bars, read_lists, read_verdicts
+from benchmarks.real_lists import BM25, RULES, bars, read_lists, read_verdicts
 
 SCORES = {"a": (10.0, 9.0, 2.0, 1.0), "b": (5.0, 4.9, 4.8, -1.0)}
 
@@ -64,21 +64,13 @@ def test_recorded_verdicts_answer_by_passage(folder: Path, collection: Recorded)
 
 
 def test_bars_can_be_met_and_missed() -> None:
-    run = {
-        "gain": 0.6,
-        "net": 0.6,
-        "over_today": 0.6,
-        "share": 0.5,
-        "forecast": 0.6,
-        "enforced": 1.0,
-        "unlike": 0.0,
-    }
-    poor = {**run, "gain": -0.1, "net": -0.1, "unlike": 2.0}
-    for udcg, each, holds in ((0.4, run, True), (-0.1, poor, False)):
-        policy = {"udcg": udcg, "recall": 0.0, "kept": 6.0}
-        lists = {BM25: dict.fromkeys(("default", "richer", "utility"), policy)}
+    run = {"net": 0.6, "share": 0.5, "forecast": 0.6, "enforced": 1.0, "unlike": 0.0}
+    poor = {**run, "net": -0.1, "unlike": 2.0}
+    for recall, each, holds in ((0.03, run, True), (-0.1, poor, False)):
+        policy = {"recall": recall, "equal": recall, "kept": 6.0}
+        lists = {BM25: dict.fromkeys(("leaner", "balanced", "richer"), policy)}
         by_labels = dict.fromkeys((20, 27), lists)
-        asked = {GRADED: {name: mean_figures([each]) for name in (BM25, "tas_b", "repllama")}}
+        asked = {"model": {name: mean_figures([each]) for name in (BM25, "tas_b", "repllama")}}
         found = bars(by_labels, asked)
-        assert len(found) == 11
+        assert len(found) == 9
         assert all(kept is holds for _, kept in found.values())

@@ -10,6 +10,7 @@ from benchmarks.verdict import (
     CONTEXTS,
     DENSE,
     FIGURES,
+    MISLED,
     Key,
     Split,
     Summary,
@@ -97,6 +98,16 @@ def test_each_context_size_has_bars() -> None:
     own = summarised([split()] * 20)
     found = bars({**sets_of(own, 5), **sets_of(own, 10)})
     assert sum("today first 10" in words for words in found) == sum(map(len, BARS.values()))
+
+
+def test_misleading_passages_have_a_bar() -> None:
+    """Two of three sets must have fewer, at the most labels that each has."""
+    few, many = (summarised([split(misleading=each)] * 20) for each in (-0.1, 0.1))
+    sets = {(name, "leaner", 5, 100): few for name in MISLED[:2]}
+    words = "leaner, today first 5: misleading ≤ -8% in 2 of 3 sets"
+    found = bars({**sets, (MISLED[2], "leaner", 5, 50): many})
+    assert found[words] == ("demo -10%, musique -10%, ramdocs_200 +10%", True)
+    assert words not in bars(sets)
 
 
 @pytest.fixture(scope="module")
