@@ -151,6 +151,10 @@ class Pools:
         for row in range(len(self)) if rows is None else rows:
             ids = self.passage_ids[row]
             n = len(ids)
+            signals = {name: values[row, :n] for name, values in self.signals.items()}
+            if self.tokens is not None:
+                # A text that cannot be read is dropped when the context is assembled.
+                signals[TOKENS] = np.nan_to_num(self.tokens[row, :n])
             yield Ranking(
                 passage_ids=ids,
                 scores=tuple(self.scores[row, :n].tolist()),
@@ -162,7 +166,7 @@ class Pools:
                     name: Leg(scores[row, :n], self.leg_kinds[name])
                     for name, scores in self.legs.items()
                 },
-                signals=self._signals_of(row, n),
+                signals=signals,
                 contradicted=bool(self._contradicted[row]),
             )
 
@@ -173,13 +177,6 @@ class Pools:
         for row in np.flatnonzero((np.diff(self.scores, axis=1) > 0.0).any(axis=1)):
             found[row] = is_opposed(self.scores[row, : self.lengths[row]].tolist())
         return found
-
-    def _signals_of(self, row: int, n: int) -> dict[str, FloatArray]:
-        signals = {name: values[row, :n] for name, values in self.signals.items()}
-        if self.tokens is not None:
-            # A text that cannot be read is dropped when the context is assembled.
-            signals[TOKENS] = np.nan_to_num(self.tokens[row, :n])
-        return signals
 
     def run(self) -> dict[str, tuple[Hit, ...]]:
         """Return the pools as a TREC run: candidates by query id, best first, without copies."""
@@ -379,16 +376,13 @@ class Readings:
         known = self._known if isinstance(ranking.passages, PassageLines) else {}
         missing = [position for position in candidates if ids[position] not in known]
         for position, passage in _readable(ranking, missing, passage_of).items():
-            known[ids[position]] = PassageRead(passage, self._tokens_of(passage))
+            # Of passages with one title and text the tokens are counted once.
+            key = hash((passage.title, passage.text))
+            tokens = self._tokens.get(key)
+            if tokens is None:
+                tokens = self._tokens[key] = float(passage_tokens(passage))
+            known[ids[position]] = PassageRead(passage, tokens)
         return {position: known[ids[position]] for position in candidates if ids[position] in known}
-
-    def _tokens_of(self, passage: Passage) -> float:
-        """Count the tokens of a passage, of those with one title and text once."""
-        key = hash((passage.title, passage.text))
-        tokens = self._tokens.get(key)
-        if tokens is None:
-            tokens = self._tokens[key] = float(passage_tokens(passage))
-        return tokens
 
 
 def _answer(
@@ -521,13 +515,11 @@ def _without_itself(
         if read is None:
             return name == query.query_id
         title, whole = read.passage.title, read.passage.text
-        may_be = (whole, f"{title} {whole}") if title else (whole,)
-        # Most texts need no digest: their ends differ.
-        if any(_ends(each) in (ends, "") or not ends for each in may_be) and any(
-            text == text_key(each) for each in may_be
-        ):
-            return True
-        whole = may_be[-1]
+        for each in (whole, f"{title} {whole}") if title else (whole,):
+            # Most texts need no digest: their ends differ.
+            if (not ends or _ends(each) in (ends, "")) and text == text_key(each):
+                return True
+            whole = each
         if name != query.query_id:
             return False
         # Questions and passages that are both numbered have the same ids by chance.
