@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="print what must hold")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
-    logging.getLogger("ctxguard").setLevel(logging.ERROR)  # assessors fail on purpose here
+    logging.getLogger("ctxguard").setLevel(logging.CRITICAL)  # assessors fail on purpose here
     console = Console(width=80)
     embedder, start = SentenceTransformerEmbedder(), time.perf_counter()
     found: dict[str, dict[str, dict[str, Any]]] = {}

@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="print what must hold")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
-    logging.getLogger("ctxguard").setLevel(logging.ERROR)  # modes are set by hand here
+    logging.getLogger("ctxguard").setLevel(logging.CRITICAL)  # modes are set by hand here
     console, start = Console(width=80), time.perf_counter()
     lists = read_lists(options.data)
     verdicts = [
