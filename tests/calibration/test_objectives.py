@@ -145,6 +145,14 @@ class TestChoose:
         assert grid.kept([index])[0, 0] == 8
         assert recall_gained(grid, index)[0, 0] == pytest.approx(3 / 8)
 
+    def test_richer_costs_at_most_twice(self) -> None:
+        ranking = ranking_of([1.0] * 30 + [0.1] * 10)
+        qrels = {f"p{i}": 1 for i in range(30)}
+        pools, labels = labelled([ranking] * 100, [qrels] * 100, depth=40, baseline_k=5)
+        grid, richer = chosen(pools, labels, 5, "richer")
+        assert richer is not None
+        assert grid.kept([richer])[0, 0] == 10
+
     def test_leanest_of_same_recall_chosen(self) -> None:
         pools, labels = two_of_five(150)
         grid, index = chosen(pools, labels, 5, "leaner")

@@ -31,6 +31,13 @@ class TestPeople:
         later = store.add_labels([label(0), label(0, time_seconds=NOW + 5.0)])
         assert (later.added, later.duplicates) == (0, 2)
 
+    def test_each_annotators_label_is_kept(self, store: SampleStore) -> None:
+        """Of those who agree, too."""
+        fill(store, 1)
+        said = [label(0, 2), label(0, 2, annotator="bob"), label(0, 0, annotator="cy")]
+        assert store.add_labels(said).added == 3
+        assert [row.grade for _, row in store.labels()] == [2, 2, 0]
+
     def test_annotator_may_change_back(self, store: SampleStore) -> None:
         """Else the second opinion would stand as the latest."""
         fill(store, 1)
