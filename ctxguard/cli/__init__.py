@@ -38,7 +38,7 @@ COMMANDS = {
     "guard's.",
     "mcp": "Serve an index to agents over the Model Context Protocol, with the tools search and "
     "fetch.",
-    "explain": "Show what was served and dropped for one sampled request, and how it was judged.",
+    "explain": "Show the passages served and dropped for one sampled request, and their grades.",
     "keys": "Print a system file of a command to fill in, each key with its meaning.",
     "metrics": "Print the recording and alerting rules for Prometheus, or the dashboard for "
     "Grafana.",

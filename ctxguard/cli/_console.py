@@ -276,7 +276,7 @@ class Output:
 
 
 def _so_far(done: int, total: int | None, lately: int, seconds: float) -> str:
-    """Write how far a pass is, with what is left at the speed of the last seconds.
+    """Write how far a pass is, and how long the rest takes at the speed of the last seconds.
 
     >>> _so_far(300, 1_500, 100, 20.0), _so_far(300, None, 100, 20.0), _so_far(0, 1_500, 0, 0.0)
     ('300 of 1,500, about 4 min left', '300 so far', '0 of 1,500')

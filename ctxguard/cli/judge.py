@@ -196,7 +196,7 @@ class JudgeCommand(JudgeModel, System):
         return asked_questions(self.queries)
 
     def _in_words(self, added: Counter[str], waited: int, failed: tuple[int, int]) -> str:
-        """Say what is left to judge, and what it costs."""
+        """Say how many samples are left to judge, and their cost."""
         from ctxguard.monitor.judges.prompt import INSTRUCTIONS
 
         questions, passages = count(added["questions"], "question"), added["passages"]

@@ -289,7 +289,7 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
 
 
 def _totals(report: "Report") -> Mapping[str, float]:
-    """Add up what was counted since the judge's series began."""
+    """Add up the counts since the judge's series began."""
     totals = defaultdict[str, float](float)
     for (name, *_), n in report.counts.items():
         totals[name] += n

@@ -318,7 +318,7 @@ class ContextGuard:
                 for all. The retriever applies it, and the guard checks every candidate again.
 
         Returns:
-            The kept passages, the verdict on every candidate, and flags for what was unusual. It
+            The kept passages, the decision on every candidate, and flags for anything unusual. It
             is empty only if the retriever returned nothing, the policy abstains (``min_keep`` 0),
             or no passage is within the budget and none may be cut (flag ``over_budget``).
 

@@ -135,5 +135,5 @@ def learned_stakes(
 
 
 def _before(values: FloatArray, first: float) -> FloatArray:
-    """Move each row one down, so that a stake knows what was before it alone."""
+    """Move each row one down, so that a stake depends on earlier rows alone."""
     return np.concatenate([np.full_like(values[:1], first), values[:-1]])

@@ -463,7 +463,7 @@ def _bounds(totals: FloatArray, model: Model) -> Mapping[Metric, tuple[float, fl
 
 
 def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrection:
-    """Correct the totals of what is predicted by what people found."""
+    """Correct predicted totals by people's grades."""
     rows, n_clusters = graded.rows, int(graded.cluster.max()) + 1
     p, passages, own = graded.p, rows.passages, rows.passages["chance"] > 0.0
     worth = passages["people_worth"].astype(np.float64)

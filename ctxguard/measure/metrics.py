@@ -327,7 +327,7 @@ def reciprocal_ranks(relevance: FloatArray) -> FloatArray:
 
 
 def never_judged(rows: Rows) -> FloatArray:
-    """Compute the harm of what is served and could not be judged, by request, shape (n,)."""
+    """Compute the harm of served passages that could not be judged, by request, shape (n,)."""
     is_never = rows.passages["size"] == 0.0
     return rows.total(rank_discounts(rows) * np.maximum(-rows.passages["worth"], 0.0) * is_never)
 

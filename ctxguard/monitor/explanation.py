@@ -1,4 +1,4 @@
-"""What the store knows of one sampled request: what was served and dropped, and why."""
+"""The record of one sampled request: the passages served and dropped, and why."""
 
 import math
 from collections import Counter
@@ -101,7 +101,7 @@ class Explanation:
         return sum(one.outcome == "served" and one.enforced == "dropped" for one in self.candidates)
 
     def facts(self) -> list[tuple[str, str]]:
-        """List names and values of what is known of the request as a whole."""
+        """List the facts about the request as a whole, by name."""
         stored, record = self.stored, self.record
         facts = [
             ("request", stored.request_id),

@@ -87,7 +87,7 @@ def mistakes_of(
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
 
     Raises:
-        ConfigurationError: the day lies outside of what clocks can tell.
+        ConfigurationError: the day lies outside the range of clocks.
     """
     try:
         since = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()

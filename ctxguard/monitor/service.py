@@ -174,7 +174,7 @@ class Monitor:
         self.series = f"{judge.name} {judge.version}"
         self._limits = budget
         self._begin_judging = partial(SampleJudge, judge, utilities, lookup, redactor)
-        # Makes the rows of what people have graded since.
+        # Makes the rows of samples that people have graded since.
         self._update_graded = partial(
             update_graded, store, self.series, Scale(utilities, judge.max_grade)
         )

@@ -71,7 +71,7 @@ class RouteEvidence(Frozen):
     Attributes:
         queries: How many.
         metrics: Means with intervals, by metric.
-        shown_by: ``folds``: each fifth of the queries was measured by what the others chose.
+        shown_by: ``folds``: each fifth of the queries was measured by the choice of the others.
             ``held_out``: they took no part in anything.
         most_recall_loss: Upper bound on the mean recall loss, by Student's t with half a lost
             query added: approximately 90%. None where recall loss is undefined.
@@ -276,7 +276,7 @@ class RouteVerdict(Frozen):
     @property
     def _measured_on(self) -> str:
         if self.shown_by == "folds":
-            return f"{self.n} labelled queries, each measured by what the others choose"
+            return f"{self.n} labelled queries, each measured by the choice of the others"
         if self.shown_by == "grades":
             return f"{self.n} judged requests that people graded in part"
         return f"{self.n} held-out queries"
@@ -574,7 +574,7 @@ class Profile(Frozen):
         except OSError as error:
             raise ProfileError(
                 f"{path}: the profile cannot be written ({error.strerror or error}): make room, or "
-                "name a file in a folder that may be written; what was there is unchanged"
+                "name a file in a folder that you may write to; the former file is unchanged"
             ) from error
 
     @classmethod

@@ -214,7 +214,7 @@ class Analyser(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Its rules, with the versions of what they come from; part of an index's fingerprint.
+        """Its rules, with the versions of their sources; part of an index's fingerprint.
 
         Change it whenever ``analyse`` changes: an index built before is then refused.
         """

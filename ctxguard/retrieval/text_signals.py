@@ -153,7 +153,7 @@ class TextReader:
         return QueryPieces.of(states, rarity, table)
 
     def _texts(self, passages: Sequence[Passage | Hit]) -> list[_Text]:
-        """Return what is kept of passages; the others are read now."""
+        """Return the kept data of passages; other passages are read now."""
         asked = [
             (passage.passage_id, without_surrogates(searchable_text(passage)))
             for passage in passages

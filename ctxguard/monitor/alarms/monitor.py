@@ -1,4 +1,4 @@
-"""Feeds the alarms with what was judged, a day at a time, and acts on those that are raised.
+"""Feeds the alarms with judged requests, a day at a time, and acts on those that are raised.
 
 An alarm is logged and may switch to the safe policy.
 Notifying people is left to Prometheus and Alertmanager, which see the alarm as a metric.
@@ -227,7 +227,7 @@ class AlarmMonitor:
         )
 
     def correct_judge(self) -> None:
-        """Translate the promises to the scale of a judge that errs, by what people graded too.
+        """Translate the promises to the scale of a judge that errs, by what both have graded.
 
         Only requests that were wholly graded count, each alike (``label export --whole``): losses
         are compared as they are judged.

@@ -50,7 +50,7 @@ class ReferenceKind(StrEnum):
 
 
 def upper_limit(days: Days) -> float:
-    """Return upper 95% limit of a judge's mean loss by what it judged on some days, at least two.
+    """Return the upper 95% limit of a judge's mean loss, from at least two days' grades.
 
     By Student's t; the days' means may differ by more than their few losses explain, and then there
     are few degrees of freedom (Satterthwaite).

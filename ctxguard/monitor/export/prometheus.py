@@ -45,8 +45,8 @@ _MEANING = (
     "pooled_recall: share of the pools' relevant passages that was served, all requests together. "
     "recall: mean of each request's share, from whole pools. precision: mean over non-empty "
     "requests of the share of served passages that is relevant. served_mrr: mean reciprocal rank "
-    "of what was served, non-empty requests, 0 without a relevant one. "
-    "udcg, gain, harm: discounted worth of what was served, and its two parts, per request. "
+    "of the served passages, over requests that served any; 0 without a relevant one. "
+    "udcg, gain, harm: discounted worth of the served passages, and its two parts, per request. "
     "recall_loss: mean share lost of the relevant among the retriever's first few."
 )
 _PARTS = {

@@ -62,7 +62,7 @@ class _Spent:
 class JudgingBudget:
     """What judging in one series has spent, and what it may still spend; for one thread.
 
-    The store keeps what was spent with what it was spent on (``kept``).
+    The store keeps the sum spent, and the samples that it was spent on (``kept``).
 
     Args:
         limits: The most that judging may take.

@@ -1,4 +1,4 @@
-"""Samples as people grade them: what was found, what people said so far, and what the judge did.
+"""Samples as people grade them: candidates, people's grades so far, and the judge's.
 
 The same passage of the same question is graded once, however many requests asked it. Two requests
 of one draw and one file share the grade of a passage whose id, title and text are the same. Another

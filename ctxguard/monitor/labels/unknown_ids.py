@@ -34,7 +34,7 @@ class UnknownId(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """What is unknown, and what was probably meant."""
+        """The unknown ids, and the ids that were probably meant."""
         of = "no request" if self.request_id is None else f"request {self.request_id!r}: no passage"
         meant = "" if self.meant is None else f" (did you mean {self.meant!r}?)"
         return f"{of} {self.wrong!r}{meant}"

@@ -98,7 +98,7 @@ class SampleRecord:
         scores: Shape (n,), float32; NaN where there was garbage.
         kind: What the scores mean.
         legs: Each stage's own scores, float32.
-        served: Positions of what was served, best first.
+        served: Positions of the served passages, best first.
         dropped: Positions of the rest of the pool, best first.
         kept: How many the policy kept, before assembly.
         sampled: Those of ``dropped`` that are judged by themselves.

@@ -342,7 +342,7 @@ class SampleWriter:
             wait = min(2.0 * wait, longest)
 
     def _next(self, samples: Sequence[Sample], hour: int | None = None) -> _Batch:
-        """Make the next batch, of one hour: samples, and what was counted since."""
+        """Make the next batch, of one hour: its samples, and the counts since the last batch."""
         self._in_hand = len(samples)
         entries = tuple([entry for sample in samples if (entry := self._entry(sample))])
         self._number += 1

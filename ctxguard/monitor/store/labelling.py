@@ -78,7 +78,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
 
 
 def _new_labels(former: Iterable[LabelRow], rows: Sequence[LabelRow]) -> list[LabelRow]:
-    """Keep the ``rows`` that differ from what their annotator said last."""
+    """Keep the ``rows`` that differ from their annotator's last grades."""
     last: dict[tuple[str, ...], LabelRow] = {}
     for row in former:
         before = last.setdefault(_whose(row), row)

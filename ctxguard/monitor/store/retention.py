@@ -1,4 +1,4 @@
-"""Deletion of what is over the limits, in short transactions, so that writers get their turns.
+"""Deletes samples beyond the limits, in short transactions, so that writers get their turns.
 
 By age a sample is deleted with all that belongs to it, so that the judged rows are those of all
 requests of the time that is kept, labelled or not. A block that people graded outlives it, without

@@ -344,7 +344,7 @@ def _add_counts(db: Transaction, series: str, more: Iterable[Counts]) -> None:
 
 
 def _counts(db: Transaction, series: str) -> dict[tuple[str, ...], float]:
-    """Return what was counted since a series began, by name and label values."""
+    """Return the counts since a series began, by name and label values."""
     kept = json.loads(db.state(_key_of_counts(series)) or "[]")
     return {tuple(name): n for *name, n in kept}
 

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What a row raises that holds anything else than what was written."""
+"""Errors of reading a row that does not hold what the store wrote."""
 _MOST_VALUES = 1_000
 """In one statement, below every database's limit on parameters."""
 

@@ -37,7 +37,7 @@ class State(StrEnum):
     """A passage has no grade: its call failed, and the next run asks about it again; or the judge
     knows nothing of the question."""
     UNREADABLE = "unreadable"
-    """The sample cannot be read, or what was found of it cannot be stored."""
+    """The sample cannot be read, or its result cannot be stored."""
     SKIPPED = "skipped"
     """Left out at random to keep within the judging budget: others stand for it."""
     FORCED = "forced"

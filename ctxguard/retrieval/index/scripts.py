@@ -46,7 +46,7 @@ def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, 
     )
     return share, (
         f"{share:.0%} of the letters are of scripts that the analyser {analyser.name!r} is not "
-        f"made for ({', '.join(scripts)}), and lexical search finds little of what they spell; "
+        f"made for ({', '.join(scripts)}), and lexical search finds few of their words; "
         f"{instead}"
     )
 

