@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from calibration.retrievers import check_directions
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
-from ctxguard.endpoints.chat import ChatClient, Conversation, TokenPrices, why_failed
+from ctxguard.endpoints.chat import ChatClient, Conversation, why_failed
 from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
 from ctxguard.endpoints.replies import Reply, only_value
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, StageUnavailableError
@@ -138,7 +138,7 @@ def questions_with_contexts(
 
 
 def estimate(
-    waiting: Iterable[ToAnswer], prices: TokenPrices | None
+    waiting: Iterable[ToAnswer], prices: tuple[float, float] | None
 ) -> tuple[int, int, float | None]:
     """Estimate what answering takes; contexts that are the same are asked once.
 
@@ -150,7 +150,7 @@ def estimate(
     tokens = sum(estimate_tokens(part["content"]) for text in texts.values() for part in text)
     cost = None
     if prices is not None:
-        reading, writing = astuple(prices)
+        reading, writing = prices
         cost = (tokens * reading + len(texts) * _REPLY_TOKENS * writing) / 1e6
     return len(texts), tokens, cost
 
@@ -394,7 +394,7 @@ def compare_answers(
     file: AnswerFile,
     *,
     column: str = "correct",
-    prices: TokenPrices | None = None,
+    prices: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> Results:
     """Compare the answers to today's contexts with those to the guard's, paired by question.
@@ -426,7 +426,7 @@ def compare_answers(
         }
         columns["kept"] = np.array([float(len(each.passage_ids)) for each, _ in rows])
         if prices is not None:
-            reading, writing = astuple(prices)
+            reading, writing = prices
             written = np.array([_number(row, "output_tokens") for _, row in rows])
             columns["cost_per_1000"] = (reading * columns["tokens"] + writing * written) / 1e3
         measured[pipeline] = QueryMetrics(ids, columns)

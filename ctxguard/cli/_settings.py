@@ -25,7 +25,7 @@ from ctxguard.cli._help import page
 from ctxguard.cli._options import ProfileFile, StoreUrl
 from ctxguard.cli._system import SOURCES, LabelledSystem, System
 from ctxguard.errors import ConfigurationError, DataError
-from ctxguard.server.system import AssessorSettings, MetricsSettings
+from ctxguard.server.system import AllMetrics, AssessorSettings
 
 Fields = Mapping[str, FieldInfo]
 
@@ -34,13 +34,14 @@ _TABLES = {name.split()[-1] for name in COMMANDS}
 _MAX_TOML_BYTES = 2**20
 
 
-class _System(LabelledSystem, AssessorSettings):
-    """The system: the keys of a file that stand at its top."""
+_SYSTEM_FIELDS = {**AssessorSettings.model_fields, **LabelledSystem.model_fields}
+"""The system: the keys of a file that stand at its top."""
 
 
-class _Top(_System, MetricsSettings):
-    """All that may stand at the top of a file."""
+class _Top(SettingsModel):
+    """What may stand at the top of a file besides the system."""
 
+    all_metrics: AllMetrics = False
     profile: ProfileFile = None
     store: StoreUrl = ""
 
@@ -175,7 +176,7 @@ class Command:
             DataError: the file cannot be read, or it has a key that nobody knows.
         """
         top, tables = read_file(file)
-        own = {name: each for name, each in self.fields.items() if name not in _System.model_fields}
+        own = {name: each for name, each in self.fields.items() if name not in _SYSTEM_FIELDS}
         table = _named(tables.get(self._table, {}), own, file, f"[{self._table}] ")
         if _SYSTEM in self.fields:  # a command of several systems, which opens each by itself
             of_each = (SOURCES.keys() | System.model_fields.keys() | {"profile"}) - {"depth"}
@@ -191,7 +192,7 @@ class Command:
         """List its keys with their help by table; the system's in the table without a name."""
         found: dict[str, list[tuple[str, str]]] = {}
         for name, field in self.keys.items():
-            table = "" if name in _System.model_fields else self._table
+            table = "" if name in _SYSTEM_FIELDS else self._table
             found.setdefault(table, []).append((key_of(name, field), help_of(field)))
         return found
 
@@ -232,7 +233,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     # ``index`` is a command, and a key of the system as well.
     named = [name for name in _TABLES & document.keys() if isinstance(document[name], dict)]
     tables = {name: document.pop(name) for name in named}
-    return _named(document, _Top.model_fields, file), tables
+    return _named(document, {**_SYSTEM_FIELDS, **_Top.model_fields}, file), tables
 
 
 def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Mode
 from ctxguard.endpoints.forms import Protocol
 from ctxguard.errors import ConfigurationError, DataError, JudgeError, StoreUnavailableError
+from ctxguard.server.system import Prices
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
@@ -91,7 +92,7 @@ class JudgeModel(ModelCalls):
         "Endpoint of --judge llm or reranker; its key is read from OPENAI_API_KEY, or for a "
         "reranker from CTXGUARD_JUDGE_KEY."
     )
-    prices: tuple[float, float] | None = optional_key(
+    prices: Prices | None = optional_key(
         "Prices of a million input and output tokens of --judge llm, such as [2, 8]."
     )
     calls_per_second: float | None = optional_key(
@@ -151,7 +152,6 @@ class JudgeModel(ModelCalls):
                 min_score=self.min_score or 0.0,
                 reranker=None if reranker is None else CrossEncoderReranker(reranker),
             )
-        from ctxguard.endpoints.chat import TokenPrices
         from ctxguard.monitor.judges import LLMJudge
 
         connection: ChatSettings = {
@@ -161,8 +161,7 @@ class JudgeModel(ModelCalls):
             "max_calls_per_second": self.calls_per_second,
             "retries": 3,
         }
-        prices = None if self.prices is None else TokenPrices(*self.prices)
-        judge = LLMJudge(self.model, prices=prices, **connection)
+        judge = LLMJudge(self.model, prices=self.prices, **connection)
         judge.version += self._revision
         return judge
 

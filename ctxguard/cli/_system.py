@@ -20,13 +20,7 @@ from ctxguard.cli._options import Depth, PassageWorth
 from ctxguard.core.types import ScoreKind
 from ctxguard.endpoints.forms import FORMS
 from ctxguard.errors import ConfigurationError, DataError
-from ctxguard.server.system import (
-    AssessorSettings,
-    EngineSystem,
-    IdentitySettings,
-    IndexSystem,
-    UpstreamSystem,
-)
+from ctxguard.server.system import AssessorSettings, RankedSystem
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
@@ -59,7 +53,7 @@ _UPSTREAM_SECONDS = 60.0
 """For one list: nobody waits for the answer."""
 
 
-class System(IdentitySettings, UpstreamSystem, EngineSystem, IndexSystem):
+class System(RankedSystem):
     """The source of candidates, and the entries that identify it."""
 
     retriever: str | None = optional(

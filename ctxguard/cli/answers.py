@@ -20,14 +20,14 @@ from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import READERS
-from ctxguard.server.system import AssessorSettings
+from ctxguard.server.system import AssessorSettings, Prices
 
 if TYPE_CHECKING:
     from calibration.answers import AnswerFile, ToAnswer
     from calibration.data.dataset import Dataset
     from calibration.results import Results
     from ctxguard import ContextGuard, Profile
-    from ctxguard.endpoints.chat import ChatClient, ChatSettings, TokenPrices
+    from ctxguard.endpoints.chat import ChatClient, ChatSettings
     from ctxguard.guard.assess import AssessorStage
     from ctxguard.measure.interval import Interval
 
@@ -61,7 +61,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         "Column of the file to compare by, such as one that another tool has added: faithfulness.",
         value="correct",
     )
-    prices: tuple[float, float] | None = optional_key(
+    prices: Prices | None = optional_key(
         "Prices of a million input and output tokens of the reader, such as [2, 8]."
     )
     calls_per_second: float | None = optional_key(
@@ -93,7 +93,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
                 begin("retrieving contexts", len(dataset)),
             )
         file = AnswerFile(self.file, self.model)
-        n_calls, tokens, cost = estimate(file.waiting(asked), self._prices)
+        n_calls, tokens, cost = estimate(file.waiting(asked), self.prices)
         line = f"{count(n_calls, 'answer')} to ask for: about {tokens:,} tokens to read"
         if cost is not None:
             line += f", about {cost:.2g} at the prices given"
@@ -114,19 +114,13 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
                 notes += self._mark(asked, file, dataset, source, stack)
         if n_calls and self.reader is None:
             return
-        results = compare_answers(asked, file, column=self.mark, prices=self._prices)
+        results = compare_answers(asked, file, column=self.mark, prices=self.prices)
         n_left_out = len(dataset) - results.of("guard", self.mark).mean.n
         if n_left_out:
             notes.append(f"{count(n_left_out, 'question')} without a mark on both sides left out")
         utility = price_of_passages(asked, file, dataset, self.mark)
         document = {"reader": self.model, "results": results, "irrelevant": utility}
         output.result(document, lambda: self._show(results, utility, output), notes)
-
-    @property
-    def _prices(self) -> "TokenPrices | None":
-        from ctxguard.endpoints.chat import TokenPrices
-
-        return None if self.prices is None else TokenPrices(*self.prices)
 
     def _client(self, url: str, model: str, stack: ExitStack) -> "ChatClient":
         from ctxguard.endpoints.chat import ChatClient

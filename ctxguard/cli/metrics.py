@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from ctxguard._support.settings import setting
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output
-from ctxguard.server.system import MetricsSettings
+from ctxguard.server.system import AllMetrics
 
 
-class MetricsCommand(MetricsSettings):
+class MetricsCommand(SettingsModel):
+    all_metrics: AllMetrics = False
     what: Literal["rules", "dashboard"] = setting(
         "File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
         "rules|dashboard",

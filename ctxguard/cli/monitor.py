@@ -28,7 +28,7 @@ from ctxguard.cli._store import (
 )
 from ctxguard.errors import ConfigurationError, CtxguardError
 from ctxguard.measure.worth import READERS
-from ctxguard.server.system import IndexSystem, MetricsSettings
+from ctxguard.server.system import AllMetrics, IndexSystem
 
 if TYPE_CHECKING:
     from ctxguard import CorpusSketch, HybridRetriever
@@ -44,7 +44,8 @@ _EXIT_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
 
 
-class MonitorCommand(JudgeSettings, IndexSystem, MetricsSettings):
+class MonitorCommand(JudgeSettings, IndexSystem):
+    all_metrics: AllMetrics = False
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Calibrated profile; an alarm is raised when its losses rise.", "FILE"

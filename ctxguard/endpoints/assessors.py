@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
 from typing import Literal, Unpack
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_QUESTIONS
-from ctxguard.endpoints.chat import ChatClient, ChatSettings, TokenPrices
+from ctxguard.endpoints.chat import ChatClient, ChatSettings
 from ctxguard.endpoints.failures import Failure, InvalidReason, stage_error
 from ctxguard.endpoints.forms import QUESTION_FORMS, QuestionForm
 from ctxguard.endpoints.replies import Reply, field_of, only_value, tokens_of, whole_number
@@ -73,7 +72,7 @@ class ModelAssessor:
         form: The form of requests.
         questions: Names of ``QUESTIONS``.
         max_passage_chars: Longer passages are cut and counted, ≥ 1.
-        prices: Prices of tokens; None counts no cost.
+        prices: Prices of a million input and output tokens; None counts no cost.
         **connection: Settings of ``ChatClient``; by default without retries.
 
     Attributes:
@@ -93,7 +92,7 @@ class ModelAssessor:
         form: Form = "chat",
         questions: Sequence[str] = DEFAULT_QUESTIONS,
         max_passage_chars: int = 4000,
-        prices: TokenPrices | None = None,
+        prices: tuple[float, float] | None = None,
         **connection: Unpack[ChatSettings],
     ) -> None:
         unknown = set(questions) - QUESTIONS.keys()
@@ -106,7 +105,7 @@ class ModelAssessor:
         if max_passage_chars < 1:
             raise ConfigurationError(f"max_passage_chars {max_passage_chars!r} must be at least 1")
         self.names = tuple(questions)
-        self.ledger = Ledger(None if prices is None else astuple(prices))
+        self.ledger = Ledger(prices)
         self._ask = FORMS[form]
         self._max_passage_chars = max_passage_chars
         settings: ChatSettings = {"retries": 0, "max_reply_tokens": _REPLY_TOKENS, **connection}

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from ctxguard._support.fork_safety import OfProcess
@@ -53,27 +53,6 @@ _MORE_TOKENS = 16
 """How many times its limit a model is given that spent all of it on thoughts."""
 _MOST_REPLY_TOKENS = 2**15
 _MOST_QUOTED_CHARS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrices:
-    """The prices of a million tokens, in any one currency.
-
-    Attributes:
-        input_per_million: Price of the prompt's tokens, ≥ 0.
-        output_per_million: Price of the reply's tokens, ≥ 0.
-
-    Raises:
-        ConfigurationError: at construction, for a price that is negative or not finite.
-    """
-
-    input_per_million: float
-    output_per_million: float
-
-    def __post_init__(self) -> None:
-        for price in astuple(self):
-            if not 0.0 <= price < math.inf:
-                raise ConfigurationError(f"token price {price!r} must be finite and at least 0")
 
 
 class Pacer:

@@ -1,5 +1,6 @@
 """Counts of what a model was asked: calls, grades, invalid ones by reason, tokens, cost."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -7,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.endpoints.failures import InvalidReason
-from ctxguard.errors import RedactionError
+from ctxguard.errors import ConfigurationError, RedactionError
 
 _MAX_REPLIES = 1000
 _MAX_CHARS = 4000
@@ -66,17 +67,23 @@ class Ledger:
     """A model's counts and rejected replies, under one lock. A forked child starts at zero.
 
     Args:
-        prices_per_million: Prices of input and output tokens; None counts no cost.
+        prices: Prices of a million input and output tokens; None counts no cost.
         redact: Redacts the replies that are kept; None keeps their reasons alone.
+
+    Raises:
+        ConfigurationError: a price is negative or not finite.
     """
 
     def __init__(
         self,
-        prices_per_million: tuple[float, float] | None = None,
+        prices: tuple[float, float] | None = None,
         *,
         redact: Callable[[str], str] | None = None,
     ) -> None:
-        self._prices = prices_per_million
+        for price in prices or ():
+            if not 0.0 <= price < math.inf:
+                raise ConfigurationError(f"token price {price!r} must be finite and at least 0")
+        self._prices = prices
         self._redact = redact
         self._reset_after_fork()
         reset_in_children(self)

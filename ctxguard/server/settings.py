@@ -17,11 +17,8 @@ from ctxguard.server.system import (
     RERANK_MODEL,
     RERANK_UPSTREAM,
     THEIR_MODEL,
+    AllMetrics,
     AssessorSettings,
-    EngineSystem,
-    IdentitySettings,
-    IndexSystem,
-    MetricsSettings,
 )
 
 ENVIRONMENT = "CTXGUARD_SERVE"
@@ -77,11 +74,10 @@ def variable_of(secret: str) -> str:
     return f"CTXGUARD_{secret.upper()}"
 
 
-class ServiceSettings(
-    IdentitySettings, AssessorSettings, EngineSystem, IndexSystem, MetricsSettings
-):
+class ServiceSettings(AssessorSettings):
     """Settings of the service: the system it serves, its address and its limits."""
 
+    all_metrics: AllMetrics = False
     rerank_upstream: str | None = optional(RERANK_UPSTREAM, "URL")
     rerank_model: str | None = optional(RERANK_MODEL, "MODEL", default=THEIR_MODEL)
     profile: Path | None = optional(

@@ -2,7 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+from pydantic import NonNegativeFloat
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.core.types import ScoreKind
@@ -59,18 +61,20 @@ class IndexSystem(SettingsModel):
         )
 
 
-class MetricsSettings(SettingsModel):
-    """Which metrics are exported, and which alerts and panels go with them."""
-
-    all_metrics: bool = key(
+AllMetrics = Annotated[
+    bool,
+    setting(
         "Export all metrics, and print all alerts and panels; by default those that somebody acts "
         "on.",
-        value=False,
-    )
+        key=True,
+    ),
+]
+Prices = tuple[NonNegativeFloat, NonNegativeFloat]
+"""Prices of a million input and output tokens."""
 
 
-class EngineSystem(SettingsModel):
-    """An index in an engine."""
+class RankedSystem(IndexSystem):
+    """A system by its own settings: an index, an engine, or a server with a reranker."""
 
     engine: str | None = optional(
         "Index in an engine: postgresql://…, qdrant://… or milvus://…, with the index's name after "
@@ -78,11 +82,16 @@ class EngineSystem(SettingsModel):
         "URL",
         repr=False,
     )
-
-
-class UpstreamSystem(SettingsModel):
-    """A server with a reranker."""
-
+    score_kind: ScoreKind | None = optional_key(
+        "Meaning of the scores of your own system: ratio, cosine, inner_product, logit, "
+        "distance, probability or rank.",
+        default="what the reranker or retriever gives, else rank",
+    )
+    fingerprint: dict[str, str] = key(
+        "Table that identifies your own system, where it has no fingerprint() of its own; a "
+        "profile holds for equal fingerprints.",
+        value={},
+    )
     rerank_upstream: str | None = optional_key(RERANK_UPSTREAM)
     rerank_protocol: Protocol = key(
         "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
@@ -112,30 +121,11 @@ class UpstreamSystem(SettingsModel):
         )
 
 
-class IdentitySettings(SettingsModel):
-    """Facts about a caller's own system that it cannot report itself."""
-
-    score_kind: ScoreKind | None = optional_key(
-        "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
-        "distance, probability or rank.",
-        default="what the reranker or retriever gives, else rank",
-    )
-    fingerprint: dict[str, str] = key(
-        "Table that identifies your own system, where it has no fingerprint() of its own; a "
-        "profile holds for equal fingerprints.",
-        value={},
-    )
+Asked = tuple[str, str | None, str | None]
+"""A model to ask about candidates: its kind, its name or folder, and its endpoint."""
 
 
-class Asked(NamedTuple):
-    """A model to ask about candidates: its kind, its name or folder, and its endpoint."""
-
-    kind: str
-    model: str | None
-    url: str | None
-
-
-class AssessorSettings(UpstreamSystem):
+class AssessorSettings(RankedSystem):
     """The assessor, whose server speaks the same protocol as the reranker's."""
 
     ask: str | None = optional(
@@ -161,7 +151,7 @@ class AssessorSettings(UpstreamSystem):
         "What a model is asked about each candidate: relevant, answers, contradicts, outdated.",
         value=list(DEFAULT_QUESTIONS),
     )
-    assessor_prices: tuple[float, float] | None = optional_key(
+    assessor_prices: Prices | None = optional_key(
         "Prices of a million of the assessor's input and output tokens, such as [0.1, 0]."
     )
     assessor_seconds: float = key(
@@ -178,7 +168,7 @@ class AssessorSettings(UpstreamSystem):
     )
 
     @property
-    def asked(self) -> "Asked | None":
+    def asked(self) -> Asked | None:
         """The model to ask, from the option or the keys; None without one.
 
         Raises:
@@ -186,16 +176,16 @@ class AssessorSettings(UpstreamSystem):
         """
         if self.ask is None:
             named = self.assessor
-            return named and Asked(named, self.assessor_model, self.assessor_url)
+            return named and (named, self.assessor_model, self.assessor_url)
         if self.assessor is not None:
             raise ConfigurationError("--ask and the key assessor both name a model: leave one out")
         kind, _, what = self.ask.partition(":")
         if what and kind == "openai":
-            return Asked("chat", what, self.assessor_url)
+            return "chat", what, self.assessor_url
         if what and kind == "rerank":
-            return Asked("reranker", self.assessor_model, what)
+            return "reranker", self.assessor_model, what
         if what and kind == "cross-encoder":
-            return Asked("cross-encoder", what, None)
+            return "cross-encoder", what, None
         raise ConfigurationError(
             f"--ask {self.ask!r} must be openai:MODEL, rerank:URL or cross-encoder:FOLDER"
         )
@@ -222,12 +212,11 @@ class AssessorSettings(UpstreamSystem):
             deadline_seconds=seconds,
             max_per_second=_PATIENT_PER_SECOND if patient else self.assessor_per_second,
             # Only texts that leave the process.
-            redact=None if asked.kind == "cross-encoder" else redact,
+            redact=None if asked[0] == "cross-encoder" else redact,
         )
 
-    def _assessor(self, asked: "Asked", seconds: float) -> "Assessor":
+    def _assessor(self, asked: Asked, seconds: float) -> "Assessor":
         from ctxguard.endpoints import assessors
-        from ctxguard.endpoints.chat import TokenPrices
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
         own_key = os.environ.get("CTXGUARD_ASSESSOR_KEY") or None
@@ -245,7 +234,7 @@ class AssessorSettings(UpstreamSystem):
             model,
             form=cast(assessors.Form, kind),
             questions=self.assessor_questions,
-            prices=None if self.assessor_prices is None else TokenPrices(*self.assessor_prices),
+            prices=self.assessor_prices,
             base_url=url,
             api_key=key_of_endpoint or ("none" if url else None),
             timeout_seconds=seconds,

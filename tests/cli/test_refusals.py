@@ -115,7 +115,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"{MONITOR} labels --labels gone.jsonl", "gone.jsonl", {}),
     (f"{MONITOR} labels --profile gone.json", "gone.json", {}),
     (LLM, "give prices", {"monitor": {"cost-per-day": 1}}),
-    (LLM, "-1.0", {"monitor": {"base-url": "x", "prices": [-1, 0]}}),
+    (LLM, "prices.0 -1: should", {"monitor": {"base-url": "x", "prices": [-1, 0]}}),
     (LLM, "calls-per-hour 0", {"monitor": {"calls-per-hour": 0}}),
     (LLM, "calls-per-day 0", {"monitor": {"calls-per-day": 0}}),
     ("label export --store nonsense", "URL cannot be read", {}),

@@ -9,7 +9,6 @@ import pytest
 
 from ctxguard.core.types import FloatArray
 from ctxguard.endpoints.assessors import FORMS, Form, ModelAssessor, ScoreAssessor
-from ctxguard.endpoints.chat import TokenPrices
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.protocols import Assessor
@@ -81,7 +80,7 @@ def test_what_is_refused_has_no_number(endpoint: ModelEndpoint, make: Make, form
 
 @every_form
 def test_cost_and_tokens_are_counted(make: Make, form: Form) -> None:
-    assessor = make(form, prices=TokenPrices(10.0, 0.0))
+    assessor = make(form, prices=(10.0, 0.0))
     for _ in range(2):
         assessor.assess(QUERY, TEXTS)
     accounts = assessor.ledger.accounts()

@@ -19,8 +19,9 @@ from ctxguard.endpoints import http
 from ctxguard.endpoints.chat import Pacer
 from ctxguard.endpoints.failures import CallError
 from ctxguard.endpoints.replies import document_of, read_reply
+from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
-from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
+from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages, read_grade
 from ctxguard.monitor.sampling.writer import Privacy
 from ctxguard.monitor.service import JudgingOutcome
@@ -250,7 +251,7 @@ def test_tokens_and_cost_are_counted_for_replies_without_a_grade_too(
     endpoint: JudgedEndpoint,
 ) -> None:
     endpoint.script.append(Answer("prose"))
-    judge = endpoint.judge(prices=TokenPrices(2.0, 10.0))
+    judge = endpoint.judge(prices=(2.0, 10.0))
     judge.judge(QUERY, [PASSAGE, OTHER])
     accounts = judge.ledger.accounts()
     assert (accounts.input_tokens, accounts.output_tokens, accounts.unmetered) == (600, 16, 0)
@@ -353,7 +354,7 @@ def test_unworkable_setting_is_refused(
 @pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
 def test_impossible_price_is_refused(price: float) -> None:
     with pytest.raises(ConfigurationError, match="token price"):
-        TokenPrices(1.0, price)
+        Ledger((1.0, price))
 
 
 def test_missing_key_says_what_to_set(

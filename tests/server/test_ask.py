@@ -9,11 +9,11 @@ from ctxguard.server.system import Asked, AssessorSettings
 @pytest.mark.parametrize(
     ("given", "asked"),
     [
-        ({"ask": "openai:gpt-x"}, Asked("chat", "gpt-x", None)),
-        ({"ask": "openai:a:b", "assessor_url": "http://h/v1"}, Asked("chat", "a:b", "http://h/v1")),
-        ({"ask": "rerank:http://h:8080"}, Asked("reranker", None, "http://h:8080")),
-        ({"ask": "cross-encoder:models/own"}, Asked("cross-encoder", "models/own", None)),
-        ({"assessor": "decisions", "assessor_model": "m"}, Asked("decisions", "m", None)),
+        ({"ask": "openai:gpt-x"}, ("chat", "gpt-x", None)),
+        ({"ask": "openai:a:b", "assessor_url": "http://h/v1"}, ("chat", "a:b", "http://h/v1")),
+        ({"ask": "rerank:http://h:8080"}, ("reranker", None, "http://h:8080")),
+        ({"ask": "cross-encoder:models/own"}, ("cross-encoder", "models/own", None)),
+        ({"assessor": "decisions", "assessor_model": "m"}, ("decisions", "m", None)),
         ({}, None),
     ],
 )

@@ -4,7 +4,6 @@ Importing this package loads no optional library: the parser of HTTP (extra ``ju
 cross-encoder (extra ``embedded``) are imported when their judge is constructed.
 """
 
-from ctxguard.endpoints.chat import TokenPrices
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.endpoints.usage import JudgeAccounts, Ledger, RejectedReply
 from ctxguard.monitor.judges.known_labels import (
@@ -29,5 +28,4 @@ __all__ = [
     "PeopleAlone",
     "RejectedReply",
     "RerankJudge",
-    "TokenPrices",
 ]

@@ -7,7 +7,6 @@ and endpoints cache it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from typing import TypeVar, Unpack
 
 from ctxguard.core.types import Passage
@@ -15,7 +14,6 @@ from ctxguard.endpoints.chat import (
     ChatClient,
     ChatSettings,
     Conversation,
-    TokenPrices,
     why_failed,
 )
 from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
@@ -58,7 +56,7 @@ class LLMJudge:
         model: Name of the model at the endpoint. Use a dated version: an alias may change its
             model without notice.
         max_passage_chars: Longer titles and texts are truncated and counted, ≥ 1.
-        prices: Prices of tokens; None counts no cost.
+        prices: Prices of a million input and output tokens; None counts no cost.
         **connection: As ``ChatClient``'s.
 
     Raises:
@@ -74,7 +72,7 @@ class LLMJudge:
         model: str,
         *,
         max_passage_chars: int = 8000,
-        prices: TokenPrices | None = None,
+        prices: tuple[float, float] | None = None,
         **connection: Unpack[ChatSettings],
     ) -> None:
         if max_passage_chars < 1:
@@ -82,7 +80,7 @@ class LLMJudge:
                 f"judge max_passage_chars {max_passage_chars!r} must be at least 1"
             )
         self.model = model
-        self.ledger = Ledger(None if prices is None else astuple(prices), redact=redact)
+        self.ledger = Ledger(prices, redact=redact)
         self._max_passage_chars = max_passage_chars
         self._client = ChatClient(model, self.ledger, **connection)
         digest = prompt_digest(
