@@ -27,12 +27,12 @@ def own_options(options: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
             continue
         if name == "schema":
             raise ConfigurationError(
-                f"the URL's option schema={value} is of another client: leave it out, and give the "
-                f"role that schema, by ALTER ROLE … SET search_path = {value}"
+                f"PostgreSQL's own client does not take the URL's option schema={value}: leave it "
+                f"out, and set it for the role: ALTER ROLE … SET search_path = {value}"
             )
         if name not in known:
             raise ConfigurationError(
-                f"the URL's option {name!r} is none of PostgreSQL's own client: leave it out"
+                f"PostgreSQL's own client does not take the URL's option {name!r}: leave it out"
             )
         taken.append((name, value))
     return taken

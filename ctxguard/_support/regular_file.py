@@ -25,7 +25,7 @@ def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
         flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | os.O_RDONLY
         descriptor = os.open(path, flags)
     except ValueError as error:
-        raise OSError(errno.EINVAL, f"no name of a file ({error})", str(path)) from None
+        raise OSError(errno.EINVAL, f"not a valid file name ({error})", str(path)) from None
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):

@@ -173,7 +173,7 @@ class Command:
         """Read the settings that a file holds.
 
         Raises:
-            DataError: the file cannot be read, or it has a key that nobody knows.
+            DataError: the file cannot be read, or has an unknown key.
         """
         top, tables = read_file(file)
         own = {name: each for name, each in self.fields.items() if name not in _SYSTEM_FIELDS}
@@ -222,7 +222,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     The top is by the names of fields, a table as it stands.
 
     Raises:
-        DataError: the file cannot be read, or its top has a key that nobody knows.
+        DataError: the file cannot be read, or its top has an unknown key.
     """
     try:
         document = tomllib.loads(read_regular(file, _MAX_TOML_BYTES).decode("utf-8"))
@@ -246,7 +246,7 @@ def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -
         where: The table's name, for errors.
 
     Raises:
-        DataError: a key is none of the fields'.
+        DataError: a key is unknown.
     """
     names = {key_of(name, field): name for name, field in fields.items()}
     values = {}

@@ -273,7 +273,7 @@ def named_series(store: "SampleStore", named: str | None) -> str:
     """Return the series of judgments to use: the one named, or the only one.
 
     Raises:
-        DataError: there is none, or several and none is named.
+        DataError: there is no series, or several and `name` is None.
     """
     all_series = store.series()
     if named is not None and named in all_series:

@@ -63,7 +63,7 @@ class System(RankedSystem):
     )
     candidates: Path | None = optional_key(
         "JSONL file of queries and documents for rerank-upstream to score: query, and "
-        "documents, each a text or an object with id and text."
+        "documents, each a string or an object with id and text."
     )
     depth: Depth = None
 
@@ -144,8 +144,8 @@ class System(RankedSystem):
         candidates = read_candidates(self.candidates)
         if queries and not any(query.text in candidates for query in queries):
             raise DataError(
-                f"has none of the {len(queries):,} labelled queries, the first of which is "
-                f"{queries[0].text!r}; queries must have the text of the labels",
+                f"lacks all {len(queries):,} labelled queries, such as {queries[0].text!r}: a "
+                "query must have the same text in both files",
                 path=self.candidates,
             )
         kind = self.score_kind or FORMS[self.rerank_protocol].kind

@@ -114,7 +114,7 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
     """Tell places apart: ``profile``, ``store``, ``metrics``, and settings of the system.
 
     Raises:
-        ConfigurationError: a place is none of the known kinds.
+        ConfigurationError: a place is of an unknown kind.
         DataError: the file of a system cannot be read.
     """
     parts: dict[str, Any] = {}

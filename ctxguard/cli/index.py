@@ -177,7 +177,9 @@ class IndexCommand(SettingsModel):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 kept = opened.enter_context(KeptVectors(embedder, file))
             except OSError as error:
-                output.note(f"an interrupted run would begin again: {file} is no use ({error})")
+                output.note(
+                    f"an interrupted run cannot be continued: {file} cannot be written ({error})"
+                )
                 yield embedder
                 return
             if kept.n_found:
@@ -342,7 +344,7 @@ class _Corpus:
 
     Attributes:
         passages: The number of passages read so far, or of chunks.
-        copies: How many of them have a text that another has, of which a context holds one.
+        copies: How many repeat the text of another; a context holds one of them.
         window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
             the passages that are longer; ``chunks`` made of them, None without splitting.
         read_at: When the last was read.

@@ -102,7 +102,7 @@ class CallError(Exception):
 
     Attributes:
         failure: The failure.
-        wait_seconds: The time that the endpoint asks to wait; None if it names none.
+        wait_seconds: The time that the endpoint asks to wait; None if it does not say.
     """
 
     def __init__(self, failure: Failure, wait_seconds: float | None = None) -> None:

@@ -346,6 +346,6 @@ def field_of(document: object, name: str) -> object:
 
 
 def tokens_of(usage: object, name: str) -> int | None:
-    """Return a count of a reply's usage; None if it is not told, or is none that can be."""
+    """Return a count of a reply's usage; None if it is missing or impossible."""
     count = field_of(usage, name)
     return count if type(count) is int and 0 <= count <= _MOST_TOKENS else None

@@ -87,17 +87,8 @@ class _Limits:
     chars: int | None = None
 
 
-@dataclass(slots=True)
-class _Part:
-    """Documents that are sent in one call.
-
-    Attributes:
-        places: Where they stand in the request.
-        most_chars: After which each is cut; None for no cut.
-    """
-
-    places: list[int]
-    most_chars: int | None = None
+_Part = tuple[list[int], int | None]
+"""The places of documents that are sent in one call, and after how many characters each is cut."""
 
 
 class _Request:
@@ -123,9 +114,8 @@ class _Request:
 
     def _add(self, places: list[int], most_chars: int | None = None) -> None:
         most = self._limits.documents or len(places) or 1
-        self.parts.extend(
-            _Part(places[start : start + most], most_chars) for start in range(0, len(places), most)
-        )
+        starts = range(0, len(places), most)
+        self.parts.extend((places[start : start + most], most_chars) for start in starts)
 
     @property
     def is_sent(self) -> bool:
@@ -139,15 +129,15 @@ class _Request:
         self._n_calls += 1
         part = self.parts.popleft()
         most = self._limits.documents
-        if most is not None and len(part.places) > most:  # learned since
-            self._add(part.places, part.most_chars)
+        if most is not None and len(part[0]) > most:  # learned since
+            self._add(*part)
             part = self.parts.pop()
         return part
 
     def texts(self, part: _Part) -> list[str]:
         """Return the documents of a part, cut to what the server reads."""
-        limits, most_chars = self._limits, part.most_chars
-        texts = [self._documents[at] for at in part.places]
+        limits, (places, most_chars) = self._limits, part
+        texts = [self._documents[at] for at in places]
         if limits.tokens is not None:
             most = max(limits.tokens - estimate_tokens(self.query), limits.tokens // 4)
             texts = [_cut(text, most) for text in texts]
@@ -165,14 +155,14 @@ class _Request:
         self._n_refusals += 1
         if self._n_refusals > _MOST_REFUSALS:
             return False
-        said, places, limits = failure.said.lower(), part.places, self._limits
+        said, limits, (places, most_chars) = failure.said.lower(), self._limits, part
         half, longest = len(places) // 2, max(map(len, sent))
         is_length = _IS_LENGTH.search(said) is not None
         number = _number_in(_MOST_DOCUMENTS, said)
         if half and _IS_DOCUMENTS.search(said) and (number is not None or not is_length):
             most = half if number is None or number >= len(places) else number
             limits.documents = max(1, min(most, limits.documents or most))
-            self._add(places, part.most_chars)
+            self._add(places, most_chars)
             return False
         if is_length and not (half and _IS_OF_ALL.search(said)) and longest > _LEAST_CHARS:
             tokens, chars = _number_in(_MOST_TOKENS, said), _number_in(_MOST_CHARS, said)
@@ -181,10 +171,10 @@ class _Request:
             if chars is not None and chars >= _LEAST_CHARS:
                 limits.chars = min(chars, limits.chars or chars)
             is_cut_now = self.texts(part) != sent
-            self._add(places, part.most_chars if is_cut_now else longest // 2)
+            self._add(places, most_chars if is_cut_now else longest // 2)
         elif half:
-            self._add(places[:half], part.most_chars)
-            self._add(places[half:], part.most_chars)
+            self._add(places[:half], most_chars)
+            self._add(places[half:], most_chars)
         elif longest > (_LEAST_CHARS if failure.status == TOO_LARGE else _MANY_CHARS):
             self._add(places, longest // 2)
         return not is_length or self._n_refusals == _REFUSALS_TO_PROBE
@@ -327,7 +317,7 @@ class RerankClient:
         """Send one call; a refusal of what it holds leaves other calls to be made."""
         texts = request.texts(part)
         try:
-            request.scores[part.places] = await self._scores(request, texts, options)
+            request.scores[part[0]] = await self._scores(request, texts, options)
         except CallError as error:
             if not _is_about_content(error.failure):
                 raise
@@ -432,7 +422,7 @@ def read_scores(content: object, n_documents: int, protocol: Protocol) -> FloatA
     for result in results:
         index = result.get("index") if isinstance(result, dict) else None
         if type(index) is not int or not 0 <= index < n_documents:  # a bool is an int to Python
-            raise _garbage(f"has a result for none of the {n_documents:,} documents")
+            raise _garbage(f"has a result for a document that was not sent ({n_documents:,} were)")
         if index in seen:
             raise _garbage("has two results for one document")
         seen.add(index)

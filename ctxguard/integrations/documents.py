@@ -40,7 +40,7 @@ def ranking_of_documents(
     """
     if score_kind is None and scores is not None and any(score is not None for score in scores):
         raise ConfigurationError(
-            "these documents have scores: say what they mean with score_kind of the guard, one of "
+            "these documents have scores: set the guard's score_kind to their kind, one of "
             + ", ".join(kind.value for kind in ScoreKind)
         )
     if scores is None or score_kind is None:

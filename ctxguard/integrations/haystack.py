@@ -39,8 +39,8 @@ def ranking_of(
         scores = [document.score for document in documents]
     except (AttributeError, TypeError):
         raise ConfigurationError(
-            f"a list of Haystack documents was expected, and this is a {type(documents).__name__} "
-            "that holds something else"
+            f"expected a list of Haystack documents, got a {type(documents).__name__} of other "
+            "objects"
         ) from None
     kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
     return ranking_of_documents(documents, ids, scores, kind, _passage)

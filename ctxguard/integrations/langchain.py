@@ -237,9 +237,7 @@ def ranking_of(
         ids = [document.id for document in documents]
     except AttributeError:
         kinds = sorted({type(document).__name__ for document in documents})
-        raise ConfigurationError(
-            f"LangChain documents were expected, and these are {', '.join(kinds)}"
-        ) from None
+        raise ConfigurationError(f"expected LangChain documents, got {', '.join(kinds)}") from None
     return ranking_of_documents(documents, ids, scores, score_kind, _passage)
 
 
@@ -313,8 +311,8 @@ def _translated(where: Where | None, translate: WhereArguments | None) -> Mappin
         return {}
     if translate is None:
         raise ConfigurationError(
-            "this retriever cannot filter, and searching unfiltered would show what `where` "
-            "forbids: give where_arguments, which says how the store filters"
+            "this retriever cannot filter, and an unfiltered search would show passages that "
+            "`where` forbids: give where_arguments, which translates the filter for the store"
         )
     return translate(where)
 

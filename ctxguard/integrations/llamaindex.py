@@ -86,8 +86,7 @@ def ranking_of_nodes(
         scores = [each.score for each in nodes]
     except (AttributeError, TypeError):
         raise ConfigurationError(
-            f"a list of NodeWithScore was expected, and this is a {type(nodes).__name__} that "
-            "holds something else"
+            f"expected a list of NodeWithScore, got a {type(nodes).__name__} of other objects"
         ) from None
     kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
     return ranking_of_documents(nodes, ids, scores, kind, _passage)

@@ -40,7 +40,7 @@ class SeparateLegs:
 
     Raises:
         ConfigurationError: fewer than two legs, one that is not a retriever, or ``score_kinds``
-            names none of them.
+            names an unknown leg.
     """
 
     def __init__(

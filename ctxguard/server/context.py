@@ -3,7 +3,7 @@
 from asyncio import to_thread
 from typing import Annotated, Any, NotRequired
 
-from pydantic import BeforeValidator, Field, with_config
+from pydantic import BeforeValidator, Field, TypeAdapter, with_config
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
@@ -14,7 +14,7 @@ from ctxguard.server.filtering import CandidateFields, Name, WouldKeepIds
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
-from ctxguard.server.wire import STRICT, Body, named
+from ctxguard.server.wire import STRICT, named
 
 Scalar = str | int | bool
 Allowed = Annotated[
@@ -87,7 +87,7 @@ class ContextAnswer(TypedDict):
     decisions: list[ContextDecision]
 
 
-CONTEXT_REQUEST = Body(ContextRequest)
+CONTEXT_REQUEST = TypeAdapter(ContextRequest)
 
 
 async def answer_context(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NotRequired, cast
 
 import numpy as np
-from pydantic import Field, with_config
+from pydantic import Field, TypeAdapter, with_config
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
@@ -22,7 +22,7 @@ from ctxguard.core.types import (
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
 from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
-from ctxguard.server.wire import STRICT, Body, named, off_the_loop
+from ctxguard.server.wire import STRICT, named, off_the_loop
 
 Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
 """A session id."""
@@ -134,7 +134,7 @@ class FilterAnswer(TypedDict):
     decisions: list[CandidateAnswer]
 
 
-REQUEST = Body(FilterRequest)
+REQUEST = TypeAdapter(FilterRequest)
 
 
 async def decide(service: Service, given: FilterRequest, scope: Scope) -> tuple[Any, None]:
@@ -202,8 +202,8 @@ def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
                 columns[name][at] = value
         if len(columns) > MOST_NAMES:
             raise invalid(
-                f"the candidates have more than {MOST_NAMES} names of {field}: send those that the "
-                "profile names"
+                f"the candidates use more than {MOST_NAMES} names of {field}: send only those of "
+                "the profile"
             )
     return dict(sorted(columns.items()))
 

@@ -141,7 +141,7 @@ class EndpointRule:
             if budget.in_flight >= budget.max_in_flight:
                 raise Problem(
                     ProblemKind.OVERLOADED,
-                    f"{budget.in_flight:,} requests are under way, the most that may be",
+                    f"{budget.in_flight:,} requests are under way, the maximum",
                 )
         except BaseException:
             budget.buffered -= len(body)

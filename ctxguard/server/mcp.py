@@ -63,66 +63,11 @@ class Fetched(Found):
     metadata: dict[str, Any] | None
 
 
-class GuardedIndex:
-    """The two tools.
+def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
+    """Make the MCP server of a guarded index; ``run`` serves it.
 
     ``fetch`` returns only passages that a search of this server has kept: the guard cannot decide
     by an id alone, and a model that guesses ids would get dropped or forbidden passages.
-
-    Args:
-        guard: Retrieves and decides.
-        where: A filter that every search obeys; None disables it.
-    """
-
-    def __init__(self, guard: ContextGuard, where: Where | None = None) -> None:
-        self._guard = guard
-        self._where = where
-        self._kept: OrderedDict[str, Passage] = OrderedDict()
-
-    async def search(
-        self, query: Annotated[str, Field(description="What to look for, in words.")]
-    ) -> SearchResults:
-        """Finds the passages that answer a question, and leaves out the others.
-
-        Raises:
-            ToolError: the query cannot be searched, or no stage could answer.
-        """
-        try:
-            context = await self._guard.aretrieve(query, where=self._where)
-        except (QueryError, StageError) as error:
-            raise _tool_error(str(error)) from error
-        except CtxguardError as error:
-            # A damaged index names its files, of which an agent should not know.
-            _log.error("a search failed: %s", describe_error(error))
-            raise _tool_error("the index cannot be searched: the server's log says why") from error
-        for passage in context.passages:
-            self._kept[passage.passage_id] = passage
-            self._kept.move_to_end(passage.passage_id)
-        while len(self._kept) > _REMEMBERED:
-            self._kept.popitem(last=False)
-        return {
-            "results": [_found(passage) for passage in context.passages],
-            "sufficient": context.sufficient,
-        }
-
-    async def fetch(
-        self,
-        id: Annotated[str, Field(description="The id of a passage that search has found.")],  # noqa: A002 - clients send it by this name
-    ) -> Fetched:
-        """Returns the passage with this id, if a search has found it.
-
-        Raises:
-            ToolError: no search has found it recently.
-        """
-        passage = self._kept.get(id)
-        if passage is None:
-            raise _tool_error(f"no recent search has found the passage {id[:80]!r}: search first")
-        metadata = None if passage.metadata is None else dict(passage.metadata)
-        return {**_found(passage), "metadata": metadata}
-
-
-def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
-    """Make the MCP server of a guarded index; ``run`` serves it.
 
     Args:
         guard: Retrieves and decides.
@@ -133,12 +78,41 @@ def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
     """
     library = require("mcp.server.mcpserver", "mcp")
     types = require("mcp.types", "mcp")
+    kept: OrderedDict[str, Passage] = OrderedDict()
+
+    async def search(
+        query: Annotated[str, Field(description="What to look for, in words.")],
+    ) -> SearchResults:
+        try:
+            context = await guard.aretrieve(query, where=where)
+        except (QueryError, StageError) as error:
+            raise _tool_error(str(error)) from error
+        except CtxguardError as error:
+            # A damaged index names its files, of which an agent should not know.
+            _log.error("a search failed: %s", describe_error(error))
+            raise _tool_error("the index cannot be searched: the server's log says why") from error
+        for passage in context.passages:
+            kept[passage.passage_id] = passage
+            kept.move_to_end(passage.passage_id)
+        while len(kept) > _REMEMBERED:
+            kept.popitem(last=False)
+        results = [_found(passage) for passage in context.passages]
+        return {"results": results, "sufficient": context.sufficient}
+
+    async def fetch(
+        id: Annotated[str, Field(description="The id of a passage that search has found.")],  # noqa: A002 - clients send it by this name
+    ) -> Fetched:
+        passage = kept.get(id)
+        if passage is None:
+            raise _tool_error(f"no recent search has found the passage {id[:80]!r}: search first")
+        metadata = None if passage.metadata is None else dict(passage.metadata)
+        return {**_found(passage), "metadata": metadata}
+
     server = library.MCPServer(
         "ctxguard", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING"
     )
-    index = GuardedIndex(guard, where)
     reads = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    for tool, description in ((index.search, _SEARCH), (index.fetch, _FETCH)):
+    for tool, description in ((search, _SEARCH), (fetch, _FETCH)):
         server.add_tool(tool, description=description, annotations=reads, structured_output=True)
     return server
 

@@ -46,7 +46,7 @@ def openapi(
     adapters: dict[int, TypeAdapter[Any]] = {0: TypeAdapter(ProblemDocument)}
     for each in operations:
         if each.asks is not None:
-            adapters[id(each.asks)] = each.asks.adapter
+            adapters[id(each.asks)] = each.asks
         if each.answers is not None and id(each.answers) not in adapters:
             adapters[id(each.answers)] = TypeAdapter(each.answers)
     schemas, definitions = TypeAdapter.json_schemas(

@@ -11,7 +11,7 @@ from time import perf_counter, time
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
@@ -33,7 +33,7 @@ from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.service import Service
 from ctxguard.server.settings import ServiceSettings
-from ctxguard.server.wire import Body, off_the_loop
+from ctxguard.server.wire import off_the_loop
 
 ALIAS = "ctxguard:"
 DEFAULT_MODEL = "ctxguard"
@@ -102,9 +102,9 @@ class ScoreRequest(TypedDict):
 
 
 _USAGE = {"total_tokens": 0, "prompt_tokens": 0}
-BODIES = {
-    FORMS["cohere"].paths: Body(RerankRequest),  # and Voyage's and TEI's
-    FORMS["score"].paths: Body(ScoreRequest),
+BODIES: dict[tuple[str, ...], TypeAdapter[Any]] = {
+    FORMS["cohere"].paths: TypeAdapter(RerankRequest),  # and Voyage's and TEI's
+    FORMS["score"].paths: TypeAdapter(ScoreRequest),
 }
 """The body of a request by the paths that take it."""
 _DOCUMENTS = frozenset([form.documents for form in FORMS.values()])

@@ -164,9 +164,8 @@ class ServiceSettings(AssessorSettings):
                 ipaddress.ip_network(proxy)
             except ValueError:
                 raise ConfigurationError(
-                    f"trusted-proxies {proxy!r} is neither an address nor a network, such as "
-                    "10.0.0.7 or "
-                    "10.0.0.0/24"
+                    f"trusted-proxies {proxy!r} must be an address or a network, such as 10.0.0.7 "
+                    "or 10.0.0.0/24"
                 ) from None
         if self.secrets.token is None and not is_loopback(self.host):
             raise ConfigurationError(

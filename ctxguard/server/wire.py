@@ -22,7 +22,7 @@ from ctxguard.server.problems import answer, invalid, invalid_body
 _T = TypeVar("_T")
 
 STRICT = ConfigDict(strict=True)
-"""A text that reads like a number is none: pydantic would turn it into one."""
+"""A string of digits is not a number: pydantic would convert it."""
 
 _QUICK_BYTES = 256 * 2**10
 """A longer body is worked on by one thread, because it could hold the event loop."""
@@ -64,39 +64,26 @@ async def off_the_loop(scope: Scope, work: Callable[..., _T], *arguments: Any) -
     return await wrap_future(_thread.submit(partial(work, *arguments)))
 
 
-class Body:
-    """Reads the body of a request as the requested type.
+def read_body(asked: TypeAdapter[Any], body: bytes | bytearray) -> Any:
+    """Read a body as the requested type.
 
-    Args:
-        asked: The type, a typed dictionary.
+    Half a surrogate pair, which some scrapers leave in texts, is read as a question mark.
 
-    Attributes:
-        adapter: Describes the type, and reads it.
+    Raises:
+        Problem: it is not JSON, does not fit, or has too many values.
     """
-
-    def __init__(self, asked: Any) -> None:
-        self.adapter: TypeAdapter[Any] = TypeAdapter(asked)
-
-    def read(self, body: bytes | bytearray) -> Any:
-        """Read a body.
-
-        Half a surrogate pair, which some scrapers leave in texts, is read as a question mark.
-
-        Raises:
-            Problem: it is not JSON, does not fit, or has too many values.
-        """
-        check_values(body)
-        try:
-            return self.adapter.validate_json(body)
-        except ValidationError as error:
-            if b"\\ud" not in body.lower() or error.errors()[0]["type"] != "json_invalid":
-                raise invalid_body(error) from None
-        with suppress(ValueError, RecursionError):
-            body = json.dumps(json.loads(body), ensure_ascii=False).encode(errors="replace")
-        try:
-            return self.adapter.validate_json(body)
-        except ValidationError as error:
+    check_values(body)
+    try:
+        return asked.validate_json(body)
+    except ValidationError as error:
+        if b"\\ud" not in body.lower() or error.errors()[0]["type"] != "json_invalid":
             raise invalid_body(error) from None
+    with suppress(ValueError, RecursionError):
+        body = json.dumps(json.loads(body), ensure_ascii=False).encode(errors="replace")
+    try:
+        return asked.validate_json(body)
+    except ValidationError as error:
+        raise invalid_body(error) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +98,7 @@ class Operation:
         what: The metric label of its requests.
         summary: One line for people.
         answers: The type of the answer; None for text, ``Any`` where another API documents it.
-        asks: The body; None without one, and its method is then ``GET`` instead of ``POST``.
+        asks: Reads the body; None without one, and the method is then ``GET`` instead of ``POST``.
     """
 
     path: str
@@ -119,7 +106,7 @@ class Operation:
     what: Endpoint
     summary: str
     answers: Any
-    asks: Body | None = None
+    asks: TypeAdapter[Any] | None = None
 
     @property
     def method(self) -> str:
@@ -134,7 +121,7 @@ class Operation:
         """
         assert self.asks is not None  # noqa: S101 - others are answered by Starlette
         state = scope["state"]
-        given = await off_the_loop(scope, self.asks.read, state.pop("body"))
+        given = await off_the_loop(scope, read_body, self.asks, state.pop("body"))
         failure: StageFailure | None
         content, failure = await self.endpoint(given, scope)
         if failure is None:

@@ -80,7 +80,7 @@ class TestUrls:
         ("option", "says"),
         [
             ("schema=mine", "ALTER ROLE … SET search_path = mine"),
-            ("connection_limit=5", "'connection_limit' is none of PostgreSQL's own client"),
+            ("connection_limit=5", "does not take the URL's option 'connection_limit'"),
             ("sslaccept=strict", "leave it out"),
         ],
     )

@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,9 @@ from ctxguard._support.json_values import MOST_VALUES, has_more_values
 from ctxguard.server.filtering import REQUEST
 from ctxguard.server.problems import Problem
 from ctxguard.server.rerank import BODIES
+from ctxguard.server.wire import read_body
 
+NEVER_READ: Any = None
 RERANK = BODIES["/rerank", "/v1/rerank", "/v2/rerank"]
 WITH_METADATA = b'{"query": "q", "candidates": [{"id": "a", "metadata": {"m": %s}}]}'
 WITH_TEXTS = b'{"query": "q", "documents": [%s]}'
@@ -30,14 +33,11 @@ MANY = {
 
 @pytest.mark.parametrize("form", MANY)
 @pytest.mark.parametrize("surrogate", [b"", b'{"id": "\\ud800"}'])
-def test_too_many_values_are_refused_first(
-    form: str, surrogate: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_values_are_refused_first(form: str, surrogate: bytes) -> None:
     body = WITH_METADATA % MANY[form] + surrogate
-    monkeypatch.setattr(REQUEST, "adapter", None)
     tracemalloc.start()
     with pytest.raises(Problem, match=f"{N:,} values"):
-        REQUEST.read(body)
+        read_body(NEVER_READ, body)
     assert tracemalloc.get_traced_memory()[1] < 10 * len(body)
     tracemalloc.stop()
 
@@ -45,12 +45,12 @@ def test_too_many_values_are_refused_first(
 def test_punctuation_in_texts_is_no_value() -> None:
     text = 'a, [b], {c} \\ " ' * N
     body = WITH_TEXTS % b",".join([json.dumps(text).encode()] * 2)
-    assert RERANK.read(body)["documents"] == [text, text]
+    assert read_body(RERANK, body)["documents"] == [text, text]
 
 
 def test_largest_number_of_values_is_read() -> None:
     body = WITH_METADATA % (b"[" + b",".join([b"1"] * (N - 10)) + b"]")
-    assert len(REQUEST.read(body)["candidates"][0]["metadata"]["m"]) == N - 10
+    assert len(read_body(REQUEST, body)["candidates"][0]["metadata"]["m"]) == N - 10
 
 
 JSON = st.recursive(
@@ -78,6 +78,6 @@ def test_no_value_escapes_the_count(content: object) -> None:
 def test_half_surrogate_reads_as_question_mark() -> None:
     halves = ("\\ud800", "\\udc00", "\\ud800\\ud83d\\ude00", "\\\\ud800", "\\uD83D\\uDE00")
     for one, other in product(halves, halves):
-        read = RERANK.read(WITH_TEXTS % f'"{one} {other}"'.encode())["documents"][0]
+        read = read_body(RERANK, WITH_TEXTS % f'"{one} {other}"'.encode())["documents"][0]
         expected = json.loads(f'"{one} {other}"').encode(errors="replace").decode()
         assert read == expected

@@ -54,7 +54,7 @@ class EngineAddress:
                 CTXGUARD_ENGINE_KEY, if set.
 
         Raises:
-            ConfigurationError: the URL names no known engine, the index's name has invalid
+            ConfigurationError: the engine is unknown, the index's name has invalid
                 characters, or the timeout is not a number of seconds above 0.
         """
         try:
@@ -66,7 +66,7 @@ class EngineAddress:
         if parts.scheme not in ENGINES:
             given = repr(parts.scheme) if parts.scheme else "a URL without a scheme"
             raise ConfigurationError(
-                f"{given} names no engine; write {', '.join(ENGINES)}, as in "
+                f"{given} is not an engine's scheme; use one of {', '.join(ENGINES)}, as in "
                 "postgresql://user@host/database#name"
             )
         name = parts.fragment or DEFAULT_NAME

@@ -117,7 +117,7 @@ class Engine(ABC):
                 engine.settings = settings
                 if not engine.make():
                     raise ConfigurationError(
-                        f"{address.shown}: there is an index of that name; --update brings it up "
+                        f"{address.shown}: an index with that name exists; --update brings it up "
                         "to date, and another name after # in the URL makes another one"
                     )
         except BaseException:
@@ -236,7 +236,7 @@ class Engine(ABC):
         read = [(passage_of(row), number(score)) for row, score in islice(rows, most)]
         if read and not any(passage for passage, _ in read):
             return StageUnavailableError(
-                self.name, f"none of its {len(read)} results holds a passage's id and text"
+                self.name, f"its {len(read)} results lack the passages' ids or texts"
             )
         return Ranking.from_hits(
             [

@@ -180,7 +180,7 @@ class QdrantEngine(Engine):
     def _ranking(self, leg: str, answer: Any, query: LegQuery) -> Ranking | CtxguardError:
         points = getattr(answer, "points", None)
         if not isinstance(points, list):
-            return StageError(self.name, "its answer holds no list of points")
+            return StageError(self.name, "its answer has no list of points")
         rows = ((getattr(each, "payload", None), getattr(each, "score", None)) for each in points)
         return self.leg(leg, rows, query)
 

@@ -40,7 +40,7 @@ def redact(text: str) -> str:
     nothing.
 
     Raises:
-        RedactionError: not a text, or one that still changes after several rounds.
+        RedactionError: the argument is not a string, or still changes after several rounds.
 
     >>> redact("mail joe@example.org or call +49 30 1234567, card 4111 1111 1111 1111")
     'mail [e-mail] or call [phone], card [card]'
@@ -60,7 +60,7 @@ def redact(text: str) -> str:
                     text, glance = clean, Glance(clean)
         if text == before:
             return text
-    raise RedactionError(f"a text still changed after {_MAX_ROUNDS} rounds of redaction")
+    raise RedactionError(f"redaction still changes the text after {_MAX_ROUNDS} rounds")
 
 
 # Between signs of a key, where no script needs them.
@@ -88,7 +88,7 @@ def redacted(text: str, redactor: Redactor) -> str:
     """Apply a redactor to a text; fail closed.
 
     Raises:
-        RedactionError: ``text`` is not a text, or the redactor raised or returned something else.
+        RedactionError: ``text`` is not a string, or the redactor raised or did not return one.
             The text must then not be written.
 
     >>> redacted("a secret", lambda text: text.replace("secret", "[key]"))

@@ -194,7 +194,9 @@ class Grading(ABC):
                 (one for one in question.passage_ids if _as_in_forms(one) == passage), None
             )
             if passage_id is None:
-                raise RefusedPage(404, "No such passage", f"The {self.noun} has none of this id.")
+                raise RefusedPage(
+                    404, "No such passage", f"The {self.noun} has no passage with this id."
+                )
             judgment = None if given == TAKE_BACK else Judgment(passage_id, *values[given])
             self.put(task, number, passage_id, judgment)
             focus = _focus(self.question(task, number).shown, passage_id, given)
