@@ -13,14 +13,14 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalHits, RowArray
-from ctxguard.retrieval.signals.sparse import SparseRows, unit_weights
+from ctxguard.retrieval.signals.sparse import SparseRows, occurrences, unit_weights
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
 
 K1 = 1.5
 B = 0.75
 
-_BLOCK = 1_024
+_BLOCK = 256
 """Passages that are read, and scored, at once."""
 
 
@@ -67,7 +67,7 @@ class Terms(NamedTuple):
         theirs = np.array(number_of, np.int32)[new.rows.numbers]
         both = self.rows.followed_by(new.rows._replace(numbers=theirs)).taken(rows)
         lengths = np.concatenate((self.lengths, new.lengths))[rows]
-        used = np.bincount(both.numbers, minlength=len(vocabulary)) > 0
+        used = occurrences(both.numbers, len(vocabulary)) > 0
         numbers = (np.cumsum(used) - 1).astype(np.int32)[both.numbers]
         kept = [term for term, is_used in zip(vocabulary, used.tolist(), strict=True) if is_used]
         return Terms(
@@ -104,7 +104,7 @@ class Weights(NamedTuple):
     def of(cls, terms: Terms) -> "Weights":
         """Score the terms of passages, a block of rows at a time."""
         rows, n = terms.rows, terms.lengths.size
-        passages_with = np.bincount(rows.numbers, minlength=len(terms.vocabulary))
+        passages_with = occurrences(rows.numbers, len(terms.vocabulary))
         rarity, norms = idf(passages_with, n), length_norms(terms.lengths)
         starts = np.concatenate(([0], np.cumsum(passages_with)))
         free = starts[:-1].copy()

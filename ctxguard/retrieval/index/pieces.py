@@ -12,9 +12,9 @@ from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.index.lexical import idf
 from ctxguard.retrieval.protocols import RowArray, TokenEncoder
 from ctxguard.retrieval.signals.likeness import MOST_PIECES
-from ctxguard.retrieval.signals.sparse import SparseRows
+from ctxguard.retrieval.signals.sparse import SparseRows, occurrences
 
-_BLOCK = 512
+_BLOCK = 64
 """Passages that are read at once."""
 
 
@@ -43,7 +43,7 @@ class Pieces(NamedTuple):
     @classmethod
     def counted(cls, numbers: NDArray[np.int32], starts: RowArray, n_pieces: int) -> "Pieces":
         """Weigh the pieces of passages by their rarity."""
-        weights = idf(np.bincount(numbers, minlength=n_pieces), starts.size - 1)
+        weights = idf(occurrences(numbers, n_pieces), starts.size - 1)
         return cls.of(numbers, starts, weights)
 
     @classmethod

@@ -13,7 +13,7 @@ from ctxguard.retrieval.protocols import Analyser
 WARN_FROM = 0.01
 """Share of letters from which a corpus is said not to fit its analyser."""
 
-_BLOCK = 1_000
+_BLOCK = 128
 
 
 def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, str | None]:

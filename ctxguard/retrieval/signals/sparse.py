@@ -10,6 +10,8 @@ from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.protocols import Float32Array, RowArray
 
 _MOST_COUNTED = np.iinfo(np.uint16).max
+_PART = 2**20
+"""Terms that are counted at once."""
 
 
 class SparseRows(NamedTuple):
@@ -96,6 +98,14 @@ class SparseRows(NamedTuple):
             np.concatenate((self.counts, others.counts)),
             np.concatenate((self.starts, self.starts[-1] + others.starts[1:])),
         )
+
+
+def occurrences(numbers: NDArray[np.int32], n_terms: int) -> NDArray[np.int64]:
+    """Count each of ``n_terms`` terms, a part at a time: numpy copies what it counts in 64 bits."""
+    counts = np.zeros(n_terms, np.int64)
+    for at in range(0, numbers.size, _PART):
+        counts += np.bincount(numbers[at : at + _PART], minlength=n_terms)
+    return counts
 
 
 def unit_weights(rows: SparseRows, weights: FloatArray) -> Float32Array:
