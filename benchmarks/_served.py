@@ -27,6 +27,7 @@ from ctxguard.core.scores import discounts
 from ctxguard.core.types import DEFAULT_K, FloatArray, ModeName, Passage, PassagesBy
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.assess import AssessorStage
+from ctxguard.measure.metrics import share
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, RouteProfile
 
@@ -201,13 +202,21 @@ class Recorded:
         udcg, found, tokens, misleading = np.zeros((4, rows.size))
         sizes = self.pools.tokens
         costs = np.ones(labels.grades.shape) if sizes is None else np.nan_to_num(sizes[rows])
-        misleads = labels.negatives != None  # noqa: E711  element by element
         for place, own in enumerate(map(list, contexts)):
             udcg[place] = labels.utilities[place, own] @ discount[: len(own)]
             found[place] = labels.relevant[place, own].sum()
-            tokens[place], misleading[place] = costs[place, own].sum(), misleads[place, own].sum()
-        recall = found / np.where(labels.n_relevant, labels.n_relevant, np.nan)
-        return Served(udcg, recall, kept, tokens, misleading, *np.zeros((2, rows.size)))
+            tokens[place], misleading[place] = (
+                costs[place, own].sum(),
+                labels.misleading[place, own].sum(),
+            )
+        return Served(
+            udcg,
+            share(found, labels.n_relevant),
+            kept,
+            tokens,
+            misleading,
+            *np.zeros((2, rows.size)),
+        )
 
     def recall_at(self, rows: IntArray, tokens: float) -> float:
         """Mean recall of the retriever's own order cut where it costs so many tokens on the mean.

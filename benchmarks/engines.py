@@ -83,12 +83,9 @@ def outcome(retriever: AnyIndex, dataset: Dataset) -> Outcome:
         calibration.pools[Route.HYBRID],
         replay(plain, dataset.queries, depth=DEPTH),
     )
-    ndcg = [
-        per_query(each, label(each, dataset), RatioPolicy(k=5)).values["ndcg_at_10"]
-        for each in pools
-    ]
+    ndcg = [per_query(each, label(each, dataset), RatioPolicy(k=5))["ndcg_at_10"] for each in pools]
     chosen = calibration.outcomes[Route.HYBRID].chosen
-    return Outcome(ndcg[0], ndcg[1], chosen.metrics.values["udcg"])
+    return Outcome(ndcg[0], ndcg[1], chosen.metrics["udcg"])
 
 
 def url_of(engine: str, folder: Path, stack: ExitStack) -> str:

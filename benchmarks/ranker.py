@@ -45,6 +45,7 @@ from calibration.replay import Pools, replay
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CtxguardError
+from ctxguard.measure.metrics import ndcg
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, ranker_inputs
 
@@ -176,7 +177,7 @@ def ndcg_by_query(own: Family, ranker: Ranker | None) -> FloatArray:
         # Ties go by passage id, as in a search.
         order = np.lexsort((np.array(ranking.passage_ids), -scores))
         grades[row, : len(order)] = own.labels.grades[row, order]
-    return own.labels.ndcg(grades)
+    return ndcg(grades, own.labels.best_grades)
 
 
 def unseen_rankers(families: Sequence[Family]) -> dict[str, Ranker]:

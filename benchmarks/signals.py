@@ -28,6 +28,7 @@ from calibration.grid import utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from ctxguard.core.fusion import Fusion
+from ctxguard.measure.metrics import ndcg as of_ranks
 from ctxguard.measure.worth import READERS
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
@@ -74,7 +75,7 @@ def _udcg(pools: Pools, labels: PoolLabels) -> float:
     cost = max(-READERS.irrelevant, 0.0)
     ks, thresholds = (values.shape[1],), np.array([cost / (cost + 1.0)])
     grid = utility_grid(pools, labels, values, model, ks=ks, thresholds=thresholds, min_keep=1)
-    return float(np.nanmean(grid.at([(0, 0)]).udcg[:, 0]))
+    return float(np.nanmean(grid.at([(0, 0)])[0]))
 
 
 def bytes_by_kind(retriever: HybridRetriever) -> dict[str, float]:
@@ -104,7 +105,7 @@ def measured(folder: Path, embedder: SentenceTransformerEmbedder, n_timed: int) 
     """The figures of one collection."""
     own = Collection(folder, default_cache(), embedder)
     view = own.under(Fusion("ranker"))
-    ndcg = view.labels.ndcg()
+    ndcg = of_ranks(view.labels.grades, view.labels.best_grades)
     timed = [query.text for query in own.dataset.queries[:n_timed]]
     plain = own.retriever.with_fusion(Fusion())
     return {

@@ -19,7 +19,6 @@ import numpy as np
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.text_files import read_records, shown, write_lines
-from calibration.evaluate import QueryMetrics
 from calibration.passage_price import irrelevant_utility
 from calibration.replay import Progress
 from calibration.results import Results, tabulate
@@ -411,15 +410,14 @@ def compare_answers(
         DataError: a mark is not a number.
     """
     found = _marked(asked, file, column)
-    ids = tuple(found)
-    if not ids:
+    if not found:
         raise CalibrationError(
             f"no question has an answer with the mark {column!r} to both contexts: give known "
             "answers in the questions' metadata (answers), or mark-by judge"
         )
     measured = {}
     for pipeline in PIPELINES:
-        rows = [found[name][pipeline] for name in ids]
+        rows = [each[pipeline] for each in found.values()]
         columns = {
             name: np.array([_number(row, of) for _, row in rows])
             for name, of in ((column, column), ("tokens", "input_tokens"), ("seconds", "seconds"))
@@ -429,7 +427,7 @@ def compare_answers(
             reading, writing = prices
             written = np.array([_number(row, "output_tokens") for _, row in rows])
             columns["cost_per_1000"] = (reading * columns["tokens"] + writing * written) / 1e3
-        measured[pipeline] = QueryMetrics(ids, columns)
+        measured[pipeline] = columns
     metrics = (column, *(name for name in ANSWER_METRICS if name != column))
     return tabulate(measured, metrics, seed=seed)
 

@@ -282,7 +282,7 @@ def _with_verdict(
         np.where(answered, kept, without.kept),
     )
     verdict = with_answers.verdict
-    gains = with_answers.metrics.values["udcg"] - without.metrics.values["udcg"]
+    gains = with_answers.metrics["udcg"] - without.metrics["udcg"]
     gain = mean_interval(gains - asking.price * found.n_asked)
     enforced = found.accepted and verdict.decision == "enforce"
     enforced = enforced and gain.lower is not None and gain.lower > 0.0

@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from calibration.certify import Certification, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
-from calibration.evaluate import PROFILE_METRICS, QueryMetrics, contexts, of_contexts
+from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
 from calibration.figures import significant
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
 from calibration.folded import Choose, Folded
@@ -40,6 +40,7 @@ from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import (
     Certificate,
     RecallDifference,
+    RouteEvidence,
     RouteProfile,
     RouteVerdict,
     SufficiencyProfile,
@@ -111,14 +112,14 @@ class Option:
     policy: Policy
     order: IntArray
     kept: NDArray[np.bool_]
-    metrics: QueryMetrics
+    metrics: Measured
     verdict: RouteVerdict
 
     @property
     def cost(self) -> float:
         """Mean tokens of a context, or passages where tokens are unknown."""
-        tokens = self.metrics.values["tokens"]
-        return float((self.metrics.values["kept"] if np.isnan(tokens).any() else tokens).mean())
+        tokens = self.metrics["tokens"]
+        return float((self.metrics["kept"] if np.isnan(tokens).any() else tokens).mean())
 
     def serves_as(self, other: "Option") -> bool:
         """Return whether every context holds the same passages in the same order."""
@@ -129,7 +130,7 @@ class Option:
 class _Measured(NamedTuple):
     order: IntArray
     kept: NDArray[np.bool_]
-    metrics: QueryMetrics
+    metrics: Measured
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,8 @@ def calibrate_route(
         certificate = _certificate(certification, settings.promise, settings)
     elif route.held_out and not is_today:
         certificate = _cost_certificate(found, route.recall_gained(found), settings)
-    evidence = found.evidence(settings.seed, PROFILE_METRICS)
-    losses = shuffled(found.values["recall_loss"], settings.seed)
+    in_profile = {name: found[name] for name in PROFILE_METRICS}
+    losses = shuffled(found["recall_loss"], settings.seed)
     most = None
     if losses.size > 1 and not is_today:
         most = min(math.ceil(-lower_bound(-losses) * 1e4) / 1e4, 1.0)
@@ -218,7 +219,12 @@ def calibrate_route(
         why=_why(route, chosen),
         verdict=chosen.verdict,
         certificate=certificate,
-        evidence=evidence.model_copy(update={"shown_by": route.shown_by, "most_recall_loss": most}),
+        evidence=RouteEvidence(
+            queries=len(measured),
+            metrics=intervals(in_profile, found, settings.seed),
+            shown_by=route.shown_by,
+            most_recall_loss=most,
+        ),
         safe_policy=route.today.policy,
         sufficiency=_sufficiency(route, chosen),
     )
@@ -312,7 +318,7 @@ class LabelledRoute:
         pools = self.measured[0]
         sizes = 1.0 * ~np.isnan(pools.scores) if pools.tokens is None else pools.tokens
         of_k = np.nan_to_num(sizes).cumsum(axis=1).mean(axis=0)
-        own = option.metrics.values["kept" if pools.tokens is None else "tokens"].mean()
+        own = option.metrics["kept" if pools.tokens is None else "tokens"].mean()
         k = int(np.searchsorted(of_k, own + 1e-9, side="right"))
         if k == 0 or option.policy == (first := RatioPolicy(k=k)) or first == self.today.policy:
             return None
@@ -327,7 +333,7 @@ class LabelledRoute:
 
     def _judged(self, name: str, policy: Policy, measured: "_Measured") -> Option:
         order, kept, metrics = measured
-        own, today = metrics.values, self.today.metrics.values
+        own, today = metrics, self.today.metrics
         size = "kept" if np.isnan(own["tokens"]).any() else "tokens"
         judged = verdict(
             self.recall_gained(metrics),
@@ -341,9 +347,9 @@ class LabelledRoute:
         )
         return Option(name, policy, order, kept, metrics, judged)
 
-    def recall_gained(self, metrics: QueryMetrics) -> FloatArray:
+    def recall_gained(self, metrics: Measured) -> FloatArray:
         """Return recall less today's where it is defined."""
-        recall = metrics.values["recall"] - self.today.metrics.values["recall"]
+        recall = metrics["recall"] - self.today.metrics["recall"]
         return shuffled(recall, self.settings.seed)
 
     def rules(self, wanted: Wanted) -> tuple[Choose, ...]:
@@ -458,7 +464,7 @@ class LabelledRoute:
 
     def _measure(self, order: IntArray, kept: NDArray[np.bool_]) -> _Measured:
         pools, labels = self.measured
-        metrics = of_contexts(pools, labels, order, kept, fit_temperature(pools))
+        metrics = of_contexts(pools, labels, order, kept)
         return _Measured(order, kept, metrics)
 
     def _in_all(self, choosing: int) -> int:
@@ -618,10 +624,10 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
 
 
 def _cost_certificate(
-    chosen: QueryMetrics, differences: FloatArray, settings: Settings
+    chosen: Measured, differences: FloatArray, settings: Settings
 ) -> Certificate | None:
     """Bound the recall that the chosen policy costs, by held-out queries."""
-    losses = shuffled(chosen.values["recall_loss"], settings.seed)
+    losses = shuffled(chosen["recall_loss"], settings.seed)
     if losses.size == 0:
         return None
     upper = risk.betting_upper_bound(losses, settings.delta)

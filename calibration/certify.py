@@ -80,7 +80,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
     """
     order = np.random.default_rng(seed).permutation(len(testing.labels))
-    defined = testing.labels.recall_shares()[1][order]
+    defined = np.any(testing.labels.at_stake, axis=1)[order]
     indices = _sequence(ordering) if defined.any() else []
     nothing = Certification(
         grid_index=None,
@@ -93,16 +93,16 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     )
     if not indices:
         return nothing
-    tested = testing.at(indices)
-    recall_loss = tested.recall_loss[order][defined]
-    mean_loss, mean_udcg = recall_loss.mean(axis=0), tested.udcg.mean(axis=0)
+    udcg, recall_loss = testing.at(indices)
+    recall_loss = recall_loss[order][defined]
+    mean_loss, mean_udcg = recall_loss.mean(axis=0), udcg.mean(axis=0)
     p_values = risk.betting_p_value(recall_loss, promise.alpha)
     p_values = np.where(mean_loss <= promise.alpha + _TIE, p_values, 1.0)
     n_certified = risk.fixed_sequence(p_values, promise.delta)
 
     # Above that of the baseline, over ordering and test queries together.
     n_ordering, n_testing = len(ordering.labels), len(testing.labels)
-    ordered_udcg = ordering.means.udcg[tuple(np.array(indices).T)]
+    ordered_udcg = ordering.means[0][tuple(np.array(indices).T)]
     gain = (ordered_udcg - ordering.today) * n_ordering + (mean_udcg - testing.today) * n_testing
     gain /= n_ordering + n_testing
     chosen = int(np.argmax(gain[:n_certified])) if n_certified else -1
@@ -127,11 +127,14 @@ def _sequence(grid: Grid) -> list[GridIndex]:
     Large contexts lose least recall, but one of more harm than gain is worth no test, and a test
     that failed on it would end the sequence.
     """
-    if len(grid.labels) == 0 or np.isnan((means := grid.means).recall_loss).any():
+    if len(grid.labels) == 0:
         return []
-    better = np.argwhere(means.udcg > grid.today + _TIE)
+    udcg, recall_loss = grid.means
+    if np.isnan(recall_loss).any():
+        return []
+    better = np.argwhere(udcg > grid.today + _TIE)
     if better.size == 0:
         return []
     cells = tuple(better.T)
-    order = risk.pareto_order(means.recall_loss[cells], means.udcg[cells])
+    order = risk.pareto_order(recall_loss[cells], udcg[cells])
     return [(int(better[row][0]), int(better[row][1])) for row in order.tolist()]

@@ -4,8 +4,7 @@ Decisions are made by ``ctxguard.core.decision.decide`` itself: what is evaluate
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +12,21 @@ from numpy.typing import NDArray
 from calibration.data.dataset import Dataset
 from calibration.fit import fit_temperature
 from calibration.grid import relative_values
-from calibration.pool_labels import IntArray, PoolLabels, discounted_sums, label, row_sums
+from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.interval import Interval, bootstrap_intervals, bootstrap_ratio
-from ctxguard.measure.metrics import keyword_first_ranks
-from ctxguard.measure.worth import READERS, Utilities
-from ctxguard.profile.schema import RouteEvidence
+from ctxguard.measure.metrics import (
+    keyword_first_ranks,
+    ndcg,
+    precision_sums,
+    reciprocal_ranks,
+    share,
+    udcg,
+)
+from ctxguard.measure.worth import READERS, Utilities, gains
 
 PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",
@@ -62,61 +67,28 @@ KEYWORD_METRICS: Mapping[str, str] = {
 
 DESCRIPTIONS: Mapping[str, str] = {**LABEL_METRICS, **KEYWORD_METRICS}
 
+SIZES: Mapping[str, str] = {"pooled_recall": "in_pool"}
+"""Metrics that are one ratio over all queries, by the column of each query's part of the whole."""
 
-@dataclass(frozen=True)
-class QueryMetrics:
-    """Every metric of every query; NaN where a metric is undefined.
+Measured = Mapping[str, FloatArray]
+"""Metric name to its value for every query, shape (n_q,), NaN where it is undefined; and ``SIZES``.
+"""
 
-    Attributes:
-        query_ids: Length n_q.
-        values: Metric name to shape (n_q,).
-        sizes: By metric that is a ratio over all queries, shape (n_q,), each query's part of the
-            denominator.
+
+def intervals(columns: Measured, sizes: Measured, seed: int = 0) -> dict[str, Interval]:
+    """Average columns by metric, or add them up over the metric's sizes, with bootstrap intervals.
+
+    Args:
+        columns: Values of metrics, or differences in them.
+        sizes: What was measured on the same queries.
     """
-
-    query_ids: tuple[str, ...]
-    values: Mapping[str, FloatArray]
-    sizes: Mapping[str, FloatArray] = field(default_factory=dict)
-
-    def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> RouteEvidence:
-        """Return means with bootstrap intervals over the queries that define a metric.
-
-        Args:
-            metrics: Which ones; all unless given.
-        """
-        names = tuple(self.values if metrics is None else metrics)
-        found = self.intervals({name: self.values[name] for name in names}, seed)
-        return RouteEvidence(queries=len(self.query_ids), metrics=found)
-
-    def intervals(self, columns: Mapping[str, FloatArray], seed: int = 0) -> dict[str, Interval]:
-        """Average columns of these queries by metric, or add them up over the metric's sizes.
-
-        Args:
-            columns: By metric, shape (n_q,): its values, or differences in it.
-        """
-        plain = [name for name in columns if name not in self.sizes]
-        means = bootstrap_intervals([columns[name] for name in plain], seed=seed)
-        found = dict(zip(plain, means, strict=True))
-        for name in columns.keys() - found.keys():
-            sizes = self.sizes[name]
-            found[name] = bootstrap_ratio(columns[name] * sizes, sizes, seed=seed)
-        return {name: found[name] for name in columns}
-
-    def equals(self, other: "QueryMetrics") -> bool:
-        """Return whether every metric that both have is the same on every query."""
-        shared = self.values.keys() & other.values.keys()
-        return self.query_ids == other.query_ids and all(
-            np.array_equal(self.values[name], other.values[name], equal_nan=True) for name in shared
-        )
-
-    def of_queries(self, rows: Sequence[int]) -> "QueryMetrics":
-        """Return the same of some queries, by their rows."""
-        places = list(rows)
-        return QueryMetrics(
-            tuple([self.query_ids[row] for row in places]),
-            {name: values[places] for name, values in self.values.items()},
-            {name: sizes[places] for name, sizes in self.sizes.items()},
-        )
+    plain = [name for name in columns if name not in SIZES]
+    means = bootstrap_intervals([columns[name] for name in plain], seed=seed)
+    found = dict(zip(plain, means, strict=True))
+    for name in columns.keys() - found.keys():
+        own = sizes[SIZES[name]]
+        found[name] = bootstrap_ratio(columns[name] * own, own, seed=seed)
+    return {name: found[name] for name in columns}
 
 
 def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]:
@@ -135,7 +107,7 @@ def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]
     return order, np.arange(order.shape[1]) < n_kept
 
 
-def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> QueryMetrics:
+def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> dict[str, FloatArray]:
     """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
     Recall, MRR, nDCG, hit rate and average precision are undefined for a query without relevant
@@ -146,7 +118,7 @@ def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> QueryMetrics:
     queries whose candidates hold something relevant; reciprocal ranks of all that was served need
     only a context.
     """
-    temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
+    temperature = policy.temperature if isinstance(policy, RatioPolicy) else None
     return of_contexts(pools, labels, *contexts(pools, policy), temperature)
 
 
@@ -155,8 +127,8 @@ def of_contexts(
     labels: PoolLabels,
     order: IntArray,
     kept: NDArray[np.bool_],
-    temperature: float,
-) -> QueryMetrics:
+    temperature: float | None = None,
+) -> dict[str, FloatArray]:
     """Measure contexts as `per_query` does, whoever decided on them.
 
     Args:
@@ -164,59 +136,65 @@ def of_contexts(
         labels: Their labels, in the order of the pools.
         order: Shape (n_q, depth), columns of the pools, best first.
         kept: Shape (n_q, depth), whether each of these is in the context.
-        temperature: Of the relative scores by which a passage is suspected to do harm.
+        temperature: Of the relative scores by which a passage is suspected to do harm; fitted to
+            these pools unless given.
     """
     own, rules = labels.reordered(order), labels.rules
-    ranks = np.arange(1, kept.shape[1] + 1)
-    worth = np.where(kept, own.utilities, 0.0)
-    misleads = own.negatives != None  # noqa: E711  element by element
-    suspects = rules.score_ratio is not None
-    if rules.score_ratio is not None:
-        relative, incomparable = relative_values(pools, temperature)
-        suspected = np.take_along_axis(relative, order, axis=1) > rules.score_ratio
-        suspected &= ~incomparable[:, None]
-        # The label alone determines what these are worth, not the heuristics.
-        certain = own.relevant | misleads
-        if 0 in (rules.by_grade or {}):
-            certain |= own.judged | own.positives_only
-        worth = np.where(certain | suspected | (ranks <= rules.rank_limit), worth, 0.0)
-    gain, harm = (discounted_sums(np.maximum(part, 0.0)) for part in (worth, -worth))
-    n_penalised, n_kept = (worth < 0.0).sum(axis=1), kept.sum(axis=1)
-    relevant = own.relevant & kept
-    n_found = relevant.sum(axis=1)
-    n_relevant = np.where(labels.n_relevant, labels.n_relevant, np.nan)
-    size, n_judged = np.where(n_kept, n_kept, np.nan), (own.judged & kept).sum(axis=1)
-    in_pool = labels.relevant.sum(axis=1)
-    precisions = row_sums(relevant * (relevant.cumsum(axis=1) / ranks))
-    of_baseline = (own.relevant & own.in_baseline).sum(axis=1)
+    worth, suspects = np.where(kept, own.utilities, 0.0), rules.score_ratio is not None
+    if suspects:
+        worth[~_counts_for_sure(pools, own, order, temperature)] = 0.0
+
+    def count(marked: NDArray[np.bool_]) -> IntArray:
+        counts: IntArray = (marked & kept).sum(axis=1)
+        return counts
+
+    relevant, n_kept = own.relevant & kept, kept.sum(axis=1)
+    n_found, n_judged = relevant.sum(axis=1), count(own.judged)
+    n_relevant, in_pool = labels.n_relevant, labels.relevant.sum(axis=1)
+    at_stake, n_harmful = labels.at_stake.sum(axis=1), count(worth < 0.0)
     tokens = np.full(kept.shape, np.nan) if pools.tokens is None else pools.tokens
-    first = np.where(relevant, 1.0 / ranks, 0.0).max(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        values = {
-            "recall": n_found / n_relevant,
-            "pooled_recall": n_found / np.where(in_pool, in_pool, np.nan),
-            "precision": n_found / size,
-            "precision_judged": n_found / np.where(labels.positives_only, np.nan, n_judged),
-            "mrr": first / (n_relevant / n_relevant),
-            "served_mrr": first / (size / size),
-            "ndcg": labels.ndcg(np.where(kept, own.grades, 0), rules.gain),
-            "udcg": gain - harm,
-            "harm": harm,
-            "misleading": np.where(misleads.any(), (misleads & kept).sum(axis=1), np.nan),
-            "distractor_rate": np.where(suspects, n_penalised / size, np.nan),
-            "harm_undiscounted": np.where(suspects, 0.5 * n_penalised, np.nan),
-            "kept": n_kept.astype(np.float64),
-            "tokens": np.where(kept, np.take_along_axis(tokens, order, axis=1), 0.0).sum(axis=1),
-            "recall_loss": 1.0 - (relevant & own.in_baseline).sum(axis=1) / of_baseline,
-            "recall_at_depth": in_pool / n_relevant,
-            "ndcg_at_10": labels.ndcg(gain=rules.gain),
-            "judged": n_judged / size,
-            "hit_rate": (n_found > 0) / (n_relevant / n_relevant),
-            "average_precision": precisions / n_relevant,
-            "context_precision": precisions / (np.maximum(n_found, 1) * (size / size)),
-        }
-    sizes = {"pooled_recall": in_pool.astype(np.float64)}
-    return QueryMetrics(pools.query_ids, values, sizes)
+    (gain, harm), nothing = udcg(worth), np.full(len(kept), np.nan)
+    first, precisions = reciprocal_ranks(relevant.astype(np.float64)), precision_sums(relevant)
+    best = gains(labels.best_grades, rules.gain)
+    return {
+        "recall": share(n_found, n_relevant),
+        "pooled_recall": share(n_found, in_pool),
+        "precision": share(n_found, n_kept),
+        "precision_judged": nothing if labels.positives_only else share(n_found, n_judged),
+        "mrr": np.where(n_relevant, first, np.nan),
+        "served_mrr": np.where(n_kept, first, np.nan),
+        "ndcg": ndcg(gains(np.where(kept, own.grades, 0), rules.gain), best),
+        "udcg": gain - harm,
+        "harm": harm,
+        "misleading": count(own.misleading) * 1.0 if own.misleading.any() else nothing,
+        "distractor_rate": share(n_harmful, n_kept) if suspects else nothing,
+        "harm_undiscounted": 0.5 * n_harmful if suspects else nothing,
+        "kept": n_kept * 1.0,
+        "tokens": np.where(kept, np.take_along_axis(tokens, order, axis=1), 0.0).sum(axis=1),
+        "recall_loss": share(at_stake - count(own.at_stake), at_stake),
+        "recall_at_depth": share(in_pool, n_relevant),
+        "ndcg_at_10": ndcg(gains(labels.grades, rules.gain), best),
+        "judged": share(n_judged, n_kept),
+        "hit_rate": np.where(n_relevant, n_found > 0, np.nan),
+        "average_precision": share(precisions, n_relevant),
+        "context_precision": np.where(n_kept, precisions / np.maximum(n_found, 1), np.nan),
+        "in_pool": in_pool * 1.0,
+    }
+
+
+def _counts_for_sure(
+    pools: Pools, own: PoolLabels, order: IntArray, temperature: float | None
+) -> NDArray[np.bool_]:
+    """Find the passages that have a label's worth, or are suspected to do harm (preset blog)."""
+    rules = own.rules
+    relative, incomparable = relative_values(pools, temperature or fit_temperature(pools))
+    certain = np.take_along_axis(relative, order, axis=1) > (rules.score_ratio or 0.0)
+    certain &= ~incomparable[:, None]
+    certain |= own.relevant | own.misleading
+    if 0 in (rules.by_grade or {}):
+        certain |= own.judged | own.positives_only
+    certain[:, : rules.rank_limit] = True
+    return certain
 
 
 def per_query_keywords(
@@ -224,7 +202,7 @@ def per_query_keywords(
     keywords: Mapping[str, Sequence[str]],
     policy: Policy,
     text_of: Callable[[str], str],
-) -> QueryMetrics:
+) -> dict[str, FloatArray]:
     """Decide on every recorded pool and measure the resulting context by ``KEYWORD_METRICS``.
 
     Args:
@@ -239,7 +217,7 @@ def per_query_keywords(
         if wanted := keywords.get(query_id):
             found = [1.0 / rank for rank in keyword_first_ranks(wanted, texts) if rank]
             columns[:, row] = len(found) / len(wanted), math.fsum(found) / len(wanted)
-    return QueryMetrics(pools.query_ids, dict(zip(KEYWORD_METRICS, columns, strict=True)))
+    return dict(zip(KEYWORD_METRICS, columns, strict=True))
 
 
 def measure(
@@ -250,18 +228,17 @@ def measure(
     *,
     baseline_k: int,
     text_of: Callable[[str], str],
-) -> QueryMetrics:
+) -> dict[str, FloatArray]:
     """Measure every metric that the labels allow: of passages, of keywords, or of both.
 
     Args:
         baseline_k: What recall loss is relative to, as in ``label``.
         text_of: The text of a passage, in which keywords are looked for.
     """
-    measured = QueryMetrics(pools.query_ids, {})
+    measured: dict[str, FloatArray] = {}
     if dataset.answerable:
         labels = label(pools, dataset, utilities, baseline_k=baseline_k)
         measured = per_query(pools, labels, policy)
-    if not dataset.keywords:
-        return measured
-    by_keywords = per_query_keywords(pools, dataset.keywords, policy, text_of).values
-    return replace(measured, values={**measured.values, **by_keywords})
+    if dataset.keywords:
+        measured |= per_query_keywords(pools, dataset.keywords, policy, text_of)
+    return measured

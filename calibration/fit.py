@@ -19,6 +19,7 @@ from ctxguard.core.scores import log_odds
 from ctxguard.core.signals import RANKING, feature_names, features, legs_of, named_features
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.metrics import ndcg
 
 WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
 """Of the dense leg in a convex fusion, that are tried."""
@@ -59,7 +60,7 @@ def _ndcg(pools: Pools, labels: PoolLabels, weight: float) -> FloatArray:
         }
         fused[row, :n] = fuse(legs, Fusion("convex", weight))
     order = np.argsort(-fused, axis=1, kind="stable")
-    return labels.ndcg(np.take_along_axis(labels.grades, order, axis=1))
+    return ndcg(np.take_along_axis(labels.grades, order, axis=1), labels.best_grades)
 
 
 def fit_temperature(pools: Pools) -> float:

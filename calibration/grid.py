@@ -22,6 +22,7 @@ from ctxguard.core.scores import discounts, is_relative, relative_scores, within
 from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.metrics import discounted, share
 
 RATIOS: FloatArray = np.round(np.arange(0, 100) / 100, 2)
 PROBABILITIES: FloatArray = np.concatenate([[0.0], np.geomspace(0.002, 0.9, 60).round(4)])
@@ -31,6 +32,9 @@ EXPECTED = 0.5
 """Share of what P(relevant) expects in the figures by which policies are chosen. On 60 splits of
 five collections the mean recall of the chosen policy looked 0.006 too high, by labels alone 0.019;
 at 0.65 the same is served."""
+
+_LEAST_SUM = 1e-9
+"""Of probabilities, which are scaled by it."""
 
 GridIndex = tuple[int, int]
 """A policy's place in a grid: index of its k, index of its threshold."""
@@ -58,23 +62,6 @@ def thresholds_reached(
         reached[always] = thresholds.size
     reached[np.isnan(values)] = -1
     return reached
-
-
-@dataclass(frozen=True)
-class GridValues:
-    """Figures of the policies of a grid.
-
-    Means over all queries have shape (n_k, n_t); every query's figures (n_q, n_indices), with NaN
-    where recall loss is undefined.
-
-    Attributes:
-        udcg: UDCG.
-        recall_loss: The share of the baseline's relevant passages that the policy drops; its
-            mean is over queries whose baseline has one, NaN if none has.
-    """
-
-    udcg: FloatArray
-    recall_loss: FloatArray
 
 
 @dataclass(frozen=True)
@@ -185,22 +172,38 @@ class Grid:
         return own
 
     @cached_property
-    def means(self) -> GridValues:
-        """Means over all queries, shape (n_k, n_t); there is at least one."""
+    def means(self) -> tuple[FloatArray, FloatArray]:
+        """Mean UDCG, and recall loss over queries that define it, of each policy: (n_k, n_t).
+
+        Mean recall loss is NaN where no query defines it; there is at least one query.
+        """
         rows = []
         for size in range(len(self.ks)):
-            at = self.at([(size, threshold) for threshold in range(self.thresholds.size)])
-            loss = at.recall_loss[~np.isnan(at.recall_loss[:, 0])]
-            of_loss = loss.mean(axis=0) if len(loss) else np.full(self.thresholds.size, np.nan)
-            rows.append((at.udcg.mean(axis=0), of_loss))
-        return GridValues(*map(np.stack, zip(*rows, strict=True)))
+            udcg, loss = self.at([(size, place) for place in range(self.thresholds.size)])
+            known = loss[self.labels.at_stake.any(axis=1)]
+            mean = known.mean(axis=0) if len(known) else np.full(self.thresholds.size, np.nan)
+            rows.append((udcg.mean(axis=0), mean))
+        udcgs, losses = zip(*rows, strict=True)
+        return np.stack(udcgs), np.stack(losses)
 
-    def at(self, indices: Sequence[GridIndex]) -> GridValues:
-        """Return every query's figures for some policies, shape (n_q, n_indices)."""
-        added, defined = self._added
-        utility, recall = np.take_along_axis(added, self.kept(indices)[None], axis=2)
-        loss = np.where(defined[:, None], np.clip(1.0 - recall, 0.0, 1.0), np.nan)
-        return GridValues(utility, loss)
+    def at(self, indices: Sequence[GridIndex]) -> tuple[FloatArray, FloatArray]:
+        """Return UDCG and recall loss of every query by some policies, (n_q, n_indices) each.
+
+        Recall loss is the share of the baseline's relevant passages that a policy drops, NaN where
+        the baseline has none.
+        """
+        n_kept, (running, at_stake) = self.kept(indices), self._running
+        udcg, served = (np.take_along_axis(each, n_kept, axis=1) for each in (running, at_stake))
+        return udcg, share(at_stake[:, -1:] - served, at_stake[:, -1:])
+
+    @cached_property
+    def _running(self) -> tuple[FloatArray, FloatArray]:
+        """UDCG of the first n candidates, and how many of them recall loss counts: n = 0 … depth.
+
+        Shape (n_q, depth + 1) each.
+        """
+        at_stake = self.labels.at_stake.astype(np.float64)
+        return self._udcg(self.labels.utilities), _sums(at_stake)
 
     @cached_property
     def beyond_today(self) -> FloatArray:
@@ -217,11 +220,11 @@ class Grid:
         labels = self.labels
         relevant, worth = labels.relevant.astype(np.float64), labels.utilities
         if self.probabilities is not None:
-            relevant, worth = labels.with_expected(self.probabilities, EXPECTED)
-        share = relevant / np.maximum(labels.n_relevant, 1)[:, None]
+            relevant, worth = with_expected(labels, self.probabilities, EXPECTED)
+        recall = np.nan_to_num(share(relevant, labels.n_relevant[:, None]))
         sizes, baseline = self.sizes_of_candidates, labels.in_baseline
-        today = np.stack([share * baseline, worth * self._todays_discounts, sizes * baseline])
-        running = np.stack([_sums(share), self._udcg(worth), _sums(sizes)])
+        today = np.stack([recall * baseline, worth * self._todays_discounts, sizes * baseline])
+        running = np.stack([_sums(recall), self._udcg(worth), _sums(sizes)])
         beyond: FloatArray = running - today.sum(axis=2, keepdims=True)
         return beyond
 
@@ -234,7 +237,7 @@ class Grid:
         """Return UDCG of the first n candidates, as they are served, shape (n_q, depth + 1)."""
         depth = worth.shape[1]
         if self.places is None:
-            return _sums(worth * discounts(depth))
+            return _sums(discounted(worth))
         found = np.zeros((len(worth), depth + 1))
         discount, earlier = discounts(depth), np.tri(depth, dtype=bool)
         for row, places in enumerate(self.places):
@@ -243,16 +246,34 @@ class Grid:
             found[row, 1:] = np.where(earlier, discount[before], 0.0) @ worth[row]
         return found
 
-    @cached_property
-    def _added(self) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """What the first n candidates add up to, n = 0 … depth.
 
-        Returns:
-            Utility and share of the baseline's recall, shape (2, n_q, depth + 1); and whether the
-            baseline serves a relevant passage, shape (n_q,).
-        """
-        share, defined = self.labels.recall_shares()
-        return np.stack([self._udcg(self.labels.utilities), _sums(share)]), defined
+def with_expected(
+    labels: PoolLabels, probabilities: FloatArray, part: float
+) -> tuple[FloatArray, FloatArray]:
+    """Replace a part of every label by what P(relevant) expects.
+
+    As many relevant candidates are expected for each query as its labels name: P says which.
+
+    Args:
+        probabilities: Shape (n_q, depth), NaN beyond the pool.
+        part: How much of it, in [0, 1].
+
+    Returns:
+        Shape (n_q, depth) each: how relevant each candidate is, in [0, 1], and its worth.
+    """
+    relevant = labels.relevant.astype(np.float64)
+    likely = np.nan_to_num(probabilities)
+    scale = relevant.sum(axis=1) / np.maximum(likely.sum(axis=1), _LEAST_SUM)
+    expected = np.minimum(likely * scale[:, None], 1.0)
+    # If a candidate were of the other kind, it would be worth as much as the mean of that kind.
+    others = labels.retrieved & ~labels.relevant
+    right, wrong = (
+        np.where(kind, labels.utilities, labels.utilities[kind].mean() if kind.any() else 0.0)
+        for kind in (labels.relevant, others)
+    )
+    worth = np.where(labels.retrieved, expected * right + (1.0 - expected) * wrong, 0.0)
+    own = 1.0 - part
+    return own * relevant + part * expected, own * labels.utilities + part * worth
 
 
 def _sums(values: FloatArray) -> FloatArray:

@@ -1,6 +1,5 @@
 """The labels of every replayed candidate, as arrays beside its scores."""
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,22 +9,17 @@ from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
 from calibration.replay import Pools
-from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.measure.worth import READERS, Gain, Negative, Utilities, worths
+from ctxguard.measure.metrics import NDCG_CUTOFF
+from ctxguard.measure.worth import READERS, Negative, Utilities, worths
 
 IntArray = NDArray[np.int64]
 
-_BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "negatives", "in_baseline")
+_BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "misleading", "in_baseline")
 """The fields of `PoolLabels` of shape (n_q, depth)."""
 
 _BY_QUERY = (*_BY_CANDIDATE, "best_grades", "n_relevant", "groups")
-
-NDCG_CUTOFF = 10
-
-_LEAST_SUM = 1e-9
-"""Of probabilities, which are scaled by it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,8 @@ class PoolLabels:
         judged: Shape (n_q, depth), whether a label exists; true of every candidate of a query that
             no passage answers.
         utilities: Shape (n_q, depth), the strict utility of each candidate; 0 beyond the pool.
-        negatives: Shape (n_q, depth) of ``Negative``, for passages known to mislead, or None.
+        misleading: Shape (n_q, depth), whether it is labelled hard negative or distractor, and not
+            relevant.
         in_baseline: Shape (n_q, depth), whether the baseline of recall loss serves the
             candidate; the baseline is the whole pool, or the retriever's own first few.
         best_grades: Shape (n_q, 10), the highest grades that the labels hold for each query, in the
@@ -55,7 +50,7 @@ class PoolLabels:
     retrieved: NDArray[np.bool_]
     judged: NDArray[np.bool_]
     utilities: FloatArray
-    negatives: NDArray[np.object_]
+    misleading: NDArray[np.bool_]
     in_baseline: NDArray[np.bool_]
     best_grades: IntArray
     n_relevant: IntArray
@@ -71,6 +66,11 @@ class PoolLabels:
     def relevant(self) -> NDArray[np.bool_]:
         """Shape (n_q, depth)."""
         return self.grades > 0
+
+    @cached_property
+    def at_stake(self) -> NDArray[np.bool_]:
+        """Which relevant candidates the baseline serves, shape (n_q, depth)."""
+        return self.relevant & self.in_baseline
 
     @property
     def n_answerable(self) -> int:
@@ -88,56 +88,6 @@ class PoolLabels:
             name: np.take_along_axis(getattr(self, name), order, axis=1) for name in _BY_CANDIDATE
         }
         return replace(self, **tables)
-
-    def ndcg(self, grades: IntArray | None = None, gain: Gain = "linear") -> FloatArray:
-        """Return nDCG@10 of each query, (n_q,); NaN for one without a relevant passage.
-
-        Args:
-            grades: Shape (n_q, n), in rank order; None for the order of the pools.
-            gain: See ``ctxguard.measure.worth.Gain``.
-        """
-        ranked = self.grades if grades is None else grades
-        dcg, ideal = _dcg(ranked[:, :NDCG_CUTOFF], gain), _dcg(self.best_grades, gain)
-        return dcg / np.where(ideal > 0.0, ideal, np.nan)
-
-    def recall_shares(self) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Return the shares of the recall loss of a query that dropping each candidate adds.
-
-        Returns:
-            Shape (n_q, depth), rows summing to 1 if the baseline serves a relevant passage; and
-            shape (n_q,), whether it does: otherwise recall loss is undefined.
-        """
-        counted = self.relevant & self.in_baseline
-        totals = counted.sum(axis=1)
-        return counted / np.maximum(totals, 1)[:, None], totals > 0
-
-    def with_expected(
-        self, probabilities: FloatArray, share: float
-    ) -> tuple[FloatArray, FloatArray]:
-        """Replace a share of every label by what P(relevant) expects.
-
-        As many relevant candidates are expected for each query as its labels name: P says which.
-
-        Args:
-            probabilities: Shape (n_q, depth), NaN beyond the pool.
-            share: How much of it, in [0, 1].
-
-        Returns:
-            Shape (n_q, depth) each: how relevant each candidate is, in [0, 1], and its worth.
-        """
-        relevant = self.relevant.astype(np.float64)
-        chances = np.nan_to_num(probabilities)
-        per_chance = relevant.sum(axis=1) / np.maximum(chances.sum(axis=1), _LEAST_SUM)
-        expected = np.minimum(chances * per_chance[:, None], 1.0)
-        # If a candidate were of the other kind, it would be worth as much as the mean of that kind.
-        others = self.retrieved & ~self.relevant
-        right, wrong = (
-            np.where(kind, self.utilities, self.utilities[kind].mean() if kind.any() else 0.0)
-            for kind in (self.relevant, others)
-        )
-        worth = np.where(self.retrieved, expected * right + (1.0 - expected) * wrong, 0.0)
-        own = 1.0 - share
-        return own * relevant + share * expected, own * self.utilities + share * worth
 
 
 def label(
@@ -165,13 +115,14 @@ def label(
     grades = np.zeros(shape, dtype=np.int64)
     judged = np.zeros(shape, dtype=bool)
     worth = np.zeros(shape)
-    negatives = np.full(shape, None, dtype=object)
+    misleading = np.zeros(shape, dtype=bool)
     best_grades, n_relevant = np.zeros((len(pools), NDCG_CUTOFF), np.int64), []
     for row, query_id in enumerate(pools.query_ids):
         graded = dataset.qrels.get(query_id)
         qrels, kinds = graded or {}, dataset.distractors.get(query_id, {})
         labelled = qrels.keys() | kinds.keys()
         ids = pools.labelled_ids(row, labelled)
+        negatives: list[Negative | None] = [None] * len(ids)
         # An empty entry says that no passage answers the query.
         judged[row, : len(ids)] = graded == {}
         for column, names in enumerate(ids):
@@ -180,11 +131,11 @@ def label(
                 grades[row, column] = grade = max(0, *[qrels.get(name, 0) for name in names])
                 misleads = [kinds[name] for name in names if name in kinds]
                 if misleads and not grade:
-                    negatives[row, column] = Negative(misleads[0])
+                    misleading[row, column], negatives[column] = True, Negative(misleads[0])
         worth[row, : len(ids)] = worths(
             grades[row, : len(ids)].tolist(),
             top_grade=top_grade,
-            negatives=negatives[row, : len(ids)].tolist(),
+            negatives=negatives,
             judged=None if dataset.positives_only else judged[row, : len(ids)].tolist(),
             utilities=utilities,
         )
@@ -202,7 +153,7 @@ def label(
         retrieved=retrieved,
         judged=judged,
         utilities=worth,
-        negatives=negatives,
+        misleading=misleading,
         in_baseline=retrieved & (np.arange(shape[1]) < most),
         best_grades=best_grades,
         n_relevant=np.array(n_relevant, dtype=np.int64),
@@ -239,17 +190,3 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
         f"relevant {(utilities.by_grade or {}).get(0, utilities.irrelevant):g}; recall and "
         "precision count it as not relevant, precision_judged leaves it out"
     )
-
-
-def _dcg(grades: IntArray, gain: Gain) -> FloatArray:
-    return discounted_sums(grades if gain == "linear" else np.exp2(grades) - 1.0)
-
-
-def row_sums(values: FloatArray) -> FloatArray:
-    """Sum each row, rounded once."""
-    return np.array([*map(math.fsum, values.tolist())])
-
-
-def discounted_sums(values: NDArray[Any]) -> FloatArray:
-    """Return Σ value_i / log2(i + 1) of each row over the 1-based ranks i."""
-    return row_sums(values * discounts(values.shape[1]))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from calibration.evaluate import QueryMetrics
+from calibration.evaluate import SIZES, Measured, intervals
 from ctxguard.measure.interval import Interval
 
 LOWER_IS_BETTER = frozenset(
@@ -119,7 +119,7 @@ class Results:
 
 
 def tabulate(
-    measured: Mapping[str, QueryMetrics],
+    measured: Mapping[str, Measured],
     metrics: Iterable[str] | None = None,
     *,
     reference: str | None = None,
@@ -132,18 +132,18 @@ def tabulate(
         metrics: Which ones, as far as all policies have them; all unless given.
         reference: The policy that differences are taken from; the first unless given.
 
-    >>> of = lambda values: QueryMetrics(("a", "b"), {"recall": np.array(values)})
-    >>> table = tabulate({"today": of([0.0, 0.5]), "chosen": of([0.5, 1.0])})
+    >>> today, chosen = {"recall": np.array([0.0, 0.5])}, {"recall": np.array([0.5, 1.0])}
+    >>> table = tabulate({"today": today, "chosen": chosen})
     >>> table.of("chosen", "recall").difference.outcome
     'better'
     """
     reference = next(iter(measured)) if reference is None else reference
-    every = set.intersection(*(set(each.values) for each in measured.values()))
-    wanted = metrics if metrics is not None else measured[reference].values
+    every = set.intersection(*map(set, measured.values())).difference(SIZES.values())
+    wanted = metrics if metrics is not None else measured[reference]
     names = tuple(name for name in wanted if name in every)
     rows = []
     for policy, own in measured.items():
-        means = own.evidence(seed, names).metrics
+        means = intervals({name: own[name] for name in names}, own, seed)
         less: Mapping[str, Difference | None] = dict.fromkeys(names)
         if policy != reference:
             less = differences(own, measured[reference], names, seed=seed)
@@ -152,21 +152,17 @@ def tabulate(
 
 
 def differences(
-    these: QueryMetrics, those: QueryMetrics, metrics: Iterable[str], *, seed: int = 0
+    these: Measured, those: Measured, metrics: Iterable[str], *, seed: int = 0
 ) -> dict[str, Difference]:
-    """Subtract the second from the first by metric, paired by query, over those that both have.
+    """Subtract the second from the first by metric, paired by query; both are of the same queries.
 
-    >>> harm = lambda *values: QueryMetrics(("a", "b"), {"harm": np.array(values)})
+    >>> harm = lambda *values: {"harm": np.array(values)}
     >>> differences(harm(2.0, 3.0), harm(1.0, 2.0), ["harm"])["harm"].outcome
     'worse'
     """
-    place = {query_id: row for row, query_id in enumerate(those.query_ids)}
-    first = [row for row, query_id in enumerate(these.query_ids) if query_id in place]
-    second = [place[these.query_ids[row]] for row in first]
-    own = these.of_queries(first)
     # Rounded, so that another machine's last digit is not a difference.
-    gaps = {name: np.round(own.values[name] - those.values[name][second], 12) for name in metrics}
-    return {name: as_difference(name, gap) for name, gap in own.intervals(gaps, seed).items()}
+    gaps = {name: np.round(these[name] - those[name], 12) for name in metrics}
+    return {name: as_difference(name, gap) for name, gap in intervals(gaps, these, seed).items()}
 
 
 def as_difference(metric: str, found: Interval) -> Difference:

@@ -51,7 +51,7 @@ print(f"verdict: {route.verdict.statement}\n")
 
 print(f"{len(QUESTIONS)} questions     today  guarded")
 for name in ("recall", "precision", "kept"):
-    today, guarded = (each.metrics.values[name].mean() for each in (outcome.today, outcome.chosen))
+    today, guarded = (each.metrics[name].mean() for each in (outcome.today, outcome.chosen))
     print(f"{name:14} {today:6.2f} {guarded:8.2f}")
 
 context = guard.retrieve(QUESTION)

@@ -14,7 +14,7 @@ import numpy as np
 from calibration.compare.candidates import Candidate
 from calibration.compare.curve import Curve, curve
 from calibration.data.dataset import Dataset
-from calibration.evaluate import QueryMetrics, per_query
+from calibration.evaluate import Measured, per_query
 from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, notes_on_themselves, replay
 from calibration.results import COMPARED, Results, tabulate
@@ -81,7 +81,7 @@ class Compared:
 
     candidate: Candidate
     kind: ScoreKind
-    per_query: QueryMetrics
+    per_query: Measured
     curve: Curve
     harm_share: Interval
     risk: Risk | None
@@ -185,16 +185,14 @@ def compare(
     compared = []
     for candidate in candidates:
         pools, labels, latency_ms = labelled[candidate.stages]
-        measured = per_query(pools, labels, candidate.policy).values
+        measured = per_query(pools, labels, candidate.policy)
         both = measured["udcg"] + 2 * measured["harm"]
         share = bootstrap_ratio(measured["harm"], both, seed=seed)
         compared.append(
             Compared(
                 candidate=candidate,
                 kind=pools.kind,
-                per_query=QueryMetrics(
-                    pools.query_ids, {name: measured[name] for name in COMPARED}
-                ),
+                per_query={name: measured[name] for name in COMPARED},
                 curve=curve(pools, labels, candidate.policy, seed=seed),
                 harm_share=share,
                 risk=risk_of(share),

@@ -11,13 +11,13 @@ from calibration.evaluate import contexts
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from ctxguard.core.policies import Policy
-from ctxguard.core.scores import discounts
 from ctxguard.measure.interval import (
     Interval,
     bootstrap_intervals,
     interval_bounds,
     resampled_means,
 )
+from ctxguard.measure.metrics import discounted
 
 SHOWN_SIZES = 20
 """Contexts of up to so many passages are shown one by one."""
@@ -47,7 +47,7 @@ def curve(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) ->
     most = min(max(SHOWN_SIZES, policy.k), pools.scores.shape[1])
     order, kept = contexts(pools, replace(policy, k=most, min_keep=min(policy.min_keep, most)))
     utility = np.where(kept, labels.reordered(order).utilities, 0.0)[:, :most]
-    total = (utility * discounts(most)).cumsum(axis=1)
+    total = discounted(utility).cumsum(axis=1)
     # Rounded, so that another order of summation does not make a larger k better.
     best = int(np.argmax(np.round(total.mean(axis=0), 12)))
     samples = resampled_means(total, seed=seed)

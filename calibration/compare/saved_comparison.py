@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from calibration.compare.comparison import Comparison
 from calibration.data.text_files import read_model
-from calibration.evaluate import QueryMetrics
+from calibration.evaluate import Measured
 from calibration.results import COMPARED, NEITHER_IS_BETTER, Difference, differences
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import Utilities
@@ -75,11 +75,11 @@ class SavedComparison(BaseModel):
         return self
 
 
-def values_as_json(metrics: QueryMetrics) -> dict[str, list[float | None]]:
+def values_as_json(metrics: Measured) -> dict[str, list[float | None]]:
     """Return the values of every metric, query by query; None where undefined."""
     return {
         name: [None if math.isnan(value) else value for value in values.tolist()]
-        for name, values in metrics.values.items()
+        for name, values in metrics.items()
     }
 
 
@@ -154,6 +154,9 @@ def check_regressions(
         )
     by_name = {candidate.name: candidate for candidate in saved.candidates}
     only = saved.candidates[0] if len(saved.candidates) == 1 else None
+    place = {query_id: row for row, query_id in enumerate(saved.query_ids)}
+    own = [row for row, query_id in enumerate(comparison.query_ids) if query_id in place]
+    old = [place[comparison.query_ids[row]] for row in own]
     checks = []
     for compared in comparison.candidates:
         name = compared.candidate.name
@@ -165,9 +168,9 @@ def check_regressions(
             raise ConfigurationError(
                 f"the saved candidate {earlier.name} has no values of {missing[0]}; save it anew"
             )
-        values = {metric: np.array(earlier.per_query[metric], dtype=float) for metric in metrics}
-        those = QueryMetrics(saved.query_ids, values)
-        by_metric = differences(compared.per_query, those, metrics, seed=seed)
+        these = {metric: compared.per_query[metric][own] for metric in metrics}
+        those = {metric: np.array(earlier.per_query[metric], float)[old] for metric in metrics}
+        by_metric = differences(these, those, metrics, seed=seed)
         regressed = any(each.is_regression(tolerance) for each in by_metric.values())
         checks.append(RegressionCheck(name, earlier.name, by_metric, regressed))
     if all(check.saved is None for check in checks):

@@ -32,13 +32,12 @@ class Marks:
     @classmethod
     def of(cls, labels: PoolLabels) -> "Marks":
         """Reads them off the labels, in the order of the pools."""
-        negative: NDArray[np.bool_] = labels.negatives != None  # noqa: E711  element by element
         best = np.maximum(labels.best_grades[:, :1], 1)
         return cls(
             labels.grades == best,
             labels.relevant,
-            negative & ~labels.relevant,
-            bool(negative.any()),
+            labels.misleading,
+            bool(labels.misleading.any()),
         )
 
 
@@ -73,7 +72,7 @@ class BeforeAfter:
             return in_context(marked, outcome.today), in_context(marked, outcome.chosen)
 
         before, after = both(marks.answers)
-        values = [each.metrics.values["udcg"] for each in (outcome.chosen, outcome.today)]
+        values = [each.metrics["udcg"] for each in (outcome.chosen, outcome.today)]
         return cls(
             (before > 0, after > 0),
             both(marks.misleading),

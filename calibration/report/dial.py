@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts, of_contexts
-from calibration.fit import fit_temperature
 from calibration.objectives import PolicySums
 from calibration.pool_labels import IntArray
 from calibration.report.before_after import BeforeAfter, Marks
@@ -203,7 +202,7 @@ def _of_size(sums: PolicySums, size: float) -> int:
 
 def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome, marks: Marks) -> DialStop:
     (pools, labels), (order, kept) = outcome.route.measured, own
-    values = of_contexts(pools, labels, order, kept, fit_temperature(pools)).values
+    values = of_contexts(pools, labels, order, kept)
     misleading = (np.take_along_axis(marks.misleading, order, axis=1) & kept).sum(axis=1)
 
     def mean(column: FloatArray) -> float | None:

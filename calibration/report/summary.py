@@ -7,8 +7,10 @@ the report begins with it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from calibration.calibrate_route import SIZES, Option, RouteOutcome, Settings
-from calibration.evaluate import QueryMetrics
+from calibration.evaluate import Measured
 from calibration.results import Results, differences, tabulate
 from ctxguard._support.words import amount, count, figure, signed
 from ctxguard.measure.interval import Interval, bootstrap_interval
@@ -70,7 +72,7 @@ def summarise(
     settings: Settings,
     *,
     metrics: tuple[str, ...] = SUMMARY_METRICS,
-    others: Mapping[str, tuple[str, QueryMetrics]] | None = None,
+    others: Mapping[str, tuple[str, Measured]] | None = None,
 ) -> Summary:
     """Put today's first k beside the choice and what else could be chosen.
 
@@ -92,11 +94,11 @@ def summarise(
     options |= {
         name: other
         for name, other in (others or {}).items()
-        if not any(other[1].equals(own) for _, own in options.values())
+        if not any(_equal(other[1], own) for _, own in options.values())
     }
     measured = {name: own for name, (_, own) in options.items()}
     today, chosen, seed = outcome.today.metrics, outcome.chosen.metrics, settings.seed
-    judged = bootstrap_interval(today.values["judged"], seed=seed)
+    judged = bootstrap_interval(today["judged"], seed=seed)
     recall = differences(chosen, today, ("recall",), seed=seed)["recall"]
     verdict, evidence = outcome.profile.verdict, outcome.profile.evidence
     shown_by = "folds" if evidence is None else evidence.shown_by
@@ -104,7 +106,7 @@ def summarise(
     return Summary(
         verdict="" if verdict is None else verdict.statement,
         serving_k=settings.serving_k,
-        queries=len(today.query_ids),
+        queries=len(today["judged"]),
         shown_by=shown_by,
         results=results,
         missing=_missing(outcome, settings),
@@ -116,6 +118,10 @@ def summarise(
         judged=judged,
         warnings=tuple(_warnings(outcome, recall, judged, settings)),
     )
+
+
+def _equal(these: Measured, those: Measured) -> bool:
+    return all(np.array_equal(these[name], those[name], equal_nan=True) for name in these)
 
 
 def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:

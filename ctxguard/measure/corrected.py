@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.scores import logistic
+from ctxguard.core.scores import discounts, logistic
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.estimate import GRADES_COUNT, Estimate, Sums, lacks_grades, linearised
 from ctxguard.measure.metrics import (
@@ -42,10 +42,9 @@ from ctxguard.measure.metrics import (
     IntArray,
     Metric,
     Rows,
-    contributions,
+    discounted,
     never_judged,
     quantities,
-    rank_discounts,
     reciprocal_ranks,
 )
 
@@ -160,6 +159,21 @@ REQUESTS_COUNT = 1.8
 60 grades of 17 requests suffice for 30; MRR takes 30 requests, recall 30 dropped passages."""
 
 
+def contributions(
+    rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray
+) -> FloatArray:
+    """Compute what each passage adds to the ``quantities`` of its request, shape (m, those).
+
+    No passage adds to reciprocal rank by itself, nor does one stand for others here.
+    """
+    rank = rows.passages["rank"]
+    discount = np.pad(discounts(int(rank.max(initial=0))), (1, 0))[rank]
+    kept = relevant * (rank > 0)
+    n_served = np.maximum(rows.requests["n_served"], 1)[rows.request]
+    parts = kept / n_served, np.zeros(len(kept)), discount * gain, discount * harm, kept, relevant
+    return np.column_stack(parts)
+
+
 class Graded(NamedTuple):
     """Requests of which people graded what a draw asked, l of them.
 
@@ -207,12 +221,10 @@ class Graded(NamedTuple):
         )
 
     def contributions(self, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
-        """Return those of ``metrics.contributions``, less those before; shape (m, N_QUANTITIES)."""
-        found = np.column_stack(contributions(self.rows, relevant, gain, harm))
+        """Return those of the rows, less those before; shape (m, N_QUANTITIES)."""
+        found = contributions(self.rows, relevant, gain, harm)
         if self.before is not None:
-            found[:, :POOL] -= np.column_stack(contributions(self.before, relevant, gain, harm))[
-                :, :POOL
-            ]
+            found[:, :POOL] -= contributions(self.before, relevant, gain, harm)[:, :POOL]
         return found
 
 
@@ -264,7 +276,7 @@ def predicted(rows: Rows, p: FloatArray, model: Model) -> FloatArray:
             rows.total(size * was_dropped),
             rows.requests["n_served"] > 0,
             np.ones(len(rows.requests)),
-            rows.total(rank_discounts(rows)),
+            discounted(rows.by_rank(np.ones(len(p)))).sum(axis=1),
             never_judged(rows),
         ]
     )

@@ -1,4 +1,6 @@
-"""Judged requests as rows, and every formula of a metric over them.
+"""The formula of every metric, and judged requests as the rows that estimates are made of.
+
+The formulas take tables by rank, shape (n, k): n contexts of labelled queries or of live requests.
 
 A row a judged request, a row a judged passage, with the probabilities with which they were judged
 and graded. One request and its passages are a block of bytes, which the store keeps beyond the
@@ -9,10 +11,9 @@ adds to it.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,85 @@ from ctxguard.errors import ConfigurationError, DataError
 
 IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
+
+NDCG_CUTOFF = 10
+
+
+def share(part: NDArray[Any], whole: NDArray[Any]) -> FloatArray:
+    """Divide, with NaN where there is no whole: a share of nothing is undefined.
+
+    >>> share(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
+    [0.25, nan]
+    """
+    part, whole = np.broadcast_arrays(part, whole)
+    undefined = np.full(part.shape, np.nan)
+    return np.asarray(np.divide(part, whole, out=undefined, where=whole > 0))
+
+
+def row_sums(values: FloatArray) -> FloatArray:
+    """Sum each row, rounded once, so that no processor differs in the last digit."""
+    return np.array([*map(math.fsum, values.tolist())])
+
+
+def discounted(values: NDArray[Any]) -> FloatArray:
+    """Discount values by rank as UDCG and nDCG do: value / log2(rank + 1)."""
+    return np.asarray(values * discounts(values.shape[-1]))
+
+
+def udcg(utilities: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Compute utility- and distraction-aware cumulative gain (docs/glossary.md): gain − harm.
+
+    An empty context scores 0: it neither helps nor harms.
+
+    Args:
+        utilities: Shape (n, k), by rank; 0 beyond the end of a context.
+
+    Returns:
+        Gain and harm, shape (n,) each: the discounted sums of the positive utilities, and of the
+        negative ones as a positive number.
+
+    >>> gain, harm = udcg(np.array([[1.0, 0.5, -0.5]]))
+    >>> gain.round(4).tolist(), harm.tolist(), (gain - harm).round(4).tolist()
+    ([1.3155], [0.25], [1.0655])
+    """
+    own = discounted(utilities)
+    return row_sums(np.maximum(own, 0.0)), row_sums(np.maximum(-own, 0.0))
+
+
+def ndcg(gains: NDArray[Any], best: NDArray[Any]) -> FloatArray:
+    """Compute nDCG@10; NaN without anything to gain.
+
+    Args:
+        gains: Shape (n, k), by rank.
+        best: Shape (n, 10), the highest gains that there are, descending.
+    """
+    found, ideal = (row_sums(discounted(each[:, :NDCG_CUTOFF])) for each in (gains, best))
+    return share(found, ideal)
+
+
+def precision_sums(relevant: NDArray[np.bool_]) -> FloatArray:
+    """Add up precision at the ranks of the relevant passages, of which average precision is made.
+
+    >>> precision_sums(np.array([[True, False, True]])).round(3).tolist()
+    [1.667]
+    """
+    precision = relevant.cumsum(axis=1) / np.arange(1, relevant.shape[1] + 1)
+    return row_sums(relevant * precision)
+
+
+def reciprocal_ranks(relevance: FloatArray) -> FloatArray:
+    """Compute mean reciprocal ranks, with passages taken to be independent.
+
+    Args:
+        relevance: Shape (n, k), P(relevant) by rank; 0 or 1 where it is known.
+
+    >>> reciprocal_ranks(np.array([[0.5, 1.0, 1.0], [0.0, 0.0, 1.0]])).round(3).tolist()
+    [0.75, 0.333]
+    """
+    n, k = relevance.shape
+    above = np.cumprod(np.column_stack([np.ones(n), 1.0 - relevance])[:, :k], axis=1)
+    return np.asarray((relevance * above / np.arange(1, k + 1)).sum(axis=1))
+
 
 NO, YES, MISSING, FAILED = 0, 1, 2, 3
 """A judge's grade of a passage: not relevant, relevant, without a label in what it knows, or none
@@ -276,60 +356,34 @@ pool."""
 N_QUANTITIES = 6
 
 
-def rank_discounts(rows: Rows) -> FloatArray:
-    """Return the rank discount of UDCG of each passage, shape (m,); 0 of a dropped one."""
-    rank = rows.passages["rank"]
-    by_rank = np.concatenate([[0.0], discounts(int(rank.max(initial=0)))])[rank]
-    return np.asarray(by_rank)
-
-
-def contributions(
-    rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray
-) -> tuple[FloatArray, ...]:
-    """Compute what each passage adds to the quantities of its request, shape (m,) each.
-
-    No passage adds to reciprocal rank by itself, nor does one stand for others here.
+def quantities(rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
+    """Compute the quantities of n requests, shape (n, N_QUANTITIES); passages count by their size.
 
     Args:
         rows: m passages.
         relevant: Shape (m,), whether each is relevant, or how probably.
         gain, harm: Shape (m,), its utility, and the same below 0.
     """
-    discount = rank_discounts(rows)
-    kept = relevant * (rows.passages["rank"] > 0)
-    n_served = np.maximum(rows.requests["n_served"], 1)[rows.request]
-    none = np.zeros(len(kept))
-    return kept / n_served, none, discount * gain, discount * harm, kept, relevant
-
-
-def quantities(rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
-    """Add the contributions up by request, shape (n, N_QUANTITIES), each times its size."""
-    parts = contributions(rows, relevant, gain, harm)
-    found = np.empty((len(rows.requests), N_QUANTITIES))
-    for place, part in enumerate(parts):
-        found[:, place] = rows.total(part * rows.passages["size"])
-    found[:, RANK] = reciprocal_ranks(rows.by_rank(relevant))
-    return found
-
-
-def reciprocal_ranks(relevance: FloatArray) -> FloatArray:
-    """Compute mean reciprocal ranks, with passages taken to be independent.
-
-    Args:
-        relevance: Shape (n, k), P(relevant) by rank; 0 or 1 where it is known.
-
-    >>> reciprocal_ranks(np.array([[0.5, 1.0, 1.0], [0.0, 0.0, 1.0]])).round(3).tolist()
-    [0.75, 0.333]
-    """
-    n, k = relevance.shape
-    above = np.cumprod(np.column_stack([np.ones(n), 1.0 - relevance])[:, :k], axis=1)
-    return np.asarray((relevance * above / np.arange(1, k + 1)).sum(axis=1))
+    size = rows.passages["size"]
+    kept, gained, harmed = (rows.by_rank(each * size) for each in (relevant, gain, harm))
+    n_found = kept.sum(axis=1)
+    return np.column_stack(
+        [
+            n_found / np.maximum(rows.requests["n_served"], 1),
+            reciprocal_ranks(rows.by_rank(relevant)),
+            discounted(gained).sum(axis=1),
+            discounted(harmed).sum(axis=1),
+            n_found,
+            rows.total(relevant * size),
+        ]
+    )
 
 
 def never_judged(rows: Rows) -> FloatArray:
     """Compute the harm of served passages that could not be judged, by request, shape (n,)."""
     is_never = rows.passages["size"] == 0.0
-    return rows.total(rank_discounts(rows) * np.maximum(-rows.passages["worth"], 0.0) * is_never)
+    harm = rows.by_rank(np.maximum(-rows.passages["worth"], 0.0) * is_never)
+    return np.asarray(discounted(harm).sum(axis=1))
 
 
 def by_judge(rows: Rows) -> FloatArray:
@@ -381,15 +435,15 @@ def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArra
     is_whole = requests["has_recall"] & (in_pool > 0.0)
     # A whole pool stands for those that were not chosen to be judged in full.
     pool_chance = np.where(is_whole, requests["pool_chance"], 0.0)
-    share = np.divide(found[:, KEPT], in_pool, out=np.zeros(n), where=is_whole)
-    weight = np.divide(1.0, pool_chance, out=np.zeros(n), where=is_whole)
+    recall = np.nan_to_num(share(found[:, KEPT], in_pool * is_whole))
+    weight = np.nan_to_num(share(np.ones(n), pool_chance))
     counted = is_yes & rows.passages["in_baseline"]
     first = rows.total(counted * 1.0) * requests["has_baseline"]
     lost = rows.total(counted * (rows.passages["rank"] == 0) * 1.0)
-    loss = np.divide(lost, first, out=np.zeros(n), where=first > 0.0)
+    loss = np.nan_to_num(share(lost, first))
     is_observed = (chance > 0.0) * 1.0
     return {
-        Metric.RECALL: (weight * share, weight, pool_chance),
+        Metric.RECALL: (weight * recall, weight, pool_chance),
         Metric.POOLED_RECALL: (found[:, KEPT] * is_observed, found[:, POOL] * is_observed, chance),
         Metric.SERVED_MRR: (found[:, RANK] * ones, served, served),
         Metric.UDCG: ((found[:, GAIN] - found[:, HARM]) * ones, ones, ones),
@@ -420,43 +474,6 @@ def losses(rows: Rows) -> dict[Metric, FloatArray]:
         metric: np.where(found[metric][1] > 0.0, found[metric][0], np.nan)
         for metric in (Metric.RECALL_LOSS, Metric.HARM)
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Udcg:
-    """UDCG of one context, with gain and harm separate.
-
-    Attributes:
-        gain: The discounted sum of the positive utilities, ≥ 0.
-        harm: The discounted sum of the negative utilities, as a positive number.
-    """
-
-    gain: float
-    harm: float
-
-    @property
-    def value(self) -> float:
-        """gain − harm."""
-        return self.gain - self.harm
-
-
-def udcg(utilities: Sequence[float]) -> Udcg:
-    """Utility- and distraction-aware cumulative gain: Σ u_i / log2(i + 1) (docs/glossary.md).
-
-    An empty context scores 0: it neither helps nor harms.
-
-    Args:
-        utilities: The utility of each passage, in rank order.
-
-    >>> result = udcg([1.0, 0.5, -0.5])
-    >>> round(result.gain, 4), result.harm, round(result.value, 4)
-    (1.3155, 0.25, 1.0655)
-    """
-    shares = (np.asarray(utilities, np.float64) * discounts(len(utilities))).tolist()
-    return Udcg(
-        gain=math.fsum([max(share, 0.0) for share in shares]),
-        harm=math.fsum([max(-share, 0.0) for share in shares]),
-    )
 
 
 def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[int | None]:

@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard.errors import ConfigurationError
 
@@ -91,6 +94,11 @@ class Utilities:
             self.unjudged,
             *(self.by_grade or {}).values(),
         )
+
+
+def gains(grades: NDArray[np.int64], form: Gain) -> NDArray[Any]:
+    """Return what grades gain in nDCG."""
+    return grades if form == "linear" else np.exp2(grades) - 1.0
 
 
 READERS = Utilities()

@@ -62,8 +62,8 @@ def test_first_k_equal_the_evaluation(recorded: Recorded) -> None:
     rows = np.arange(7)
     found = recorded.first(rows)
     values = per_query(recorded.pools.rows(rows), recorded.labels.rows(rows), RatioPolicy(k=5))
-    np.testing.assert_allclose(found.udcg, values.values["udcg"])
-    np.testing.assert_allclose(found.recall, values.values["recall"])
+    np.testing.assert_allclose(found.udcg, values["udcg"])
+    np.testing.assert_allclose(found.recall, values["recall"])
     assert found.kept.tolist() == [5.0] * 7
 
 
@@ -74,8 +74,8 @@ def test_guard_serves_what_policy_keeps(recorded: Recorded) -> None:
     found = recorded.served(made.profile, rows, mode="enforce")
     (route,) = made.profile.routes.values()
     values = per_query(recorded.pools.rows(rows), recorded.labels.rows(rows), route.policy)
-    np.testing.assert_allclose(found.udcg, values.values["udcg"])
-    np.testing.assert_allclose(found.kept, values.values["kept"])
+    np.testing.assert_allclose(found.udcg, values["udcg"])
+    np.testing.assert_allclose(found.kept, values["kept"])
 
 
 def test_labelled_queries_leave_the_truth(recorded: Recorded) -> None:

@@ -63,7 +63,7 @@ class TestEverywhere:
         made = calibrate(search, dataset, score_kind="cosine")
         pools = replay(wrapped(search, score_kind="cosine"), QUERIES)
         measured = measure(pools, dataset, RatioPolicy(k=1), READERS, baseline_k=5, text_of=str)
-        assert measured.values["recall"].mean() == 1.0
+        assert measured["recall"].mean() == 1.0
         guard = ContextGuard(
             search,
             profile=made.profile,

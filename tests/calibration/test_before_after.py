@@ -74,6 +74,6 @@ def test_counts_are_of_contexts() -> None:
     outcome = next(iter(calibrated(120, noise=0.25, unanswerable=0.1).outcomes.values()))
     found = BeforeAfter.of(outcome)
     assert found.irrelevant[0].sum() < 5 * 120
-    recall = outcome.today.metrics.values["recall"]
+    recall = outcome.today.metrics["recall"]
     assert int((np.nan_to_num(recall) > 0).sum()) == int(found.answered[0].sum())
     assert found.answers["kept"] + found.answers["lost"] == int(found.answered[0].sum())

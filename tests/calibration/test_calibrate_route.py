@@ -63,8 +63,8 @@ class TestChoice:
         outcome = outcome_of(calibrated(150, noise=0.15, relevant=3, context=context))
         found = {**outcome.others, context: outcome.chosen}
         assert {*found} == {"leaner", "balanced", "richer"}
-        kept = {name: option.metrics.values["kept"].mean() for name, option in found.items()}
-        udcg = {name: option.metrics.values["udcg"].mean() for name, option in found.items()}
+        kept = {name: option.metrics["kept"].mean() for name, option in found.items()}
+        udcg = {name: option.metrics["udcg"].mean() for name, option in found.items()}
         assert kept["leaner"] <= kept["balanced"] <= 5.0 <= kept["richer"] <= 10.0
         assert udcg["richer"] >= udcg["balanced"] - 0.01
         assert found["leaner"].verdict.decision == "enforce"
@@ -177,7 +177,8 @@ class TestToday:
         names = [option.name for option in outcome.options]
         assert names[:2] == ["first 5, as today", "chosen"]
         expected = [query.query_id for query in measured.queries]
-        assert all(list(o.metrics.query_ids) == expected for o in outcome.options)
+        assert list(outcome.route.measured[0].query_ids) == expected
+        assert all(o.metrics["recall"].shape == (len(expected),) for o in outcome.options)
         assert outcome.chosen.policy == outcome.profile.policy
 
     def test_short_answers_are_served_unchanged(self) -> None:
@@ -199,7 +200,7 @@ class TestVerdict:
         found = outcome.profile.evidence.metrics
         assert found["kept"].value < 4.0
         assert found["recall"].value > 0.98
-        gains = outcome.chosen.metrics.values["udcg"] - outcome.today.metrics.values["udcg"]
+        gains = outcome.chosen.metrics["udcg"] - outcome.today.metrics["udcg"]
         assert verdict.udcg.value == pytest.approx(gains.mean(), abs=1e-5)
         assert verdict.tokens.value == pytest.approx(found["kept"].value / 5.0 - 1.0, abs=1e-5)
 
@@ -301,7 +302,7 @@ class TestVerdict:
         assert verdict.decision == "enforce"
         assert verdict.recall.value >= 0.0
         assert verdict.tokens.upper < 0.0
-        assert outcome.chosen.metrics.values["kept"].mean() < 9.0
+        assert outcome.chosen.metrics["kept"].mean() < 9.0
 
     def test_perfect_score_is_switched_on(self) -> None:
         """Fifty questions with one to seven relevant passages, each candidate graded."""
@@ -343,7 +344,7 @@ class TestVerdict:
 
     def test_evidence_bounds_alarmed_loss(self) -> None:
         outcome = outcome_of(calibrated(200))
-        losses = outcome.chosen.metrics.values["recall_loss"]
+        losses = outcome.chosen.metrics["recall_loss"]
         promise = outcome.profile.recall_promise
         assert (promise.baseline_k, promise.source) == (5, "evidence of calibration")
         assert np.nanmean(losses) < promise.at_most < np.nanmean(losses) + 0.1
@@ -392,7 +393,7 @@ class TestFewLabels:
         pools = replay(truth_retriever, truth.queries, depth=DEPTH)
         labels = label(pools, truth, baseline_k=5)
         recall = [
-            np.nanmean(per_query(pools, labels, policy).values["recall"])
+            np.nanmean(per_query(pools, labels, policy)["recall"])
             for policy in (RatioPolicy(k=5), route.policy)
         ]
         assert recall[1] - recall[0] > -0.04
@@ -410,7 +411,7 @@ class TestCostOfTheChoice:
         assert certificate.n_recall <= len(result.held_out.answerable) < 100
         found = certificate.recall_difference
         assert found.n == len(result.held_out.answerable)
-        paired = outcome.chosen.metrics.values["recall"] - outcome.today.metrics.values["recall"]
+        paired = outcome.chosen.metrics["recall"] - outcome.today.metrics["recall"]
         paired = paired[~np.isnan(paired)]
         assert found.value == pytest.approx(paired.mean(), abs=1e-6)
         shuffled = paired[np.random.default_rng(0).permutation(paired.size)]

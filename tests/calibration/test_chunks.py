@@ -58,9 +58,7 @@ def test_documents_label_is_best_chunks(retriever: HybridRetriever) -> None:
 def test_recall_counts_a_document_once(retriever: HybridRetriever) -> None:
     labels = label(replay(retriever, [QUERY], depth=10), dataset(fox=1, short=1))
     assert labels.n_relevant.tolist() == [2]
-    shares, _ = labels.recall_shares()
-    assert shares.sum() == pytest.approx(1.0)
-    assert np.count_nonzero(shares) == 2
+    assert np.count_nonzero(labels.at_stake) == 2
 
 
 def test_a_chunks_own_label_comes_first(retriever: HybridRetriever) -> None:

@@ -80,7 +80,7 @@ class TestLabels:
         pools, dataset = replayed(hits_of(TEXT, TEXT, "b"), {"b": 1}, distractors=["a"])
         labels = label(pools, dataset)
         assert labels.grades[0, 0] == 1
-        assert labels.negatives[0, 0] is None
+        assert not labels.misleading[0, 0]
         assert mine(pools, dataset)["q"] == []
 
     def test_texts_without_a_word_are_none(self) -> None:
@@ -134,4 +134,4 @@ class TestPlaces:
         measured = measure(pools, dataset, RatioPolicy(k=2), READERS, baseline_k=2, text_of=str)
         found = any(passage.text.lower() == texts[-1].lower() for passage in served)
         if texts[-1]:
-            assert measured.values["recall"][0] == found
+            assert measured["recall"][0] == found

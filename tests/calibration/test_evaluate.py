@@ -18,7 +18,9 @@ from simulated_pools import Case, cases, labelled, ranking_of
 from calibration.evaluate import (
     KEYWORD_METRICS,
     LABEL_METRICS,
-    PROFILE_METRICS,
+    SIZES,
+    Measured,
+    intervals,
     per_query,
     per_query_keywords,
 )
@@ -28,9 +30,8 @@ from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind
 from ctxguard.measure import interval
-from ctxguard.measure.interval import bootstrap_interval, resampled_means
-from ctxguard.measure.metrics import udcg
-from ctxguard.measure.worth import BLOG, READERS, Utilities, worths
+from ctxguard.measure.interval import Interval, bootstrap_interval, resampled_means
+from ctxguard.measure.worth import BLOG, READERS, Utilities
 
 LOG = math.log2
 EXACT = 1e-9
@@ -47,9 +48,8 @@ def metrics(
     rankings = [ranking_of(scores, kind=kind), ranking_of([1.0], kind=kind)]
     pools, labels = labelled(rankings, [qrels, {"p0": 1}])
     found = per_query(pools, labels, policy)
-    assert found.query_ids == ("q0", "q1")
-    assert found.values.keys() == LABEL_METRICS.keys()
-    return {name: float(values[0]) for name, values in found.values.items()}
+    assert found.keys() == {*LABEL_METRICS, *SIZES.values()}
+    return {name: float(values[0]) for name, values in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ class TestWorkedExamples:
             pools, _ = labelled([ranking_of([5.0, 4.0, 3.0, 2.0, 1.0])], [{"p0": 1}])
             found = per_query_keywords(
                 pools, {"q0": case["keywords"]}, RatioPolicy(k=5), texts.__getitem__
-            ).values
+            )
             assert found["keyword_mrr"][0] == pytest.approx(case["mrr_exact"], abs=EXACT)
             assert found["keyword_recall"][0] == pytest.approx(case["recall_at_5_exact"], abs=EXACT)
 
@@ -125,9 +125,9 @@ class TestWorkedExamples:
             distractors=[{"p1": "distractor"}],
             utilities=BLOG,
         )
-        found = per_query(pools, labels, RatioPolicy(k=5)).values["udcg"][0]
+        found = per_query(pools, labels, RatioPolicy(k=5))["udcg"][0]
         worths = [relevant, distractor, early, near_top, otherwise]
-        assert found == pytest.approx(udcg(worths).value, abs=EXACT)
+        assert found == pytest.approx(worth_of(worths)[0], abs=EXACT)
 
 
 def test_label_figures_equal_ir_measures() -> None:
@@ -140,7 +140,7 @@ def test_label_figures_equal_ir_measures() -> None:
     falling = [float(-at) for at in range(45)]
     rankings = [ranking_of(falling[: len(run)], ids=run, kind=ScoreKind.LOGIT) for run in runs]
     pools, labels = labelled(rankings, qrels, depth=45)
-    ours = {k: per_query(pools, labels, RatioPolicy(k=k)).values for k in (5, 45)}
+    ours = {k: per_query(pools, labels, RatioPolicy(k=k)) for k in (5, 45)}
     exponential = replace(labels, rules=Utilities(gain="exponential"))
     by_name = {f"q{at}": own for at, own in enumerate(qrels)}
     scored = {f"q{at}": dict(zip(run, falling, strict=False)) for at, run in enumerate(runs)}
@@ -157,7 +157,7 @@ def test_label_figures_equal_ir_measures() -> None:
         (nDCG @ 10, ours[5]["ndcg_at_10"]),
         (
             nDCG(gains={1: 1, 2: 3, 3: 7}) @ 10,
-            per_query(pools, exponential, RatioPolicy(k=45)).values["ndcg"],
+            per_query(pools, exponential, RatioPolicy(k=45))["ndcg"],
         ),
     ):
         # One call each: asked together, ir_measures may apply the gains of one nDCG to the other.
@@ -191,22 +191,21 @@ def dcg(grades: list[int], rules: Utilities) -> float:
     return sum(gain / LOG(rank + 1) for rank, gain in enumerate(gains, 1))
 
 
+def worth_of(utilities: list[float]) -> tuple[float, float]:
+    """UDCG and the harm in it."""
+    shares = [each / LOG(rank + 1) for rank, each in enumerate(utilities, 1)]
+    return sum(shares), -sum(min(share, 0.0) for share in shares)
+
+
 def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, float]:
     """The measures of one context, as they are defined."""
     kept, n, rules = list(decision.kept), len(decision.ranking), labels.rules
     upstream, grades = labels.grades[row, :n].tolist(), labels.grades[row, kept].tolist()
     best, judged = labels.best_grades[row].tolist(), labels.judged[row, kept].tolist()
-    negatives = labels.negatives[row, kept].tolist()
-    worth = worths(
-        grades,
-        top_grade=labels.top_grade,
-        negatives=negatives,
-        judged=None if labels.positives_only else judged,
-        utilities=rules,
-    )
-    suspected = list(worth)
+    misleading = labels.misleading[row, kept].tolist()
+    suspected = labels.utilities[row, kept].tolist()
     for at, candidate in enumerate(decision.decisions[: len(kept)]):
-        by_label = grades[at] > 0 or negatives[at] is not None
+        by_label = grades[at] > 0 or misleading[at]
         by_label |= 0 in (rules.by_grade or {}) and (judged[at] or labels.positives_only)
         by_score = (candidate.relative_score or 0.0) > (rules.score_ratio or 0.0)
         if rules.score_ratio is not None and not (by_label or by_score or at < rules.rank_limit):
@@ -214,7 +213,7 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     ranks = [rank for rank, grade in enumerate(grades, 1) if grade > 0]
     precisions = sum(found / rank for found, rank in enumerate(ranks, 1))
     relevant, penalised = sum(grade > 0 for grade in best), sum(each < 0 for each in suspected)
-    suspects, labels_negatives = rules.score_ratio is not None, (labels.negatives != None).any()  # noqa: E711
+    suspects, any_misleads = rules.score_ratio is not None, labels.misleading.any()
     in_baseline = set(np.flatnonzero(labels.relevant[row] & labels.in_baseline[row]).tolist())
     first, size, in_pool = (1.0 / ranks[0] if ranks else 0.0), len(kept), sum(map(bool, upstream))
     return {
@@ -225,9 +224,9 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
         "mrr": first if relevant else math.nan,
         "served_mrr": first if kept else math.nan,
         "ndcg": share(dcg(grades, rules), dcg(best, rules)),
-        "udcg": udcg(suspected).value,
-        "harm": udcg(suspected).harm,
-        "misleading": sum(each is not None for each in negatives) if labels_negatives else math.nan,
+        "udcg": worth_of(suspected)[0],
+        "harm": worth_of(suspected)[1],
+        "misleading": sum(misleading) if any_misleads else math.nan,
         "distractor_rate": share(penalised, size) if suspects else math.nan,
         "harm_undiscounted": 0.5 * penalised if suspects else math.nan,
         "kept": size,
@@ -239,6 +238,7 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
         "hit_rate": float(bool(ranks)) if relevant else math.nan,
         "average_precision": share(precisions, relevant),
         "context_precision": precisions / max(len(ranks), 1) if kept else math.nan,
+        "in_pool": in_pool,
     }
 
 
@@ -265,12 +265,16 @@ class TestAllAtOnce:
         pools, labels = case
         ratio = min_ratio * (pools.kind is not ScoreKind.RANK)
         policy = RatioPolicy(k=k, min_ratio=ratio, temperature=temperature)
-        found = per_query(pools, labels, policy).values
+        found = per_query(pools, labels, policy)
         for row, ranking in enumerate(pools.rankings()):
             decision = decide(ranking, policy)
             assert {name: column[row] for name, column in found.items()} == pytest.approx(
                 one_by_one(decision, labels, row), rel=1e-12, nan_ok=True
             )
+
+
+def means(measured: Measured) -> dict[str, Interval]:
+    return intervals({name: measured[name] for name in LABEL_METRICS}, measured)
 
 
 class TestAsLive:
@@ -280,7 +284,7 @@ class TestAsLive:
         """Pooled recall is one ratio over all and recall the mean of queries."""
         two = ranking_of([3.0, 2.0, 1.0])
         pools, labels = labelled([two, two], [{"p0": 1}, {"p0": 1, "p1": 1, "p2": 1, "far": 1}])
-        found = per_query(pools, labels, RatioPolicy(k=1)).evidence().metrics
+        found = means(per_query(pools, labels, RatioPolicy(k=1)))
         assert found["recall"].value == pytest.approx((1 + 1 / 4) / 2)
         assert found["pooled_recall"].value == pytest.approx(2 / 4)
         assert found["pooled_recall"].n == 2
@@ -299,7 +303,7 @@ class TestAsLive:
     ) -> None:
         """MRR leaves out queries without a relevant passage and served MRR does not."""
         pools, labels = labelled([ranking_of([2.0])] * 2, [{"p0": 1}, {"p0": 0}])
-        found = per_query(pools, labels, K2).evidence().metrics
+        found = means(per_query(pools, labels, K2))
         assert (found["mrr"].value, found["mrr"].n) == (1.0, 1)
         assert (found["served_mrr"].value, found["served_mrr"].n) == (0.5, 2)
 
@@ -307,12 +311,11 @@ class TestAsLive:
 class TestUndefined:
     def test_mean_says_its_query_count(self) -> None:
         pools, labels = labelled([ranking_of([2.0])] * 3, [{"p0": 1}, {}, {"far": 1}])
-        evidence = per_query(pools, labels, K2).evidence()
-        assert evidence.queries == 3
-        assert evidence.metrics["recall"].n == 2
-        assert evidence.metrics["recall"].value == 0.5
-        assert evidence.metrics["recall_loss"].n == 1
-        assert evidence.metrics["kept"].n == 3
+        found = means(per_query(pools, labels, K2))
+        assert found["recall"].n == 2
+        assert found["recall"].value == 0.5
+        assert found["recall_loss"].n == 1
+        assert found["kept"].n == 3
 
 
 class TestBootstrap:
@@ -367,18 +370,12 @@ class TestBootstrap:
         assert least <= covered / repeats <= 0.99
 
 
-def test_profile_carries_own_metrics() -> None:
-    pools, labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}])
-    evidence = per_query(pools, labels, K2).evidence(metrics=PROFILE_METRICS)
-    assert evidence.metrics.keys() == PROFILE_METRICS.keys()
-
-
 def test_keywords_are_sought_in_context() -> None:
     pools, _ = labelled([ranking_of([3.0, 2.0, 1.0])] * 2, [{"p0": 1}, {}], depth=3)
     texts = {"p0": "Fill the kettle.", "p1": "Boil water in the Kettle", "p2": "vinegar"}
     keywords = {"q0": ("boil water", "kettle", "vinegar")}
     found = per_query_keywords(pools, keywords, K2, texts.__getitem__)
-    assert found.values.keys() == KEYWORD_METRICS.keys()
-    assert found.values["keyword_recall"] == pytest.approx([2 / 3, np.nan], nan_ok=True)
+    assert found.keys() == KEYWORD_METRICS.keys()
+    assert found["keyword_recall"] == pytest.approx([2 / 3, np.nan], nan_ok=True)
     expected = [(1 / 2 + 1 + 0) / 3, np.nan]
-    assert found.values["keyword_mrr"] == pytest.approx(expected, nan_ok=True)
+    assert found["keyword_mrr"] == pytest.approx(expected, nan_ok=True)

@@ -78,7 +78,7 @@ def test_own_labels_never_choose() -> None:
         other, others = simulate(100, seed=1_000 + seed, noise=0.2, relevant=8)
         pools = replay(other, others.queries, depth=DEPTH)
         truth = label(pools, others, baseline_k=5)
-        true.append(per_query(pools, truth, folded.grid.policy(index)).values["recall"].mean())
+        true.append(per_query(pools, truth, folded.grid.policy(index))["recall"].mean())
     assert abs(np.mean(measured) - np.mean(true)) < 0.02
 
 

@@ -146,11 +146,11 @@ class TestEqualTokens:
         k = found.policy.k
         assert found.policy == RatioPolicy(k=k)
         assert found.name == f"first {k}"
-        limit = outcome.chosen.metrics.values["tokens"].mean()
+        limit = outcome.chosen.metrics["tokens"].mean()
         tokens = np.nan_to_num(route.measured[0].tokens).cumsum(axis=1).mean(axis=0)
         assert tokens[k - 1] <= limit < tokens[k]
-        assert found.metrics.values["tokens"].mean() == pytest.approx(tokens[k - 1])
-        assert found.metrics.values["kept"].tolist() == [k] * 120
+        assert found.metrics["tokens"].mean() == pytest.approx(tokens[k - 1])
+        assert found.metrics["kept"].tolist() == [k] * 120
 
     def test_it_is_no_row_beside_itself(self) -> None:
         """Neither beside today's context, nor beside a policy that is the first k."""
@@ -171,5 +171,5 @@ class TestEqualTokens:
         outcome = outcome_of(calibrate(retriever, dataset, asked))
         found = outcome.route.of_equal_tokens(outcome.chosen)
         assert found is not None
-        kept = outcome.chosen.metrics.values["kept"].mean()
+        kept = outcome.chosen.metrics["kept"].mean()
         assert found.policy.k <= kept < found.policy.k + 1

@@ -1,18 +1,14 @@
 """The labels of every candidate, as arrays beside its scores."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from simulated_pools import labelled, ranking_of
 
 from calibration.data.dataset import Dataset, Query
-from calibration.grid import ratio_grid
+from calibration.grid import ratio_grid, with_expected
 from calibration.pool_labels import PoolLabels, label
-from ctxguard.core.scores import discounts
 from ctxguard.errors import CalibrationError
-from ctxguard.measure.metrics import udcg
-from ctxguard.measure.worth import READERS, STRICT, Negative, Utilities
+from ctxguard.measure.worth import READERS, STRICT, Utilities
 
 
 class TestPoolLabels:
@@ -34,7 +30,7 @@ class TestPoolLabels:
         assert labels.judged.tolist() == [[True, True, True, True, False, False]]
         assert labels.utilities.tolist() == [[1.0, -0.5, 0.5, -1.0, -0.2, 0.0]]
         assert not labels.positives_only
-        assert labels.negatives[0][1] is Negative.HARD_NEGATIVE
+        assert labels.misleading[0].tolist() == [False, True, False, True, False, False]
         assert labels.best_grades.tolist() == [[2, 2, 1, *[0] * 7]]
         assert labels.top_grade == 2
         assert labels.rules.worst == -1.0
@@ -69,29 +65,26 @@ class TestPoolLabels:
         assert labels.utilities.tolist() == [[1.0, -0.2], [-0.5, -0.5]]
 
     def test_recall_loss_is_against_baseline(self) -> None:
-        shares, defined = self.of().recall_shares()
-        assert shares.tolist() == [[0.5, 0, 0.5, 0, 0, 0]]
-        assert defined.tolist() == [True]
-        shares, _ = self.of(baseline_k=2).recall_shares()
-        assert shares.tolist() == [[1.0, 0, 0, 0, 0, 0]]
+        assert np.flatnonzero(self.of().at_stake).tolist() == [0, 2]
+        assert np.flatnonzero(self.of(baseline_k=2).at_stake).tolist() == [0]
 
     def test_irrelevant_baseline_leaves_it_undefined(self) -> None:
         pools, labels = labelled([ranking_of([2.0, 1.0])], [{"p1": 1}], depth=2, baseline_k=1)
-        assert labels.recall_shares()[1].tolist() == [False]
-        assert np.isnan(ratio_grid(pools, labels).means.recall_loss).all()
+        assert not labels.at_stake.any()
+        assert np.isnan(ratio_grid(pools, labels).means[1]).all()
 
     def test_expected_relevant_equal_labelled(self) -> None:
         labels = self.of(utilities=STRICT)
         chances = np.array([[0.4, 0.3, 0.2, 0.1, 0.0, np.nan]])
-        relevant, worth = labels.with_expected(chances, 1.0)
+        relevant, worth = with_expected(labels, chances, 1.0)
         assert relevant == pytest.approx(np.array([[0.8, 0.6, 0.4, 0.2, 0.0, 0.0]]))
         wrong, right = (-0.5 - 1.0 - 0.2) / 3, (1.0 + 0.5) / 2
         expected = [0.8 + 0.2 * wrong, 0.6 * right - 0.4 * 0.5, 0.4 * 0.5 + 0.6 * wrong]
         assert worth[0, :3] == pytest.approx(expected)
         assert worth[0, 3:] == pytest.approx([0.2 * right - 0.8, -0.2, 0.0])
-        half, _ = labels.with_expected(chances, 0.5)
+        half, _ = with_expected(labels, chances, 0.5)
         assert half == pytest.approx((relevant + labels.relevant) / 2)
-        none, as_labelled = labels.with_expected(chances, 0.0)
+        none, as_labelled = with_expected(labels, chances, 0.0)
         assert none.tolist() == labels.relevant.tolist()
         assert as_labelled.tolist() == labels.utilities.tolist()
 
@@ -104,9 +97,3 @@ class TestPoolLabels:
         assert labels.utilities.tolist() == [[1.0], [READERS.irrelevant]]
         assert labels.judged.tolist() == [[True], [False]]
         assert labels.n_answerable == 1
-
-
-def test_discounts_are_those_of_the_measures() -> None:
-    one_each: Callable[[int], list[float]] = lambda rank: [0.0] * (rank - 1) + [1.0]  # noqa: E731
-    expected = [udcg(one_each(rank)).value for rank in range(1, 31)]
-    assert discounts(30) == pytest.approx(expected)

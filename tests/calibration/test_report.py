@@ -463,8 +463,8 @@ def test_dial_runs_leanest_to_richest() -> None:
     kept = [stop.kept for stop in dial.stops]
     assert kept == sorted(kept)
     for place, option in ((dial.today, outcome.today), (dial.start, outcome.chosen)):
-        assert dial.stops[place].kept == pytest.approx(option.metrics.values["kept"].mean())
-        recall = np.nanmean(option.metrics.values["recall"])
+        assert dial.stops[place].kept == pytest.approx(option.metrics["kept"].mean())
+        recall = np.nanmean(option.metrics["recall"])
         assert dial.stops[place].recall == pytest.approx(recall)
     assert "balanced" in dial.stops[dial.start].names
     assert [question.which for question in dial.questions] == ["gains", "typical", "loses"]

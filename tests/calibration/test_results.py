@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibration.answers import ANSWER_METRICS
-from calibration.evaluate import DESCRIPTIONS, QueryMetrics
+from calibration.evaluate import DESCRIPTIONS
 from calibration.results import (
     COMPARED,
     LOWER_IS_BETTER,
@@ -20,14 +20,11 @@ from ctxguard.measure.interval import Interval, bootstrap_ratio
 
 
 def paired(metric: str, these: FloatArray, those: FloatArray, seed: int = 0) -> Difference:
-    ids = tuple(map(str, range(len(these))))
-    first, second = (QueryMetrics(ids, {metric: own}) for own in (these, those))
-    return differences(first, second, (metric,), seed=seed)[metric]
+    return differences({metric: these}, {metric: those}, (metric,), seed=seed)[metric]
 
 
-def metrics(ids: str, **columns: list[float]) -> QueryMetrics:
-    """The metrics of queries that are named by one letter each."""
-    return QueryMetrics(tuple(ids), {name: np.array(own) for name, own in columns.items()})
+def metrics(**columns: list[float]) -> dict[str, FloatArray]:
+    return {name: np.array(own) for name, own in columns.items()}
 
 
 class TestDifference:
@@ -65,16 +62,11 @@ class TestDifference:
             apart += paired("recall", these, those, seed).outcome != "within noise"
         assert apart / 300 <= 0.09
 
-    def test_runs_pair_by_query(self) -> None:
-        these, those = metrics("abc", recall=[1.0, 0.5, 0.0]), metrics("cbx", recall=[0.0, 0.5, 1])
-        found = differences(these, those, ("recall",))["recall"]
-        assert (found.value, found.n) == (0.0, 2)
-
 
 class TestTable:
     MEASURED: ClassVar = {
-        "today": metrics("abcd", recall=[1, 0, 0.5, np.nan], harm=[1, 1, 2, 1.0]),
-        "chosen": metrics("abcd", recall=[1, 1, 1.0, np.nan], harm=[0, 0, 1, 0.0]),
+        "today": metrics(recall=[1, 0, 0.5, np.nan], harm=[1, 1, 2, 1.0]),
+        "chosen": metrics(recall=[1, 1, 1.0, np.nan], harm=[0, 0, 1, 0.0]),
     }
 
     def test_policy_has_mean_and_difference(self) -> None:
@@ -97,7 +89,7 @@ class TestTable:
         assert part.rows == (table.of("chosen", "harm"),)
 
     def test_lacking_metrics_are_left_out(self) -> None:
-        measured = {**self.MEASURED, "bare": metrics("abcd", harm=[0.0] * 4)}
+        measured = {**self.MEASURED, "bare": metrics(harm=[0.0] * 4)}
         assert tabulate(measured).metrics == ("harm",)
 
     def test_metrics_have_direction_or_none(self) -> None:

@@ -81,11 +81,11 @@ def checks(
 
 def test_values_read_back_as_were() -> None:
     comparison = compared({"mine": 2}, Utilities(by_grade={1: 0.25}))
-    comparison.candidates[0].per_query.values["recall"][0] = np.nan
+    comparison.candidates[0].per_query["recall"][0] = np.nan
     assert document(comparison)["candidates"][0]["per_query"]["recall"][:2] == [None, 1.0]
     [candidate] = saved(comparison).candidates
     assert saved(comparison).utilities == Utilities(by_grade={1: 0.25})
-    for metric, expected in comparison.candidates[0].per_query.values.items():
+    for metric, expected in comparison.candidates[0].per_query.items():
         np.testing.assert_array_equal(np.array(candidate.per_query[metric], float), expected)
 
 
@@ -107,6 +107,21 @@ def test_candidate_meets_its_saved_namesake(
     for name, check in made.items():
         assert check.regressed == (new[name] == 3 and check.saved is not None)
         assert set(check.differences) == ({"udcg", "recall"} if check.saved else set())
+
+
+def test_runs_pair_by_query() -> None:
+    """Saved queries may stand in another order, and others may be among them."""
+    new = compared({"mine": 2})
+    [candidate] = saved(new).candidates
+    per_query = {name: (0.5, *values[::-1]) for name, values in candidate.per_query.items()}
+    earlier = saved(new).model_copy(
+        update={
+            "query_ids": ("another", *new.query_ids[::-1]),
+            "candidates": (candidate.model_copy(update={"per_query": per_query}),),
+        }
+    )
+    recall = checks(new, earlier)["mine"].differences["recall"]
+    assert (recall.value, recall.n) == (0.0, len(new.query_ids))
 
 
 def test_a_check_of_nothing_is_refused() -> None:

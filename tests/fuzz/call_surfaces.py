@@ -141,7 +141,7 @@ def _grades(random: Random) -> list[int]:
 def _worth(given: Mapping[str, float], graded: list[int], judged: list[bool]) -> None:
     utilities = worth.Utilities(**given)  # type: ignore[arg-type]
     worths = worth.worths(graded, top_grade=3, judged=judged, utilities=utilities)
-    metrics.udcg(worths)
+    metrics.udcg(np.array([worths]))
 
 
 @stateless("call: metrics")

@@ -49,7 +49,7 @@ def test_labels_as_rows_give_the_same_figures(case: Case, policy: RatioPolicy) -
     """On every query, and undefined alike, whether the context was served or another one was."""
     if case.pools.kind is ScoreKind.RANK:
         policy = RatioPolicy(k=policy.k)
-    expected = per_query(case.pools, case.labels, policy).values
+    expected = per_query(case.pools, case.labels, policy)
     served = rows_of(case.labels, *contexts(case.pools, policy))
     first = rows_of(case.labels, *contexts(case.pools, RatioPolicy(k=1)))
     for rows in (served, first.served(decided(case.pools, policy))):

@@ -107,9 +107,10 @@ def test_simulated_truth_is_the_librarys(
             ranks = [rank for rank, grade in enumerate(served, start=1) if grade > 0]
             found[Metric.PRECISION].append(len(ranks) / len(served))
             found[Metric.SERVED_MRR].append(1.0 / ranks[0] if ranks else 0.0)
-        found[Metric.UDCG].append(udcg(worth).value)
-        found[Metric.GAIN].append(udcg(worth).gain)
-        found[Metric.HARM].append(udcg(worth).harm)
+        [gain], [harm] = udcg(np.array([worth]))
+        found[Metric.UDCG].append(gain - harm)
+        found[Metric.GAIN].append(gain)
+        found[Metric.HARM].append(harm)
         own, of_all = sum(grade > 0 for grade in served), sum(grade > 0 for grade in grades)
         kept, in_pool = kept + own, in_pool + of_all
         if of_all:

@@ -61,11 +61,12 @@ def defined(request: Judged, metric: Metric) -> tuple[float, float, float] | Non
     if metric is Metric.RECALL_LOSS:
         is_defined = request.n_first is not None and kept + first
         return (first / (kept + first), 1.0, 1.0) if is_defined else None
-    found_udcg = udcg([(-HARM, GAIN, 0.0)[verdict] for verdict in request.served])
+    own = np.array([[(-HARM, GAIN, 0.0)[verdict] for verdict in request.served]])
+    [gain], [harm] = udcg(own)
     value = {
-        Metric.UDCG: found_udcg.value,
-        Metric.GAIN: found_udcg.gain,
-        Metric.HARM: found_udcg.harm,
+        Metric.UDCG: gain - harm,
+        Metric.GAIN: gain,
+        Metric.HARM: harm,
         Metric.PRECISION: kept / len(request.served) if request.served else None,
     }[metric]
     return None if value is None else (value, 1.0, 1.0)

@@ -59,12 +59,12 @@ def by_hand(requests: list[Judged]) -> dict[Metric, float]:
         grades = [grade > 0 for grade in one.grades[: len(one.served)]]
         kept = sum(grades)
         dropped = sum(grade > 0 for grade in one.grades[len(one.served) :]) / one.dropped_chance
-        worth = udcg([GAIN if grade else -HARM for grade in grades])
+        [gain], [harm] = udcg(np.array([[GAIN if grade else -HARM for grade in grades]]))
         rank = grades.index(True) + 1 if kept else np.inf
         values = {
-            Metric.GAIN: (worth.gain, 1.0),
-            Metric.HARM: (worth.harm, 1.0),
-            Metric.UDCG: (worth.value, 1.0),
+            Metric.GAIN: (gain, 1.0),
+            Metric.HARM: (harm, 1.0),
+            Metric.UDCG: (gain - harm, 1.0),
             Metric.POOLED_RECALL: (kept, kept + dropped),
         }
         if grades:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, Passes, calibrate
@@ -134,7 +135,8 @@ def _udcg(passage_ids: Sequence[str], labels: Mapping[str, int]) -> float:
         negatives=[Negative.DISTRACTOR if label < 0 else None for label in served],
         judged=[passage_id in labels for passage_id in passage_ids],
     )
-    return udcg(utilities).value
+    gain, harm = udcg(np.array([utilities]))
+    return float(gain[0] - harm[0])
 
 
 class MonitoredTraffic(NamedTuple):
