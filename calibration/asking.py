@@ -15,14 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.calibrate_route import Fitted, LabelledRoute, Option, RouteOutcome, among
-from calibration.figures import significant
 from calibration.fit import folds
-from calibration.folded import Choose, Folded
 from calibration.grid import GridIndex
-from calibration.objectives import LADDERS, PolicySums, Step, choose, highest_utility
+from calibration.objectives import (
+    LADDERS,
+    Choose,
+    Folded,
+    PolicySums,
+    Step,
+    choose,
+    highest_utility,
+)
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
 from calibration.verdict import CONFIDENCE, mean_interval
+from ctxguard._support.words import significant
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
 from ctxguard.core.value_of_information import (
@@ -122,7 +129,7 @@ class _Choice:
         policy: The policy; that of highest utility where none is accepted.
         accepted: Whether it keeps today's recall.
         order: Shape (n_q, depth), columns of the pools, best first, by the choice of other folds.
-        n_kept: Shape (n_q,).
+        kept: Same shape, whether each of these is in the context.
         n_asked: Shape (n_q,), how many candidates are asked about.
         answered: Shape (n_q,), whether any of these has an answer.
     """
@@ -130,7 +137,7 @@ class _Choice:
     policy: ExpectedUtilityPolicy
     accepted: bool
     order: IntArray
-    n_kept: IntArray
+    kept: NDArray[np.bool_]
     n_asked: FloatArray
     answered: NDArray[np.bool_]
 
@@ -274,12 +281,11 @@ def _with_verdict(
     """Return the assessor's part of the profile, and the contexts with its answers."""
     without, answered = outcome.served, found.answered[:, None]
     # Where nothing is answered, what is served without stands.
-    kept = np.arange(found.order.shape[1]) < found.n_kept[:, None]
     with_answers = outcome.route.option(
         "with answers",
         found.policy,
         np.where(answered, found.order, without.order),
-        np.where(answered, kept, without.kept),
+        np.where(answered, found.kept, without.kept),
     )
     verdict = with_answers.verdict
     gains = with_answers.metrics["udcg"] - without.metrics["udcg"]

@@ -142,15 +142,17 @@ def calibrate(
     ]
     if vectors is None:
         check_labels_are_found(replayed[0], dataset)
-    leaking: dict[SignalColumn, float] = {}
+    notes: list[str] = []
     if columns:
         leaking = leaks(replayed[0], label(replayed[0], dataset, settings.utilities), columns)
-    notes = [
-        f"signal column {column.name!r} is left out: alone it puts {auroc:.0%} of the relevant "
-        "candidates above the others, as a column made from the labels does"
-        for column, auroc in leaking.items()
-    ]
-    pools = {each.route: without(each, leaking) for each in replayed}
+        notes = [
+            f"signal column {column.name!r} is left out: alone it puts {auroc:.0%} of the relevant "
+            "candidates above the others, as a column made from the labels does"
+            for column, auroc in leaking.items()
+        ]
+        replayed = [without(each, leaking) for each in replayed]
+        columns = tuple([each for each in columns if each not in leaking])
+    pools = {each.route: each for each in replayed}
     outcomes = {
         route: calibrate_route(own, dataset, chosen_on, held_out, settings)
         for route, own in pools.items()
@@ -175,7 +177,7 @@ def calibrate(
         utilities=settings.utilities,
         fingerprint=dict(identity),
         corpus=call_if(retriever, "corpus_sketch") if corpus_sketch is None else corpus_sketch,
-        signal_columns=needed([each for each in columns if each not in leaking], by_route),
+        signal_columns=needed(columns, by_route) if columns else (),
         provenance=provenance(dataset, settings, pools, identity, notes),
     )
     return Calibration(profile, pools, outcomes, dataset, chosen_on, held_out, settings)

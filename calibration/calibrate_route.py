@@ -13,23 +13,24 @@ from pydantic import model_validator
 from calibration.certify import Certification, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
-from calibration.figures import significant
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
-from calibration.folded import Choose, Folded
 from calibration.grid import Grid, GridIndex, ratio_grid, sizes, utility_grid
 from calibration.objectives import (
     LADDERS,
+    Choose,
+    Folded,
     choose,
     extend,
     highest_utility,
     tried,
 )
-from calibration.pool_labels import IntArray, PoolLabels, labelled_part
+from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Context, Family
 from calibration.sufficiency import calibrate_sufficiency
 from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.settings import optional, setting
+from ctxguard._support.words import significant
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import named_features, signal_of
@@ -271,7 +272,11 @@ class LabelledRoute:
         settings: Settings,
     ) -> Self:
         k = settings.serving_k
-        part = partial(labelled_part, pools, dataset, utilities=settings.utilities, baseline_k=k)
+
+        def part(queries: Dataset) -> tuple[Pools, PoolLabels]:
+            own = pools.subset([query.query_id for query in queries.queries])
+            return own, label(own, dataset, settings.utilities, baseline_k=k)
+
         own = part(chosen_on)
         family, why = _family(own[0], chosen_on, settings)
         fitted = _fit(family, *own, settings)
@@ -446,14 +451,14 @@ class LabelledRoute:
         # Steps of a ladder often choose alike: the same contexts are measured once.
         key = (among is self.choosing, among.by_others(rule))
         if key not in self._folded:
-            order, n_kept = among.contexts(rule, self.settings.serving_k)
-            kept = np.arange(order.shape[1]) < n_kept[:, None]
-            self._folded[key] = self._measure(order, kept)
+            self._folded[key] = self._measure(*among.contexts(rule, self.settings.serving_k))
         found = self._judged(name, policy, self._folded[key])
         vacuous = among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
         if vacuous and found.verdict.recall is not None:
             n = found.verdict.n
-            shadow = RouteVerdict(decision="shadow", n=n, n_needed=self._in_all(n), **self._limits)
+            shadow = RouteVerdict(
+                decision="shadow", n=n, n_needed=math.ceil(n * 5 / 4), **self._limits
+            )
             return replace(found, verdict=shadow)
         return found
 
@@ -466,10 +471,6 @@ class LabelledRoute:
         pools, labels = self.measured
         metrics = of_contexts(pools, labels, order, kept)
         return _Measured(order, kept, metrics)
-
-    def _in_all(self, choosing: int) -> int:
-        """Count the queries of which as many choose as are told, in each fold's absence."""
-        return choosing if self.held_out else math.ceil(choosing * 5 / 4)
 
     @property
     def _limits(self) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.figures import significant
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
 from ctxguard._support.extras import require
+from ctxguard._support.words import significant
 from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel

@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.figures import significant
 from calibration.fit import fit_temperature
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
+from ctxguard._support.words import significant
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import discounts, is_relative, relative_scores, within_domain
@@ -120,20 +120,20 @@ class Grid:
         counts: IntArray = np.minimum(self._above[:, thresholds], np.array(self.ks)[sizes])
         return counts
 
-    def contexts(self, index: GridIndex) -> tuple[IntArray, IntArray]:
+    def contexts(self, index: GridIndex) -> tuple[IntArray, NDArray[np.bool_]]:
         """Return what a policy serves.
 
         Returns:
             Shape (n_q, depth), columns of the pools, what is kept first and in the order in which
-            it is served; and shape (n_q,), how many are kept.
+            it is served; and whether each is kept.
         """
-        n_kept, depth = self.kept([index])[:, 0], self.reached.shape[1]
-        order = np.tile(np.arange(depth), (len(n_kept), 1)) if self.order is None else self.order
-        if self.places is None:
-            return order, n_kept
-        later = np.arange(depth) >= n_kept[:, None]
-        served = np.argsort(np.where(later, depth, self.places), axis=1, kind="stable")
-        return np.take_along_axis(order, served, axis=1), n_kept
+        depth = self.reached.shape[1]
+        kept = np.arange(depth) < self.kept([index])
+        order = np.tile(np.arange(depth), (len(kept), 1)) if self.order is None else self.order
+        if self.places is not None:
+            served = np.argsort(np.where(kept, self.places, depth), axis=1, kind="stable")
+            order = np.take_along_axis(order, served, axis=1)
+        return order, kept
 
     @cached_property
     def _above(self) -> IntArray:

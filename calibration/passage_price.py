@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from calibration.figures import significant
+from ctxguard._support.words import significant
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.estimate import t_quantile
 from ctxguard.measure.interval import Interval

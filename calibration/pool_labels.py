@@ -164,19 +164,6 @@ def label(
     )
 
 
-def labelled_part(
-    pools: Pools,
-    dataset: Dataset,
-    queries: Dataset,
-    utilities: Utilities = READERS,
-    *,
-    baseline_k: int | None = None,
-) -> tuple[Pools, PoolLabels]:
-    """Return the pools of a part of the data set's queries, and their labels as by `label`."""
-    own = pools.subset([query.query_id for query in queries.queries])
-    return own, label(own, dataset, utilities, baseline_k=baseline_k)
-
-
 def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
     """Says in one line how the figures count a passage without a label."""
     if dataset.positives_only:

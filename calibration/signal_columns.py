@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from calibration.data.dataset import Query
-from calibration.figures import pair_share
 from calibration.fit import REGULARISATION, folds, standardised
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
@@ -17,6 +16,7 @@ from ctxguard.core.columns import MOST_COLUMNS, SignalColumn, metadata_of, read_
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
+from ctxguard.measure.metrics import pair_share
 from ctxguard.profile.schema import RouteProfile
 
 LEAKS_FROM = 0.99
@@ -78,8 +78,6 @@ def needed(
     columns: Sequence[SignalColumn], routes: Mapping[Route, RouteProfile]
 ) -> tuple[SignalColumn, ...]:
     """Return the columns whose signals some model of a profile takes."""
-    if not columns:
-        return ()
     policies = [route.policy for route in routes.values()]
     models = [
         *[each.model for each in policies if isinstance(each, ExpectedUtilityPolicy)],

@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibration.figures import pair_share, significant
+from ctxguard._support.words import significant
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.metrics import pair_share
 from ctxguard.profile.schema import SufficiencyProfile
 
 DEFAULT_FALSE_ALARMS = 0.05

@@ -12,10 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from calibration.figures import significant
 from calibration.objectives import LOST_QUERIES
 from calibration.settings import MAX_LOSS, TOLERANCE
-from ctxguard._support.words import count
+from ctxguard._support.words import count, significant
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.estimate import t_quantile
 from ctxguard.measure.interval import Interval

@@ -8,37 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.calibrate_route import Option, RouteOutcome
-from calibration.pool_labels import IntArray, PoolLabels
+from calibration.calibrate_route import RouteOutcome
+from calibration.pool_labels import IntArray
 from ctxguard.core.types import FloatArray
-
-
-@dataclass(frozen=True)
-class Marks:
-    """What a reader would make of each candidate, by its label alone; shape (n_q, depth) each.
-
-    Attributes:
-        answers: Whether it has the highest grade that its question has.
-        relevant: Whether it has a positive grade.
-        misleading: Whether it is labelled hard negative or distractor.
-        labelled: Whether any passage is labelled as misleading.
-    """
-
-    answers: NDArray[np.bool_]
-    relevant: NDArray[np.bool_]
-    misleading: NDArray[np.bool_]
-    labelled: bool
-
-    @classmethod
-    def of(cls, labels: PoolLabels) -> "Marks":
-        """Reads them off the labels, in the order of the pools."""
-        best = np.maximum(labels.best_grades[:, :1], 1)
-        return cls(
-            labels.grades == best,
-            labels.relevant,
-            labels.misleading,
-            bool(labels.misleading.any()),
-        )
 
 
 @dataclass(frozen=True)
@@ -50,35 +22,32 @@ class BeforeAfter:
         misleading: Before and after, how many passages mislead.
         irrelevant: Before and after, how many passages are not labelled relevant.
         gain: UDCG after less that before.
-        labelled: Whether any passage is labelled as misleading.
     """
 
     answered: tuple[NDArray[np.bool_], NDArray[np.bool_]]
     misleading: tuple[IntArray, IntArray]
     irrelevant: tuple[IntArray, IntArray]
     gain: FloatArray
-    labelled: bool = True
 
     @classmethod
     def of(cls, outcome: RouteOutcome) -> "BeforeAfter":
-        """Puts the choice beside what is served today."""
-        marks = Marks.of(outcome.route.measured[1])
-
-        def in_context(marked: NDArray[np.bool_], option: Option) -> IntArray:
-            counts: IntArray = (np.take_along_axis(marked, option.order, 1) & option.kept).sum(1)
-            return counts
+        """Puts the choice beside what is served today: an answer has its question's best grade."""
+        labels, options = outcome.route.measured[1], (outcome.today, outcome.chosen)
 
         def both(marked: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
-            return in_context(marked, outcome.today), in_context(marked, outcome.chosen)
+            before, after = (
+                (np.take_along_axis(marked, option.order, 1) & option.kept).sum(axis=1)
+                for option in options
+            )
+            return before, after
 
-        before, after = both(marks.answers)
-        values = [each.metrics["udcg"] for each in (outcome.chosen, outcome.today)]
+        before, after = both(labels.grades == np.maximum(labels.best_grades[:, :1], 1))
+        todays, own = (each.metrics["udcg"] for each in options)
         return cls(
             (before > 0, after > 0),
-            both(marks.misleading),
-            both(~marks.relevant),
-            np.round(values[0] - values[1], 12),
-            marks.labelled,
+            both(labels.misleading),
+            both(~labels.relevant),
+            np.round(own - todays, 12),
         )
 
     @property

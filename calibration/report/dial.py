@@ -18,8 +18,8 @@ from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts, of_contexts
 from calibration.objectives import PolicySums
 from calibration.pool_labels import IntArray
-from calibration.report.before_after import BeforeAfter, Marks
-from calibration.report.passages import PassageOf, one_line, passage_or_none, snippet
+from calibration.report.before_after import BeforeAfter
+from calibration.report.dropped import PassageOf, one_line, passage_or_none, snippet
 from ctxguard.core.types import FloatArray
 
 STOPS = 16
@@ -120,15 +120,15 @@ def dial(
     Returns:
         None where nothing but today's contexts is at hand.
     """
-    marks, rows = Marks.of(outcome.route.measured[1]), BeforeAfter.of(outcome).shown()
+    rows = BeforeAfter.of(outcome).shown()
     options = {each.name: each for each in outcome.options}
     found: list[tuple[DialStop, _Contexts]] = []
     for sizes, name in by_size.items():
         if name in options:  # the first k of equal tokens is a yardstick
             own = options[name].order, options[name].kept
-            found.append((_stop(tuple(sizes.split(", ")), own, outcome, marks), own))
+            found.append((_stop(tuple(sizes.split(", ")), own, outcome), own))
     for own in _between(outcome, serving_k):
-        stop = _stop((), own, outcome, marks)
+        stop = _stop((), own, outcome)
         if all(abs(each.kept - stop.kept) >= _APART * stop.kept for each, _ in found):
             found.append((stop, own))
     if len(found) < 2:
@@ -165,7 +165,6 @@ def dial(
                 row,
                 places[row],
                 outcome=outcome,
-                marks=marks,
                 dataset=dataset,
                 passage_of=passage_of,
             )
@@ -188,8 +187,7 @@ def _between(outcome: RouteOutcome, serving_k: int) -> list[_Contexts]:
         if held_out and index is not None:
             found.append(contexts(pools, choosing.grid.policy(index)))
             continue
-        order, n_kept = choosing.contexts(rule, serving_k)
-        found.append((order, np.arange(order.shape[1]) < n_kept[:, None]))
+        found.append(choosing.contexts(rule, serving_k))
     return found
 
 
@@ -200,10 +198,9 @@ def _of_size(sums: PolicySums, size: float) -> int:
     return int(np.where(near, sums.mean_gain, -np.inf).argmax())
 
 
-def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome, marks: Marks) -> DialStop:
+def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome) -> DialStop:
     (pools, labels), (order, kept) = outcome.route.measured, own
     values = of_contexts(pools, labels, order, kept)
-    misleading = (np.take_along_axis(marks.misleading, order, axis=1) & kept).sum(axis=1)
 
     def mean(column: FloatArray) -> float | None:
         known = ~np.isnan(column)
@@ -213,7 +210,7 @@ def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome, marks: 
         names=names,
         kept=mean(values["kept"]) or 0.0,
         recall=mean(values["recall"]),
-        misleading=mean(misleading.astype(float)) if marks.labelled else None,
+        misleading=mean(values["misleading"]),
         tokens=mean(values["tokens"]),
         contexts=(),
     )
@@ -225,18 +222,17 @@ def _question(
     places: list[int],
     *,
     outcome: RouteOutcome,
-    marks: Marks,
     dataset: Dataset,
     passage_of: PassageOf | None,
 ) -> DialQuestion:
-    pools, _ = outcome.route.measured
+    pools, labels = outcome.route.measured
     query_id, ids = pools.query_ids[row], pools.passage_ids[row]
     text = next(query.text for query in dataset.queries if query.query_id == query_id)
 
     def shown(column: int) -> DialPassage:
         passage_id = ids[column]
         passage = passage_or_none(passage_id, passage_of)
-        mark = "misleading" if marks.misleading[row, column] else "other"
+        mark = "misleading" if labels.misleading[row, column] else "other"
         known: dict[str, Any] = {"title": "", "snippet": ""}
         if passage is not None:
             known = {
@@ -246,7 +242,7 @@ def _question(
         return DialPassage(
             title=known["title"] or one_line(passage_id),
             snippet=known["snippet"],
-            mark="relevant" if marks.relevant[row, column] else mark,
+            mark="relevant" if labels.relevant[row, column] else mark,
         )
 
     found = tuple(map(shown, places))

@@ -3,16 +3,23 @@
 Pure, except that it looks up the passages shown as examples.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
-from calibration.report.passages import PassageOf, one_line, passage_or_none, snippet
+from ctxguard.core.render import sanitise
+from ctxguard.core.types import Passage
 from ctxguard.measure.interval import Interval, bootstrap_ratio
 
 SHOWN = 6
+
+SNIPPET = 240
+
+PassageOf = Callable[[str], Passage]
 
 
 @dataclass(frozen=True)
@@ -99,3 +106,22 @@ def dropped_passages(
         share=bootstrap_ratio(lost.sum(axis=1) * 1.0, counted.sum(axis=1) * 1.0, seed=seed),
         shown=tuple(worst.values()),
     )
+
+
+def one_line(text: str) -> str:
+    """Write a text as one line without control characters and lone surrogates."""
+    return " ".join(sanitise(text).split())
+
+
+def snippet(text: str, most: int = SNIPPET) -> str:
+    """Cut the beginning of a text to one line of at most so many characters."""
+    line = one_line(text)
+    return line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " …"
+
+
+def passage_or_none(passage_id: str, passage_of: PassageOf | None) -> Passage | None:
+    """Look up the passage; None if it cannot be looked up."""
+    if passage_of is not None:
+        with suppress(KeyError):
+            return passage_of(passage_id)
+    return None

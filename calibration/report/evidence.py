@@ -18,8 +18,7 @@ from calibration.evaluate import per_query
 from calibration.fit import fit_temperature
 from calibration.replay import Pools
 from calibration.report.dial import Dial, dial
-from calibration.report.dropped import Dropped, dropped_passages
-from calibration.report.passages import PassageOf
+from calibration.report.dropped import Dropped, PassageOf, dropped_passages
 from calibration.report.summary import Summary, summarise
 from calibration.results import COMPARED
 from calibration.sufficiency import sufficiency_words

@@ -1,4 +1,4 @@
-"""Numbers in sentences."""
+"""Numbers in sentences and files."""
 
 
 def count(n: int, noun: str) -> str:
@@ -46,3 +46,12 @@ def signed(value: float | None) -> str:
     ('+0.048', '+0.000', 'unknown')
     """
     return "unknown" if value is None else figure(value, sign="+")
+
+
+def significant(value: float, digits: int = 6) -> float:
+    """Round to so many significant digits, more than labels support: files stay short.
+
+    >>> significant(0.123456789), significant(1234.5678, 5)
+    (0.123457, 1234.6)
+    """
+    return float(f"{value:.{digits}g}")

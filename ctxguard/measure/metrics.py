@@ -77,8 +77,8 @@ def ndcg(gains: NDArray[Any], best: NDArray[Any]) -> FloatArray:
         gains: Shape (n, k), by rank.
         best: Shape (n, 10), the highest gains that there are, descending.
     """
-    found, ideal = (row_sums(discounted(each[:, :NDCG_CUTOFF])) for each in (gains, best))
-    return share(found, ideal)
+    found = row_sums(discounted(gains[:, :NDCG_CUTOFF]))
+    return share(found, row_sums(discounted(best)))
 
 
 def precision_sums(relevant: NDArray[np.bool_]) -> FloatArray:
@@ -103,6 +103,16 @@ def reciprocal_ranks(relevance: FloatArray) -> FloatArray:
     n, k = relevance.shape
     above = np.cumprod(np.column_stack([np.ones(n), 1.0 - relevance])[:, :k], axis=1)
     return np.asarray((relevance * above / np.arange(1, k + 1)).sum(axis=1))
+
+
+def pair_share(above: FloatArray, below: FloatArray) -> float:
+    """Return AUROC: the share of pairs in which a value of the first is higher, ties half.
+
+    >>> pair_share(np.array([2.0, 1.0]), np.array([1.0]))
+    0.75
+    """
+    wins = sum(np.searchsorted(np.sort(below), above, side).sum() for side in ("left", "right"))
+    return float(wins / 2.0 / (above.size * below.size))
 
 
 NO, YES, MISSING, FAILED = 0, 1, 2, 3

@@ -1,9 +1,9 @@
 """Questions before and after: answers kept, gained and lost, and the questions that are shown."""
 
 import numpy as np
-from simulated_pools import calibrated, labelled, ranking_of
+from simulated_pools import calibrated
 
-from calibration.report.before_after import BeforeAfter, Marks
+from calibration.report.before_after import BeforeAfter
 
 
 def before_after(
@@ -54,20 +54,6 @@ def test_typical_question_is_median_of_answered() -> None:
 def test_a_question_is_shown_once() -> None:
     found = before_after([True], [True], [(1, 0)], [0.5])
     assert found.shown() == {"gains": 0}
-
-
-def test_marks_are_by_labels_alone() -> None:
-    rankings = [ranking_of([0.9, 0.8, 0.7, 0.6])]
-    grades = [{"p0": 1, "p1": 2, "p2": 0}]
-    _, labels = labelled(rankings, grades, depth=4, distractors=[{"p3": "distractor"}])
-    marks = Marks.of(labels)
-    assert marks.labelled
-    assert marks.answers[0, :4].tolist() == [False, True, False, False]
-    assert marks.relevant[0, :4].tolist() == [True, True, False, False]
-    assert marks.misleading[0, :4].tolist() == [False, False, False, True]
-    _, without = labelled(rankings, grades, depth=4)
-    assert not Marks.of(without).misleading.any()
-    assert not Marks.of(without).labelled
 
 
 def test_counts_are_of_contexts() -> None:

@@ -29,9 +29,8 @@ from calibration.calibrate_route import (
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
-from calibration.folded import Folded
 from calibration.grid import ratio_grid
-from calibration.objectives import highest_utility
+from calibration.objectives import Folded, highest_utility
 from calibration.pool_labels import label
 from calibration.replay import replay
 from calibration.settings import Context

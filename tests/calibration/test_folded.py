@@ -6,9 +6,8 @@ from simulated_pools import DEPTH, simulate
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.fit import fit_relevance, fold_numbers, out_of_fold
-from calibration.folded import Folded
 from calibration.grid import utility_grid
-from calibration.objectives import PolicySums, choose, tried
+from calibration.objectives import Folded, PolicySums, choose, tried
 from calibration.pool_labels import label
 from calibration.replay import replay
 
@@ -28,28 +27,28 @@ def richer(sums: PolicySums) -> int | None:
 
 def test_query_is_measured_by_others() -> None:
     folded = folded_of(60)
-    order, n_kept = folded.contexts(richer, 5)
+    order, kept = folded.contexts(richer, 5)
     for number in np.unique(folded.fold):
         rows = np.flatnonzero(folded.fold == number)
         place = richer(folded.sums.without(number))
         assert place is not None
-        kept = folded.grid.rows(rows).kept([folded.tried[place]])[:, 0]
-        assert n_kept[rows].tolist() == kept.tolist()
+        expected = folded.grid.rows(rows).kept([folded.tried[place]])[:, 0]
+        assert kept[rows].sum(axis=1).tolist() == expected.tolist()
         assert folded.grid.order is not None
         assert (order[rows] == folded.grid.order[rows]).all()
 
 
 def test_choiceless_others_leave_todays_context() -> None:
     folded = folded_of(60)
-    order, n_kept = folded.contexts(lambda _: None, 5)
+    order, kept = folded.contexts(lambda _: None, 5)
     assert (order == np.arange(DEPTH)).all()
-    assert (n_kept == 5).all()
+    assert (kept == (np.arange(DEPTH) < 5)).all()
 
 
 def test_one_group_of_questions_measures_nothing() -> None:
     folded = folded_of(1)
-    _, n_kept = folded.contexts(lambda _: 0, 5)
-    assert n_kept.tolist() == [5]
+    _, kept = folded.contexts(lambda _: 0, 5)
+    assert kept.sum() == 5
     assert folded.share_chosen(lambda _: 0) == 0.0
 
 
@@ -68,10 +67,10 @@ def test_own_labels_never_choose() -> None:
     measured, true = [], []
     for seed in range(12):
         folded = folded_of(40, seed=seed)
-        order, n_kept = folded.contexts(richer, 5)
+        order, kept = folded.contexts(richer, 5)
         retriever, dataset = simulate(40, seed=seed, noise=0.2, relevant=8)
         labels = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
-        relevant = labels.reordered(order).relevant & (np.arange(DEPTH) < n_kept[:, None])
+        relevant = labels.reordered(order).relevant & kept
         measured.append((relevant.sum(axis=1) / labels.n_relevant).mean())
         index = folded.chosen(richer)
         assert index is not None

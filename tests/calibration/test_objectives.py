@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from simulated_pools import DEPTH, labelled, ranking_of, served_today, simulate
 
 from calibration.evaluate import per_query
-from calibration.folded import Folded
 from calibration.grid import Grid, GridIndex, ratio_grid
-from calibration.objectives import LADDERS, PolicySums, choose, extend, tried
+from calibration.objectives import LADDERS, Folded, PolicySums, choose, extend, tried
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
 from calibration.settings import TOLERANCE, Context
