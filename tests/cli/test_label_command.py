@@ -222,6 +222,9 @@ BAD_LABELS = {
     "a fraction for a passage": ({"passage_id": 7.5}, "passage_id is 7"),
     "misleads and helps": ({"grade": 2, "negative": "distractor"}, "negative 'distractor'"),
     "another kind": ({"grade": 0, "negative": "liar"}, "negative 'liar'"),
+    "a list for a kind": ({"grade": 0, "negative": ["x"]}, "does not fit grade 0"),
+    "an object for a kind": ({"grade": 0, "negative": {"x": 1}}, "does not fit grade 0"),
+    "true for a kind": ({"grade": 0, "negative": True}, "does not fit grade 0"),
 }
 
 BAD_FILES = {
@@ -279,21 +282,6 @@ class TestImport:
         found = import_(traffic, others[:2], annotator="bob")
         assert found["added"] == 2
         assert len(labels_of(traffic)) == 25
-
-    def test_table_returns_as_tools_write(self, tmp_path: Path) -> None:
-        cells = {"when": "always", "title": "", "negative": "", "request_id": "r"}
-        rows: Rows = [
-            {**cells, "text": 'one\ntwo, "three"', "passage_id": f"p{n}", "grade": grade}
-            for n, grade in enumerate(("2.0", " ", "1"))
-        ]
-        file = write_table(tmp_path / "back.csv", [*rows, dict.fromkeys(rows[0], "")])
-        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-        labels, ungraded = read_label_file(file, "ann", 0.0, 3)
-        assert [(label.passage_id, label.grade) for label in labels] == [("p0", 2), ("p2", 1)]
-        assert ungraded == ["r"]
-        rows[2]["grade"] = "many"
-        with pytest.raises(DataError, match=r"back.csv, line 6: grade 'many'"):
-            read_label_file(write_table(tmp_path / "back.csv", rows), "ann", 0.0, 3)
 
     @pytest.mark.parametrize("name", ["passage", "request"])
     def test_changed_ids_are_named(

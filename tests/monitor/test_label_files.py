@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -89,23 +88,6 @@ def test_guide_explains_every_grade(max_grade: int) -> None:
     for words in ("`always`", "`if all above are 0`", "`hard_negative`", "`distractor`"):
         assert words in guide
     assert len(guide.splitlines()) <= 50
-
-
-LABEL = {"passage_id": "p", "grade": 0}
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        *(({**LABEL, "negative": one}, "does not fit grade 0") for one in (["x"], {"x": 1}, 7)),
-        ({**LABEL, "negative": True}, "does not fit grade 0"),
-    ],
-)
-def test_row_of_another_type_is_refused(tmp_path: Path, row: dict[str, object], said: str) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(json.dumps({"request_id": "r", **row}), encoding="utf-8")
-    with pytest.raises(DataError, match=said):
-        read_label_file(file, "ann", 1.0, 3)
 
 
 def test_impossible_path_is_refused() -> None:

@@ -229,19 +229,6 @@ def test_passed_over_samples_are_represented() -> None:
     assert stood_for == pytest.approx(judged + skipped, rel=0.25)
 
 
-def test_used_budget_waits_an_hour() -> None:
-    """A budget that is used up leaves samples waiting until the next hour."""
-    live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=4), rates=ONLY_SERVED)
-    live.watch(make_context(POOL, 2), make_context(POOL, 2), make_context(POOL, 2))
-    assert counted(live.monitor.report(), "grades") <= 4
-    live.serve(*[make_context(POOL, 2, request_id="later")] * 2)
-    waiting = live.monitor.report().waiting
-    assert live.monitor.step() == 0
-    assert waiting > 0
-    live.now += 3600.0
-    assert live.monitor.step() > 0
-
-
 def test_looked_up_text_is_redacted() -> None:
     read: list[Passage] = []
 
