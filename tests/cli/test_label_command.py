@@ -336,14 +336,6 @@ class TestImport:
         run.refused(*command, says=f"{file.name}: No such file")
 
 
-def write_table(file: Path, rows: Rows) -> Path:
-    with file.open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(opened, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return file
-
-
 def test_people_grade_an_unjudged_store(
     run: Run, tmp_path: Path, export: Export, import_: Import
 ) -> None:
