@@ -272,7 +272,7 @@ class HttpClient:
         self._origin = ""
         if self._proxy is not None and not self._has_tls:
             self._origin = f"http://{fixed['Host']}"
-            fixed |= self._proxy.headers
+            fixed |= self._proxy[-1]
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fixed.items())
         self._tls: ssl.SSLContext | None = None
 
@@ -338,10 +338,11 @@ class HttpClient:
             if proxy is None:
                 await self._connect(connection, self._host, self._port, self._has_tls)
                 return connection, False
-            at = f"the proxy {proxy.host}:{proxy.port} of {self.host}"
-            await self._connect(connection, proxy.host, proxy.port, proxy.has_tls)
+            host, port, has_tls, headers = proxy
+            at = f"the proxy {host}:{port} of {self.host}"
+            await self._connect(connection, host, port, has_tls)
             if self._has_tls:
-                await self._tunnel(connection, at)
+                await self._tunnel(connection, at, headers)
                 at = self.host
                 connection.transport = await loop.start_tls(
                     connection.transport,
@@ -366,8 +367,8 @@ class HttpClient:
             options["happy_eyeballs_delay"] = 0.25
         await loop.create_connection(lambda: connection, host, port, **options)
 
-    async def _tunnel(self, connection: _Connection, at: str) -> None:
-        lines = {"Host": self._authority, **(self._proxy.headers if self._proxy else {})}
+    async def _tunnel(self, connection: _Connection, at: str, headers: dict[str, str]) -> None:
+        lines = {"Host": self._authority, **headers}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         request = f"CONNECT {self._authority} HTTP/1.1\r\n{head}\r\n".encode()
         answer = await connection.ask(request, 0, tunnels=True)
@@ -416,12 +417,8 @@ BACKGROUND = _Background()
 """That of this process."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Proxy:
-    host: str
-    port: int
-    has_tls: bool
-    headers: dict[str, str]
+_Proxy = tuple[str, int, bool, dict[str, str]]
+"""Host, port, whether it speaks TLS, and the headers with its password."""
 
 
 def _proxy_of(url: SplitResult) -> _Proxy | None:
@@ -449,7 +446,7 @@ def _proxy_of(url: SplitResult) -> _Proxy | None:
     if parsed.username is not None:
         pair = f"{unquote(parsed.username)}:{unquote(parsed.password or '')}"
         headers["Proxy-Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
-    return _Proxy(parsed.hostname, port, parsed.scheme == "https", headers)
+    return parsed.hostname, port, parsed.scheme == "https", headers
 
 
 def parsed_url(url: str, what: str) -> SplitResult:

@@ -1,7 +1,7 @@
 """A framework's documents as a ranking, and the guard's decisions for the framework's metadata."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, repeat
 from typing import Any
 
@@ -75,6 +75,12 @@ def _known_ids(documents: Sequence[Any], ids: Sequence[str | None], read: Read) 
         repeats[digest] = n = repeats.get(digest, 0) + 1
         known.append(digest if n == 1 else f"{digest}-{n}")
     return tuple(known)
+
+
+def titled(passage_id: str, text: Any, metadata: Mapping[str, Any]) -> Passage:
+    """Make a passage whose title is a string in its metadata, if there is one."""
+    title = metadata.get("title")
+    return Passage(passage_id, text, title if isinstance(title, str) else "", metadata)
 
 
 def text_digest(text: object) -> str:

@@ -11,7 +11,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.context import Context
 from ctxguard.core.types import Passage, Ranking, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
-from ctxguard.integrations.documents import METADATA_KEY, ranking_of_documents, served
+from ctxguard.integrations.documents import METADATA_KEY, ranking_of_documents, served, titled
 
 require("haystack", "haystack")
 
@@ -64,8 +64,5 @@ def documents_of(context: Context, documents: Sequence[Document]) -> list[Docume
 
 
 def _passage(passage_id: str, document: Document) -> Passage:
-    title = document.meta.get("title")
     # A document without text is not readable, which assembly says of it.
-    return Passage(
-        passage_id, document.content, title if isinstance(title, str) else "", document.meta
-    )
+    return titled(passage_id, document.content, document.meta)

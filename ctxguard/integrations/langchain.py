@@ -20,6 +20,7 @@ from ctxguard.integrations.documents import (
     filtered,
     ranking_of_documents,
     served,
+    titled,
 )
 
 require("langchain_core", "langchain")
@@ -291,11 +292,7 @@ def text_of(guard: ContextGuard, documents: Sequence[Document]) -> str:
 
 
 def _passage(passage_id: str, document: Document) -> Passage:
-    metadata = document.metadata
-    title = metadata.get("title")
-    return Passage(
-        passage_id, document.page_content, title if isinstance(title, str) else "", metadata
-    )
+    return titled(passage_id, document.page_content, document.metadata)
 
 
 def _metadata(passage: Passage, decision: Mapping[str, Any]) -> dict[Any, Any]:

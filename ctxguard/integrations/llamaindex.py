@@ -13,6 +13,7 @@ from ctxguard.integrations.documents import (
     filtered,
     ranking_of_documents,
     served,
+    titled,
 )
 
 require("llama_index.core", "llamaindex")
@@ -94,14 +95,9 @@ def ranking_of_nodes(
 
 def _passage(passage_id: str, found: NodeWithScore) -> Passage:
     node = found.node
-    title = node.metadata.get("title")
-    return Passage(
-        passage_id,
-        # Its own get_content() renders the metadata first, and then leaves it out.
-        node.text if type(node) is TextNode else node.get_content(),
-        title if isinstance(title, str) else "",
-        node.metadata,
-    )
+    # Its own get_content() renders the metadata first, and then leaves it out.
+    text = node.text if type(node) is TextNode else node.get_content()
+    return titled(passage_id, text, node.metadata)
 
 
 def _node_with(found: NodeWithScore, decision: dict[str, Any], cut: str | None) -> NodeWithScore:

@@ -64,13 +64,8 @@ def create_app(
     ]
     routes.append(Route("/openapi.json", lambda _: answer(described()), methods=["GET"]))
     routes += _console(service)
-    return Gate(
-        Router(routes, lifespan=service.running),
-        {each.path: each for each in operations},
-        rules,
-        settings.receive_seconds,
-        made_once(registry, HttpMetrics, all_metrics=settings.all_metrics),
-    )
+    router = Router(routes, lifespan=service.running)
+    return _gated(router, operations, settings, registry)
 
 
 def console_app(
@@ -85,9 +80,18 @@ def console_app(
         routes: The console's routes.
         registry: Where requests are counted.
     """
+    return _gated(Router([Mount("/console", routes=routes)]), [], settings, registry)
+
+
+def _gated(
+    router: Router,
+    operations: Sequence[Operation],
+    settings: ServiceSettings,
+    registry: CollectorRegistry,
+) -> Gate:
     return Gate(
-        Router([Mount("/console", routes=routes)]),
-        {},
+        router,
+        {each.path: each for each in operations},
         rules_of(settings),
         settings.receive_seconds,
         made_once(registry, HttpMetrics, all_metrics=settings.all_metrics),

@@ -1,14 +1,14 @@
 """``POST /v1/context``: searches the guarded index, and builds the context the model gets."""
 
 from asyncio import to_thread
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, NotRequired
 
 from pydantic import BeforeValidator, Field, TypeAdapter, with_config
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import StageFailure
+from ctxguard.core.types import Passage, StageFailure
 from ctxguard.errors import ConfigurationError
 from ctxguard.server.filtering import CandidateFields, Name, WouldKeepIds
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
@@ -41,27 +41,10 @@ class ContextRequest(TypedDict):
     session_id: NotRequired[Name | None]
 
 
-class ContextPassage(TypedDict):
-    """A passage that is served."""
-
-    passage_id: str
-    title: str
-    text: str
-    metadata: Any
-
-
 class ContextDecision(CandidateFields):
     """Whether one candidate was kept, and why."""
 
     passage_id: str
-
-
-class FailureItem(TypedDict):
-    """A stage that was left out."""
-
-    stage: str
-    kind: str
-    cause: str
 
 
 class ContextAnswer(TypedDict):
@@ -77,13 +60,13 @@ class ContextAnswer(TypedDict):
     p_sufficient: float | None
     flags: list[str]
     differences: list[str]
-    failures: list[FailureItem]
+    failures: list[StageFailure]
     text: Annotated[str, Field(description="What to give the model.")]
     candidates: int
     kept_ids: Annotated[list[str], Field(description="Ids of the served passages, best first.")]
     would_keep_ids: WouldKeepIds
     dropped: dict[str, int]
-    passages: list[ContextPassage]
+    passages: list[Passage]
     decisions: list[ContextDecision]
 
 
