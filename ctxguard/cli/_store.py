@@ -3,14 +3,10 @@
 import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
-from ctxguard._support.words import count
-from ctxguard.cli import _options
+from ctxguard._support.settings import SettingsModel, key, optional, optional_key
 from ctxguard.cli._console import Output
-from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Mode
 from ctxguard.endpoints.forms import Protocol
 from ctxguard.errors import ConfigurationError, DataError, JudgeError, StoreUnavailableError
@@ -168,55 +164,6 @@ class JudgeModel(ModelCalls):
     @property
     def _revision(self) -> str:
         return "" if self.judge_revision is None else f" revision {self.judge_revision}"
-
-
-class JudgeSettings(JudgeModel):
-    """The judge of sampled requests."""
-
-    judge: Literal["labels", "llm", "cross-encoder", "reranker", "people"] = setting(
-        "Grades passages: labels, llm (a language model), cross-encoder, reranker (a server), or "
-        "people alone.",
-        "JUDGE",
-    )
-    labels: Path | None = optional(
-        "Labelled queries of --judge labels: a BEIR folder, the file of one of its splits, or "
-        "a JSONL file.",
-        "PATH",
-    )
-    relevant_from: _options.RelevantFrom = 1
-
-    def make_judge(self, reranker: str | None, output: Output) -> "Judge":
-        """Make the judge that the settings describe.
-
-        Args:
-            reranker: The guard's, which a cross-encoder that judges must not be.
-            output: Told what was repaired in labels.
-
-        Raises:
-            ConfigurationError: a setting that this kind of judge needs is missing.
-        """
-        if self.judge == "people":
-            from ctxguard.monitor.judges import PeopleAlone
-
-            return PeopleAlone()
-        if self.judge != "labels":
-            return self.model_judge(self.judge, reranker)
-        if self.labels is None:
-            raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
-        labelled = read_labelled(self.labels, "test", self.relevant_from)
-        texts, notes = labelled.texts()
-        judge = label_judge(labelled.dataset, texts)
-        if judge.ambiguous:
-            notes.append(
-                f"{count(judge.ambiguous, 'question')} of several labelled queries, whose labels "
-                "disagree, get no grade: make their labels agree, or leave some out"
-            )
-        notes.append(
-            "nobody knows whether a passage without a label is relevant: it counts as not "
-            "relevant, so precision is at least what is shown, and recall is of the labelled ones"
-        )
-        output.notes([*labelled.notes, *notes])
-        return judge
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":

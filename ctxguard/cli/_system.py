@@ -10,16 +10,18 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ctxguard._support.settings import about, optional, optional_key
+from ctxguard._support.settings import about, key, optional, optional_key
 from ctxguard.cli._fields import key_of
-from ctxguard.cli._options import Depth, PassageWorth
+from ctxguard.cli._options import Depth, RelevantFrom
 from ctxguard.core.types import ScoreKind
 from ctxguard.endpoints.forms import FORMS
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.measure.worth import PRESETS, Gain, Utilities
 from ctxguard.server.system import AssessorSettings, RankedSystem
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ _HAVE_NO_EFFECT = {
     "run": ("candidates", "reranker"),
     "rerank_upstream": ("fingerprint", "reranker"),
 }
+
+_Utility = Literal[
+    "unjudged", "irrelevant", "hard_negative", "distractor", "partial", "score_ratio", "rank_limit"
+]
 _UPSTREAM_KEY = "CTXGUARD_UPSTREAM_KEY"
 _UPSTREAM_SECONDS = 60.0
 """For one list: nobody waits for the answer."""
@@ -152,10 +158,53 @@ class System(RankedSystem):
         return RankingSource(RerankedCandidates(candidates, client, kind), keep_passages=True)
 
 
-class LabelledSystem(System, PassageWorth):
+class LabelledSystem(System):
     """A system that answers labelled queries, or a run of it, and what passages are worth."""
 
     run: Path | None = optional("TREC run file with the candidates of the queries.", "FILE")
+    relevant_from: RelevantFrom = 1
+    preset: Literal["readers", "blog", "strict"] | None = optional_key(
+        "Utilities of passages: readers as answers of language models show, strict where a wrong "
+        "one does real damage, blog as the article that udcg comes from has them.",
+        default="the profile's, or readers",
+    )
+    utility: dict[_Utility, float] = key(
+        "Table: utilities in place of the preset's, where a relevant passage is worth 1: unjudged, "
+        "irrelevant, hard_negative, distractor or partial, such as unjudged = -0.2; and where "
+        "passages are suspected to mislead, as by the preset blog, the relative score above which "
+        "they are (score_ratio) and the rank up to which they are (rank_limit).",
+        default="those of the preset",
+        value={},
+    )
+    gain: Gain | None = optional_key(
+        "Gain of a grade in nDCG: the grade (linear), or 2^grade - 1 (exponential).",
+        default="the profile's, or linear",
+    )
+
+    def worth(self, base: Utilities) -> Utilities:
+        """Replace utilities by those that were set by hand.
+
+        Raises:
+            ConfigurationError: a value that the name cannot have.
+        """
+        limit = self.utility.get("rank_limit", 0.0)
+        if not limit.is_integer():
+            raise ConfigurationError(f"rank_limit {limit:g} must be a whole number")
+        values: dict[str, Any] = {
+            str(name): int(value) if name == "rank_limit" else value
+            for name, value in self.utility.items()
+        }
+        base = base if self.preset is None else replace(PRESETS[self.preset], gain=base.gain)
+        return replace(base, **values, gain=self.gain or base.gain)
+
+    @property
+    def by_hand(self) -> str:
+        """What was set, in words; empty for nothing."""
+        parts = [f"the preset {self.preset}"] if self.preset else []
+        values = ", ".join(f"{name}={value:g}" for name, value in self.utility.items())
+        parts += [f"set by hand: {values}"] if values else []
+        parts += [f"{self.gain} gain in nDCG"] if self.gain else []
+        return "; ".join(parts)
 
 
 def by_name(paths: Sequence[Path]) -> dict[str, Path]:

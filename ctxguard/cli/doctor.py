@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -50,21 +50,8 @@ _MAX_METRICS_BYTES = 2**25
 _SCRAPE_SECONDS = 5.0
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "red"}
-Status = Literal["ok", "note", "wrong"]
-
-
-class Finding(NamedTuple):
-    """The state of one part.
-
-    Attributes:
-        part: The part.
-        status: ``ok``; ``note``, which needs no action now; or ``wrong``.
-        text: What was found, and the mend if something is wrong.
-    """
-
-    part: str
-    status: Status
-    text: str
+Finding = tuple[str, Literal["ok", "note", "wrong"], str]
+"""A part, its status (``note`` needs no action now), and what was found, with the mend."""
 
 
 class DoctorCommand(SettingsModel):
@@ -83,7 +70,7 @@ class DoctorCommand(SettingsModel):
         """
         with output.doing("looking"):
             findings = [*_installation(), *_deployment(_parts(self.places))]
-        ok = all(finding.status != "wrong" for finding in findings)
+        ok = all(status != "wrong" for _, status, _ in findings)
 
         def show() -> None:
             grid = Table.grid(padding=(0, 2))
@@ -94,20 +81,25 @@ class DoctorCommand(SettingsModel):
                 grid.add_row(Text(status, style=_STYLES[status]), part, one_line(text))
             output.out.print(grid)
 
-        document = {"ok": ok, "findings": [each._asdict() for each in findings]}
+        document = {
+            "ok": ok,
+            "findings": [
+                dict(zip(("part", "status", "text"), each, strict=True)) for each in findings
+            ],
+        }
         output.result(document, show, found=not ok)
 
 
 def _installation() -> Iterator[Finding]:
     clash = foreign_distribution()
     running = f"ctxguard-rag {ctxguard.__version__}, Python {platform.python_version()}"
-    yield Finding("installation", "wrong" if clash else "ok", clash or running)
+    yield "installation", "wrong" if clash else "ok", clash or running
     present = [name for name, module in _EXTRAS.items() if find_spec(module) is not None]
     absent = [name for name in _EXTRAS if name not in present]
     texts = [f"{', '.join(present) or 'none'} installed"]
     if absent:
         texts.append(f"not {', '.join(absent)} ({install_line('NAME')})")
-    yield Finding("extras", "ok", "; ".join(texts))
+    yield "extras", "ok", "; ".join(texts)
 
 
 def _parts(places: Sequence[str]) -> dict[str, Any]:
@@ -152,7 +144,7 @@ def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:
         try:
             yield from look(place) if place else ()
         except CtxguardError as error:  # its message has the mend
-            yield Finding(part, "wrong", str(error))
+            yield part, "wrong", str(error)
 
 
 def _index(opened: "list[Source]", system: dict[str, Any]) -> Iterator[Finding]:
@@ -161,7 +153,7 @@ def _index(opened: "list[Source]", system: dict[str, Any]) -> Iterator[Finding]:
     size = f"{len(source):,} passages" if hasattr(source, "__len__") else "opened"
     signals = getattr(source, "has_signals", None)
     level = "" if signals is None else (", with signals" if signals else ", without signals")
-    yield Finding("index", "ok", size + level)
+    yield "index", "ok", size + level
 
 
 def _profile(opened: "list[Source]", file: Path) -> Iterator[Finding]:
@@ -171,15 +163,15 @@ def _profile(opened: "list[Source]", file: Path) -> Iterator[Finding]:
     profile = Profile.load(file)
     verdict = profile.verdict
     text = "no verdict: what it keeps is served" if verdict is None else verdict.statement
-    yield Finding("profile", "ok", text)
+    yield "profile", "ok", text
     for source in opened:
         comparison = ContextGuard(source, profile=profile).comparison
         for line in comparison.mismatches:
-            yield Finding("profile", "wrong", f"not of this system: {line}; calibrate on it")
+            yield "profile", "wrong", f"not of this system: {line}; calibrate on it"
         for line in comparison.reservations:
-            yield Finding("profile", "note", line)
+            yield "profile", "note", line
         if not comparison.differences:
-            yield Finding("profile", "ok", "made on this system")
+            yield "profile", "ok", "made on this system"
 
 
 def _store(url: str) -> Iterator[Finding]:
@@ -190,13 +182,13 @@ def _store(url: str) -> Iterator[Finding]:
         waiting = states[State.PENDING]
         judged = states[State.JUDGED]
         figures = f"{judged:,} judged, {waiting:,} waiting, {labels:,} labels of people"
-        yield Finding("store", "ok", f"reachable: {figures}")
+        yield "store", "ok", f"reachable: {figures}"
         waited = store.clock() - (store.oldest_waiting() or store.clock())
         if waited > _IDLE_SECONDS:
             text = f"a sample has waited {waited / 3600:.0f} hours: run `ctxguard monitor`"
-            yield Finding("monitor", "wrong", text)
+            yield "monitor", "wrong", text
         if not sum(states.values()):
-            yield Finding("store", "note", "no samples yet: pass a sampler to the guard")
+            yield "store", "note", "no samples yet: pass a sampler to the guard"
 
 
 def _metrics(url: str) -> Iterator[Finding]:
@@ -205,11 +197,11 @@ def _metrics(url: str) -> Iterator[Finding]:
         with urllib.request.urlopen(url, timeout=_SCRAPE_SECONDS) as answer:  # noqa: S310  http(s)
             lines = answer.read(_MAX_METRICS_BYTES).decode(errors="replace").splitlines()
     except (OSError, ValueError) as error:
-        yield Finding("metrics", "wrong", f"{url}: {error}; is the service running there?")
+        yield "metrics", "wrong", f"{url}: {error}; is the service running there?"
         return
     ours = [line for line in lines if line.startswith("ctxguard_")]
     if not ours:
         text = f"{url} serves no metric of ctxguard: give the guard's registry to its exporter"
-        yield Finding("metrics", "wrong", text)
+        yield "metrics", "wrong", text
     else:
-        yield Finding("metrics", "ok", f"{len(ours):,} series of ctxguard")
+        yield "metrics", "ok", f"{len(ours):,} series of ctxguard"

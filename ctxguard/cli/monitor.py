@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
@@ -18,11 +18,13 @@ from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, interval, picked
+from ctxguard.cli._inputs import read_labelled
 from ctxguard.cli._store import (
     IN_WORDS,
     WAITS,
-    JudgeSettings,
+    JudgeModel,
     judge_waiting,
+    label_judge,
     open_store,
     tokens_in_words,
 )
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ctxguard.measure.metrics import Metric
     from ctxguard.monitor.alarms import AlarmReport
     from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
+    from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.service import Monitor, Report
 
 _DAY_SECONDS = 86_400.0
@@ -44,7 +47,18 @@ _EXIT_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
 
 
-class MonitorCommand(JudgeSettings, IndexSystem):
+class MonitorCommand(JudgeModel, IndexSystem):
+    judge: Literal["labels", "llm", "cross-encoder", "reranker", "people"] = setting(
+        "Grades passages: labels, llm (a language model), cross-encoder, reranker (a server), or "
+        "people alone.",
+        "JUDGE",
+    )
+    labels: Path | None = optional(
+        "Labelled queries of --judge labels: a BEIR folder, the file of one of its splits, or "
+        "a JSONL file.",
+        "PATH",
+    )
+    relevant_from: _options.RelevantFrom = 1
     all_metrics: AllMetrics = False
     store: _options.StoreUrl
     profile: Path | None = optional(
@@ -108,7 +122,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         retriever = None
         if self.index is not None:
             retriever = self.model_copy(update={"reranker": None}).open_index()
-        judge = self.make_judge(self.reranker, output)
+        judge = self._judge(output)
         limits = Limits(self.keep_days * _DAY_SECONDS, int(self.keep_gib * _GIB))
         running = Monitor(
             open_store(self.store, limits),
@@ -138,6 +152,35 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             if isinstance(judge, Closeable):
                 judge.close()
             running.store.close()
+
+    def _judge(self, output: Output) -> "Judge":
+        """Make the judge, and note what was repaired in labels.
+
+        Raises:
+            ConfigurationError: a setting that this kind of judge needs is missing.
+        """
+        if self.judge == "people":
+            from ctxguard.monitor.judges import PeopleAlone
+
+            return PeopleAlone()
+        if self.judge != "labels":
+            return self.model_judge(self.judge, self.reranker)
+        if self.labels is None:
+            raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
+        labelled = read_labelled(self.labels, "test", self.relevant_from)
+        texts, notes = labelled.texts()
+        judge = label_judge(labelled.dataset, texts)
+        if judge.ambiguous:
+            notes.append(
+                f"{count(judge.ambiguous, 'question')} of several labelled queries, whose labels "
+                "disagree, get no grade: make their labels agree, or leave some out"
+            )
+        notes.append(
+            "nobody knows whether a passage without a label is relevant: it counts as not "
+            "relevant, so precision is at least what is shown, and recall is of the labelled ones"
+        )
+        output.notes([*labelled.notes, *notes])
+        return judge
 
     def _once(self, running: "Monitor", output: Output) -> None:
         from ctxguard.measure.metrics import failed_in_words

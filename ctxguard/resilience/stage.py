@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from queue import Full
 from time import monotonic
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -21,7 +22,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.resilience.breaker import FAILURES, REFUSED, Breaker, Probe, Watcher
-from ctxguard.resilience.threads import DaemonThreads, ThreadsBusyError
+from ctxguard.resilience.threads import DaemonThreads
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -312,7 +313,7 @@ class Stage:
         future: Future[_T] | None = None
         try:
             future = self._threads.submit(partial(copy_context().run, work))
-        except ThreadsBusyError:
+        except Full:
             if seconds is not None:
                 self._give_up(probe)
                 raise self._full() from None

@@ -7,7 +7,7 @@ import atexit
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from queue import Empty, Full, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any, TypeVar
@@ -31,10 +31,6 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-class ThreadsBusyError(Exception):
-    """No thread is free, and the queue is full or all threads hang."""
 
 
 class DaemonThreads:
@@ -87,13 +83,13 @@ class DaemonThreads:
         """Call ``work`` on a thread.
 
         Raises:
-            ThreadsBusyError: the queue is full, or too many threads hang.
+            queue.Full: too many calls wait, or too many threads hang.
         """
         future: Future[_T] = Future()
         with self._lock:
             hung = len(self._written_off)
             if self._waiting >= self._waiting_limit or hung >= self._workers + self._spare:
-                raise ThreadsBusyError
+                raise Full
             self._waiting += 1
             if self._waiting > self._idle and self._threads < self._workers + min(
                 hung, self._spare
@@ -118,7 +114,7 @@ class DaemonThreads:
             # The system gives no more threads; the existing ones must suffice.
             if self._threads == 0:
                 self._waiting -= 1
-                raise ThreadsBusyError from None
+                raise Full from None
             return
         self._threads += 1
         self._idle += 1

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from queue import Full
 
 import pytest
 
-from ctxguard.resilience.threads import DaemonThreads, ThreadsBusyError
+from ctxguard.resilience.threads import DaemonThreads
 from tests.timing import NEVER, PATIENCE_SECONDS
 
 
@@ -64,7 +65,7 @@ def test_hung_threads_are_bounded() -> None:
         hung = threads.submit(lambda begun=begun: (begun.set(), over.wait(NEVER)))
         assert begun.wait(NEVER)
         threads.write_off(hung)
-    with pytest.raises(ThreadsBusyError):
+    with pytest.raises(Full):
         threads.submit(int)
     over.set()
     while threads.written_off:
@@ -77,7 +78,7 @@ def test_threadless_system_refuses_without_waiting(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(ThreadsBusyError):
+    with pytest.raises(Full):
         DaemonThreads("test", workers=2, waiting=2).submit(int)
 
 
