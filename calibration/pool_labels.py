@@ -172,8 +172,16 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
             f"relevant (utility {utilities.irrelevant:g}): precision is at least what is shown, "
             "and harm at most"
         )
+    unjudged, irrelevant = (
+        utilities.unjudged,
+        (utilities.by_grade or {}).get(0, utilities.irrelevant),
+    )
+    worth = (
+        f"as much as one labelled not relevant, {irrelevant:g}"
+        if unjudged == irrelevant
+        else f"{unjudged:g} (unjudged), one labelled not relevant {irrelevant:g}"
+    )
     return (
-        f"a passage without a label is worth {utilities.unjudged:g} (unjudged), one labelled not "
-        f"relevant {(utilities.by_grade or {}).get(0, utilities.irrelevant):g}; recall and "
-        "precision count it as not relevant, precision_judged leaves it out"
+        f"a passage without a label is worth {worth}; recall and precision count it as not "
+        "relevant, precision_judged leaves it out"
     )

@@ -172,7 +172,10 @@ def _in_short(results: Results, outcome: RouteOutcome, settings: Settings) -> st
     noisy = [
         name
         for name, row in found.items()
-        if name != "kept" and row.difference and row.difference.outcome == "within noise"
+        if name != "kept"
+        and row.difference
+        and row.difference.outcome == "within noise"
+        and not _is_equal(row.difference)
     ]
     wanted = settings.context if settings.promise is None else "utility"
     return in_one_line(
@@ -182,6 +185,11 @@ def _in_short(results: Results, outcome: RouteOutcome, settings: Settings) -> st
         misleading=_misleading(*both["misleading"]),
         unshown="" if verdict is None else unshown_by(verdict, noisy, wanted),
     )
+
+
+def _is_equal(found: Interval) -> bool:
+    """Return whether a figure is today's own on every question, so that no noise is in it."""
+    return found.value == 0.0 == found.lower == found.upper
 
 
 def _misleading(own: float | None, before: float | None) -> str:
@@ -213,6 +221,11 @@ def in_one_line(
     >>> in_one_line(passages=(6.6, 10), tokens=(947, 1566), recall=saved, misleading=none)
     '6.6 passages in place of 10, 947 tokens in place of 1,566, recall +0.000 [-0.020, +0.020]; \
 misleading: none labelled'
+    >>> in_one_line(
+    ...     passages=(3, 5), tokens=(69.4, 111), recall=Interval(0.0, 0.0, 0.0, 37), misleading=none
+    ... )
+    '3 passages in place of 5, 69.4 tokens in place of 111, the same recall on all 37 questions; \
+misleading: none labelled'
     """
     said = []
     for (own, before), noun in ((passages, "passage"), (tokens, "token")):
@@ -221,6 +234,8 @@ misleading: none labelled'
             said.append(words if recall is None else f"{words} in place of {amount(before)}")
     if recall is None:
         said.append("as today")
+    elif _is_equal(recall):
+        said.append(f"the same recall on {'all ' * (recall.n > 1)}{count(recall.n, 'question')}")
     elif recall.value is not None:
         ends = "" if recall.bounds is None else " [{}, {}]".format(*map(signed, recall.bounds))
         said.append(f"recall {signed(recall.value)}{ends}")

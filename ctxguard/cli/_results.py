@@ -32,6 +32,9 @@ _COMPARED = {"recall": 2, "udcg": 2, "kept": 1, "tokens": 0}
 _KNOWN = frozenset({"recall", "precision", "kept", "tokens"})
 """Metrics whose names say what they are."""
 
+_IN_WORDS = {"kept": "passages"}
+"""Metrics whose names in a table are not those of JSON."""
+
 _STYLES = {
     "SAFE": "bold green",
     "RISKY": "bold yellow",
@@ -64,7 +67,7 @@ def by_metric(results: "Results") -> TextTable:
         else:
             cells = [interval(each.mean, _digits(metric, 2)) for each in found]
             cells.append(f"{found[-1].mean.n:,}")
-        rows.append([metric, *cells])
+        rows.append([_IN_WORDS.get(metric, metric), *cells])
     names = [one_line(name).removesuffix(", as today") for name in policies]
     return TextTable(["metric", *(f"{name}>" for name in names), *last], rows)
 
@@ -128,7 +131,7 @@ def print_comparison(
         means = [number(row.mean.value, _COMPARED[m]) for m, row in found.items()]
         means[2:2] = ["" if less is None else interval(less, 2, "+")]
         rows.append((_name(each.candidate.name), *means, _styled(each.risk or NO_DATA)))
-    columns = ("recall>", "udcg>", f"less {results.reference}>", "kept>", "tokens>", "risk")
+    columns = ("recall>", "udcg>", f"less {results.reference}>", "passages>", "tokens>", "risk")
     output.table(("candidate", *columns), rows)
     for sentence in RULE:
         output.out.print(sentence, style="dim")
@@ -226,9 +229,10 @@ def print_summary(
 def _print_options(summary: "Summary", output: Output, *, with_words: bool) -> None:
     """Print leaner and richer contexts beside today's, each with its paired differences."""
     rows: list[Sequence[str | Text]] = []
+    shown = {m: name for m, name in _OPTION_METRICS.items() if summary.results.has_data(m)}
     asked = {name: name for name in summary.results.policies if name.startswith("with answers")}
     for size, name in {**summary.by_size, **asked}.items():
-        found = {metric: summary.results.of(name, metric) for metric in _OPTION_METRICS}
+        found = {metric: summary.results.of(name, metric) for metric in shown}
         # Five columns with intervals at 80 characters: fewer decimals than elsewhere.
         digits = {metric: {"tokens": 0, "kept": 1}.get(metric, 2) for metric in found}
         own = [number(each.mean.value, digits[metric]) for metric, each in found.items()]
@@ -245,17 +249,17 @@ def _print_options(summary: "Summary", output: Output, *, with_words: bool) -> N
         if others or any(less):
             below = Text(f"  {others}" if others else "", style=style)
             rows.append((below, *(Text(words, style="dim") for words in less)))
-    output.table(("  context", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
+    output.table(("  context", *(f"{name}>" for name in shown.values())), rows)
     if summary.missing:
         missing = ", ".join(summary.missing)
         output.note(f"{missing}: no policy is shown to keep today's recall and be better")
     if len(rows) > 1:
         output.note(
-            "below each figure: the interval of its difference from today's, paired by query; "
-            "first k: the retriever's own order at equal tokens; --context chooses"
+            "below each figure: the interval of its difference from today's; first k: the "
+            "retriever's own order at equal tokens; --context chooses"
         )
     if with_words:
-        define(summary.results, output, _OPTION_METRICS)
+        define(summary.results, output, shown)
 
 
 def print_asking(route: "RouteProfile", output: Output) -> None:

@@ -12,9 +12,10 @@ from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
+from ctxguard._support.words import figure
 from ctxguard.cli._console import Output, bounds, number, one_line, picked
 from ctxguard.cli._results import print_differences
-from ctxguard.cli._store import tokens_in_words
+from ctxguard.cli._store import IN_WORDS, tokens_in_words
 from ctxguard.core.types import Route
 
 if TYPE_CHECKING:
@@ -145,11 +146,13 @@ def _show_traffic(output: Output, traffic: "MonitoredTraffic") -> None:
     for metric, truth in traffic.truth.items():
         estimate = traffic.estimates[metric]
         figures = (number(estimate.value), bounds(estimate), number(truth), str(estimate.n))
-        rows.append((metric.value, *figures))
+        rows.append((IN_WORDS.get(metric.value, metric.value), *figures))
     output.table(("metric", "estimate>", "95% interval>", "true value>", "n>"), rows)
     for line in generate_latest(traffic.registry).decode().splitlines():
         if _SCRAPED.match(line) and not line.endswith(" 0.0"):
-            output.out.print(Text(line, style="dim"), soft_wrap=True)
+            series, _, value = line.rpartition(" ")
+            written = Text(f"{series} {figure(float(value))}", style="dim")
+            output.out.print(written, soft_wrap=True)
 
 
 def _show_next(output: Output, folder: Path) -> None:

@@ -182,9 +182,9 @@ class EvaluateCommand(LabelledSystem):
             }
             results = tabulate(measured)
             results = _without_luck(results) if seen else results
-        notes = [*labelled.notes, *notes_on_pools(pools, route, system.run), *seen]
         if seen and len(policies) > 1:
-            notes.append("no data for differences on queries that chose the policy: use others")
+            seen = (f"{seen[0]}, and differences are not shown: measure on others",)
+        notes = [*labelled.notes, *notes_on_pools(pools, route, system.run), *seen]
         if loaded is not None:
             notes += compared(loaded, source).reservations
         if dataset.answerable and results.of(name, "recall_at_depth").mean.value == 0.0:

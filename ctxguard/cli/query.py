@@ -139,7 +139,7 @@ def _candidate(candidate: CandidateDecision, passage: Passage, width: int, lines
 
 def _figures(candidate: CandidateDecision) -> list[Text]:
     compared = {"score": candidate.score, "r": candidate.relative_score, "P": candidate.probability}
-    parts = [Text(f"{name} {value:.4g}") for name, value in compared.items() if value is not None]
+    parts = [Text(f"{name} {value:.3g}") for name, value in compared.items() if value is not None]
     if candidate.reason is None:
         return parts
     reason = Text(REASONS[candidate.reason], style="red")

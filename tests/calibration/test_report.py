@@ -244,7 +244,7 @@ class TestSummary:
         assert html.escape(self.of(found).in_short) in table[: table.index("<figure")]
         assert table.index("<figure") < table.index("<h2") < table.index("<table")
         assert f"first {found.settings.serving_k}, as today" in table
-        for words in ("chosen", "difference", "recall", "udcg", "kept", "judged"):
+        for words in ("chosen", "difference", "recall", "udcg", "passages", "have a label"):
             assert words in table
         for line in self.of(found).warnings:
             assert html.escape(line[1:]) in table

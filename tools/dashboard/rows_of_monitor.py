@@ -70,7 +70,7 @@ OVERVIEW = Row(
                 5,
                 "percentunit",
                 "Tokens saved",
-                "Of the bare retriever's; in shadow, what enforcing would save.",
+                "Of today's, the retriever's first k; in shadow, what enforcing would save.",
                 {"{{mode}}": f"1 - {share(_KEPT, _TODAY)}".replace("$__rate_interval", "$__range")},
             ),
             (
@@ -101,9 +101,9 @@ TOKENS = Row(
     "Tokens",
     Panel(
         "Tokens a second",
-        "Estimated from samples, each standing for 1/π requests. kept and the bare retriever's; in "
-        "shadow, what enforcing would keep.",
-        {"{{mode}}: kept": _KEPT, "{{mode}}: bare retriever": _TODAY},
+        "Estimated from samples, each standing for 1/π requests. today: the retriever's first k. "
+        "kept: in shadow, what enforcing would keep.",
+        {"{{mode}}: kept": _KEPT, "{{mode}}: today": _TODAY},
     ),
     Panel(
         "Candidates' tokens a second, by fate",

@@ -21,10 +21,10 @@
   const tiles = [
     ["of the relevant passages", "recall", percent, 1],
     ["misleading passages a question", "misleading",
-      (value) => value === null ? "none labelled" : figure(value, 2), -1],
+      (value) => figure(value, 2), -1],
     ["passages a question", "kept", (value) => figure(value, 1), 0],
     ["tokens a question", "tokens", (value) => figure(value, 0), 0],
-  ];
+  ].filter(([, key]) => data.stops.some((stop) => stop[key] !== null));
 
   const rings = root.querySelectorAll(".stop");
 

@@ -33,7 +33,7 @@ _COUNTS = {
     "invalid_grades": "Passages for which the judge gave no valid grade.",
     "candidate_tokens": "Tokens of the candidates retrieved, by mode and fate: kept, or dropped in "
     "assembly or by the policy; outside enforce, as enforcing would have it.",
-    "today_tokens": "Tokens that the bare retriever would serve in their place, by mode.",
+    "today_tokens": "Tokens of the retriever's first k, which today's contexts hold, by mode.",
     "canary_grades": "Grades on labelled passages that were judged again, by whether the same.",
     "judge_calls": "Calls of the judge's endpoint.",
     "judge_retries": "Judge calls that were retries.",

@@ -164,6 +164,7 @@ class Grading(ABC):
             notice=self.notice(n_graded),
             next_sample=_after(others, number),
             keys=KEYS,
+            negatives=NEGATIVES,
             grades=meanings(self.top_grade),
             words=words(self.top_grade),
             **self._guide(),
