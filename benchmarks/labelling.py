@@ -25,15 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxguard.core.types import DEFAULT_K, FloatArray
-from ctxguard.measure.corrected import (
-    FOLDS,
-    N_COLUMNS,
-    Graded,
-    Model,
-    corrected_estimates,
-    predicted,
-)
-from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate, Sums
+from ctxguard.measure.contexts import JudgedRequests
+from ctxguard.measure.corrected import FOLDS
+from ctxguard.measure.estimate import Estimate
 from ctxguard.measure.metrics import (
     FAR,
     NEAR,
@@ -209,16 +203,10 @@ def month(case: Case, seed: int) -> Month:
     }.items():
         rows.passages[name][own] = values[own]
     rows.requests["goes_on"], rows.requests["run_chance"] = goes_on, go_on
-    opened = rows.take(is_opened)
-    n = len(opened.requests)
-    fold = np.full(_REQUESTS, -1)
+    n, fold = int(np.count_nonzero(is_opened)), np.full(_REQUESTS, -1)
     fold[is_opened] = rng.permutation(n) % FOLDS
-    model, sums = Model.fitted(opened, fold[is_opened]), Sums(N_COLUMNS)
-    p = model.of(rows, fold)
-    sums.add(predicted(rows, p, model))
-    graded = Graded.of(rows, p, is_opened, np.full(_REQUESTS, _REQUESTS / n))
-    estimates = corrected_estimates(sums, graded, model, DEFAULT_MIN_N)
-    return Month(estimates, int(np.count_nonzero(own)), n)
+    found = JudgedRequests(rows, fold, np.where(is_opened, _REQUESTS / n, 0.0))
+    return Month(found.served, int(np.count_nonzero(own)), n)
 
 
 def _coins(case: Case, rows: Rows) -> FloatArray:

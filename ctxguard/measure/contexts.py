@@ -45,7 +45,8 @@ class JudgedRequests:
     Attributes:
         rows: In the contexts that were served; the chance of a grade of people is 0 where it does
             not stand for others.
-        fold: Shape (n,), below ``FOLDS``, the same for all requests of a question.
+        fold: Shape (n,), below ``FOLDS``, the same for all requests of a question; −1 for one that
+            nothing is left out for.
         stands_for: Shape (n,), how many of these requests each stands for that people graded; 0
             for one that they did not, NaN where no draw could have asked them.
     """
@@ -77,7 +78,7 @@ class JudgedRequests:
     @cached_property
     def is_corrected(self) -> bool:
         """Whether people graded enough to correct the judge."""
-        return self._served[Metric.UDCG].value is not None
+        return self.served[Metric.UDCG].value is not None
 
     @cached_property
     def lacking(self) -> int:
@@ -85,10 +86,11 @@ class JudgedRequests:
 
         Pooled recall takes grades of dropped passages too.
         """
-        return max([self._served[metric].n_needed or 0 for metric in COMPARED])
+        return max([self.served[metric].n_needed or 0 for metric in COMPARED])
 
     @cached_property
-    def _served(self) -> Mapping[Metric, Estimate]:
+    def served(self) -> Mapping[Metric, Estimate]:
+        """The metrics of what was served, corrected by people's grades as far as these suffice."""
         if not self.is_graded.any():
             return dict.fromkeys(COMPARED, lacks_grades(0, 0.0, DEFAULT_MIN_N, 0))
         return self._corrected(self.rows)

@@ -282,11 +282,10 @@ class Rows(NamedTuple):
         requests["n_served"] = n_served - never
         followed = is_served & (rank == self.passages["rank"])
         requests["run_chance"] *= self.total(followed) == n_served
-        with np.errstate(divide="ignore"):
-            least = np.full(len(requests), np.inf)
-            np.minimum.at(least, self.request, np.where(size > 0.0, 1.0 / size, np.inf))
         # Of the candidates that could be judged, those that were stand for all.
-        requests["dropped_chance"] = np.where(np.isinf(least), 0.0, least)
+        chance = np.divide(1.0, size, out=np.ones(size.shape), where=size > 0.0)
+        requests["dropped_chance"] = 1.0
+        np.minimum.at(requests["dropped_chance"], self.request, chance)
         return Rows(requests, passages, self.request)
 
     @property

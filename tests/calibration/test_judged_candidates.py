@@ -118,6 +118,19 @@ def test_few_grades_correct_nothing() -> None:
     assert all(row["precision"].bounds is not None for row in table_by_k(many).values())
 
 
+def test_recall_takes_dropped_grades() -> None:
+    """Without grades of dropped passages there is precision and UDCG, but no recall."""
+    many, _ = drawn(np.random.default_rng(0), 60, 0.5)
+    passages = many.rows.passages.copy()
+    passages["chance"][(passages["rank"] == 0) & (many.rows.request > 4)] = 0.0
+    few = replace(many, rows=many.rows._replace(passages=passages))
+    third = table_by_k(few)[3]
+    assert few.is_corrected
+    assert third["precision"].bounds is not None
+    assert third["recall"].value is None
+    assert few.lacking > 0 == many.lacking
+
+
 def test_perfect_ranking_is_kept_worthwhile() -> None:
     """A perfect ranking is kept as far as it is worth it."""
     rng = np.random.default_rng(1)

@@ -102,7 +102,7 @@ class TestInclusionProbabilities:
             for place in record.to_judge(grades_of(relevant))[len(record.served) :]:
                 counts[place] += 1
         for place, count in counts.items():
-            first = rates.baseline_rate if place in records[0].in_baseline else 0.0
+            first = rates.baseline_rate if place in records[0].first(rates.baseline_k) else 0.0
             expected = alone + (1 - alone) * first
             spread = (expected * (1 - expected) / REPEATS) ** 0.5
             assert count / REPEATS == pytest.approx(expected, abs=4.5 * spread + 1e-9)

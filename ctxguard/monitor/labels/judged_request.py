@@ -87,7 +87,8 @@ def judged_request(
     first = verdicts if first is None else first
     rates, has_hit = record.rates, record.has_hit(first)
     places, chances = record.to_judge(first), record.judging_chances(first)
-    has_failed = not {record.passage_ids[place] for place in places} <= verdicts.keys()
+    baseline = record.first(rates.baseline_k)
+    lacking = {place for place in places if record.passage_ids[place] not in verdicts}
     whole, pool_chance, is_fair = record.has_full_pool(has_hit=has_hit), 1.0, True
     if record.dropped:
         pool_chance = rates.full_pool_probability(has_hit=has_hit) if whole else math.nan
@@ -102,8 +103,8 @@ def judged_request(
                 session_number(record.session_id),
                 min([chances[each] for each in record.dropped], default=1.0),
                 pool_chance,
-                whole and is_fair and not has_failed,
-                _has_first(record, verdicts, record.rates.baseline_k),
+                whole and is_fair and not lacking,
+                record.judges_first(rates.baseline_k) and lacking.isdisjoint(baseline),
                 *(0, False, 1.0),
             )
         ],
@@ -114,10 +115,10 @@ def judged_request(
     found = [_NO_GRADE if one is None else one for one in graded]
     rank = np.arange(1, len(places) + 1)
     rank[len(record.served) :] = 0
-    is_near, baseline = np.isin(places, record.dropped[:NEAR_DROPPED]), set(record.in_baseline)
+    is_near = np.isin(places, record.dropped[:NEAR_DROPPED])
     passages["position"], passages["rank"] = places, rank
     passages["group"] = np.where(rank > 0, rank_group(rank), np.where(is_near, NEAR, FAR))
-    passages["in_baseline"] = [place in baseline for place in places]
+    passages["in_baseline"] = np.isin(places, baseline)
     passages["verdict"] = [_grade(one) for one in graded]
     passages["score"] = [_log_odds(one.score) for one in found]
     passages["worth"] = scale.worths(found)
@@ -166,24 +167,6 @@ def _log_odds(score: float | None) -> float:
     return float(log_odds(score).clip(-8.0, 8.0))
 
 
-def _has_first(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) -> bool:
-    """Return whether the retriever's first k were all judged by design, and have verdicts.
-
-    Uses only requests that were chosen whatever was served: those whose pool was judged because
-    nothing relevant was served would make a loss look larger.
-
-    Args:
-        k: Number of the pool's passages that count, in the retriever's own order.
-    """
-    first = sorted((*record.served, *record.dropped))[:k]
-    by_design = (
-        record.full_pool
-        or record.rates.dropped_rate == 1.0
-        or (record.baseline and len(first) <= record.rates.baseline_k)
-    )
-    return by_design and {record.passage_ids[place] for place in first} <= verdicts.keys()
-
-
 def recall_loss(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) -> float | None:
     """Compute the share of the relevant among the retriever's first k that was not served.
 
@@ -193,11 +176,11 @@ def recall_loss(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) 
     Returns:
         None if they were not all judged by design, a verdict is missing, or none is relevant.
     """
-    if not _has_first(record, verdicts, k):
+    grades = {place: record.grade(verdicts, place) for place in record.first(k)}
+    relevant = {place for place, grade in grades.items() if grade}
+    if not record.judges_first(k) or None in grades.values() or not relevant:
         return None
-    first = sorted((*record.served, *record.dropped))[:k]
-    relevant = {place for place in first if record.grade(verdicts, place)}
-    return len(relevant - set(record.served)) / len(relevant) if relevant else None
+    return len(relevant - set(record.served)) / len(relevant)
 
 
 def grade_chances(

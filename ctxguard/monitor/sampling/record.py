@@ -189,7 +189,7 @@ class SampleRecord:
     def _to_judge(self, *, has_hit: bool) -> tuple[int, ...]:
         if self.has_full_pool(has_hit=has_hit):
             return (*self.served, *self.dropped)
-        wanted = {*self.sampled, *(self.in_baseline if self.baseline else ())}
+        wanted = {*self.sampled, *(self.first(self.rates.baseline_k) if self.baseline else ())}
         return (*self.served, *[position for position in self.dropped if position in wanted])
 
     def judging_chances(self, grades: Mapping[str, HasGrade]) -> dict[int, float]:
@@ -198,7 +198,7 @@ class SampleRecord:
         Args:
             grades: As of ``to_judge``.
         """
-        has_hit, first = self.has_hit(grades), set(self.in_baseline)
+        has_hit, first = self.has_hit(grades), set(self.first(self.rates.baseline_k))
         of_dropped = {
             each: self.rates.dropped_probability(has_hit=has_hit, in_baseline=each)
             for each in (False, True)
@@ -206,10 +206,17 @@ class SampleRecord:
         dropped = {position: of_dropped[position in first] for position in self.dropped}
         return {**dict.fromkeys(self.served, 1.0), **dropped}
 
-    @property
-    def in_baseline(self) -> tuple[int, ...]:
-        """Positions of the first ``rates.baseline_k`` of the pool in the retriever's own order."""
-        return tuple(sorted((*self.served, *self.dropped)))[: self.rates.baseline_k]
+    def first(self, k: int) -> tuple[int, ...]:
+        """Return the positions of the first k of the pool, in the retriever's own order."""
+        return tuple(sorted((*self.served, *self.dropped)))[:k]
+
+    def judges_first(self, k: int) -> bool:
+        """Tell if the first k of the pool are all judged, whatever was served.
+
+        Pools that are judged because nothing relevant was served would make a loss look larger.
+        """
+        is_chosen = self.baseline and len(self.first(k)) <= self.rates.baseline_k
+        return self.full_pool or self.rates.dropped_rate == 1.0 or is_chosen
 
     def ranking(self) -> Ranking:
         """Return the candidates as the retriever returned them, to decide on again."""
