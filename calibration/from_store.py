@@ -1,10 +1,9 @@
 """Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from calibration.judged_candidates import (
 )
 from calibration.replay import Pools, replay
 from calibration.retrievers import RecordedRankings
+from calibration.verdict import conclude, needed_to_reach
 from ctxguard._support.words import count, signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -40,6 +40,7 @@ from ctxguard.measure.metrics import (
     UNGRADED,
     YES,
     IntArray,
+    Metric,
     Rows,
     failed_in_words,
     session_number,
@@ -375,7 +376,7 @@ def calibrate_from_store(
     by_others = decided_by_others(judged, settings)
     gain = difference(judged, by_others, first)
     policy = fitted_policy(judged, settings)
-    verdict = _verdict(found, gain, settings)
+    verdict = _verdict(found, gain, first, settings)
     why = f"{judged.in_words}; UDCG {_in_words(gain['udcg'])} over the first {today.k}"
     route = RouteProfile(
         policy=today if verdict.decision == "keep" else policy,
@@ -408,35 +409,37 @@ def calibrate_from_store(
     return StoreCalibration(profile, gain, old, found.size(by_others), found.size(first))
 
 
-def _verdict(found: JudgedStore, gain: Mapping[str, Interval], settings: Settings) -> RouteVerdict:
-    """Judge the policy: enforce where it gains and keeps recall, keep where it gains nothing."""
-    udcg, recall = gain["udcg"], gain["recall"]
+def _verdict(
+    found: JudgedStore, gain: Mapping[str, Interval], today: IntArray, settings: Settings
+) -> RouteVerdict:
+    """Judge the policy as with labels, but for tokens, which it was not chosen to save."""
+    judged, tolerance, max_loss = found.judged, settings.tolerance, settings.max_loss
     verdict = RouteVerdict(
         decision="shadow",
-        n=found.judged.n_graded,
+        n=judged.n_graded,
         serving_k=settings.serving_k,
-        tolerance=settings.tolerance,
-        max_loss=settings.max_loss,
-        shown_by="folds" if found.judged.is_exact else "grades",
+        tolerance=tolerance,
+        max_loss=max_loss,
+        shown_by="folds" if judged.is_exact else "grades",
     )
-    if udcg.value is None or udcg.value <= 0.0:
-        return verdict.model_copy(update={"decision": "keep"})
-    figures: dict[str, Any] = {**gain}
-    if recall.value is None or recall.lower is None or recall.upper is None:
+    recall, udcg = gain["recall"], gain["udcg"]
+    if recall.value is None or recall.lower is None or udcg.lower is None:
         return verdict
-    if recall.upper < -settings.tolerance:
-        return verdict.model_copy(update={"decision": "keep", **figures})
-    if recall.value < -settings.tolerance or found.is_synthetic:
-        return verdict.model_copy(update=figures)
-    if (udcg.lower or 0.0) > 0.0 and recall.lower >= -settings.max_loss:
-        return verdict.model_copy(update={"decision": "enforce", **figures})
-    # Widths shrink with the square root of the number of requests.
-    lacking = [
-        (udcg.value - (udcg.lower or 0.0)) / udcg.value,
-        (recall.value - recall.lower) / (recall.value + settings.max_loss),
-    ]
-    figures["n_needed"] = math.ceil(verdict.n * max(lacking) ** 2)
-    return verdict.model_copy(update=figures)
+    todays = judged.estimates(today)[Metric.UDCG].value or 0.0
+    limits = [(recall, -max_loss), (udcg, -max_loss * max(todays, 1.0))]
+    is_kept = recall.value >= -tolerance
+    needed = [needed_to_reach(each, least) for each, least in limits]
+    verdict = conclude(
+        verdict.model_copy(update={**gain}),
+        safe=is_kept and all((each.lower or 0.0) >= least for each, least in limits),
+        gained=udcg.lower > 0.0,
+        lost=any((each.upper or 0.0) < -tolerance for each, _ in limits),
+        for_a_gain=needed_to_reach(udcg),
+        for_safety=max(filter(None, needed)) if is_kept and None not in needed else None,
+    )
+    if found.is_synthetic and verdict.decision == "enforce":
+        return verdict.model_copy(update={"decision": "shadow"})
+    return verdict
 
 
 def _in_words(gain: Interval) -> str:

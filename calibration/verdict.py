@@ -110,21 +110,44 @@ def verdict(
     saved = -(figures["tokens"].value or 0.0) if (figures["tokens"].upper or 0.0) < 0.0 else 0.0
     most_lost = risk_per_saved * saved if saved >= LEAST_SAVED else -inf
     gains.append(lower_bound(recall) >= -most_lost)
-    if safe and any(gains):
-        return unproven.model_copy(update={"decision": "enforce", **figures})
-    if safe:
-        needed = _needed_for_a_gain(plain["recall"], plain["udcg"])
-        for_the_saving = _needed(recall, tolerance, most_lost) if most_lost > 0.0 else None
-        needed = min(filter(None, (needed, for_the_saving)), default=None)
-        return unproven.model_copy(update={"decision": "keep", "n_needed": needed, **figures})
-    if refutable and lost:
-        return unproven.model_copy(update={"decision": "keep", **figures})
-    of_each = [
+    for_the_saving = _needed(recall, tolerance, most_lost) if most_lost > 0.0 else None
+    for_a_gain = [*map(needed_to_reach, plain.values()), for_the_saving]
+    for_safety = [
         _needed(each, tolerance, max_loss) for each in (recall, udcg / max(todays_udcg, 1.0))
     ]
-    needed = max([each or _MOST_NEEDED + 1 for each in of_each])
-    shown = needed if needed <= _MOST_NEEDED else None
-    return unproven.model_copy(update={"n_needed": shown, **figures})
+    return conclude(
+        unproven.model_copy(update=figures),
+        safe=safe,
+        gained=any(gains),
+        lost=refutable and lost,
+        for_a_gain=min(filter(None, for_a_gain), default=None),
+        for_safety=None if None in for_safety else max(filter(None, for_safety)),
+    )
+
+
+def conclude(
+    found: RouteVerdict,
+    *,
+    safe: bool,
+    gained: bool,
+    lost: bool,
+    for_a_gain: int | None,
+    for_safety: int | None,
+) -> RouteVerdict:
+    """Decide by what is shown: serve what is safe and gains, keep today's where nothing is gained.
+
+    Args:
+        found: The figures.
+        safe, gained, lost: Whether the policy is shown to be safe, to gain something, and to lose.
+        for_a_gain, for_safety: The queries like these that would show it; None if none would.
+    """
+    decision: Literal["enforce", "shadow", "keep"] = "shadow"
+    needed = for_safety
+    if safe:
+        decision, needed = ("enforce", None) if gained else ("keep", for_a_gain)
+    elif lost:
+        decision, needed = "keep", None
+    return found.model_copy(update={"decision": decision, "n_needed": needed})
 
 
 def _bounded(differences: FloatArray) -> Interval:
@@ -136,15 +159,18 @@ def _bounded(differences: FloatArray) -> Interval:
     return Interval(found.value, floor(lower * 1e4) / 1e4, ceil(upper * 1e4) / 1e4, found.n)
 
 
-def _needed_for_a_gain(*figures: Interval) -> int | None:
-    """Count the queries like these that would show a gain in one of some figures."""
-    needed = [
-        ceil(each.n * ((each.value - each.lower) / each.value) ** 2)
-        for each in figures
-        if each.value is not None and each.lower is not None and each.value > 0.0
-    ]
-    fewest = min(needed, default=_MOST_NEEDED + 1)
-    return fewest if fewest <= _MOST_NEEDED else None
+def needed_to_reach(figure: Interval, least: float = 0.0) -> int | None:
+    """Count the queries like these that would put a lower bound above ``least``.
+
+    Its distance from the mean shrinks with the square root of their number.
+
+    Returns:
+        None if the mean is not above it, or they would be over 5,000.
+    """
+    if figure.value is None or figure.lower is None or figure.value <= least:
+        return None
+    needed = max(ceil(figure.n * ((figure.value - figure.lower) / (figure.value - least)) ** 2), 1)
+    return needed if needed <= _MOST_NEEDED else None
 
 
 def mean_interval(values: FloatArray) -> Interval:

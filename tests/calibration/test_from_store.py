@@ -217,6 +217,15 @@ def test_other_routes_stay() -> None:
     assert found.judged.in_words == "160 requests judged by known labels"
 
 
+def test_gainless_policy_keeps_today() -> None:
+    """What is shown to be safe and to gain nothing stays as it is today, as with labels."""
+    made = calibrate_from_store(read(watched(160)), Settings(serving_k=3))
+    verdict = made.profile.verdict
+    assert verdict.short == "keep: safe, but no gain is shown"
+    assert verdict.recall.lower > -verdict.max_loss
+    assert made.profile.routes[Route.HYBRID].policy == RatioPolicy(k=3)
+
+
 def test_shadow_says_requests_needed() -> None:
     found = read(watched(40), utilities=CHEAP)
     made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.05))
