@@ -69,6 +69,7 @@ class Decision:
         probabilities: P(relevant) of each candidate, aligned with ``order``; None without a model.
         weighed: The values compared with the threshold, aligned likewise: P, or P weighed by
             length.
+        in_order: Whether the ranking was found to be in the order of its scores.
     """
 
     ranking: Ranking
@@ -79,6 +80,7 @@ class Decision:
     set_aside: tuple[tuple[int, DropReason], ...] = ()
     probabilities: Sequence[float] | None = None
     weighed: Sequence[float] | None = None
+    in_order: bool = False
 
     @property
     def kept(self) -> Sequence[int]:
@@ -213,13 +215,14 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
     order, set_aside, problem = candidate_order(ranking)
     if ranking.copies:
         order, set_aside = _without_copies(order, set_aside, ranking.copies)
-    n = len(order)
+    n, in_order = len(order), isinstance(order, range)
     flags = _score_flags(set_aside, problem) if set_aside or problem else ()
     n_kept = min(policy.k, n)
     if problem is None and n and policy.min_ratio > 0.0:
         scores = cast(Sequence[float], ranking.scores)
         n_kept = _relative_prefix(ranking.kind, scores, order[:n_kept], policy)
-    return Decision(ranking, policy, order, max(n_kept, min(policy.min_keep, n)), flags, set_aside)
+    n_kept = max(n_kept, min(policy.min_keep, n))
+    return Decision(ranking, policy, order, n_kept, flags, set_aside, in_order=in_order)
 
 
 def _score_flags(
@@ -237,7 +240,7 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     order, set_aside, problem = candidate_order(ranking)
     if ranking.copies:
         order, set_aside = _without_copies(order, set_aside, ranking.copies)
-    n = len(order)
+    n, in_order = len(order), isinstance(order, range)
     # A score that is impossible for its kind is not a signal of the model; it matters without one.
     garbage = None if problem is Flag.DOMAIN_VIOLATION else problem
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
@@ -249,10 +252,19 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
             flags += (Flag.MISSING_SIGNALS,)
         if problem is not None and problem not in flags:  # only the scores can order them now
             flags += (problem,)
-        return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
+        n_kept = min(policy.k, n)
+        return Decision(ranking, policy, order, n_kept, flags, set_aside, in_order=in_order)
     own = _by_probability(order, found, tokens, policy)
     return Decision(
-        ranking, policy, own.order, own.n_kept, flags, set_aside, own.probabilities, own.weighed
+        ranking,
+        policy,
+        own.order,
+        own.n_kept,
+        flags,
+        set_aside,
+        own.probabilities,
+        own.weighed,
+        in_order,
     )
 
 
@@ -289,19 +301,21 @@ def _by_probability(
     """
     weighed = probabilities if tokens is None else probabilities * weight_of(tokens)
     best_first = (-weighed).argsort(kind="stable")
-    least = policy.min_probability
-    n_worthwhile = int((weighed[best_first[: policy.k]] >= least).sum())
+    values, least = weighed[best_first].tolist(), policy.min_probability
+    n_worthwhile = sum([value >= least for value in values[: policy.k]])
     n_kept = max(n_worthwhile, min(policy.min_keep, best_first.size))
+    found = values
     if tokens is not None:
         kept = best_first[:n_kept]
         best_first[:n_kept] = kept[(-probabilities[kept]).argsort(kind="stable")]
+        values, found = weighed[best_first].tolist(), probabilities[best_first].tolist()
     indices = best_first.tolist()
     return _ByProbability(
         # Positions in the score order are the candidates' own if that order is as given.
         indices if isinstance(order, range) else [order[index] for index in indices],
         n_kept,
-        probabilities[best_first].tolist(),
-        weighed[best_first].tolist(),
+        found,
+        values,
     )
 
 

@@ -154,7 +154,7 @@ def decide_request(
     decision = decide(ranking, _serving(policy, ranking))
     # Most lists are in the order of their scores and have no ranks: that is seen for nothing.
     has_evidence = (
-        type(decision.order) is not range and request.is_retrieved
+        not decision.in_order and request.is_retrieved
         if ranking.ranks is None
         else ranking.contradicted is None
     )
