@@ -346,7 +346,7 @@ class LabelledRoute:
             (own[size] - today[size]) / max(float(today[size].mean()), 1.0),
             todays_udcg=float(today["udcg"].mean()),
             shown_by=self.shown_by,
-            refutable=self.settings.promise is None and self.settings.context != "utility",
+            refutable=self.wanted != "utility",
             risk_per_saved=RISK_PER_SAVED if name in ("balanced", "richer") else math.inf,
             **self._limits,
         )
@@ -434,6 +434,11 @@ class LabelledRoute:
                 f"{n} answerable queries to choose on, and a probability needs {FEWEST_LABELS}"
             )
         return _fit("expected_utility", *self.own, self.settings)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the choice was asked for: with a promise, the highest utility that keeps it."""
+        return "utility" if self.settings.promise is not None else self.settings.context
 
     @property
     def shown_by(self) -> Literal["folds", "held_out"]:

@@ -266,14 +266,12 @@ def with_expected(
     scale = relevant.sum(axis=1) / np.maximum(likely.sum(axis=1), _LEAST_SUM)
     expected = np.minimum(likely * scale[:, None], 1.0)
     # If a candidate were of the other kind, it would be worth as much as the mean of that kind.
-    others = labels.retrieved & ~labels.relevant
-    right, wrong = (
-        np.where(kind, labels.utilities, labels.utilities[kind].mean() if kind.any() else 0.0)
-        for kind in (labels.relevant, others)
-    )
+    kind, other, own_worth = labels.relevant, labels.retrieved & ~labels.relevant, labels.utilities
+    right = np.where(kind, own_worth, own_worth.sum(where=kind) / max(kind.sum(), 1))
+    wrong = np.where(other, own_worth, own_worth.sum(where=other) / max(other.sum(), 1))
     worth = np.where(labels.retrieved, expected * right + (1.0 - expected) * wrong, 0.0)
     own = 1.0 - part
-    return own * relevant + part * expected, own * labels.utilities + part * worth
+    return own * relevant + part * expected, own * own_worth + part * worth
 
 
 def _sums(values: FloatArray) -> FloatArray:

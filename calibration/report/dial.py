@@ -5,7 +5,6 @@ policy in whose choice the question had no part.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from calibration.objectives import PolicySums
 from calibration.pool_labels import IntArray
 from calibration.report.before_after import BeforeAfter
 from calibration.report.dropped import PassageOf, one_line, passage_or_none, snippet
+from calibration.report.summary import Summary
 from ctxguard.core.types import FloatArray
 
 STOPS = 16
@@ -100,20 +100,13 @@ _Contexts = tuple[IntArray, NDArray[np.bool_]]
 
 
 def dial(
-    outcome: RouteOutcome,
-    by_size: Mapping[str, str],
-    chosen: str,
-    dataset: Dataset,
-    passage_of: PassageOf | None,
-    *,
-    serving_k: int,
+    outcome: RouteOutcome, summary: Summary, dataset: Dataset, passage_of: PassageOf | None
 ) -> Dial | None:
     """Gather what the dial shows.
 
     Args:
         outcome: One route's choice.
-        by_size: The names of its options by what they cost, as `Summary` has them.
-        chosen: The row of the choice in it.
+        summary: Names its options by what they cost.
         dataset: The queries, with their texts.
         passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
 
@@ -123,11 +116,11 @@ def dial(
     rows = BeforeAfter.of(outcome).shown()
     options = {each.name: each for each in outcome.options}
     found: list[tuple[DialStop, _Contexts]] = []
-    for sizes, name in by_size.items():
+    for sizes, name in summary.by_size.items():
         if name in options:  # the first k of equal tokens is a yardstick
             own = options[name].order, options[name].kept
             found.append((_stop(tuple(sizes.split(", ")), own, outcome), own))
-    for own in _between(outcome, serving_k):
+    for own in _between(outcome):
         stop = _stop((), own, outcome)
         if all(abs(each.kept - stop.kept) >= _APART * stop.kept for each, _ in found):
             found.append((stop, own))
@@ -158,7 +151,7 @@ def dial(
     return Dial(
         stops=stops,
         today=place("today"),
-        start=place(chosen.split(", ", maxsplit=1)[0]),
+        start=place(summary.chosen.split(", ", maxsplit=1)[0]),
         questions=tuple(
             _question(
                 which,
@@ -173,19 +166,18 @@ def dial(
     )
 
 
-def _between(outcome: RouteOutcome, serving_k: int) -> list[_Contexts]:
+def _between(outcome: RouteOutcome) -> list[_Contexts]:
     """Contexts of sizes between the leanest and the richest policy, each chosen out of fold."""
-    choosing, pools = outcome.route.choosing, outcome.route.measured[0]
+    route = outcome.route
+    choosing, serving_k = route.choosing, route.settings.serving_k
     kept = choosing.sums.mean_kept
     low, high = max(float(kept.min()), 0.5), min(float(kept.max()), _MOST * serving_k)
-    evidence = outcome.profile.evidence
-    held_out = evidence is not None and evidence.shown_by == "held_out"
     found = []
     for size in np.geomspace(low, max(low, high), STOPS).tolist():
         rule = partial(_of_size, size=size)
         index = choosing.chosen(rule)
-        if held_out and index is not None:
-            found.append(contexts(pools, choosing.grid.policy(index)))
+        if route.held_out and index is not None:
+            found.append(contexts(route.measured[0], choosing.grid.policy(index)))
             continue
         found.append(choosing.contexts(rule, serving_k))
     return found

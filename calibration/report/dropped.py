@@ -63,7 +63,7 @@ class Dropped:
 
 
 def dropped_passages(
-    outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf | None, *, seed: int = 0
+    outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf | None
 ) -> Dropped:
     """Count what was dropped wrongly, with the worst as examples.
 
@@ -73,8 +73,9 @@ def dropped_passages(
         passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
     """
     (pools, labels), order = outcome.route.measured, outcome.chosen.order
+    seed = outcome.route.settings.seed
     own = labels.reordered(order)
-    counted = own.relevant & own.in_baseline
+    counted = own.at_stake
     lost = counted & ~outcome.chosen.kept
     texts = {query.query_id: query.text for query in dataset.queries}
     worst: dict[int, Example] = {}

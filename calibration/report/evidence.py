@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from calibration.calibrate import Calibration
-from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
+from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome
 from calibration.certify import Certification
 from calibration.evaluate import per_query
 from calibration.fit import fit_temperature
@@ -101,7 +101,7 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
     Returns:
         The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
     """
-    serving_k, dataset = calibration.settings.serving_k, calibration.dataset
+    dataset = calibration.dataset
     routes = tuple(
         _route(calibration, route, passages) for route in Route if route in calibration.outcomes
     )
@@ -109,20 +109,17 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
     return ReportData(
         profile=calibration.profile,
         dataset=dataset.name,
-        serving_k=serving_k,
+        serving_k=calibration.settings.serving_k,
         routes=routes,
-        dial=dial(first, summary.by_size, summary.chosen, dataset, passages, serving_k=serving_k),
+        dial=dial(first, summary, dataset, passages),
         labels=_label_counts(calibration),
     )
 
 
-def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
+def certificate_words(outcome: RouteOutcome) -> str:
     """Put a route's certificate in words, or why it has none and what would give it one."""
-    certificate, test, promise = (
-        outcome.profile.certificate,
-        outcome.certification,
-        settings.promise,
-    )
+    settings, certificate = outcome.route.settings, outcome.profile.certificate
+    test, promise = outcome.certification, settings.promise
     if certificate is not None:
         return certificate.statement
     k = settings.serving_k
@@ -161,7 +158,7 @@ def _labels_needed(test: Certification) -> str:
 
 
 def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -> RouteReport:
-    outcome, settings = calibration.outcomes[route], calibration.settings
+    outcome = calibration.outcomes[route]
     (pools, labels), probabilities = outcome.route.measured, outcome.route.probabilities
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
@@ -178,15 +175,15 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
     found = (labels.relevant & kept).sum(axis=1)
     return RouteReport(
         route=route,
-        summary=summarise(outcome, settings, metrics=_COMPARED, others=rule),
-        certificate=certificate_words(outcome, settings),
+        summary=summarise(outcome, metrics=_COMPARED, others=rule),
+        certificate=certificate_words(outcome),
         sufficiency=sufficiency_words(outcome.profile.sufficiency),
         answerable=labels.n_answerable,
         recall_of_first=tuple(recall.mean(axis=0).tolist()) if some.any() else (),
         tokens_of_first=tuple(_tokens_of_first(pools)),
         expected=expected,
-        found=bootstrap_ratio(found * 1.0, kept.sum(axis=1) * 1.0, seed=settings.seed),
-        dropped=dropped_passages(outcome, calibration.dataset, passages, seed=settings.seed),
+        found=bootstrap_ratio(found * 1.0, kept.sum(axis=1) * 1.0, seed=calibration.settings.seed),
+        dropped=dropped_passages(outcome, calibration.dataset, passages),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.calibrate_route import SIZES, Option, RouteOutcome, Settings
+from calibration.calibrate_route import SIZES, Option, RouteOutcome
 from calibration.evaluate import Measured
 from calibration.results import Results, differences, tabulate
 from ctxguard._support.words import amount, count, figure, signed
@@ -69,7 +69,6 @@ class Summary:
 
 def summarise(
     outcome: RouteOutcome,
-    settings: Settings,
     *,
     metrics: tuple[str, ...] = SUMMARY_METRICS,
     others: Mapping[str, tuple[str, Measured]] | None = None,
@@ -78,12 +77,11 @@ def summarise(
 
     Args:
         outcome: One route's choice.
-        settings: Of the calibration.
         metrics: The metrics of the table.
         others: Policies beside or instead of the options, by name: what they keep, in words, and
             their metrics on the same queries.
     """
-    by_size, row = _by_size(outcome, settings)
+    by_size, row = _by_size(outcome)
     options = {
         each.name: (describe_policy(each.policy), each.metrics)
         for each in (outcome.today, outcome.chosen, *by_size.values())
@@ -97,7 +95,8 @@ def summarise(
         if not any(_equal(other[1], own) for _, own in options.values())
     }
     measured = {name: own for name, (_, own) in options.items()}
-    today, chosen, seed = outcome.today.metrics, outcome.chosen.metrics, settings.seed
+    settings, today, chosen = outcome.route.settings, outcome.today.metrics, outcome.chosen.metrics
+    seed = settings.seed
     judged = bootstrap_interval(today["judged"], seed=seed)
     recall = differences(chosen, today, ("recall",), seed=seed)["recall"]
     verdict, evidence = outcome.profile.verdict, outcome.profile.evidence
@@ -109,14 +108,14 @@ def summarise(
         queries=len(today["judged"]),
         shown_by=shown_by,
         results=results,
-        missing=_missing(outcome, settings),
+        missing=_missing(outcome),
         by_size={size: each.name for size, each in by_size.items()},
         chosen=row,
-        in_short=_in_short(results, outcome, settings),
+        in_short=_in_short(results, outcome),
         asked=outcome.profile.asking,
         keeps={name: words for name, (words, _) in options.items()},
         judged=judged,
-        warnings=tuple(_warnings(outcome, recall, judged, settings)),
+        warnings=tuple(_warnings(outcome, recall, judged)),
     )
 
 
@@ -124,22 +123,20 @@ def _equal(these: Measured, those: Measured) -> bool:
     return all(np.array_equal(these[name], those[name], equal_nan=True) for name in these)
 
 
-def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
-    if settings.promise is not None or settings.context == "utility":
+def _missing(outcome: RouteOutcome) -> tuple[str, ...]:
+    if (wanted := outcome.route.wanted) == "utility":
         return ()
     asked = outcome.chosen.policy != outcome.today.policy
     return tuple(
-        size
-        for size in SIZES
-        if size not in outcome.others and not (size == settings.context and asked)
+        size for size in SIZES if size not in outcome.others and not (size == wanted and asked)
     )
 
 
-def _by_size(outcome: RouteOutcome, settings: Settings) -> tuple[dict[str, Option], str]:
+def _by_size(outcome: RouteOutcome) -> tuple[dict[str, Option], str]:
     """Return what is served by what it costs, and the row of the choice."""
     offered = {str(size): option for size, option in outcome.others.items()}
     if outcome.chosen.policy != outcome.today.policy:
-        wanted = settings.context if settings.promise is None else "utility"
+        wanted = outcome.route.wanted
         offered["chosen" if wanted == "utility" else wanted] = outcome.chosen
     rows: list[tuple[list[str], Option]] = [(["today"], outcome.today)]
     for size in ("chosen", *SIZES):
@@ -162,7 +159,7 @@ def _by_size(outcome: RouteOutcome, settings: Settings) -> tuple[dict[str, Optio
     return by_size, row
 
 
-def _in_short(results: Results, outcome: RouteOutcome, settings: Settings) -> str:
+def _in_short(results: Results, outcome: RouteOutcome) -> str:
     found = {name: results.of("chosen", name) for name in _SHORT if name in results.metrics}
     both = {
         name: (row.mean.value, results.of(results.reference, name).mean.value)
@@ -177,13 +174,12 @@ def _in_short(results: Results, outcome: RouteOutcome, settings: Settings) -> st
         and row.difference.outcome == "within noise"
         and not _is_equal(row.difference)
     ]
-    wanted = settings.context if settings.promise is None else "utility"
     return in_one_line(
         passages=both["kept"],
         tokens=both["tokens"],
         recall=None if outcome.chosen.serves_as(outcome.today) else recall,
         misleading=_misleading(*both["misleading"]),
-        unshown="" if verdict is None else unshown_by(verdict, noisy, wanted),
+        unshown="" if verdict is None else unshown_by(verdict, noisy, outcome.route.wanted),
     )
 
 
@@ -263,11 +259,9 @@ def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
     return f"{what}, which about {count(verdict.n_needed, 'question')} would probably decide"
 
 
-def _warnings(
-    outcome: RouteOutcome, recall: Interval, judged: Interval, settings: Settings
-) -> list[str]:
+def _warnings(outcome: RouteOutcome, recall: Interval, judged: Interval) -> list[str]:
     lines = []
-    k, certificate = settings.serving_k, outcome.profile.certificate
+    k, certificate = outcome.route.settings.serving_k, outcome.profile.certificate
     if judged.value is not None and judged.value < LEAST_JUDGED:
         lacking = round((1.0 - judged.value) * k * judged.n)
         lines.append(

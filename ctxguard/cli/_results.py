@@ -11,7 +11,7 @@ from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
-    from calibration.calibrate_route import RouteOutcome, Settings
+    from calibration.calibrate_route import RouteOutcome
     from calibration.compare.comparison import Comparison
     from calibration.compare.saved_comparison import RegressionCheck
     from calibration.report.summary import Summary
@@ -202,7 +202,6 @@ def _print_heading(route: Route, summary: "Summary", output: Output) -> None:
 def print_summary(
     summary: "Summary",
     outcome: "RouteOutcome",
-    settings: "Settings",
     output: Output,
     *,
     show_all: bool,
@@ -219,7 +218,7 @@ def print_summary(
         ("keeps", describe_policy(outcome.profile.policy)),
         ("serves", f"the first {summary.serving_k} while in shadow" if in_shadow else None),
         ("why", outcome.profile.why if show_all else None),
-        ("certificate", certificate_words(outcome, settings) if show_all else None),
+        ("certificate", certificate_words(outcome) if show_all else None),
         ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
     )
     for warning in summary.warnings:

@@ -244,8 +244,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
                     "policy": describe_policy(outcome.profile.policy),
                     "kind": outcome.profile.policy.kind,
                     "k": outcome.profile.policy.k,
-                    "promise": certificate_words(outcome, made.settings),
-                    "summary": summarise(outcome, made.settings),
+                    "promise": certificate_words(outcome),
+                    "summary": summarise(outcome),
                     **picked(outcome.profile, "why", "verdict", "certificate", "sufficiency"),
                     **picked(outcome.profile, "asking", "assessor", "evidence"),
                 }
@@ -261,7 +261,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         source = profile.provenance.utilities_source
         utilities = describe_utilities(profile.utilities, source)
         first, *others = made.outcomes
-        verdict, summary = profile.verdict, summarise(made.outcomes[first], made.settings)
+        verdict, summary = profile.verdict, summarise(made.outcomes[first])
         output.facts(
             ("verdict", "" if verdict is None else verdict.short),
             ("in short", summary.in_short),
@@ -271,7 +271,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             ("fusion", profile.fingerprint.get("fusion") if show_all else None),
             ("utilities", utilities if show_all or source is not None else None),
         )
-        print_summary(summary, made.outcomes[first], made.settings, output, show_all=show_all)
+        print_summary(summary, made.outcomes[first], output, show_all=show_all)
         print_asking(made.outcomes[first].profile, output)
         if show_all:
             sufficiency = made.outcomes[first].profile.sufficiency
@@ -280,9 +280,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             output.note("--all shows the verdict's figures, certificate and reasons")
         if others:
             output.heading("when a stage is down")
-            output.facts(
-                *[(route.value, _in_short(made.outcomes[route], made.settings)) for route in others]
-            )
+            output.facts(*[(route.value, _in_short(made.outcomes[route])) for route in others])
         output.out.print()
         written = [("wrote", str(file)) for file in (self.out, *self.report)]
         output.facts(("profile", profile.profile_id), *written)
@@ -325,10 +323,10 @@ def _write_reports(made: "Calibration", retriever: "Source", files: Sequence[Pat
         (write_html if _is_page(file) else write_json)(evidence, file)
 
 
-def _in_short(outcome: "RouteOutcome", settings: "Settings") -> str:
+def _in_short(outcome: "RouteOutcome") -> str:
     """Put a fallback route in one line."""
     from calibration.report import summarise
 
     verdict = outcome.profile.verdict
     decision = "" if verdict is None else f"{verdict.decision}: "
-    return f"{decision}{summarise(outcome, settings).in_short}"
+    return f"{decision}{summarise(outcome).in_short}"

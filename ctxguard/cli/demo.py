@@ -63,7 +63,7 @@ class DemoCommand(SettingsModel):
             _show_next(output, folder)
 
         document = {
-            "summary": summarise(calibration.outcomes[Route.HYBRID], calibration.settings),
+            "summary": summarise(calibration.outcomes[Route.HYBRID]),
             "answers": counted.answers,
             "misleading": [int(each.sum()) for each in counted.misleading],
             "irrelevant": [int(each.sum()) for each in counted.irrelevant],
@@ -83,7 +83,7 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     dataset, verdict = calibration.dataset, calibration.profile.verdict
     questions = f"{len(dataset)} labelled questions, {len(dataset.answerable)} answerable"
     k = calibration.settings.serving_k
-    summary = summarise(calibration.outcomes[Route.HYBRID], calibration.settings)
+    summary = summarise(calibration.outcomes[Route.HYBRID])
     output.facts(
         ("verdict", "" if verdict is None else verdict.short),
         ("in short", summary.in_short),

@@ -270,14 +270,14 @@ def test_the_forecast_of_a_weak_judge() -> None:
 @pytest.mark.parametrize(("n", "d", "words"), [(150, 1.5, "applied"), (50, 1.0, "not applied")])
 def test_a_model_asked_has_a_row(n: int, d: float, words: str) -> None:
     made = asked(n, d)
-    found = summarise(outcome_of(made), made.settings)
+    found = summarise(outcome_of(made))
     assert f"with answers, {words}" in found.results.policies
     assert found.asked == route_of(made).asking
 
 
 def test_a_model_not_asked_has_a_line() -> None:
     made = asked(150, 0.0)
-    found = summarise(outcome_of(made), made.settings)
+    found = summarise(outcome_of(made))
     assert not [each for each in found.results.policies if each.startswith("with answers")]
     assert found.asked.startswith("the assessor is not asked:")
 

@@ -153,7 +153,7 @@ class TestSummary:
 
     @staticmethod
     def of(found: Calibration) -> Summary:
-        return summarise(found.outcomes[Route.HYBRID], found.settings)
+        return summarise(found.outcomes[Route.HYBRID])
 
     def test_today_and_choice_share_queries(self) -> None:
         found = calibrated(200)
