@@ -267,7 +267,8 @@ def _warnings(outcome: RouteOutcome, recall: Interval, judged: Interval) -> list
         lines.append(
             f"only {judged.value:.0%} of the first {k} passages were ever labelled: harm and "
             "precision are mostly a guess; `ctxguard label --questions DATA --out labels.jsonl` on "
-            f"this system asks for the others, about {lacking:,} of {count(judged.n, 'question')}"
+            f"this system asks for the others, about {count(lacking, 'passage')} for "
+            f"{count(judged.n, 'question')}"
         )
     if recall.value is not None and recall.value < -NOTABLE_LOSS:
         noise = recall.upper is None or recall.upper >= 0.0

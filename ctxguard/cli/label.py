@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
-from ctxguard._support.settings import SettingsModel, key, optional, setting
+from ctxguard._support.settings import SettingsModel, about, key, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, one_line, picked
@@ -171,7 +171,10 @@ class LabelCommand(System):
         # The URL of an engine may hold a password, and this is shown on a page.
         given = {"index": str(self.index), "retriever": str(self.retriever), "engine": "URL"}
         name = self.sources[0]
-        source = ["--system", "FILE"] if name not in given else [f"--{name}", given[name]]
+        source = [f"--{name}", given[name]] if name in given else []
+        fields = type(self).model_fields
+        if not source or any(about(fields[each])["key"] for each in self.model_fields_set):
+            source += ["--system", "FILE"]
         words = ["ctxguard", "calibrate", *source, "--data", str(self.out)]
         return shlex.join([*words, "--out", "profile.json"])
 

@@ -400,7 +400,10 @@ def _print_estimates(report: "Report", output: Output) -> None:
         Window.UP_TO_LABELS: "up to labels",
         Window.ALL_RETAINED: "all retained",
     }
-    output.facts(*[(titles[each], _population(one)) for each, one in live.populations.items()])
+    about = {titles[each]: _population(one) for each, one in live.populations.items()}
+    if len(about) > 1 and len(set(about.values())) == 1:
+        about = {"all windows": next(iter(about.values()))}
+    output.facts(*about.items())
     windows = {metric: titles[window] for metric, window in live.shown.items()}
     for title, by_window in (
         ("Live estimates, with 95% intervals", live.estimates),
@@ -441,8 +444,10 @@ def _print_figures(
     title: str, estimates: "Estimates", windows: "Mapping[Metric, str]", output: Output
 ) -> None:
     """Print one row for each metric, with its window and the effective requests."""
-    rows = []
-    for metric, found in estimates.items():
+    # A metric stands above its parts.
+    rows, places = [], {name: place for place, name in enumerate(IN_WORDS)}
+    for metric in sorted(estimates, key=lambda each: places.get(each.value, len(places))):
+        found = estimates[metric]
         n = NO_DATA if found.n_effective is None else f"{found.n_effective:,.0f}"
         name = IN_WORDS.get(metric.value, metric.value)
         rows.append((name, _figure(metric, found), windows[metric], n))

@@ -165,6 +165,7 @@ async def rerank(
         "policy": context.profile_id,
         "mode": context.mode.value,
         "kept": kept,
+        "would_keep": len(context.would_keep_ids),
         "dropped": dropped,
         "flags": [*map(str, context.flags)],
         "degraded": (

@@ -16,6 +16,7 @@ from running import Run
 
 from calibration.data.readers import read_jsonl
 from ctxguard import ContextGuard, HybridRetriever, Profile
+from ctxguard.cli.label import LabelCommand
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -202,6 +203,27 @@ class TestInput:
         lines = run.ok("label", *given, "--list", "text", system=kind).stdout.splitlines()
         assert {line.split("\t")[0] for line in lines} == {"Why?", "When?"}
         assert {line.split("\t")[2] for line in lines} == {f"Page {n}" for n in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        ({"index": "index"}, "--index index"),
+        ({"retriever": "app:search"}, "--retriever app:search"),
+        (
+            {"retriever": "app:search", "score_kind": "cosine"},
+            "--retriever app:search --system FILE",
+        ),
+        ({"index": "index", "reranker": "folder"}, "--index index --system FILE"),
+        ({"rerank_upstream": "http://x", "candidates": "c.jsonl"}, "--system FILE"),
+        ({"engine": "postgresql://user:secret@x#y"}, "--engine URL"),
+    ],
+)
+def test_next_command_is_of_this_system(given: dict[str, str], source: str) -> None:
+    """What only a file can say is named too, and no password."""
+    command = LabelCommand(questions="q.txt", out="l.jsonl", **given)
+    expected = f"ctxguard calibrate {source} --data l.jsonl --out profile.json"
+    assert command._next_step() == expected
 
 
 @pytest.mark.parametrize(

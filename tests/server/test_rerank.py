@@ -396,7 +396,9 @@ def test_answer_passes_where_nothing_enforced(
     own = [float(text.partition(" ")[0]) for text in FOURTEEN]
     expected = sorted(enumerate(own), key=lambda pair: -pair[1])[: top_n or len(FOURTEEN)]
     assert list(scores_of(answer).items()) == expected
-    assert answer["meta"]["ctxguard"]["dropped"] == {}
+    meta = answer["meta"]["ctxguard"]
+    assert (meta["kept"], meta["dropped"]) == (len(FOURTEEN), {})
+    assert settings != "shadow" or 0 < meta["would_keep"] < len(FOURTEEN)
 
 
 @pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
