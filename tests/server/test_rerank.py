@@ -372,8 +372,9 @@ def unenforced_profile(folder: Path, decision: Literal["keep", "shadow"]) -> Pat
         {Route.EXTERNAL: unenforced(decision, ScoreKind.PROBABILITY)},
         fingerprint={"reranker": "named scores", "score_kind": "probability"},
     )
-    profile.save(folder / "profile.json")
-    return folder / "profile.json"
+    file = folder / f"{decision}.json"
+    profile.save(file)
+    return file
 
 
 FOURTEEN = [f"{at / 100:.2f} text {at}" for at in (4, 1, 19, 7, 2, 3, 11, 5, 13, 17, 8, 6, 12, 9)]
