@@ -23,9 +23,10 @@ from calibration.data.text_files import (
     shown,
 )
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.checks import check_at_least
 from ctxguard.core.scores import is_opposed
 from ctxguard.core.types import Hit, Passage
-from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.errors import DataError
 
 Label = TypeVar("Label", int, DistractorKind)
 
@@ -57,8 +58,7 @@ class _Grades:
     """
 
     def __init__(self, least: int) -> None:
-        if least < 1:
-            raise ConfigurationError(f"relevant_from {least} must be at least 1")
+        check_at_least(1, relevant_from=least)
         self._least, self._highest = least, 0
 
     def __call__(self, record: Record, value: object) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from ctxguard._support.checks import check_at_least
 from ctxguard.core.decision import Decision
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
 from ctxguard.core.tokens import estimate_tokens
@@ -90,14 +91,7 @@ class Assembly:
     def __post_init__(self) -> None:
         if self.order not in ("rank", "edges"):
             raise ConfigurationError(f"order {self.order!r} is unknown; use 'rank' or 'edges'")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigurationError(
-                f"max_tokens {self.max_tokens!r} must be at least 1, or None for no limit"
-            )
-        if self.max_passage_chars < 1:
-            raise ConfigurationError(
-                f"max_passage_chars {self.max_passage_chars!r} must be at least 1"
-            )
+        check_at_least(1, max_tokens=self.max_tokens, max_passage_chars=self.max_passage_chars)
         if not callable(self.count_tokens):
             raise ConfigurationError(
                 f"count_tokens {self.count_tokens!r} must be a function from text to a number"

@@ -14,6 +14,7 @@ from typing import Literal, Unpack
 
 import numpy as np
 
+from ctxguard._support.checks import check_at_least
 from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_QUESTIONS
@@ -102,8 +103,7 @@ class ModelAssessor:
             )
         if form not in FORMS:
             raise ConfigurationError(f"assessor form {form!r} is unknown: use {', '.join(FORMS)}")
-        if max_passage_chars < 1:
-            raise ConfigurationError(f"max_passage_chars {max_passage_chars!r} must be at least 1")
+        check_at_least(1, max_passage_chars=max_passage_chars)
         self.names = tuple(questions)
         self.ledger = Ledger(prices)
         self._ask = FORMS[form]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from ctxguard._support.checks import check_at_least, check_positive
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.endpoints.failures import (
     BAD_REQUEST,
@@ -269,19 +270,12 @@ class ChatClient:
 
     def __init__(self, model: str, ledger: Ledger, **settings: Unpack[ChatSettings]) -> None:
         chosen: ChatSettings = {**_DEFAULTS, **settings}
-        for name, value, least in (
-            ("max_reply_tokens", chosen["max_reply_tokens"], 1),
-            ("concurrency", chosen["concurrency"], 1),
-            ("retries", chosen["retries"], 0),
-        ):
-            if value < least:
-                raise ConfigurationError(f"{name} {value!r} must be at least {least}")
-        for name, seconds in (
-            ("timeout_seconds", chosen["timeout_seconds"]),
-            ("max_calls_per_second", chosen["max_calls_per_second"]),
-        ):
-            if seconds is not None and not 0.0 < seconds < math.inf:
-                raise ConfigurationError(f"{name} {seconds!r} must be finite and > 0")
+        rate = chosen["max_calls_per_second"]
+        check_at_least(
+            1, max_reply_tokens=chosen["max_reply_tokens"], concurrency=chosen["concurrency"]
+        )
+        check_at_least(0, retries=chosen["retries"])
+        check_positive(timeout_seconds=chosen["timeout_seconds"], max_calls_per_second=rate)
         if not 0.0 <= chosen["temperature"] < math.inf:
             raise ConfigurationError(
                 f"temperature {chosen['temperature']!r} must be finite and at least 0"
@@ -312,7 +306,7 @@ class ChatClient:
             headers={name: value for name, value in accounts.items() if value},
         )
         self.host = self._http.host
-        self._pacer = Pacer(chosen["max_calls_per_second"])
+        self._pacer = Pacer(rate)
         self._lessons = _Lessons(self.max_reply_tokens)
 
     def complete_all(

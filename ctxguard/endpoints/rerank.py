@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import PydanticSerializationError, to_json
 
+from ctxguard._support.checks import check_at_least, check_positive
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import FloatArray
 from ctxguard.endpoints.chat import Pacer
@@ -226,12 +227,8 @@ class RerankClient:
         if protocol not in FORMS:
             names = ", ".join(FORMS)
             raise ConfigurationError(f"rerank protocol {protocol!r} is unknown; use one of {names}")
-        if not 0.0 < timeout_seconds < math.inf:
-            raise ConfigurationError(
-                f"rerank timeout_seconds {timeout_seconds!r} must be finite and > 0"
-            )
-        if most_documents is not None and most_documents < 1:
-            raise ConfigurationError(f"rerank most_documents {most_documents!r} must be at least 1")
+        check_positive(timeout_seconds=timeout_seconds, max_calls_per_second=max_calls_per_second)
+        check_at_least(1, most_documents=most_documents)
         self._form = FORMS[protocol]
         self._path = self._form.paths[0]
         self._http = HttpClient(url, (self._path,), what="rerank", key=key, extra="rerank")

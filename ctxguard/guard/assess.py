@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from ctxguard._support.checks import check_positive
 from ctxguard._support.error_text import drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.assembly import read_passages
@@ -25,11 +26,10 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import FloatArray, Passage, PassageSource
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
-from ctxguard.errors import ConfigurationError, StageError
+from ctxguard.errors import StageError
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.resilience import Stage, failure_of
 from ctxguard.resilience.breaker import Watcher
-from ctxguard.resilience.deadlines import check_seconds
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Assessor
@@ -108,9 +108,7 @@ class AssessorStage:
         max_per_second: float = DEFAULT_PER_SECOND,
         redact: Callable[[str], str] | None = None,
     ) -> None:
-        check_seconds("deadline_seconds", deadline_seconds)
-        if not 0.0 < max_per_second < math.inf:
-            raise ConfigurationError(f"max_per_second {max_per_second!r} must be finite and > 0")
+        check_positive(deadline_seconds=deadline_seconds, max_per_second=max_per_second)
         self.assessor = assessor
         self._seconds = deadline_seconds
         self._per_second = max_per_second

@@ -16,6 +16,7 @@ from threading import Lock
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ctxguard._support.checks import check_at_least
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.assembly import Assembly
@@ -121,8 +122,7 @@ class ContextGuard:
     ) -> None:
         if profile is not None and policy is not None:
             raise ConfigurationError("give a profile or a policy, not both: they would compete")
-        if depth < 1:
-            raise ConfigurationError(f"depth {depth!r} must be at least 1")
+        check_at_least(1, depth=depth)
         self._mode = None if mode is None else member_of(Mode, mode, "mode")
         self._depth = depth
         self._score_kind = (

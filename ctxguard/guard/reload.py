@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import ValidationError
 
+from ctxguard._support.checks import check_positive
 from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import OfProcess, reset_in_children
 from ctxguard.errors import (
@@ -53,10 +54,7 @@ class _Watcher(ABC):
     _checking = OfProcess(threading.Lock)
 
     def __init__(self, file: Path, interval_seconds: float, telemetry: Telemetry | None) -> None:
-        if not 0.0 < interval_seconds < float("inf"):
-            raise ConfigurationError(
-                f"interval_seconds {interval_seconds!r} must be finite and > 0"
-            )
+        check_positive(interval_seconds=interval_seconds)
         self.file = file
         self._interval_seconds = interval_seconds
         self._telemetry = default_telemetry() if telemetry is None else telemetry

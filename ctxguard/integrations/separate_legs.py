@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ctxguard._support.checks import check_positive
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.scores import is_contradicted
 from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName, StageFailure, member_of
 from ctxguard.errors import ConfigurationError, CtxguardError, StageError, StageUnavailableError
 from ctxguard.guard.wrapped_retriever import calls_of, ranking_of
 from ctxguard.resilience import Stage, StageCall, Watcher, failure_of
-from ctxguard.resilience.deadlines import check_seconds
 from ctxguard.retrieval.hybrid.candidates import united
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SeparateLegs:
         self._kinds = {
             name: member_of(ScoreKind, kind, "score_kind") for name, kind in kinds.items()
         }
-        check_seconds("leg_seconds", leg_seconds)
+        check_positive(leg_seconds=leg_seconds)
         self._calls = {name: calls_of(leg) for name, leg in legs.items()}
         self._stages = {name: Stage(name, breaks=leg_seconds is not None) for name in legs}
         self._seconds = leg_seconds

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard._support.checks import check_at_least
 from ctxguard.errors import ConfigurationError
 
 Gain = Literal["linear", "exponential"]
@@ -76,8 +77,7 @@ class Utilities:
                 )
         if self.score_ratio is not None and not 0.0 <= self.score_ratio <= 1.0:
             raise ConfigurationError(f"score_ratio {self.score_ratio!r} must lie in [0, 1]")
-        if self.rank_limit < 0:
-            raise ConfigurationError(f"rank_limit {self.rank_limit!r} must be at least 0")
+        check_at_least(0, rank_limit=self.rank_limit)
         for grade, worth in (self.by_grade or {}).items():
             if not abs(worth) <= _MOST:
                 raise ConfigurationError(
@@ -141,8 +141,7 @@ def worths(
     >>> worths([1, 0, 0], top_grade=1, judged=[True, True, False], utilities=STRICT)
     [1.0, -0.5, -0.2]
     """
-    if top_grade < 1:
-        raise ConfigurationError(f"top_grade {top_grade!r} must be at least 1")
+    check_at_least(1, top_grade=top_grade)
     n = len(ranked_grades)
     negatives = [None] * n if negatives is None else negatives
     judged = [True] * n if judged is None else judged

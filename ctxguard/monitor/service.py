@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from ctxguard._support.checks import check_positive
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import reset_in_children
@@ -162,8 +163,7 @@ class Monitor:
         watched: WatchedProfile | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if not 0.0 < window_seconds < float("inf"):
-            raise ConfigurationError(f"window_seconds {window_seconds!r} must be > 0 and finite")
+        check_positive(window_seconds=window_seconds)
         if min_n < 2:
             raise ConfigurationError(f"min_n {min_n!r} must be at least 2: one value has no spread")
         self.store = store

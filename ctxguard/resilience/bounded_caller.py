@@ -12,6 +12,7 @@ from functools import partial
 from threading import Semaphore
 from typing import Any
 
+from ctxguard._support.checks import check_at_least, check_positive
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import FailureKind, Ranking
@@ -24,7 +25,6 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.resilience.breaker import Watcher
-from ctxguard.resilience.deadlines import check_seconds
 from ctxguard.resilience.stage import Stage, UnansweredError, kind_of
 
 RETRIEVER = "retriever"
@@ -56,11 +56,8 @@ class RequestLimits:
     max_query_chars: int | None = None
 
     def __post_init__(self) -> None:
-        check_seconds("deadline_seconds", self.deadline_seconds)
-        for name in ("max_in_flight", "max_query_chars"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 1:
-                raise ConfigurationError(f"{name} {limit!r} must be at least 1")
+        check_positive(deadline_seconds=self.deadline_seconds)
+        check_at_least(1, max_in_flight=self.max_in_flight, max_query_chars=self.max_query_chars)
 
 
 DEFAULT_REQUEST_LIMITS = RequestLimits()

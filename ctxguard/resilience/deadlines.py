@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import monotonic
 
-from ctxguard.errors import ConfigurationError
+from ctxguard._support.checks import check_positive
 
 Budget = Callable[[str], float | None]
 """Returns the maximum seconds that a stage may take if it begins now.
@@ -37,8 +37,7 @@ class Deadlines:
     rerank_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, seconds in asdict(self).items():
-            check_seconds(name, seconds)
+        check_positive(**asdict(self))
 
     def start(self) -> Budget:
         """Begin a search; return the time that each of its stages has left."""
@@ -52,15 +51,3 @@ class Deadlines:
             return min(until - monotonic(), math.inf if limit is None else limit)
 
         return left
-
-
-def check_seconds(name: str, seconds: float | None) -> None:
-    """Refuse a time limit that is not a duration.
-
-    Raises:
-        ConfigurationError: not a positive, finite number; None disables the limit.
-    """
-    if seconds is not None and not 0.0 < seconds < math.inf:
-        raise ConfigurationError(
-            f"{name} {seconds!r} must be a positive number of seconds, or None for no limit"
-        )

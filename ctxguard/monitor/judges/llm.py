@@ -9,6 +9,7 @@ and endpoints cache it.
 from collections.abc import Callable, Sequence
 from typing import TypeVar, Unpack
 
+from ctxguard._support.checks import check_at_least
 from ctxguard.core.types import Passage
 from ctxguard.endpoints.chat import (
     ChatClient,
@@ -19,7 +20,7 @@ from ctxguard.endpoints.chat import (
 from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
 from ctxguard.endpoints.replies import Reply
 from ctxguard.endpoints.usage import Ledger
-from ctxguard.errors import ConfigurationError, StageUnavailableError
+from ctxguard.errors import StageUnavailableError
 from ctxguard.monitor.judges.prompt import (
     MAX_GRADE,
     QUESTION_SCHEMA,
@@ -75,10 +76,7 @@ class LLMJudge:
         prices: tuple[float, float] | None = None,
         **connection: Unpack[ChatSettings],
     ) -> None:
-        if max_passage_chars < 1:
-            raise ConfigurationError(
-                f"judge max_passage_chars {max_passage_chars!r} must be at least 1"
-            )
+        check_at_least(1, max_passage_chars=max_passage_chars)
         self.model = model
         self.ledger = Ledger(prices, redact=redact)
         self._max_passage_chars = max_passage_chars

@@ -9,9 +9,9 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from ctxguard.errors import ConfigurationError
+from ctxguard._support.checks import check_positive
 from ctxguard.monitor.store import SampleStore, State
 
 _log = logging.getLogger(__name__)
@@ -41,10 +41,7 @@ class BudgetLimits:
     cost_per_day: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("calls_per_hour", "calls_per_day", "cost_per_day"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:
-                raise ConfigurationError(f"judging budget {name} {value!r} must be finite and > 0")
+        check_positive(**asdict(self))
 
 
 NO_LIMITS = BudgetLimits()

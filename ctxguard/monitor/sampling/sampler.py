@@ -18,6 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
+from ctxguard._support.checks import check_at_least, check_positive
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError
@@ -109,8 +110,7 @@ class JudgingRates:
                 f"judging rate full_pool_rate_if_no_hit {self.full_pool_rate_if_no_hit!r} must be "
                 f"at least full_pool_rate {self.full_pool_rate!r}"
             )
-        if self.baseline_k < 1:
-            raise ConfigurationError(f"judging baseline_k {self.baseline_k!r} must be at least 1")
+        check_at_least(1, baseline_k=self.baseline_k)
 
     def full_pool_probability(self, *, has_hit: bool) -> float:
         """Return the probability with which all dropped passages of a request are judged.
@@ -221,8 +221,7 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_probability("sampling rate", rate)
-        if capacity < 1:
-            raise ConfigurationError(f"sampler capacity {capacity!r} must be at least 1")
+        check_at_least(1, capacity=capacity)
         self.rate = rate
         self.capacity = capacity
         self.seed = seed
@@ -344,10 +343,7 @@ class Cap:
     """
 
     def __init__(self, rate: float, per_second: float, clock: Callable[[], float]) -> None:
-        if not 0.0 < per_second < math.inf:
-            raise ConfigurationError(
-                f"max_per_second {per_second!r} must be finite and > 0; rate 0.0 samples nothing"
-            )
+        check_positive(max_per_second=per_second)
         self._most = rate
         self._per_second = per_second
         self._clock = clock

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from ctxguard._support.checks import check_at_least
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
@@ -84,9 +85,7 @@ class SearchSettings:
     leg_kind: ScoreKind = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("rerank_depth", "max_query_chars"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} {getattr(self, name)!r} must be at least 1")
+        check_at_least(1, rerank_depth=self.rerank_depth, max_query_chars=self.max_query_chars)
         by_ranker = self.fusion.method == "ranker"
         found_by = replace(self.fusion, method="reciprocal_rank") if by_ranker else self.fusion
         object.__setattr__(self, "leg_fusion", found_by)
