@@ -30,7 +30,7 @@ from ctxguard.measure.metrics import (
     Metric,
     Rows,
     failed_weights,
-    is_shown,
+    shown_metrics,
     weighted_terms,
 )
 
@@ -141,10 +141,11 @@ def _by_judge(rows: Rows) -> Mapping[Metric, Interval]:
     sums, weights = Sums(2 * len(METRICS)), failed_weights(rows).sum(axis=0)
     values, inclusion = weighted_terms(rows)
     sums.add(values, rows.requests["session"], inclusion)
-    ratios = {metric: sums.ended().ratio(metric) for metric in METRICS}
+    own, shown = sums.ended(), shown_metrics(weights)
     return {
         metric: Interval(ratio.a / ratio.b, None, None, ratio.n)
-        if ratio.b > 0.0 and is_shown(metric, weights)
+        if ratio.b > 0.0 and metric in shown
         else Interval.undefined(ratio.n)
-        for metric, ratio in ratios.items()
+        for metric in METRICS
+        for ratio in [own.ratio(metric)]
     }

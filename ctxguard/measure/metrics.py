@@ -374,14 +374,13 @@ def quantities(rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatAr
         gain, harm: Shape (m,), its utility, and the same below 0.
     """
     size = rows.passages["size"]
-    kept, gained, harmed = (rows.by_rank(each * size) for each in (relevant, gain, harm))
-    n_found = kept.sum(axis=1)
+    n_found = rows.by_rank(relevant * size).sum(axis=1)
     return np.column_stack(
         [
             n_found / np.maximum(rows.requests["n_served"], 1),
             reciprocal_ranks(rows.by_rank(relevant)),
-            discounted(gained).sum(axis=1),
-            discounted(harmed).sum(axis=1),
+            discounted(rows.by_rank(gain * size)).sum(axis=1),
+            discounted(rows.by_rank(harm * size)).sum(axis=1),
             n_found,
             rows.total(relevant * size),
         ]
@@ -404,13 +403,16 @@ def by_judge(rows: Rows) -> FloatArray:
     return found
 
 
-def is_shown(metric: Metric, weights: FloatArray) -> bool:
-    """Tell if few enough requests lack a grade for the others to stand for all.
+def shown_metrics(weights: FloatArray) -> frozenset[Metric]:
+    """Return the metrics that so few requests lack a grade for that the others stand for all.
 
     Args:
         weights: Shape (3,), as of ``failed_weights``.
     """
-    return bool(weights[1 + (metric in OF_DROPPED)] <= MOST_FAILED * weights[0])
+    requests, served_failed, any_failed = weights.tolist()
+    if served_failed > MOST_FAILED * requests:
+        return frozenset()
+    return frozenset(Metric) - (OF_DROPPED if any_failed > MOST_FAILED * requests else frozenset())
 
 
 def failed_weights(rows: Rows) -> FloatArray:
@@ -470,10 +472,9 @@ def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
         Shape (n, 2 · metrics), numerator and denominator of each metric; and shape (n, metrics),
         the probabilities.
     """
-    by_metric = terms(rows)
-    found = [by_metric[metric] for metric in METRICS]
-    values = np.column_stack([column for one in found for column in one[:2]])
-    return values / rows.requests["probability"][:, None], np.column_stack([c for *_, c in found])
+    table = np.array([*map(terms(rows).__getitem__, METRICS)])  # (metrics, 3, n)
+    values = table[:, :2].reshape(2 * len(METRICS), -1) / rows.requests["probability"]
+    return np.ascontiguousarray(values.T), np.ascontiguousarray(table[:, 2].T)
 
 
 def losses(rows: Rows) -> dict[Metric, FloatArray]:

@@ -24,7 +24,7 @@ from ctxguard.measure.metrics import (
     Metric,
     Rows,
     failed_weights,
-    is_shown,
+    shown_metrics,
     weighted_terms,
 )
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
@@ -238,12 +238,13 @@ class _Judged:
         """
         if not self.population.judged:
             return dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
-        ratios = {metric: self.own.ended().ratio(metric) for metric in Metric}
+        own, shown = self.own.ended(), shown_metrics(self._weights)
         return {
             metric: estimate(metric, ratio, min_n)
-            if is_shown(metric, self._weights)
+            if metric in shown
             else Estimate.undefined(ratio.n)
-            for metric, ratio in ratios.items()
+            for metric in METRICS
+            for ratio in [own.ratio(metric)]
         }
 
     def add(
@@ -300,7 +301,7 @@ def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
     """
     chosen = np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids))
     own_picks = set(labels.first_pick[chosen].tolist())
-    covered = sum(judged.weight_by_pick[pick] for pick in own_picks)
+    covered = sum(map(judged.weight_by_pick.__getitem__, own_picks))
     if not own_picks or covered < (1.0 - MOST_UNCOVERED) * sum(judged.weight_by_pick.values()):
         return dict.fromkeys(corrected.QUOTIENTS, lacks_grades(0, 0.0, min_n, 0))
     stands_for = corrected.stands_for(labels.first_pick, chosen, judged.requests_by_pick)
