@@ -223,6 +223,14 @@ class TestRecallLoss:
         assert_mean(found, sum(truth) / len(truth))
 
 
+def test_short_pools_stand_alone() -> None:
+    """Where only the first few are judged, pools of no more say nothing of longer ones."""
+    first_ten = JudgingRates(0.0, 0.0, 0.0, 1.0, len(POOL))
+    rows = judged([record_of(first_ten)])
+    assert len(rows.passages) == len(POOL)
+    assert rows.requests["dropped_chance"].tolist() == [0.0]
+
+
 class TestMissingGrades:
     def rows(self, missing: frozenset[str]) -> Rows:
         grades = {

@@ -89,8 +89,12 @@ def judged_request(
     places, chances = record.to_judge(first), record.judging_chances(first)
     baseline = record.first(rates.baseline_k)
     lacking = {place for place in places if record.passage_ids[place] not in verdicts}
-    whole, pool_chance, is_fair = record.has_full_pool(has_hit=has_hit), 1.0, True
+    whole, is_fair = record.has_full_pool(has_hit=has_hit), True
+    dropped_chance = pool_chance = 1.0
     if record.dropped:
+        # Of the last passages of a long pool, whether this one is long or not: else a figure would
+        # be that of short pools alone.
+        dropped_chance = rates.dropped_probability(has_hit=has_hit, in_baseline=False)
         pool_chance = rates.full_pool_probability(has_hit=has_hit) if whole else math.nan
         # Pools judged only where nothing relevant was served would show a recall of 0.
         is_fair = rates.full_pool_probability(has_hit=True) > 0.0
@@ -101,7 +105,7 @@ def judged_request(
                 len(record.served),
                 record.probability if probability is None else probability,
                 session_number(record.session_id),
-                min([chances[each] for each in record.dropped], default=1.0),
+                dropped_chance,
                 pool_chance,
                 whole and is_fair and not lacking,
                 record.judges_first(rates.baseline_k) and lacking.isdisjoint(baseline),
