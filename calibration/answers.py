@@ -394,7 +394,6 @@ def compare_answers(
     *,
     column: str = "correct",
     prices: tuple[float, float] | None = None,
-    seed: int = 0,
 ) -> Results:
     """Compare the answers to today's contexts with those to the guard's, paired by question.
 
@@ -429,7 +428,7 @@ def compare_answers(
             columns["cost_per_1000"] = (reading * columns["tokens"] + writing * written) / 1e3
         measured[pipeline] = columns
     metrics = (column, *(name for name in ANSWER_METRICS if name != column))
-    return tabulate(measured, metrics, seed=seed)
+    return tabulate(measured, metrics)
 
 
 def price_of_passages(

@@ -28,6 +28,7 @@ from calibration.objectives import (
 )
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
+from calibration.reranked_candidates import PAUSES_SECONDS
 from calibration.verdict import CONFIDENCE, mean_interval
 from ctxguard._support.words import significant
 from ctxguard.core.policies import ExpectedUtilityPolicy
@@ -51,9 +52,6 @@ DEFAULT_PRICE = 0.002
 
 ROUNDS = 2
 """How often (k, t) is chosen again with the answers that are worth asking for at the former."""
-
-_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""After which an assessor that refuses for its rate limit is asked again."""
 
 _LUCK = 2.0
 """Squared standard errors that are taken off a gain, as a share of it. A gain that had to be shown
@@ -375,7 +373,7 @@ def _asked(
 
 def _patiently(asking: Asking, question: Question) -> Assessment:
     found = asking.stage.ask(question)
-    for pause_seconds in _PAUSES_SECONDS:
+    for pause_seconds in PAUSES_SECONDS:
         if found.failure is None or found.failure.kind is not FailureKind.SATURATED:
             break
         asking.sleep(pause_seconds)

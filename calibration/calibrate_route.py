@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,10 @@ class Settings(ChoiceSettings):
         return self
 
 
+_Measured = tuple[IntArray, NDArray[np.bool_], Measured]
+"""Contexts as an `Option` has them, and their metrics."""
+
+
 @dataclass(frozen=True)
 class Option:
     """A policy that could be served, measured on queries that had no part in its choice.
@@ -126,12 +130,6 @@ class Option:
         """Return whether every context holds the same passages in the same order."""
         own, others = self.order[self.kept], other.order[other.kept]
         return np.array_equal(self.kept, other.kept) and np.array_equal(own, others)
-
-
-class _Measured(NamedTuple):
-    order: IntArray
-    kept: NDArray[np.bool_]
-    metrics: Measured
 
 
 @dataclass(frozen=True)
@@ -304,7 +302,7 @@ class LabelledRoute:
     def today(self) -> Option:
         """The first k, as served today: kept where nothing else is accepted."""
         k = self.settings.serving_k
-        n = int((self.measured[1].n_relevant > 0).sum())
+        n = self.measured[1].n_answerable
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
         keep = RouteVerdict(
             decision="keep",
@@ -327,16 +325,16 @@ class LabelledRoute:
         k = int(np.searchsorted(of_k, own + 1e-9, side="right"))
         if k == 0 or option.policy == (first := RatioPolicy(k=k)) or first == self.today.policy:
             return None
-        return replace(self.today, name=f"first {k}", policy=first, **self._first(k)._asdict())
+        return Option(f"first {k}", first, *self._first(k), self.today.verdict)
 
-    def _first(self, k: int) -> "_Measured":
+    def _first(self, k: int) -> _Measured:
         return self._measure(*contexts(self.measured[0], RatioPolicy(k=k)))
 
     def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
         """Judge a policy by the contexts that it gives the queries that measure."""
         return self._judged(name, policy, self._measure(order, kept))
 
-    def _judged(self, name: str, policy: Policy, measured: "_Measured") -> Option:
+    def _judged(self, name: str, policy: Policy, measured: _Measured) -> Option:
         order, kept, metrics = measured
         own, today = metrics, self.today.metrics
         size = "kept" if np.isnan(own["tokens"]).any() else "tokens"
@@ -475,7 +473,7 @@ class LabelledRoute:
     def _measure(self, order: IntArray, kept: NDArray[np.bool_]) -> _Measured:
         pools, labels = self.measured
         metrics = of_contexts(pools, labels, order, kept)
-        return _Measured(order, kept, metrics)
+        return order, kept, metrics
 
     @property
     def _limits(self) -> dict[str, Any]:

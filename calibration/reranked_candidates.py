@@ -11,8 +11,8 @@ from ctxguard.errors import OverloadedError, QueryError, StageError
 from ctxguard.profile import reranker_probe
 from ctxguard.retrieval.protocols import Reranker
 
-_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""After which a reranker that refuses for its rate limit is called again."""
+PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""After which an endpoint that refuses for its rate limit is called again."""
 
 
 def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
@@ -136,7 +136,7 @@ class RerankedCandidates:
         return self._probed
 
     def _scores(self, query: str, texts: Sequence[str]) -> FloatArray:
-        for pause_seconds in _PAUSES_SECONDS:
+        for pause_seconds in PAUSES_SECONDS:
             try:
                 return self._reranker.score(query, texts)
             except OverloadedError:

@@ -6,23 +6,31 @@ Differences are paired by query, so that a difference within noise is recognised
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from calibration.compare.candidates import Candidate
-from calibration.compare.curve import Curve, curve
 from calibration.data.dataset import Dataset
-from calibration.evaluate import Measured, per_query
-from calibration.pool_labels import label, unlabelled_note
+from calibration.evaluate import Measured, contexts, per_query
+from calibration.pool_labels import PoolLabels, label, unlabelled_note
 from calibration.replay import Pools, Progress, notes_on_themselves, replay
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
+from ctxguard.core.policies import Policy
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
-from ctxguard.measure.interval import CONFIDENCE, Interval, bootstrap_ratio
+from ctxguard.measure.interval import (
+    CONFIDENCE,
+    Interval,
+    bootstrap_intervals,
+    bootstrap_ratio,
+    interval_bounds,
+    resampled_means,
+)
+from ctxguard.measure.metrics import discounted
 from ctxguard.measure.worth import READERS, Utilities
 
 if TYPE_CHECKING:
@@ -62,6 +70,46 @@ def risk_of(share: Interval) -> Risk | None:
     if upper <= SAFE:
         return "SAFE"
     return "DANGEROUS" if lower >= DANGEROUS else "RISKY"
+
+
+SHOWN_SIZES = 20
+"""Contexts of up to so many passages are shown one by one."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A policy by the size of the context.
+
+    Attributes:
+        udcg: Of contexts of at most k passages, for k = 1, 2, …
+        optimal_k: The k of highest mean UDCG; the smallest if several are equal.
+        within_noise: Every k that is not worse than the optimal one by more than noise, paired
+            by query.
+    """
+
+    udcg: tuple[Interval, ...]
+    optimal_k: int
+    within_noise: tuple[int, ...]
+
+
+def curve(pools: Pools, labels: PoolLabels, policy: Policy) -> Curve:
+    """Measure contexts of at most k passages under a policy, for k from 1 to 20 or its own k.
+
+    The threshold of the policy applies, so the curve is flat if it, not k, ends the context.
+    """
+    most = min(max(SHOWN_SIZES, policy.k), pools.scores.shape[1])
+    order, kept = contexts(pools, replace(policy, k=most, min_keep=min(policy.min_keep, most)))
+    utility = np.where(kept, labels.reordered(order).utilities, 0.0)[:, :most]
+    total = discounted(utility).cumsum(axis=1)
+    # Rounded, so that another order of summation does not make a larger k better.
+    best = int(np.argmax(np.round(total.mean(axis=0), 12)))
+    samples = resampled_means(total)
+    behind = interval_bounds(samples - samples[:, [best]])[1]
+    return Curve(
+        udcg=tuple(bootstrap_intervals(total.T)),
+        optimal_k=best + 1,
+        within_noise=tuple(k + 1 for k in range(most) if behind[k] >= 0.0),
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +168,6 @@ def compare(
     utilities: Utilities = READERS,
     depth: int = DEFAULT_DEPTH,
     vectors: Mapping[str, Any] | None = None,
-    seed: int = 0,
     passes: Callable[[str, int], Progress] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     columns: Sequence[SignalColumn] = (),
@@ -187,13 +234,13 @@ def compare(
         pools, labels, latency_ms = labelled[candidate.stages]
         measured = per_query(pools, labels, candidate.policy)
         both = measured["udcg"] + 2 * measured["harm"]
-        share = bootstrap_ratio(measured["harm"], both, seed=seed)
+        share = bootstrap_ratio(measured["harm"], both)
         compared.append(
             Compared(
                 candidate=candidate,
                 kind=pools.kind,
                 per_query={name: measured[name] for name in COMPARED},
-                curve=curve(pools, labels, candidate.policy, seed=seed),
+                curve=curve(pools, labels, candidate.policy),
                 harm_share=share,
                 risk=risk_of(share),
                 latency_ms=latency_ms,
@@ -202,7 +249,7 @@ def compare(
     by_name = {each.candidate.name: each.per_query for each in compared}
     return Comparison(
         candidates=tuple(compared),
-        results=tabulate(by_name, reference=baseline, seed=seed),
+        results=tabulate(by_name, reference=baseline),
         utilities=utilities,
         unlabelled=unlabelled_note(dataset, utilities),
         query_ids=tuple(common),

@@ -124,7 +124,6 @@ def check_regressions(
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     tolerance: float = 0.0,
-    seed: int = 0,
 ) -> tuple[RegressionCheck, ...]:
     """Compare every candidate with the saved one of its name, or with the only saved one.
 
@@ -170,7 +169,7 @@ def check_regressions(
             )
         these = {metric: compared.per_query[metric][own] for metric in metrics}
         those = {metric: np.array(earlier.per_query[metric], float)[old] for metric in metrics}
-        by_metric = differences(these, those, metrics, seed=seed)
+        by_metric = differences(these, those, metrics)
         regressed = any(each.is_regression(tolerance) for each in by_metric.values())
         checks.append(RegressionCheck(name, earlier.name, by_metric, regressed))
     if all(check.saved is None for check in checks):

@@ -156,7 +156,8 @@ class TestEqualTokens:
         """Neither beside today's context, nor beside a policy that is the first k."""
         route = self.route()
         assert route.of_equal_tokens(route.today) is None
-        three = replace(route.today, policy=RatioPolicy(k=3), **route._first(3)._asdict())
+        first_three = contexts(route.measured[0], RatioPolicy(k=3))
+        three = route.option("three", RatioPolicy(k=3), *first_three)
         assert route.of_equal_tokens(three) is None
 
     def test_no_first_k_equals_empty(self) -> None:
