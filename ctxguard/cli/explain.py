@@ -134,7 +134,7 @@ def _print_candidates(
             "P>": _figure(one.probability),
             "enforced": one.enforced or "",
             "stages": ", ".join(
-                f"{leg} {score:.4g}" for leg, score in one.legs.items() if score is not None
+                f"{leg} {score:.3g}" for leg, score in one.legs.items() if score is not None
             ),
             "why": _why(one),
             "judge": grade_in_words(one.judge),

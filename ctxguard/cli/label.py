@@ -386,10 +386,13 @@ class ImportCommand(SettingsModel):
         )
         notes = [f"{n:,} {words}" for n, words in counts if n]
         notes += [f"unknown: {', '.join(added.unknown)}"] if added.unknown else []
-        notes.append(
-            f"{usable['passages']:,} grades of this file's requests count, {usable['requests']:,} "
-            f"of the requests are complete; {usable['unfinished']:,} need more grades"
+        said = (
+            f"{count(usable['passages'], 'grade')} on "
+            f"{count(usable['requests'], 'complete request')} count"
         )
+        if usable["unfinished"]:
+            said += f"; grades are missing for {count(usable['unfinished'], 'request')}"
+        notes.append(said)
         if usable["unpicked"]:
             notes.append(
                 f"{usable['unpicked']:,} of them were not picked at random: they enter no estimate"

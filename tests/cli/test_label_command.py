@@ -266,10 +266,7 @@ class TestImport:
             "blank": 1,
             "usable": {"passages": 12, "requests": 1, "unfinished": 1, "unpicked": 0},
         }
-        assert note == (
-            "12 grades of this file's requests count, 1 of the requests are complete; 1 need more "
-            "grades"
-        )
+        assert note == "12 grades on 1 complete request count; grades are missing for 1 request"
         assert {label.annotator for label in labels_of(traffic)} == {"ann"}
         rows[0] |= {"request_id": "from elsewhere"}
         again = import_(traffic, rows)
