@@ -461,6 +461,16 @@ class TestPromise:
         assert certification.grid_index is not None
         assert outcome.profile.evidence.metrics["recall_loss"].value <= 0.1
 
+    def test_few_labels_keep_today(self) -> None:
+        """Few labels keep what is served today and say what would do."""
+        outcome = outcome_of(
+            calibrated(60, noise=0.25, promise=Promise(alpha=0.02), policy="ratio")
+        )
+        assert outcome.certification.grid_index is None
+        assert outcome.profile.policy == RatioPolicy(k=5)
+        assert "no other policy that gains utility is certified" in outcome.profile.why
+        assert outcome.profile.certificate is None
+
     @pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"alpha": 1.0}, {"delta": 1.5}])
     def test_meaningless_promise_is_refused(self, settings: dict[str, float]) -> None:
         with pytest.raises(ConfigurationError, match=str(next(iter(settings)))):
