@@ -313,13 +313,13 @@ def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
     notes += notes_on_themselves([pools])
     if pools.route is not route:
         notes.append(
-            f"the retriever answered by {pools.route.value}, and what is measured is the policy of "
-            f"{route.value}; name the route with --route"
+            f"the retriever answered with {pools.route.value}, but the policy measured is that of "
+            f"{route.value}: set the key route"
         )
     missing = [name for name, n in zip(pools.query_ids, pools.lengths, strict=True) if not n]
     if missing and run is not None:
         notes.append(
-            f"the run has no candidate of {len(missing):,} queries, first {missing[0]!r}: they "
-            "count as answered with nothing"
+            f"the run has no candidates for {len(missing):,} queries, such as {missing[0]!r}: they "
+            "count as empty contexts"
         )
     return notes

@@ -117,7 +117,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         results = compare_answers(asked, file, column=self.mark, prices=self.prices)
         n_left_out = len(dataset) - results.of("guard", self.mark).mean.n
         if n_left_out:
-            notes.append(f"{count(n_left_out, 'question')} without a mark on both sides left out")
+            notes.append(f"{count(n_left_out, 'question')} left out: an answer has no mark")
         utility = price_of_passages(asked, file, dataset, self.mark)
         document = {"reader": self.model, "results": results, "irrelevant": utility}
         output.result(document, lambda: self._show(results, utility, output), notes)

@@ -365,7 +365,7 @@ class _Corpus:
         self._kept = kept
         if self._window is None and chunk:
             raise ConfigurationError(
-                f"--chunk: how many tokens {embedder.name} reads is not known; leave it out"
+                f"--chunk needs the token limit of {embedder.name}, which is unknown: leave it out"
             )
         tokens = None if self._window is None else self._window.tokens
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}

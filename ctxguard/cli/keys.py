@@ -25,7 +25,7 @@ class KeysCommand(SettingsModel):
         name = " ".join(self.words)
         sections = named(name).sections()
         if not sections:
-            raise ConfigurationError(f"ctxguard {name} takes options alone; see its --help")
+            raise ConfigurationError(f"ctxguard {name} takes only options; see its --help")
         for table, keys in sorted(sections.items()):
             if table:
                 output.text(f"[{table}]")

@@ -143,8 +143,8 @@ class MonitorCommand(JudgeModel, IndexSystem):
         former = running.store.series()
         if former and running.series not in former:
             output.note(
-                f"{former[-1]!r} has judged samples of this store: {running.series!r} judges those "
-                "again that people labelled, and begins with later ones"
+                f"this store was judged by {former[-1]!r}: {running.series!r} judges again what "
+                "people labelled, and then later samples"
             )
         try:
             (self._once if self.once else self._serve)(running, output)
@@ -172,12 +172,12 @@ class MonitorCommand(JudgeModel, IndexSystem):
         judge = label_judge(labelled.dataset, texts)
         if judge.ambiguous:
             notes.append(
-                f"{count(judge.ambiguous, 'question')} of several labelled queries, whose labels "
-                "disagree, get no grade: make their labels agree, or leave some out"
+                f"{count(judge.ambiguous, 'question')} with conflicting labels get no grade: make "
+                "the labels agree, or remove some"
             )
         notes.append(
-            "nobody knows whether a passage without a label is relevant: it counts as not "
-            "relevant, so precision is at least what is shown, and recall is of the labelled ones"
+            "unlabelled passages count as not relevant: precision is at least what is shown, and "
+            "recall is over labelled passages only"
         )
         output.notes([*labelled.notes, *notes])
         return judge
@@ -189,7 +189,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
 
         owns = running.own()
         if not owns:
-            output.note("another monitor owns the store and judges: these are its figures of now")
+            output.note("another monitor owns this store: these are its current figures")
         judge_fault = judge_waiting(running, output) if owns else None
         own_alarms = running.alarms if owns else None
         before = None if own_alarms is None else own_alarms.profile_id
@@ -241,7 +241,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
             server = MetricsServer(self.host, self.port, registry)
         except OSError as error:
             raise ConfigurationError(
-                f"{self.host}:{self.port} cannot be listened on ({error.strerror}); choose another "
+                f"cannot listen on {self.host}:{self.port} ({error.strerror}); choose another "
                 "--host, or port in the file --system"
             ) from error
         threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
@@ -376,9 +376,7 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         f"Promises of profile {alarms.profile_id}; alarm at evidence {DEFAULT_THRESHOLD:,.0f}",
     )
     if not any(monitor.n for monitor in alarms.losses) and not alarms.active:
-        output.note(
-            "no day of requests that this profile served in enforce mode is over and judged yet"
-        )
+        output.note("no whole day of requests served by this profile in enforce mode is judged yet")
 
 
 def _print_estimates(report: "Report", output: Output) -> None:
@@ -387,13 +385,13 @@ def _print_estimates(report: "Report", output: Output) -> None:
     live = report.live
     if live.judge_estimates:
         output.note(
-            f"the judge makes errors; {live.labelled:,} requests with human labels correct it. "
+            f"the judge makes errors, which {live.labelled:,} requests labelled by people correct. "
             f"{_next_step(report)}"
         )
     if live.unpicked:
         output.note(
             f"{live.unpicked:,} labelled requests were not picked by `ctxguard label export`: "
-            "nobody knows what they stand for, so they are in no estimate"
+            "their probability is unknown, so no estimate uses them"
         )
     titles = {
         Window.RECENT: "recent window",

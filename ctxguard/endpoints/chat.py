@@ -284,8 +284,8 @@ class ChatClient:
         key = chosen["api_key"] or environment("OPENAI_API_KEY")
         if not key:
             raise ConfigurationError(
-                "the endpoint of the model needs a key: set OPENAI_API_KEY in the environment, or "
-                "give api_key (a local server takes any)"
+                "the model's endpoint needs a key: set OPENAI_API_KEY in the environment, or give "
+                "api_key (a local server takes any)"
             )
         accounts = {
             "OpenAI-Organization": environment("OPENAI_ORG_ID"),

@@ -438,9 +438,9 @@ def _proxy_of(url: SplitResult) -> _Proxy | None:
         port = 0
     if parsed.scheme not in _PORTS or not parsed.hostname or not port:
         raise ConfigurationError(
-            f"the environment names a proxy of the kind {parsed.scheme!r} for {url.hostname}, "
-            f"which is not supported: name one as http://HOST:PORT in {url.scheme}_proxy, or "
-            "exempt the host by no_proxy"
+            f"the environment sets a proxy of the unsupported kind {parsed.scheme!r} for "
+            f"{url.hostname}: set {url.scheme}_proxy to http://HOST:PORT, or add the host to "
+            "no_proxy"
         )
     headers = {}
     if parsed.username is not None:

@@ -211,7 +211,9 @@ def _joined(body: bytes) -> dict[str, object]:
         reason = field_of(choice, "finish_reason") or reason
         refusal = field_of(part, "refusal") or refusal
     if reason is None and not is_over:
-        raise CallError(Failure(InvalidReason.UNREACHABLE, "the stream ended before its answer"))
+        raise CallError(
+            Failure(InvalidReason.UNREACHABLE, "the stream ended before the answer did")
+        )
     message = {"content": "".join(texts), "refusal": refusal}
     return {"choices": [{"message": message, "finish_reason": reason}], **found}
 

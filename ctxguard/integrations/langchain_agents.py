@@ -120,7 +120,7 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         if query is None:
             raise ConfigurationError(
                 f"the tool {name!r} was called without the argument {self._query_argument!r}: set "
-                "query_argument to the one that is its query"
+                "query_argument to the name of its query"
             )
         # The call's id is not a request id: some models begin again at 0 in every conversation.
         ranking = ranking_by_metadata(self._guard, documents, self._score_key)

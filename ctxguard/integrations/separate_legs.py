@@ -51,7 +51,7 @@ class SeparateLegs:
         leg_seconds: float | None = None,
     ) -> None:
         if len(legs) < 2:
-            raise ConfigurationError(f"there must be two legs or more, by name, not {len(legs)}")
+            raise ConfigurationError(f"give at least two legs by name, not {len(legs)}")
         kinds = score_kinds or {}
         for name in kinds:
             if name not in legs:

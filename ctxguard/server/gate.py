@@ -158,7 +158,7 @@ def _check_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
     names = [name for name, _ in headers if name in _ONCE]
     if len(names) > len(set(names)):
         repeated = max(names, key=names.count).decode("ascii")
-        raise Problem(ProblemKind.REPEATED_HEADER, f"{repeated} may be sent once only")
+        raise Problem(ProblemKind.REPEATED_HEADER, f"the header {repeated} may be sent only once")
 
 
 def _labelled(label: bytes, own: str) -> str:

@@ -136,7 +136,9 @@ class EndpointRule:
                 if len(body) > self.most_bytes:
                     raise self._too_large()
                 if budget.buffered > budget.max_buffered_bytes:
-                    raise Problem(ProblemKind.OVERLOADED, "too much is being received at once")
+                    raise Problem(
+                        ProblemKind.OVERLOADED, "too many bytes are being received at once"
+                    )
                 more = message.get("more_body", False)
             if budget.in_flight >= budget.max_in_flight:
                 raise Problem(

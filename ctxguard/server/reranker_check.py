@@ -46,8 +46,8 @@ async def keep_comparing(
             except Exception as error:
                 if not is_silent:
                     _log.warning(
-                        "the reranker gave no scores of the probe texts (%s), so that it cannot be "
-                        "compared with the profile's; it is asked again",
+                        "the reranker did not score the probe texts (%s), so it cannot be compared "
+                        "with the profile's; asking again",
                         describe_error(error),
                     )
                 is_silent = True

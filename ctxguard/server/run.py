@@ -118,7 +118,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigurationError(
-            f"{settings.host}:{settings.port} cannot be listened on ({error.strerror or error}): "
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}): "
             "choose another --host or --port"
         ) from None
 

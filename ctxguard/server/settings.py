@@ -170,8 +170,8 @@ class ServiceSettings(AssessorSettings):
         if self.secrets.token is None and not is_loopback(self.host):
             raise ConfigurationError(
                 f"host {self.host!r} can be reached from other machines: set "
-                f"{variable_of('token')} in the environment, which every request must then bring "
-                "as its Bearer token, or listen on 127.0.0.1"
+                f"{variable_of('token')} in the environment, which every request must then send as "
+                "a Bearer token, or listen on 127.0.0.1"
             )
         return self
 
@@ -179,14 +179,14 @@ class ServiceSettings(AssessorSettings):
         if self.rerank_upstream is not None and (self.searches or self.reranker is not None):
             raise ConfigurationError(
                 f"rerank_upstream and {'index' if self.searches else 'reranker'} are two systems, "
-                "and a profile is of one: start a service for each"
+                "and a profile covers one: start a service for each"
             )
         if self.engine is not None and (self.index is not None or self.reranker is not None):
-            raise ConfigurationError("engine is searched alone: give no index, and no reranker")
+            raise ConfigurationError("an engine is searched alone: leave out index and reranker")
         if self.fingerprint and (self.rerank_upstream or self.reranker or self.searches):
             raise ConfigurationError(
-                "fingerprint is for candidates of a system of your own: a reranker and an index "
-                "identify themselves"
+                "fingerprint identifies a system of your own: leave it out with a reranker or an "
+                "index, which identify themselves"
             )
 
     @property

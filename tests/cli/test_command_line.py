@@ -78,7 +78,7 @@ def test_keys_are_a_file_to_fill(run: Run, tmp_path: Path) -> None:
                 assert f"[{table}]" in printed or not table
                 assert all(f"# {key} =" in printed for key, _ in keys)
     run.refused("keys", "frobnicate", says="there is no command 'frobnicate'")
-    run.refused("keys", "doctor", says="takes options alone")
+    run.refused("keys", "doctor", says="takes only options")
 
 
 @pytest.mark.parametrize("name", PAGES)

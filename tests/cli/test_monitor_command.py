@@ -106,7 +106,7 @@ class TestOnce:
         )
         assert len(result.stdout.splitlines()) <= 40
         said = " ".join(result.output.split())
-        assert "nobody knows whether a passage without a label is relevant" in said
+        assert "unlabelled passages count as not relevant" in said
         (folder := tmp_path / "few").mkdir()
         few = ok(once(serve(folder, 5)))
         assert re.search(r"precision +needs \d+ more requests +recent window\b", few.stdout)
@@ -122,7 +122,7 @@ class TestOnce:
             assert store.add_labels([LabelRow(request_id, "d0-0", 1, None, "ann", 1.0)]).added == 1
         others = {query: frozenset[str]() for query in traffic.relevant}
         result = once(replace(traffic, relevant=others), "--json")
-        said = "has judged samples of this store"
+        said = "this store was judged by"
         assert said in " ".join(result.stderr.split())
         assert read(result)["estimates"]["all_retained"]["precision"]["n"] == 0
         assert "has judged" not in ok(once(traffic)).stdout, "it goes on with its own"
@@ -180,7 +180,7 @@ class TestLanguageModel:
         text = self.judge(run, endpoint, traffic).stdout
         assert "The judge's raw figures, not corrected" in text
         assert len(text.splitlines()) <= 40
-        assert "0 requests with human labels correct it" in text
+        assert "which 0 requests labelled by people correct" in text
 
     def test_cost_in_currency_bounds_days(
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
@@ -259,7 +259,7 @@ class TestAlarms:
         assert Profile.load(file) == broken, "nobody asked for a switch"
         profile_of(RatioPolicy(k=10)).save(file)
         result = ok(once(traffic, "--profile", file))
-        assert "no day of requests that this profile served" in " ".join(result.stdout.split())
+        assert "no whole day of requests served by this profile" in " ".join(result.stdout.split())
 
     def test_safe_policy_replaces_if_asked(self, once: Once, tmp_path: Path) -> None:
         file = tmp_path / "profile.json"
@@ -323,7 +323,7 @@ class TestBadInput:
                 system={"monitor": {"port": port}},
             )
         assert result.exit_code == 2
-        assert f"127.0.0.1:{port} cannot be listened on" in result.stderr
+        assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
         assert "another --host, or port in the file --system" in " ".join(result.stderr.split())
         assert states(traffic) == {State.PENDING: 1}
 

@@ -223,7 +223,7 @@ class TestRuns:
         kept = [line for line in lines if not line.startswith("q-clean-piano")]
         trec.write_text("".join(kept), encoding="utf-8")
         short = run.ok("evaluate", "--run", trec, "--data", collection).stdout
-        assert "no candidate of 1 queries, first 'q-clean-piano-0'" in short
+        assert "no candidates for 1 queries, such as 'q-clean-piano-0'" in short
         trec.write_text("".join([*kept, "q Q0 p one 0.5 tag\n"]), encoding="utf-8")
         says = f"both.run, line {len(kept) + 1}: rank 'one'"
         run.refused("evaluate", "--run", trec, "--data", collection, says=says)

@@ -113,7 +113,7 @@ def test_other_proxies_are_refused(
     call: Call, variable: str, proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, proxy)
-    assert "which is not supported: name one as http://HOST:PORT" in said_by(call, "http://host/v1")
+    assert "to http://HOST:PORT" in said_by(call, "http://host/v1")
 
 
 @every_client

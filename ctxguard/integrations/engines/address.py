@@ -124,7 +124,9 @@ def _seconds(given: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.0 < seconds < float("inf"):
-        raise ConfigurationError(f"the URL's timeout {given!r} must be a number of seconds above 0")
+        raise ConfigurationError(
+            f"the URL's timeout {given!r} must be a positive number of seconds"
+        )
     return seconds
 
 

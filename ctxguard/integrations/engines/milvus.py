@@ -471,12 +471,12 @@ def _stored(indexed: IndexedPassage) -> dict[str, Any]:
         if (size := len(row[name].encode())) > MAX_BYTES:
             raise DataError(
                 f"passage {passage_id[:80]!r}: its {name.removeprefix('passage_')} takes "
-                f"{size:,} bytes, and a field of Milvus holds {MAX_BYTES:,}: split the passage"
+                f"{size:,} bytes, and a Milvus field holds at most {MAX_BYTES:,}: split the passage"
             )
     if len(indexed.filter_tokens) > _MAX_TOKENS:
         raise DataError(
-            f"passage {passage_id!r}: its metadata has {len(indexed.filter_tokens):,} values that "
-            f"a filter can name, and Milvus holds {_MAX_TOKENS:,}"
+            f"passage {passage_id!r}: its metadata has {len(indexed.filter_tokens):,} filterable "
+            f"values, and Milvus holds at most {_MAX_TOKENS:,}"
         )
     row["filter_tokens"] = list(map(key_of, indexed.filter_tokens))
     return {**row, "key": key_of(passage_id), DENSE: indexed.vector}

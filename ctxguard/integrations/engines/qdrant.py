@@ -279,7 +279,9 @@ class QdrantEngine(Engine):
         if "Timeout" in kind:
             return self._late(f" ({kind})")
         if kind == "ValidationError":
-            return StageError(self.name, "its answer is not of the form that the client knows")
+            return StageError(
+                self.name, "its answer does not have the form that the client expects"
+            )
         return self._unreachable(describe_error(source))
 
 

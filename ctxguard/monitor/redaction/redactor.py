@@ -48,7 +48,7 @@ def redact(text: str) -> str:
     'password=[key] was set on 2024-05-06 in release 1.2.3'
     """
     if not isinstance(text, str):
-        raise RedactionError(f"only text can be redacted, and this is {type(text).__name__}")
+        raise RedactionError(f"only a string can be redacted, not {type(text).__name__}")
     text = _whole_keys(text)
     for _ in range(_MAX_ROUNDS):
         before = text
@@ -95,7 +95,7 @@ def redacted(text: str, redactor: Redactor) -> str:
     'a [key]'
     """
     if not isinstance(text, str):
-        raise RedactionError(f"only text can be redacted, and this is {type(text).__name__}")
+        raise RedactionError(f"only a string can be redacted, not {type(text).__name__}")
     try:
         clean = redactor(text)
     except Exception as error:
