@@ -54,7 +54,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CalibrationError
-from ctxguard.measure.estimate import t_quantile
+from ctxguard.measure.interval import t_quantile
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Measure what is served by the verdict of calibration."

@@ -41,8 +41,7 @@ from ctxguard.core.value_of_information import (
 )
 from ctxguard.errors import CalibrationError
 from ctxguard.guard.assess import AssessorStage, Question
-from ctxguard.measure.estimate import t_quantile
-from ctxguard.measure.interval import Interval
+from ctxguard.measure.interval import Interval, t_quantile
 from ctxguard.profile.schema import AssessorProfile
 
 FIRST = 20

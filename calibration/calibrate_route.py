@@ -311,7 +311,8 @@ class LabelledRoute:
             n_needed=fewest if fewest is not None and n < fewest else None,
             **self._limits,
         )
-        return Option(f"first {k}, as today", RatioPolicy(k=k), *self._first(k), keep)
+        own = self._measure(*contexts(self.measured[0], RatioPolicy(k=k)))
+        return Option(f"first {k}, as today", RatioPolicy(k=k), *own, keep)
 
     def of_equal_tokens(self, option: Option) -> Option | None:
         """Return the longest first k that costs no more tokens than an option on the mean.
@@ -325,10 +326,9 @@ class LabelledRoute:
         k = int(np.searchsorted(of_k, own + 1e-9, side="right"))
         if k == 0 or option.policy == (first := RatioPolicy(k=k)) or first == self.today.policy:
             return None
-        return Option(f"first {k}", first, *self._first(k), self.today.verdict)
-
-    def _first(self, k: int) -> _Measured:
-        return self._measure(*contexts(self.measured[0], RatioPolicy(k=k)))
+        return Option(
+            f"first {k}", first, *self._measure(*contexts(pools, first)), self.today.verdict
+        )
 
     def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
         """Judge a policy by the contexts that it gives the queries that measure."""

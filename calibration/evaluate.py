@@ -82,13 +82,11 @@ def intervals(columns: Measured, sizes: Measured, seed: int = 0) -> dict[str, In
         columns: Values of metrics, or differences in them.
         sizes: What was measured on the same queries.
     """
-    plain = [name for name in columns if name not in SIZES]
-    means = bootstrap_intervals([columns[name] for name in plain], seed=seed)
-    found = dict(zip(plain, means, strict=True))
-    for name in columns.keys() - found.keys():
+    found = dict(zip(columns, bootstrap_intervals(columns.values(), seed=seed), strict=True))
+    for name in columns.keys() & SIZES.keys():
         own = sizes[SIZES[name]]
         found[name] = bootstrap_ratio(columns[name] * own, own, seed=seed)
-    return {name: found[name] for name in columns}
+    return found
 
 
 def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]:

@@ -9,8 +9,7 @@ import numpy as np
 
 from ctxguard._support.words import significant
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.estimate import t_quantile
-from ctxguard.measure.interval import Interval
+from ctxguard.measure.interval import Interval, t_quantile
 
 FEWEST_QUESTIONS, FEWEST_DIFFERENT = 100, 30
 """With marked answers, and of these with different contexts, from which a price is told."""

@@ -16,8 +16,7 @@ from calibration.objectives import LOST_QUERIES
 from calibration.settings import MAX_LOSS, TOLERANCE
 from ctxguard._support.words import count, significant
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.estimate import t_quantile
-from ctxguard.measure.interval import Interval
+from ctxguard.measure.interval import Interval, t_quantile
 from ctxguard.profile.schema import RouteVerdict
 
 FEWEST_MEASURED = 20

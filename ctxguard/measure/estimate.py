@@ -7,14 +7,13 @@ may come in parts, such as the pages of a store. Pure: no I/O, no clock, no logg
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.scores import log_odds, logistic
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.interval import CONFIDENCE, Interval
+from ctxguard.measure.interval import CONFIDENCE, Interval, t_quantile
 from ctxguard.measure.metrics import METRICS, Metric
 
 DEFAULT_MIN_N = 30
@@ -296,24 +295,6 @@ def unseen_share(n_observable: float) -> float:
         return 1.0
     share: float = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / n_observable)
     return share
-
-
-def t_quantile(p: float, df: float) -> float:
-    """Compute a quantile of Student's t by the expansion in 1/df around the normal one.
-
-    Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5. Within 0.1% for
-    df ≥ 6 at p = 0.975, for df ≥ 9 at 0.995; scipy would be a large dependency for one number.
-
-    >>> round(t_quantile(0.975, 29), 3)
-    2.045
-    """
-    z = NormalDist().inv_cdf(p)
-    return (
-        z
-        + (z**3 + z) / (4 * df)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3)
-    )
 
 
 def no_estimate(n: int, effective: float, min_n: int) -> Estimate:

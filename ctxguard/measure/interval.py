@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal, Self
 
 import numpy as np
@@ -54,6 +55,24 @@ class Interval:
         if self.bounds is None or self.bounds[0] <= 0.0 <= self.bounds[1]:
             return None
         return "higher" if self.bounds[0] > 0.0 else "lower"
+
+
+def t_quantile(p: float, df: float) -> float:
+    """Compute a quantile of Student's t by the expansion in 1/df around the normal one.
+
+    Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5. Within 0.1% for
+    df ≥ 6 at p = 0.975, for df ≥ 9 at 0.995; scipy would be a large dependency for one number.
+
+    >>> round(t_quantile(0.975, 29), 3)
+    2.045
+    """
+    z = NormalDist().inv_cdf(p)
+    return (
+        z
+        + (z**3 + z) / (4 * df)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3)
+    )
 
 
 def bootstrap_interval(

@@ -394,15 +394,6 @@ def never_judged(rows: Rows) -> FloatArray:
     return np.asarray(discounted(harm).sum(axis=1))
 
 
-def by_judge(rows: Rows) -> FloatArray:
-    """Compute the quantities of n requests as the judge sees them, shape (n, N_QUANTITIES)."""
-    worth = rows.passages["worth"].astype(np.float64)
-    relevant = (rows.passages["verdict"] == YES) * 1.0
-    found = quantities(rows, relevant, np.maximum(worth, 0.0), np.maximum(-worth, 0.0))
-    found[:, HARM] += never_judged(rows)
-    return found
-
-
 def shown_metrics(weights: FloatArray) -> frozenset[Metric]:
     """Return the metrics that so few requests lack a grade for that the others stand for all.
 
@@ -436,12 +427,14 @@ def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArra
         observed; and the probability with which a value unlike the others' would have been
         observed: below 1 if a part of each request is judged with a probability only.
     """
-    found, requests, n = by_judge(rows), rows.requests, len(rows.requests)
+    requests, n, is_yes = rows.requests, len(rows.requests), rows.passages["verdict"] == YES
+    worth = rows.passages["worth"].astype(np.float64)
+    found = quantities(rows, is_yes * 1.0, np.maximum(worth, 0.0), np.maximum(-worth, 0.0))
+    found[:, HARM] += never_judged(rows)
     served_judged, all_judged = rows.without_failed
     ones = served_judged * 1.0
     served = (requests["n_served"] > 0) * ones
     chance = requests["dropped_chance"] * (found[:, POOL] > 0.0) * all_judged
-    is_yes = rows.passages["verdict"] == YES
     in_pool = rows.total(is_yes * 1.0)
     is_whole = requests["has_recall"] & (in_pool > 0.0)
     # A whole pool stands for those that were not chosen to be judged in full.
@@ -480,10 +473,8 @@ def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
 def losses(rows: Rows) -> dict[Metric, FloatArray]:
     """Compute recall loss and harm of each request, shape (n,); an undefined loss is NaN."""
     found = terms(rows)
-    return {
-        metric: np.where(found[metric][1] > 0.0, found[metric][0], np.nan)
-        for metric in (Metric.RECALL_LOSS, Metric.HARM)
-    }
+    loss, harm = found[Metric.RECALL_LOSS], found[Metric.HARM]
+    return {Metric.RECALL_LOSS: share(*loss[:2]), Metric.HARM: share(*harm[:2])}
 
 
 def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[int | None]:

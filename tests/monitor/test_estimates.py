@@ -10,7 +10,8 @@ from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums_of
 from scipy import stats
 
 from benchmarks.labelling import Case, judged, traffic, truths
-from ctxguard.measure.estimate import Estimate, RatioSums, estimate, t_quantile
+from ctxguard.measure.estimate import Estimate, RatioSums, estimate
+from ctxguard.measure.interval import t_quantile
 from ctxguard.measure.metrics import YES, Metric, Rows
 
 

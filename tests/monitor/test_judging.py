@@ -11,8 +11,7 @@ from judged_rows import sums_of
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.metrics import FAILED, KEPT, NO, UNGRADED, YES, Metric, Rows, by_judge, losses
-from ctxguard.measure.metrics import POOL as IN_POOL
+from ctxguard.measure.metrics import FAILED, NO, UNGRADED, YES, Metric, Rows, losses
 from ctxguard.measure.worth import READERS, STRICT, Negative
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.judged_request import (
@@ -66,8 +65,9 @@ def judged(records: Iterable[SampleRecord], relevant: frozenset[str] = RELEVANT)
 
 def dropped_relevant(rows: Rows) -> FloatArray:
     """How many of the dropped are relevant by those that were judged, shape (n,)."""
-    found = by_judge(rows)
-    return found[:, IN_POOL] - found[:, KEPT]
+    passages = rows.passages
+    is_dropped_hit = (passages["verdict"] == YES) & (passages["rank"] == 0)
+    return rows.total(is_dropped_hit * passages["size"])
 
 
 RATES = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
-from ctxguard.measure.estimate import t_quantile
+from ctxguard.measure.interval import t_quantile
 from ctxguard.monitor.alarms.ecusum import Days
 
 FIRST_BASELINE = 400

@@ -156,7 +156,9 @@ def live_estimates(
         newest = float(page.time_seconds[-1])
     found: dict[Window, Estimates] = {}
     judge: dict[Window, Estimates] = {}
+    populations: dict[Window, WindowPopulation] = {}
     for window, judged in windows.items():
+        populations[window] = judged.population
         by_judge = judged.estimates(min_n)
         found[window] = by_judge if exact else _corrected(judged, labels, min_n)
         if not exact:
@@ -164,7 +166,7 @@ def live_estimates(
     return LiveEstimates(
         estimates=found,
         judge_estimates=judge,
-        populations={window: judged.population for window, judged in windows.items()},
+        populations=populations,
         labelled=len(graded.sample_ids),
         unpicked=int(np.count_nonzero(Rows.read(graded.blocks).requests["draw"] == 0)),
         disagreements=graded.disagreements,
