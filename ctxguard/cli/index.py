@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.index.hybrid_index import Changes
     from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-    from ctxguard.retrieval.protocols import BuildProgress, Embedder
+    from ctxguard.retrieval.protocols import Embedder
 
     _Index = HybridRetriever | EngineRetriever
 
@@ -200,29 +200,24 @@ class IndexCommand(SettingsModel):
         output: Output,
     ) -> "tuple[_Index, Changes | None]":
         """Build the index, or bring it up to date, and show how far it is."""
-        with output.passes() as begin:
-            encoded = by_total(begin, "encoding passages")
-            if existing is None:
-                return self._built(corpus, encoder, encoded), None
-            if isinstance(existing, ctxguard.HybridRetriever):
-                existing = ctxguard.HybridRetriever(existing.generation, embedder=encoder)
-            return existing, existing.update(corpus, encoded)
-
-    def _built(
-        self, passages: "_Corpus", embedder: "Embedder", progress: "BuildProgress"
-    ) -> "_Index":
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
-        about: Any = {
-            "embedder": embedder,
-            "analyser": self.language or "en",
-            "progress": progress,
-            "signals": self.signals or "full",
-        }
-        if self.engine is not None:
-            return EngineRetriever.build(passages, self.engine, **about)
-        lexical = self.lexical or "bm25s"
-        return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
+        with output.passes() as begin:
+            encoded = by_total(begin, "encoding passages")
+            if isinstance(existing, ctxguard.HybridRetriever):
+                existing = ctxguard.HybridRetriever(existing.generation, embedder=encoder)
+            if existing is not None:
+                return existing, existing.update(corpus, encoded)
+            about: Any = {
+                "embedder": encoder,
+                "analyser": self.language or "en",
+                "progress": encoded,
+                "signals": self.signals or "full",
+            }
+            if self.engine is not None:
+                return EngineRetriever.build(corpus, self.engine, **about), None
+            lexical = self.lexical or "bm25s"
+            return ctxguard.HybridRetriever.build(corpus, lexical=lexical, **about), None
 
     def _embedder(self, existing: "_Index | None") -> "SentenceTransformerEmbedder":
         from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder

@@ -137,10 +137,6 @@ def _raise_file_limit(connections: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-class _RefusedError(Exception):
-    """Ends the parser's work on a packet, of which there may be thousands of requests left."""
-
-
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with limits on bytes that a connection sends and leaves unread.
 
@@ -209,7 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._late = _cancelled(self._late)
         if len(self.pipeline) >= MOST_PIPELINED:
             self.transport.abort()
-            raise _RefusedError
+            raise ConnectionAbortedError  # ends the parser: a packet may hold thousands of requests
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
@@ -226,7 +222,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes += n
         if self._head_bytes > MOST_HEAD_BYTES:
             self.transport.close()
-            raise _RefusedError
+            raise ConnectionAbortedError
 
     def send_400_response(self, msg: str) -> None:
         """Answer invalid HTTP, unless the connection was already closed."""
