@@ -50,6 +50,20 @@ class Rule:
     hints: tuple[str, ...] = ()
     reach: int | None = None
 
+    def may_match(self, lowered: str, *, many_digits: bool) -> bool:
+        """Return False only if it matches nowhere in a text.
+
+        Args:
+            lowered: The text in lower case.
+            many_digits: See `has_many_digits`.
+
+        >>> [rule.may_match("page 17", many_digits=False) for rule in PERSONAL_RULES[5:]]
+        [False, False, False]
+        """
+        if self.kind in _OF_DIGITS and not many_digits:
+            return False
+        return not self.hints or any(map(lowered.__contains__, self.hints))
+
     def redact(self, text: str, lowered: str) -> str:
         """Replace every match; ``lowered`` is the same text in lower case."""
         if self.reach is None or len(lowered) != len(text):  # İ becomes two characters.
@@ -71,26 +85,9 @@ def _any_of(hints: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, hints)))
 
 
-class Glance:
-    """A cheap check of a text, after which most rules can be skipped.
-
-    Attributes:
-        lowered: The text in lower case.
-
-    >>> glance = Glance("Page 17 of 20, see password below")
-    >>> [glance.may_match(rule) for rule in PERSONAL_RULES if rule.kind is Kind.PHONE]
-    [False, False, False]
-    """
-
-    def __init__(self, text: str) -> None:
-        self.lowered = text.lower()
-        self._many_digits = not text.isascii() or _SIX_NEAR_DIGITS.search(text) is not None
-
-    def may_match(self, rule: Rule) -> bool:
-        """Return False only if the rule certainly matches nowhere in the text."""
-        if rule.kind in _OF_DIGITS and not self._many_digits:
-            return False
-        return not rule.hints or any(map(self.lowered.__contains__, rule.hints))
+def has_many_digits(text: str) -> bool:
+    """Return False only if no card and no phone number can be in a text."""
+    return not text.isascii() or _SIX_NEAR_DIGITS.search(text) is not None
 
 
 # No gap inside a phone or card number is longer; other scripts' zero-width signs aside.

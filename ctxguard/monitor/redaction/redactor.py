@@ -12,7 +12,7 @@ from string import ascii_letters, digits
 
 from ctxguard.errors import RedactionError
 from ctxguard.monitor.redaction.keys import KEY_RULES
-from ctxguard.monitor.redaction.patterns import PERSONAL_RULES, Glance
+from ctxguard.monitor.redaction.patterns import PERSONAL_RULES, has_many_digits
 
 Redactor = Callable[[str], str]
 """Returns its text without secrets. If it raises, the sample is lost."""
@@ -52,12 +52,12 @@ def redact(text: str) -> str:
     text = _whole_keys(text)
     for _ in range(_MAX_ROUNDS):
         before = text
-        glance = Glance(text)
+        lowered, many_digits = text.lower(), has_many_digits(text)
         for rule in RULES:
-            if glance.may_match(rule):
-                clean = rule.redact(text, glance.lowered)
+            if rule.may_match(lowered, many_digits=many_digits):
+                clean = rule.redact(text, lowered)
                 if clean != text:
-                    text, glance = clean, Glance(clean)
+                    text, lowered, many_digits = clean, clean.lower(), has_many_digits(clean)
         if text == before:
             return text
     raise RedactionError(f"redaction still changes the text after {_MAX_ROUNDS} rounds")
