@@ -47,31 +47,24 @@ DISTRACTOR_COST = 0.1
 
 
 @dataclass(frozen=True)
-class Risk:
-    """Losses of every query at every setting, shape (n_queries, n_settings), and their limit."""
-
-    losses: FloatArray
-    limit: float
-
-
-@dataclass(frozen=True)
 class Population:
     """A finite population of queries, whose true risks are its means.
 
     Attributes:
-        risk: The promise.
+        losses: Of every query at every setting, shape (n_queries, n_settings); their mean is
+            promised to be at most ``ALPHA``.
         utility: Shape (n_queries, n_settings).
         fallback: The setting that is served if nothing is certified.
     """
 
     name: str
-    risk: Risk
+    losses: FloatArray
     utility: FloatArray
     fallback: int
 
     def broken(self) -> NDArray[np.bool_]:
         """Whether each setting breaks the promise on the population, shape (n_settings,)."""
-        return np.asarray(self.risk.losses.mean(axis=0) > self.risk.limit)
+        return np.asarray(self.losses.mean(axis=0) > ALPHA)
 
 
 @dataclass(frozen=True)
@@ -79,14 +72,14 @@ class Sample:
     """The labelled queries of one repeat.
 
     Attributes:
-        whole: The risk on all labelled queries.
-        testing: The risk on those that do not order.
+        whole: Losses of all labelled queries.
+        testing: Losses of those that do not order.
         order: Settings, safest first, by the queries that order.
         utility: Mean utility of every setting on all labelled queries.
     """
 
-    whole: Risk
-    testing: Risk
+    whole: FloatArray
+    testing: FloatArray
     order: IntArray
     utility: FloatArray
 
@@ -169,8 +162,8 @@ def populations(seed: int) -> tuple[Population, ...]:
     hair_above, rising = boundary(seed, ALPHA)
     everything = len(KS) - 1
     return (
-        Population("retrieval", Risk(recall_loss, ALPHA), utility, everything),
-        Population("boundary", Risk(hair_above, ALPHA), rising, 0),
+        Population("retrieval", recall_loss, utility, everything),
+        Population("boundary", hair_above, rising, 0),
     )
 
 
@@ -180,11 +173,11 @@ def draw(population: Population, n: int, rng: np.random.Generator) -> Sample:
     n_ordering = round(n * ORDERING_SHARE)
     ordering, testing = rows[:n_ordering], rows[n_ordering:]
     utility = population.utility[rows].mean(axis=0)
-    risk = population.risk
-    estimated_risk = clt_p_value(risk.losses[ordering], risk.limit)
+    losses = population.losses
+    estimated_risk = clt_p_value(losses[ordering], ALPHA)
     return Sample(
-        whole=Risk(risk.losses[rows], risk.limit),
-        testing=Risk(risk.losses[testing], risk.limit),
+        whole=losses[rows],
+        testing=losses[testing],
         order=pareto_order(estimated_risk, population.utility[ordering].mean(axis=0)),
         utility=utility,
     )
@@ -194,7 +187,7 @@ def in_sequence(p_value: PValue) -> Method:
     """Fixed-sequence testing of the ordered candidates with one kind of p-value."""
 
     def certify(sample: Sample) -> IntArray:
-        p_values = p_value(sample.testing.losses[:, sample.order], sample.testing.limit)
+        p_values = p_value(sample.testing[:, sample.order], ALPHA)
         return sample.order[: fixed_sequence(p_values, DELTA)]
 
     return certify
@@ -202,18 +195,17 @@ def in_sequence(p_value: PValue) -> Method:
 
 def all_at_once(sample: Sample) -> IntArray:
     """Hoeffding–Bentkus with Bonferroni over the grid; needs no order, so tests on all labels."""
-    return bonferroni(hoeffding_bentkus_p_value(sample.whole.losses, sample.whole.limit), DELTA)
+    return bonferroni(hoeffding_bentkus_p_value(sample.whole, ALPHA), DELTA)
 
 
 def conformal(sample: Sample) -> IntArray:
     """The prefix of the order that conformal risk control allows."""
-    own = sample.testing
-    return sample.order[: conformal_risk_control(own.losses[:, sample.order], own.limit)]
+    return sample.order[: conformal_risk_control(sample.testing[:, sample.order], ALPHA)]
 
 
 def uncorrected(sample: Sample) -> IntArray:
     """The settings whose means on the labelled queries keep the promise."""
-    return np.flatnonzero(sample.whole.losses.mean(axis=0) <= sample.whole.limit)
+    return np.flatnonzero(sample.whole.mean(axis=0) <= ALPHA)
 
 
 METHODS: Mapping[str, Method] = {
