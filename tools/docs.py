@@ -43,7 +43,6 @@ REFERENCE = {
             "ctxguard.integrations.langchain",
             "ctxguard.integrations.langchain_agents",
             "ctxguard.integrations.llamaindex",
-            "ctxguard.integrations.haystack",
             "haystack_integrations.components.rankers.ctxguard",
             "ctxguard.integrations.opentelemetry",
             "ctxguard.integrations.separate_legs",

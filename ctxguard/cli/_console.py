@@ -236,8 +236,7 @@ class Output:
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
-        """Show progress on standard error: bars, or a line now and then where it is not a "
-        "terminal."""
+        """Show progress on standard error: bars, or a line now and then without a terminal."""
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),

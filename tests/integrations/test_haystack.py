@@ -20,9 +20,8 @@ from haystack.document_stores.in_memory import InMemoryDocumentStore
 
 from ctxguard import ConfigurationError, ContextGuard, FilterViolationError, Passage, RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
-from ctxguard.integrations.haystack import ranking_of
 from ctxguard.testing import RetrieverContract
-from haystack_integrations.components.rankers.ctxguard import ContextGuardRanker
+from haystack_integrations.components.rankers.ctxguard import ContextGuardRanker, ranking_of
 from tests.profiles import profile_with, unenforced
 
 DOCUMENTS = [

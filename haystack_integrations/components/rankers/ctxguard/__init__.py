@@ -1,13 +1,20 @@
-"""The guard as a Haystack component, in the namespace from which pipelines are loaded."""
+"""Haystack: the guard as a component, in the namespace from which pipelines are loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ctxguard import ConfigurationError, ContextGuard, Where
 from ctxguard._support.extras import require
-from ctxguard.core.types import ModeName, ScoreKindName
-from ctxguard.integrations.documents import filtered
-from ctxguard.integrations.haystack import documents_of, ranking_of
+from ctxguard.core.context import Context
+from ctxguard.core.types import ModeName, Passage, Ranking, ScoreKind, ScoreKindName, member_of
+from ctxguard.integrations.documents import (
+    METADATA_KEY,
+    filtered,
+    ranking_of_documents,
+    served,
+    titled,
+)
 from ctxguard.profile.comparison import ProfileCheck
 
 require("haystack", "haystack")
@@ -15,7 +22,7 @@ require("haystack", "haystack")
 from haystack import Document, component, default_from_dict, default_to_dict
 from haystack.core.errors import SerializationError
 
-__all__ = ["ContextGuardRanker"]
+__all__ = ["ContextGuardRanker", "ranking_of"]
 
 
 @component
@@ -113,7 +120,7 @@ class ContextGuardRanker:
             where=None if where is None else Where(where),
         )
         return {
-            "documents": documents_of(context, documents),
+            "documents": _documents_of(context, documents),
             "text": context.text,
             "flags": [flag.value for flag in context.flags],
         }
@@ -150,3 +157,53 @@ class ContextGuardRanker:
         """The component of saved settings."""
         ranker: ContextGuardRanker = default_from_dict(cls, data)
         return ranker
+
+
+def ranking_of(
+    documents: Sequence[Document], score_kind: ScoreKind | ScoreKindName | None
+) -> Ranking:
+    """Make the ranking of documents, for a retriever to pass to ``calibrate``.
+
+    As in ``lambda query, *, depth: ranking_of(search.run(query, top_k=depth)["documents"],
+    "ratio")``.
+
+    Args:
+        documents: The documents of a Haystack retriever, best first.
+        score_kind: What their scores mean; of kind ``distance``, lower is better. None if they have
+            none.
+
+    Raises:
+        ConfigurationError: they are not documents, or have scores without a kind.
+    """
+    try:
+        ids = [document.id for document in documents]
+        scores = [document.score for document in documents]
+    except (AttributeError, TypeError):
+        raise ConfigurationError(
+            f"expected a list of Haystack documents, got a {type(documents).__name__} of other "
+            "objects"
+        ) from None
+    kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
+    return ranking_of_documents(documents, ids, scores, kind, _passage)
+
+
+def _documents_of(context: Context, documents: Sequence[Document]) -> list[Document]:
+    """Return copies of the served documents, with their decisions in ``meta["ctxguard"]``.
+
+    Args:
+        context: The guard's answer.
+        documents: The guard's input, in the same order.
+    """
+    return [
+        replace(
+            documents[position],
+            content=passage.text,
+            meta={**documents[position].meta, METADATA_KEY: decision},
+        )
+        for passage, position, decision in served(context)
+    ]
+
+
+def _passage(passage_id: str, document: Document) -> Passage:
+    # A document without text is not readable, which assembly says of it.
+    return titled(passage_id, document.content, document.meta)
