@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar
 
 from ctxguard._support.checks import check_at_least, check_positive
 from ctxguard._support.fork_safety import OfProcess
@@ -85,7 +85,7 @@ class Pacer:
 
 
 class ChatSettings(TypedDict, total=False):
-    """Settings for calls of an endpoint.
+    """The settings of `ChatClient`, for those who hand them on.
 
     Attributes:
         base_url: URL of the endpoint; None for ``OPENAI_BASE_URL`` of the environment, or OpenAI's.
@@ -112,17 +112,6 @@ class ChatSettings(TypedDict, total=False):
     timeout_seconds: float
     retries: int
 
-
-_DEFAULTS: ChatSettings = {
-    "base_url": None,
-    "api_key": None,
-    "max_reply_tokens": 256,
-    "temperature": TEMPERATURE,
-    "concurrency": 4,
-    "max_calls_per_second": None,
-    "timeout_seconds": 30.0,
-    "retries": 3,
-}
 
 _WORDS_OF = {
     "response_format": re.compile(
@@ -257,7 +246,7 @@ class ChatClient:
     Args:
         model: Name of the model at the endpoint.
         ledger: Counts calls and tokens.
-        **settings: The fields of `ChatSettings`.
+        base_url, api_key, …: See `ChatSettings`.
 
     Attributes:
         host: The host of the endpoint.
@@ -268,20 +257,27 @@ class ChatClient:
         MissingExtraError: the extra ``judge`` is not installed.
     """
 
-    def __init__(self, model: str, ledger: Ledger, **settings: Unpack[ChatSettings]) -> None:
-        chosen: ChatSettings = {**_DEFAULTS, **settings}
-        rate = chosen["max_calls_per_second"]
-        check_at_least(
-            1, max_reply_tokens=chosen["max_reply_tokens"], concurrency=chosen["concurrency"]
-        )
-        check_at_least(0, retries=chosen["retries"])
-        check_positive(timeout_seconds=chosen["timeout_seconds"], max_calls_per_second=rate)
-        if not 0.0 <= chosen["temperature"] < math.inf:
-            raise ConfigurationError(
-                f"temperature {chosen['temperature']!r} must be finite and at least 0"
-            )
+    def __init__(
+        self,
+        model: str,
+        ledger: Ledger,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        max_reply_tokens: int = 256,
+        temperature: float = TEMPERATURE,
+        concurrency: int = 4,
+        max_calls_per_second: float | None = None,
+        timeout_seconds: float = 30.0,
+        retries: int = 3,
+    ) -> None:
+        check_at_least(1, max_reply_tokens=max_reply_tokens, concurrency=concurrency)
+        check_at_least(0, retries=retries)
+        check_positive(timeout_seconds=timeout_seconds, max_calls_per_second=max_calls_per_second)
+        if not 0.0 <= temperature < math.inf:
+            raise ConfigurationError(f"temperature {temperature!r} must be finite and at least 0")
         environment = os.environ.get
-        key = chosen["api_key"] or environment("OPENAI_API_KEY")
+        key = api_key or environment("OPENAI_API_KEY")
         if not key:
             raise ConfigurationError(
                 "the model's endpoint needs a key: set OPENAI_API_KEY in the environment, or give "
@@ -293,12 +289,13 @@ class ChatClient:
         }
         self.model = model
         self.ledger = ledger
-        self.max_reply_tokens = chosen["max_reply_tokens"]
-        self.temperature = chosen["temperature"]
-        self._settings = chosen
+        self.max_reply_tokens = max_reply_tokens
+        self.temperature = temperature
+        self._concurrency, self._retries = concurrency, retries
+        self._timeout_seconds = timeout_seconds
         self._key = key
         self._http = HttpClient(
-            chosen["base_url"] or environment("OPENAI_BASE_URL") or _OPENAI,
+            base_url or environment("OPENAI_BASE_URL") or _OPENAI,
             (CHAT_PATH, *(form.path for form in QUESTION_FORMS.values())),
             what="endpoint's",
             key=key,
@@ -306,7 +303,7 @@ class ChatClient:
             headers={name: value for name, value in accounts.items() if value},
         )
         self.host = self._http.host
-        self._pacer = Pacer(rate)
+        self._pacer = Pacer(max_calls_per_second)
         self._lessons = _Lessons(self.max_reply_tokens)
 
     def complete_all(
@@ -319,7 +316,7 @@ class ChatClient:
         """Send one conversation for each item, concurrently; see ``complete``."""
 
         async def all_of_them() -> list[Reply[T]]:
-            free = asyncio.Semaphore(self._settings["concurrency"])
+            free = asyncio.Semaphore(self._concurrency)
 
             async def ask(item: U) -> Reply[T]:
                 async with free:
@@ -403,7 +400,7 @@ class ChatClient:
                     if lessons.applied(request) != sent:  # or another call has learned it
                         n_lessons += 1
                         continue
-                if not failure.may_pass or n_failed >= self._settings["retries"]:
+                if not failure.may_pass or n_failed >= self._retries:
                     said = self._masked(failure.said) or failure.words
                     return Reply(failure.reason, said, seconds=seconds, why=failure.words)
                 n_failed += 1
@@ -434,7 +431,7 @@ class ChatClient:
 
     async def _once(self, path: str, sent: Mapping[str, object]) -> tuple[str, object]:
         """Send one request; return the body of its answer, and its document."""
-        limit = self._settings["timeout_seconds"]
+        limit = self._timeout_seconds
         most = _MAX_ANSWER_BYTES
         if "stream" in sent:
             most += _BYTES_PER_EVENT * self._lessons.max_tokens
