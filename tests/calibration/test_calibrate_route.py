@@ -78,9 +78,7 @@ class TestChoice:
             if place is None:
                 continue
             policy = own.grid.policy(place)
-            contexts = own.contexts(rule, 5)
-            kept = np.arange(DEPTH) < contexts[1][:, None]
-            option = outcome.route.option("one", policy, contexts[0], kept)
+            option = outcome.route.option("one", policy, *own.contexts(rule, 5))
             decisions.append((policy, option.verdict.decision))
         enforced = [policy for policy, decision in decisions if decision == "enforce"]
         assert decisions
