@@ -1,5 +1,6 @@
 """Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,13 @@ from calibration.judged_candidates import (
 )
 from calibration.replay import Pools, replay
 from calibration.retrievers import RecordedRankings
-from calibration.verdict import conclude, needed_to_reach
+from calibration.verdict import (
+    RISK_PER_SAVED,
+    conclude,
+    lost_for,
+    mean_interval,
+    needed_to_reach,
+)
 from ctxguard._support.words import count, signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -99,6 +106,17 @@ class JudgedStore:
         of_each = kept.sum(axis=1), np.where(kept, self.tokens, 0.0).sum(axis=1)
         passages, tokens = (float(weight @ each / weight.sum()) for each in of_each)
         return {"passages": passages, "tokens": None if np.isnan(tokens) else tokens}
+
+    def tokens_differ(self, new: IntArray, old: IntArray) -> Interval:
+        """Estimate by how much tokens of contexts differ, as a share of the old ones'.
+
+        They are passages where the text of one was not kept.
+        """
+        weight = 1.0 / self.judged.rows.requests["probability"]
+        is_known = self.size(new)["tokens"] is not None and bool(self.size(old)["tokens"])
+        sizes = self.tokens if is_known else np.ones_like(self.tokens)
+        of_new, of_old = (np.where(ranks > 0, sizes, 0.0).sum(axis=1) for ranks in (new, old))
+        return mean_interval(weight * (of_new - of_old) * weight.size / float(weight @ of_old))
 
     @property
     def n_judged(self) -> int:
@@ -182,6 +200,8 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         left_out["that cannot be decided on again"] += len(pools.skipped)
     by_name = {each.name: each for each in own}
     used = [by_name[name] for name in pools.query_ids]
+    tokens = _tokens(used, pools)
+    pools = replace(pools, tokens=_known(tokens, pools))
     bare = [
         len(each.sample.record.served)
         for each in used
@@ -203,8 +223,16 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         tuple([Query(each.name, each.sample.record.query or "") for each in used]),
         any(each.sample.record.request_id.startswith(WRITTEN) for each in used),
         left_out,
-        _tokens(used, pools),
+        tokens,
     )
+
+
+def _known(tokens: FloatArray, pools: Pools) -> FloatArray | None:
+    """Return the tokens with the mean for texts that were not kept; None where none was."""
+    if not np.isfinite(tokens).any():
+        return None
+    inside = np.arange(tokens.shape[1]) < pools.lengths[:, None]
+    return np.where(inside & np.isnan(tokens), np.nanmean(tokens), tokens)
 
 
 def _tokens(samples: Sequence[_Sample], pools: Pools) -> FloatArray:
@@ -346,11 +374,11 @@ def calibrate_from_store(
     fingerprint: Mapping[str, str] | None = None,
     corpus_sketch: CorpusSketch | None = None,
 ) -> StoreCalibration:
-    """Fit a policy of highest expected utility for the route of judged samples.
+    """Fit a policy of the highest expected utility in a context of the wanted cost, for one route.
 
     Args:
         found: From `judged_store`.
-        settings: ``serving_k``, ``min_keep``, ``tolerance`` and ``max_loss`` are used;
+        settings: ``context``, ``serving_k``, ``min_keep``, ``tolerance`` and ``max_loss`` are used;
             ``utilities`` are those of the samples.
         in_force: The profile in force, whose other routes stay; None for none.
         fusion: How the legs of the system that answered are fused; None for the default.
@@ -376,7 +404,8 @@ def calibrate_from_store(
     by_others = decided_by_others(judged, settings)
     gain = difference(judged, by_others, first)
     policy = fitted_policy(judged, settings)
-    verdict = _verdict(found, gain, first, settings)
+    tokens = found.tokens_differ(by_others, first)
+    verdict = _verdict(found, gain, tokens, first, settings)
     why = f"{judged.in_words}; UDCG {_in_words(gain['udcg'])} over the first {today.k}"
     route = RouteProfile(
         policy=today if verdict.decision == "keep" else policy,
@@ -410,9 +439,13 @@ def calibrate_from_store(
 
 
 def _verdict(
-    found: JudgedStore, gain: Mapping[str, Interval], today: IntArray, settings: Settings
+    found: JudgedStore,
+    gain: Mapping[str, Interval],
+    tokens: Interval,
+    today: IntArray,
+    settings: Settings,
 ) -> RouteVerdict:
-    """Judge the policy as with labels, but for tokens, which it was not chosen to save."""
+    """Judge the policy as with labels, by the estimated differences from today."""
     judged, tolerance, max_loss = found.judged, settings.tolerance, settings.max_loss
     verdict = RouteVerdict(
         decision="shadow",
@@ -429,12 +462,16 @@ def _verdict(
     limits = [(recall, -max_loss), (udcg, -max_loss * max(todays, 1.0))]
     is_kept = recall.value >= -tolerance
     needed = [needed_to_reach(each, least) for each, least in limits]
+    risk = RISK_PER_SAVED if settings.context in ("balanced", "richer") else math.inf
+    most_lost = lost_for(tokens, risk)
     verdict = conclude(
-        verdict.model_copy(update={**gain}),
+        verdict.model_copy(update={**gain, "tokens": tokens}),
         safe=is_kept and all((each.lower or 0.0) >= least for each, least in limits),
-        gained=udcg.lower > 0.0,
+        gained=udcg.lower > 0.0 or recall.lower > 0.0 or recall.lower >= -most_lost,
         lost=any((each.upper or 0.0) < -tolerance for each, _ in limits),
-        for_a_gain=needed_to_reach(udcg),
+        for_a_gain=min(
+            filter(None, [needed_to_reach(udcg), needed_to_reach(recall)]), default=None
+        ),
         for_safety=max(filter(None, needed)) if is_kept and None not in needed else None,
     )
     if found.is_synthetic and verdict.decision == "enforce":

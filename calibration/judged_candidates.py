@@ -14,11 +14,13 @@ import numpy as np
 from calibration.asked_questions import JUDGED_DEPTH
 from calibration.calibrate_route import Settings
 from calibration.evaluate import contexts
-from calibration.fit import fit_model, pool_features
+from calibration.fit import fit_model, pool_features, predicted
 from calibration.objectives import LOST_QUERIES
 from calibration.replay import Pools
 from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.contexts import JudgedRequests
@@ -27,6 +29,10 @@ from ctxguard.measure.interval import Interval
 from ctxguard.measure.metrics import IntArray, Metric
 
 KS = (1, 3, 5, 10, 20)
+RICHEST = 2.0
+"""Of today's tokens."""
+MOST_PROBABLE = 0.99
+"""The highest threshold."""
 METRICS: Mapping[str, Metric] = {
     "precision": Metric.PRECISION,
     "mrr": Metric.SERVED_MRR,
@@ -73,10 +79,11 @@ def fitted_policy(
 ) -> ExpectedUtilityPolicy:
     """Fit P(relevant), and keep candidates while they are worth it by the utilities.
 
-    No threshold is tuned on verdicts: that would tune it to the judge's errors.
+    The context bounds what is kept (`_threshold`). No threshold is tuned on grades: that would tune
+    it to the judge's errors.
 
     Args:
-        settings: ``utilities`` and ``min_keep`` are used.
+        settings: ``utilities``, ``min_keep``, ``context`` and ``serving_k`` are used.
         without: A fold whose requests have no part in it; None to use all.
 
     Raises:
@@ -90,8 +97,8 @@ def fitted_policy(
         fold = np.full(len(judged.pools), without)
     if not chosen.any():
         raise CalibrationError("no judged candidate has the scores that P(relevant) is made of")
-    predicted = judged.model.of(rows, fold)
-    relevance = np.where(judged.is_graded, passages["grade"] > 0, predicted)[chosen]
+    by_judge = judged.model.of(rows, fold)
+    relevance = np.where(judged.is_graded, passages["grade"] > 0, by_judge)[chosen]
     weight = (passages["size"] / rows.requests["probability"][rows.request])[chosen]
     # They sum to the number of equal ones that would tell as much (Kish, 1965, §8.2).
     weight *= weight.sum() / (weight**2).sum()
@@ -103,13 +110,55 @@ def fitted_policy(
         np.arange(2 * n) < n,
         np.concatenate([weight * relevance, weight * (1.0 - relevance)]),
     )
+    gain, cost = max(judged.model.gain, 1e-6), max(-settings.utilities.irrelevant, 0.0)
+    used = np.arange(len(judged.pools)) if fold is None else np.flatnonzero(judged.fold != without)
+    threshold = _threshold(judged, model, used, settings, cost / (cost + gain))
     return ExpectedUtilityPolicy(
         model,
         k=min(JUDGED_DEPTH, int(passages["position"][passages["size"] > 0.0].max()) + 1),
-        cost=max(-settings.utilities.irrelevant, 0.0),
-        gain=max(judged.model.gain, 1e-6),
+        cost=threshold * gain / (1.0 - threshold),
+        gain=gain,
         min_keep=settings.min_keep,
+        per_token=judged.pools.tokens is not None and settings.context != "utility",
     )
+
+
+def _threshold(
+    judged: JudgedCandidates,
+    model: RelevanceModel,
+    used: IntArray,
+    settings: Settings,
+    least: float,
+) -> float:
+    """Return the least P, weighed by length, of a candidate that is kept.
+
+    On the mean over the requests, contexts then have at most today's tokens, or twice as many where
+    they may be richer. The leanest hold as many relevant passages as today's by P, and no more.
+
+    Args:
+        used: The requests that count.
+        least: What a candidate has to reach whatever the context.
+    """
+    if settings.context == "utility":
+        return least
+    pools = judged.pools.rows(used)
+    depth = min(JUDGED_DEPTH, pools.scores.shape[1])
+    weight = 1.0 / judged.rows.requests["probability"][used, None]
+    sizes = np.ones(pools.scores.shape) if pools.tokens is None else np.nan_to_num(pools.tokens)
+    p = np.nan_to_num(predicted(model, pools))[:, :depth]
+    tokens, expected = weight * sizes[:, :depth], weight * p
+    worth = p if pools.tokens is None else p * weight_of(sizes[:, :depth])
+    order = np.argsort(-worth, axis=None, kind="stable")
+    of_today = slice(settings.serving_k)
+    within = RICHEST if settings.context == "richer" else 1.0
+    n = np.searchsorted(
+        tokens.ravel()[order].cumsum(), within * tokens[:, of_today].sum(), side="right"
+    )
+    if settings.context == "leaner":
+        found = expected.ravel()[order].cumsum()
+        n = min(n, np.searchsorted(found, expected[:, of_today].sum()) + 1)
+    ranked = worth.ravel()[order]
+    return float(np.clip(ranked[min(int(n), ranked.size) - 1], least, MOST_PROBABLE))
 
 
 def first_k(pools: Pools, k: int) -> IntArray:

@@ -106,8 +106,7 @@ def verdict(
         and lower_bound(udcg / max(todays_udcg, 1.0)) >= -max_loss
     )
     gains = [(each.lower or 0.0) > 0.0 for each in plain.values()]
-    saved = -(figures["tokens"].value or 0.0) if (figures["tokens"].upper or 0.0) < 0.0 else 0.0
-    most_lost = risk_per_saved * saved if saved >= LEAST_SAVED else -inf
+    most_lost = lost_for(figures["tokens"], risk_per_saved)
     gains.append(lower_bound(recall) >= -most_lost)
     for_the_saving = _needed(recall, tolerance, most_lost) if most_lost > 0.0 else None
     for_a_gain = [*map(needed_to_reach, plain.values()), for_the_saving]
@@ -122,6 +121,16 @@ def verdict(
         for_a_gain=min(filter(None, for_a_gain), default=None),
         for_safety=None if None in for_safety else max(filter(None, for_safety)),
     )
+
+
+def lost_for(tokens: Interval, risk_per_saved: float) -> float:
+    """Return the recall that may be lost at its lower bound for a saving alone; −∞ for none shown.
+
+    >>> lost_for(Interval(-0.2, -0.3, -0.1, 9), 0.25), lost_for(Interval(-0.02, -0.04, 0.0, 9), 1)
+    (0.05, -inf)
+    """
+    saved = -(tokens.value or 0.0) if (tokens.upper or 0.0) < 0.0 else 0.0
+    return risk_per_saved * saved if saved >= LEAST_SAVED else -inf
 
 
 def conclude(

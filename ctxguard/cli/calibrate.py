@@ -81,9 +81,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             )
         if self.data is not None and self.profile is not None:
             raise ConfigurationError("--profile goes with --store")
-        for name in ("run", "context"):
-            if self.store is not None and name in self.model_fields_set:
-                raise ConfigurationError(f"--{name} has no effect with --store: leave it out")
+        if self.store is not None and self.run is not None:
+            raise ConfigurationError("--run has no effect with --store: leave it out")
         if self.store is not None and self.alpha is not None:
             raise ConfigurationError("--alpha needs --data: a judge's opinion certifies nothing")
         if (self.price is not None or self.asked is not None) and self.data is None:

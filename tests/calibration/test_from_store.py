@@ -8,7 +8,7 @@ from judged_samples import SERIES, WHOLE, GradedBy, serve, spoilt, truth_of, wat
 from simulated_pools import DEPTH, calibrated, guard_of, simulate
 from watching import Watching
 
-from calibration.calibrate_route import Settings
+from calibration.calibrate_route import Settings, Wanted
 from calibration.from_store import (
     JudgedStore,
     calibrate_from_store,
@@ -196,7 +196,7 @@ def test_other_routes_stay() -> None:
     found = read(watched(160), utilities=CHEAP)
     made = calibrate_from_store(
         found,
-        Settings(serving_k=3, tolerance=0.03),
+        Settings(serving_k=3, tolerance=0.03, context="utility"),
         in_force,
         fusion=in_force.fusion,
         fingerprint=in_force.fingerprint,
@@ -235,9 +235,44 @@ def test_shadow_says_requests_needed() -> None:
     assert f"about {verdict.n_needed} such queries would probably decide" in verdict.statement
 
 
+@pytest.mark.parametrize(
+    ("context", "most"), [("leaner", 1.0), ("balanced", 1.03), ("richer", 2.06), ("utility", 9.0)]
+)
+def test_contexts_bound_the_tokens(context: Wanted, most: float) -> None:
+    """Of traffic as of labels: today's tokens, twice as many, or whatever is worth it."""
+    found = read(watched(160))
+    rng = np.random.default_rng(0)
+    tokens = np.where(np.isnan(found.judged.pools.scores), np.nan, rng.integers(50, 400, (160, 1)))
+    tokens = tokens * rng.uniform(0.3, 1.7, tokens.shape)
+    judged = replace(found.judged, pools=replace(found.judged.pools, tokens=tokens))
+    found = replace(found, tokens=tokens, judged=judged)
+    made = calibrate_from_store(found, Settings(serving_k=3, context=context))
+    size, today = made.size["tokens"], made.today["tokens"]
+    assert size is not None
+    assert today is not None
+    assert size <= most * today
+    if context == "leaner":
+        assert made.gain["recall"].value > -0.02, "as many relevant passages by P as today"
+    if context in ("richer", "utility"):
+        assert size > 1.1 * today
+    verdict = made.profile.verdict
+    assert verdict.tokens is not None
+    assert verdict.tokens.value == pytest.approx(size / today - 1.0, abs=1e-5)
+
+
+def test_texts_unknown_count_passages() -> None:
+    found = read(watched(160))
+    found = replace(found, tokens=np.full_like(found.tokens, np.nan))
+    made = calibrate_from_store(found, Settings(serving_k=3))
+    assert made.size["tokens"] is None
+    assert made.profile.verdict.tokens.value == pytest.approx(
+        made.size["passages"] / 3 - 1.0, abs=1e-5
+    )
+
+
 def test_synthetic_questions_are_never_enforced() -> None:
     found = replace(read(watched(160), utilities=CHEAP), is_synthetic=True)
-    made = calibrate_from_store(found, Settings(serving_k=3))
+    made = calibrate_from_store(found, Settings(serving_k=3, context="utility"))
     assert made.profile.verdict.decision == "shadow"
     assert any("synthetic" in note for note in made.profile.provenance.notes)
     assert made.profile.unverified

@@ -138,7 +138,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("calibrate --data TRUTH --out OUT --profile HANDMADE", "--profile goes with --store", {}),
     (f"calibrate --out OUT --store {STORE} --alpha 0.1", "certifies nothing", {}),
     (f"calibrate --out OUT --store {STORE} --run FILE", "--run has no effect", {}),
-    (f"calibrate --out OUT --store {STORE} --context leaner", "--context has no effect", {}),
     (f"judge --store {STORE} --index INDEX", "give either --queries", {}),
     (f"judge --store {STORE} --index INDEX --questions 9", "--questions needs --judge llm", {}),
     (f"explain some-request --store {STORE}", f"{NO_STORE}", {}),
