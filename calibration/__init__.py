@@ -3,7 +3,7 @@
     data             labels: read, adjudicated, frozen, checked for coverage
     settings         how a policy is chosen, for the command and in Python
     calibrate        the whole way, for every route of a retriever
-      retrievers       anything that a guard takes, or a recorded run
+      retrievers       any retriever a guard accepts, or a recorded run
       replay           every query through the retriever once
       pool_labels      the labels of every candidate
       fit              fusion weight, temperature, P(relevant)

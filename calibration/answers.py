@@ -1,7 +1,7 @@
 """Asks a reader the labelled questions with two contexts each, and marks what it answers.
 
-Each row that is written names its context by a digest, so that a run goes on where it ended and
-asks nothing twice.
+Each row stores a digest of its context, so that an interrupted run resumes without asking anything
+twice.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ from ctxguard.monitor.judges.prompt import response_format, with_one_key
 T = TypeVar("T")
 
 PIPELINES = ("today", "guard")
-"""The retriever's first few as they are served without the guard, and the guard's context."""
+"""The passages served without the guard (the retriever's first few), and the guard's context."""
 KNOWN_ANSWERS = ("answers", "gold_answers", "answer")
-"""Columns of a question's metadata that hold its known answers: the first that is there."""
+"""Columns of a question's metadata that may hold its known answers; the first present is used."""
 WRONG_ANSWERS = "wrong_answers"
-"""Column with known wrong answers; an answer that holds one is wrong."""
+"""Column with known wrong answers; an answer that contains one is wrong."""
 
 ANSWER_METRICS: Mapping[str, str] = {
     "correct": "share of the answers that are right",
@@ -50,7 +50,7 @@ ANSWER_METRICS: Mapping[str, str] = {
     "seconds": "time of an answer",
     "cost_per_1000": "cost of 1,000 questions at the prices",
 }
-"""The metrics of ``compare_answers`` beside another tool's mark."""
+"""The metrics that ``compare_answers`` reports in addition to another tool's mark."""
 
 Row = dict[str, object]
 
@@ -90,7 +90,7 @@ class ToAnswer:
     Attributes:
         query: The question.
         pipeline: One of ``PIPELINES``.
-        passage_ids: The context's passages, in its order; empty if the guard found nothing fit.
+        passage_ids: The context's passages, in order; empty if the guard kept none.
         context: The context as the reader gets it.
     """
 
@@ -101,7 +101,7 @@ class ToAnswer:
 
     @property
     def conversation(self) -> Conversation:
-        """The messages that the reader is sent."""
+        """The messages sent to the reader."""
         question = f"{self.context}\n\nQuestion: {self.query.text}"
         return [
             {"role": "system", "content": READER_INSTRUCTIONS},
@@ -118,7 +118,7 @@ class ToAnswer:
 def questions_with_contexts(
     queries: Iterable[Query], guards: Mapping[str, ContextGuard], progress: Progress | None = None
 ) -> list[ToAnswer]:
-    """Retrieve each question's context once by pipeline.
+    """Retrieve each question's context once per pipeline.
 
     Raises:
         ConfigurationError: the order of most lists contradicts their scores.
@@ -139,11 +139,11 @@ def questions_with_contexts(
 def estimate(
     waiting: Iterable[ToAnswer], prices: tuple[float, float] | None
 ) -> tuple[int, int, float | None]:
-    """Estimate what answering takes; contexts that are the same are asked once.
+    """Estimate the calls, tokens and cost of answering; identical contexts are asked once.
 
     Returns:
-        Calls of the reader; tokens that it reads, instructions included; and the cost of those and
-        of 40 tokens a reply at the prices, None without prices.
+        Calls to the reader; the tokens it reads, instructions included; and the cost of these and
+        of 40 tokens per reply, None without prices.
     """
     texts = {each.digest: each.conversation for each in waiting}
     tokens = sum(estimate_tokens(part["content"]) for text in texts.values() for part in text)
@@ -155,14 +155,14 @@ def estimate(
 
 
 class AnswerFile:
-    """The answers of a reader that a file holds.
+    """A reader's answers, kept in a file.
 
     Args:
-        path: JSONL; made by the first answer.
-        reader: Name of the reader; rows of others stay as they are.
+        path: JSONL; created with the first answer.
+        reader: Name of the reader; rows of other readers are left alone.
 
     Raises:
-        DataError: a line is not one of a file of answers.
+        DataError: a line is not a stored answer.
     """
 
     def __init__(self, path: Path, reader: str) -> None:
@@ -182,11 +182,11 @@ class AnswerFile:
         return self._places.get((asked.query.query_id, asked.pipeline, asked.digest))
 
     def waiting(self, asked: Iterable[ToAnswer]) -> list[ToAnswer]:
-        """Select those without an answer."""
+        """Select the questions without an answer."""
         return [each for each in asked if self.row(each) is None]
 
     def add(self, asked: ToAnswer, reply: Reply[str]) -> None:
-        """Add an answer, which is in the file after ``save``."""
+        """Add an answer; ``save`` writes it to the file."""
         row: Row = {
             "query_id": asked.query.query_id,
             "pipeline": asked.pipeline,
@@ -213,16 +213,16 @@ def _place(row: Row) -> tuple[object, ...]:
 def ask_reader(
     asked: Sequence[ToAnswer], client: ChatClient, file: AnswerFile, progress: Progress | None
 ) -> list[Reply[str]]:
-    """Ask what the file does not hold yet; each batch is written when it is there.
+    """Ask the questions missing from the file, writing each batch as it arrives.
 
-    A context that two pipelines share is asked once. What gets no valid answer is not written, so
-    that the next run asks it again.
+    A context that two pipelines share is asked once. A question without a valid answer is not
+    written, so that the next run asks it again.
 
     Returns:
-        The replies that hold no answer.
+        The replies without an answer.
 
     Raises:
-        StageUnavailableError: the endpoint answered for none of a batch.
+        StageUnavailableError: the endpoint answered no question of a batch.
     """
     by_text: dict[str, list[ToAnswer]] = {}
     for each in file.waiting(asked):
@@ -289,12 +289,12 @@ def normalised(text: str) -> str:
 
 
 def is_right(answer: str, right: Iterable[str], wrong: Iterable[str]) -> bool:
-    """Mark an answer by known ones: it holds a right one, and no wrong one.
+    """Mark an answer as correct if it contains a right answer and no wrong one.
 
     Args:
         answer: What the reader wrote.
-        right: Answers that are right, any of which suffices.
-        wrong: Answers that are known to be wrong.
+        right: Right answers; any one of them suffices.
+        wrong: Known wrong answers.
 
     >>> is_right("It was in 1856.", ["1856"], ["1900"])
     True
@@ -315,14 +315,14 @@ def mark_answers(
     judge: ChatClient | None = None,
     references: Mapping[str, str] | None = None,
 ) -> tuple[int, list[Reply[bool]]]:
-    """Mark the answers that have no mark by this way right or wrong, in the file.
+    """Mark each answer not yet marked in this way as right or wrong, in the file.
 
     Args:
         asked: The questions with their contexts.
         file: The answers.
-        judge: A model that marks; None to compare with known answers.
-        references: What the judge marks a question without known answers by: the texts of its
-            relevant passages, by query id.
+        judge: A model that marks answers; None to compare them with known answers.
+        references: Texts of each question's relevant passages, by query id; the judge uses them
+            where a question has no known answers.
 
     Returns:
         Number of answers that could not be marked: no known answer, or no valid grade; and the
@@ -402,7 +402,7 @@ def compare_answers(
         file: The answers.
         column: The mark: ``correct``, or a column that another tool has added, whose value is a
             number or true or false; more is better.
-        prices: Of tokens; None leaves the cost out.
+        prices: Prices of tokens; None leaves the cost out.
 
     Raises:
         CalibrationError: no question has a marked answer to both contexts.
@@ -489,7 +489,7 @@ def references(dataset: Dataset, passage: Callable[[str], Passage]) -> dict[str,
 
     Args:
         dataset: The labels.
-        passage: Returns a passage by its id; what it cannot return is left out.
+        passage: Returns a passage by its id; a passage it cannot return is left out.
     """
     found = {}
     for query in dataset.queries:

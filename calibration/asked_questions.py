@@ -1,6 +1,6 @@
 """Questions of a log, or written from passages, as samples of a store.
 
-They are the samples that live traffic leaves, and wait for a judge in the same queue.
+They look like samples of live traffic, and wait for a judge in the same queue.
 """
 
 import hashlib
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from ctxguard.monitor.judges import LLMJudge
 
 ASKED, WRITTEN = "asked-", "written-"
-"""Begin the request ids of questions that were asked, and of those that a model wrote."""
+"""Prefixes of the request ids: of questions people asked, and of those a model wrote."""
 JUDGED_DEPTH = 20
-"""Candidates of each question that are judged. Five are too few, and 30 bring nothing."""
+"""How many candidates of each question are judged. Five are too few; 30 add nothing."""
 RATES = JudgingRates(0.0, 0.0, 0.0, 1.0, JUDGED_DEPTH)
 """The first candidates are judged with certainty, and no others."""
 _BATCH = 20
 
 
 def asked_questions(path: Path) -> dict[str, int]:
-    """Read a log, JSONL or CSV, as the questions in it, each once, with how often it was asked.
+    """Read the distinct questions of a log, JSONL or CSV, with how often each was asked.
 
-    Questions are the same apart from case and white space. A row has its text as ``query`` and
-    counts as often as its ``count`` says, once without.
+    Questions that differ only in case and white space are one. A row holds its text in ``query``,
+    and in ``count`` how often it was asked, 1 if absent.
 
     Raises:
         DataError: a row cannot be read, or the file holds no question.
@@ -68,17 +68,16 @@ def asked_questions(path: Path) -> dict[str, int]:
 
 
 def passages_to_ask_about(passage_ids: Sequence[str], n: int) -> list[str]:
-    """Draw the ids of the passages that questions are written from, by their hashes."""
+    """Draw the ids of the passages to write questions from, by their hashes."""
     return sorted(passage_ids, key=_order)[:n]
 
 
 def written_questions(
     passages: Sequence[Passage], model: "LLMJudge"
 ) -> "Iterator[list[tuple[Passage, Reply[str]]]]":
-    """Have a language model write a question from each passage; yield them by twenty.
+    """Have a language model write a question from each passage; yield them in batches of twenty.
 
-    Such questions are easier than those of people: they ask what the corpus answers, in words
-    near to its own.
+    Such questions are easier than people's: the corpus answers them, in words close to theirs.
 
     Raises:
         StageUnavailableError: the endpoint answered for none of a batch.
@@ -89,11 +88,11 @@ def written_questions(
 
 
 def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool = False) -> str:
-    """Name the sample of a question, the same for each run on the same system.
+    """Name the sample of a question; each run on the same system gives the same name.
 
     Args:
-        question: Its text, or the id of the passage that it is written from.
-        system: What identifies the system and its settings.
+        question: Its text, or the id of the passage it is written from.
+        system: Identifies the system and its settings.
         is_written: Whether a model writes it.
     """
     text = json.dumps([folded(question), dict(system)], sort_keys=True)
@@ -101,11 +100,11 @@ def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool 
 
 
 def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> Entry:
-    """Ask a guard, and make the sample that its store keeps.
+    """Ask a guard a question, and build the sample for its store.
 
     Args:
         guard: Without a sampler.
-        times: How often the question was asked: the sample stands for so many requests.
+        times: How often the question was asked: the number of requests the sample stands for.
 
     Raises:
         QueryError: the retriever refuses the question.
@@ -124,7 +123,7 @@ def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 
 
 
 def tokens_to_judge(entry: Entry) -> tuple[int, int]:
-    """Estimate what judging a sample takes, asked about one passage at a time.
+    """Estimate the calls and tokens of judging a sample one passage at a time.
 
     Returns:
         The passages, and the tokens of these and of the question for each.

@@ -1,9 +1,9 @@
-"""Choose with an assessor's answers: when it is asked, the policy that they serve, its verdict.
+"""Decide when to ask an assessor, and choose and judge the policy that uses its answers.
 
 All labelled queries are asked about their first candidates by P, once. Then, twice: the candidates
 whose value exceeds the price at the current (k, t) count as asked, P of the choosing queries is
-updated by models of the other folds, and (k, t) is chosen again as the route's policy is. What the
-answers gain is measured where they had no part in the choice, net of their price.
+updated by models of the other folds, and (k, t) is chosen again as the route's policy is. The gain
+from the answers is measured on queries outside the choice, net of their price.
 """
 
 import time
@@ -45,7 +45,7 @@ from ctxguard.measure.interval import Interval, t_quantile
 from ctxguard.profile.schema import AssessorProfile
 
 FIRST = 20
-"""Candidates by P that an assessor is asked about at most."""
+"""The most candidates an assessor is asked about, the highest P first."""
 
 DEFAULT_PRICE = 0.002
 
@@ -53,18 +53,18 @@ ROUNDS = 2
 """How often (k, t) is chosen again with the answers that are worth asking for at the former."""
 
 _LUCK = 2.0
-"""Squared standard errors that are taken off a gain, as a share of it. A gain that had to be shown
-before anybody looks at it is too large; so shrunk, one of two standard errors or more is within a
-fifth on the mean (`test_asking.py`)."""
+"""Squared standard errors that are taken off a gain, as a share of it. A gain that is reported only
+once it is significant is overstated; shrunk like this, a gain of two standard errors or more is
+right to within a fifth on average (`test_asking.py`)."""
 
 _LEAST_ERRORS = 5.0**0.5
 """Standard errors below which a gain is too uncertain for a forecast."""
 
 _FIGURES = ("intercept", "slope", "effect", "deviation", "place")
-"""The figures of a model, which a profile has rounded."""
+"""The values of a model that a profile rounds."""
 
 _MOST_FAILED = 0.2
-"""Share of the queries without any answer above which nothing is fitted."""
+"""Nothing is fitted if a larger share of the queries got no answer."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Asking:
         stage: Asks it; its deadline should be patient, and its rate high.
         passage: A passage by its id; raises KeyError for one that is not there.
         price: Of asking about one candidate, in UDCG, ≥ 0.
-        sleep: Waits for a number of seconds.
+        sleep: Waits a number of seconds.
     """
 
     stage: AssessorStage
@@ -90,7 +90,7 @@ class _AnsweredPools:
 
     Attributes:
         name: Of the answer.
-        probabilities: Shape (n_q, depth), P without answers, out of fold.
+        probabilities: Shape (n_q, depth), out-of-fold P before any answer.
         answers: Shape (n_q, depth), NaN where there is none.
         places: Same shape, the place of each candidate in its call.
         cost: Of asking about one candidate; None where it is not known.
@@ -105,7 +105,7 @@ class _AnsweredPools:
     cost: float | None
 
     def fitted(self, rows: IntArray | None = None) -> AnswerModel | None:
-        """Fit what the answer says by these queries, or by some of them."""
+        """Fit the model of the answer to these queries, or to some of them."""
         own = np.arange(len(self.pools)) if rows is None else rows
         asked = ~np.isnan(self.places[own])
         groups = np.broadcast_to(own[:, None], asked.shape)
@@ -120,7 +120,7 @@ class _AnsweredPools:
 
 @dataclass(frozen=True)
 class _Choice:
-    """What is served with the answers that are worth asking for at one (k, t).
+    """The contexts served at one (k, t) once the answers worth their price are in.
 
     Attributes:
         policy: The policy; that of highest utility where none is accepted.
@@ -146,7 +146,7 @@ def calibrate_asking(
     asking: Asking,
     progress: Progress,
 ) -> RouteOutcome:
-    """Ask about every labelled query of a route, and choose the policy that the answers serve.
+    """Ask about every labelled query of a route, and choose the policy that uses the answers.
 
     Args:
         outcome: The route without an assessor: its model of P is taken, and what it serves stands
@@ -154,7 +154,7 @@ def calibrate_asking(
         texts: The queries by their ids.
 
     Returns:
-        The route, whose profile says when the assessor is asked, or why nobody is.
+        The route; its profile says when to ask the assessor, or why not to.
 
     Raises:
         CalibrationError: more than a fifth of the queries got no answer.
@@ -203,7 +203,7 @@ def calibrate_asking(
 def _choose(
     route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float, choose_by: Choose
 ) -> _Choice:
-    """Choose (k, t) with the answers that are worth asking for at the former, twice."""
+    """Choose (k, t) twice, each time with the answers worth asking for at the previous one."""
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
 
     def rule(sums: PolicySums) -> int | None:
@@ -219,7 +219,7 @@ def _choose(
         return place
 
     def chosen(probabilities: FloatArray) -> tuple[Folded, GridIndex, bool]:
-        # What asking is worth is computed for P alone.
+        # The value of asking is computed from P alone.
         grid = fitted.grid(own.pools, own.labels, probabilities, per_token=False)
         policies = among(grid, route.settings)
         index = policies.chosen(rule)
@@ -257,7 +257,7 @@ def _updated(
         for row in rows.tolist():
             n = int(own.pools.lengths[row])
             probabilities = own.probabilities[row, :n]
-            # Of equal P the first is asked first, as a request does.
+            # Ties in P are asked in order, as in a request.
             order = np.argsort(-probabilities, kind="stable")
             values = model.values(probabilities[order], k, threshold, FIRST)
             chosen = order[to_ask(values, price, FIRST)]
@@ -277,7 +277,7 @@ def _with_verdict(
 ) -> tuple[AssessorProfile, Option]:
     """Return the assessor's part of the profile, and the contexts with its answers."""
     without, answered = outcome.served, found.answered[:, None]
-    # Where nothing is answered, what is served without stands.
+    # Without an answer, the context chosen without the assessor stands.
     with_answers = outcome.route.option(
         "with answers",
         found.policy,
@@ -311,10 +311,10 @@ def _with_verdict(
 
 
 def forecast_of(gain: Interval) -> float | None:
-    """Forecast what a measured gain is on other queries, from `mean_interval`.
+    """Forecast a measured gain on other queries, from `mean_interval`.
 
     Returns:
-        The gain, shrunk by the doubt about it; None where that is too large to tell.
+        The gain, shrunk according to its uncertainty; None if that is too large to tell.
 
     >>> round(forecast_of(mean_interval(np.tile([0.0, 0.2], 50))), 3)
     0.098
@@ -339,7 +339,7 @@ def _asked(
     asking: Asking,
     progress: Progress,
 ) -> dict[str, _AnsweredPools]:
-    """Ask about the first candidates by P of every query; return each kind of answer by name."""
+    """Ask about each query's candidates of highest P; return each kind of answer by name."""
     names = asking.stage.assessor.names
     answers = {name: np.full(probabilities.shape, np.nan) for name in names}
     places = np.full(probabilities.shape, np.nan)

@@ -89,7 +89,7 @@ def calibrate(
     Args:
         retriever: The retriever that answers in production: one with several routes, such as
             ``HybridRetriever``, or anything that ``ContextGuard`` takes.
-        dataset: Labelled queries. What is kept for a query without a relevant passage is harm.
+        dataset: Labelled queries. Every passage kept for a query without a relevant one is harm.
         settings: How to choose and certify.
         fusion: How the legs are fused. ``fit`` takes the pooled ranker where the index has signals,
             and fits the weight of convex fusion where it has none.
@@ -97,11 +97,11 @@ def calibrate(
         fingerprint: Identity of a retriever that has no ``fingerprint()``. Without either the
             profile is unverified: it cannot be told from a profile of another system.
         corpus_sketch: The corpus sketch, if the retriever has no method for it.
-        asking: An assessor that is asked where that pays; None for none.
+        asking: An assessor to ask where it pays; None to ask nobody.
 
     Raises:
         CalibrationError: the labels do not support a choice, or the assessor does not answer.
-        ConfigurationError: the retriever is none, or returns neither a ranking nor hits.
+        ConfigurationError: this is not a retriever, or it returns neither a ranking nor hits.
     """
     settings = Settings() if settings is None else settings
     chosen_on, held_out = dealt(dataset, settings)
@@ -169,7 +169,7 @@ def calibrate(
             for route, outcome in outcomes.items()
         }
     by_route = {route: outcome.profile for route, outcome in outcomes.items()}
-    # Asked last: a reranker that is another by now refuses.
+    # Asked last: a reranker that has changed meanwhile refuses.
     identity = source.fingerprint()
     profile = Profile(
         routes=by_route,
@@ -214,7 +214,7 @@ def _fit_fusion(
     vectors: Mapping[str, Any],
     passes: Passes,
 ) -> Fusion:
-    """Fit the fusion: convex where both legs answer and no ranker puts their signals together.
+    """Fit the fusion: convex where both legs answer and no ranker combines their signals.
 
     It is fitted to all choosing queries, or with a promise to the part of them that orders the
     candidates: the other part certifies, so nothing may be fitted to it.
@@ -243,7 +243,7 @@ def provenance(
     identity: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> Provenance:
-    """Record how a profile was made, with the notes of the data and of each route."""
+    """Record how a profile was made, with notes on the data and on each route."""
     versions = {}
     for name in VERSIONED:
         try:

@@ -58,10 +58,10 @@ LEAST_SHARE_CHOSEN = 0.5
 and nothing is decided by them."""
 
 SIZES: tuple[Context, ...] = get_args(Context)
-"""What a context may cost, from the least."""
+"""How much a context may cost, the least first."""
 
 Wanted = Context | Literal["utility"]
-"""What a choice is asked for: a context of such a cost, or the highest utility."""
+"""The aim of a choice: a context of such a cost, or the highest utility."""
 
 
 class Settings(ChoiceSettings):
@@ -109,7 +109,7 @@ class Option:
         policy: The policy.
         order: Shape (n_q, depth), columns of the pools of the queries that measure, best first.
         kept: Shape (n_q, depth), whether each of these is in the context.
-        metrics: Of these contexts.
+        metrics: The metrics of these contexts.
         verdict: Whether the policy may be served.
     """
 
@@ -165,7 +165,7 @@ class RouteOutcome:
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Today's first k, the choice, then what other sizes of context would give."""
+        """Today's first k, the choice, then what contexts of other sizes would give."""
         return (self.today, self.chosen, *self.others.values())
 
 
@@ -240,7 +240,7 @@ class LabelledRoute:
         why: Why the family of policies was taken, in words.
         fitted: What the family was fitted to.
         choosing: The family's policies.
-        extending: Policies that go on in today's order.
+        extending: Policies that extend today's order.
         probabilities: Shape (n_q, depth), P(relevant) of the candidates of the queries that
             measure, from a model that did not see their labels; None without.
         measured: The pools and labels of the queries that measure: those held out, or all, of
@@ -315,7 +315,7 @@ class LabelledRoute:
         return Option(f"first {k}, as today", RatioPolicy(k=k), *own, keep)
 
     def of_equal_tokens(self, option: Option) -> Option | None:
-        """Return the longest first k that costs no more tokens than an option on the mean.
+        """Return the longest first k whose mean tokens are no more than an option's.
 
         None where that is today's, or the option's own context, or none is so short.
         """
@@ -331,7 +331,7 @@ class LabelledRoute:
         )
 
     def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
-        """Judge a policy by the contexts that it gives the queries that measure."""
+        """Judge a policy by its contexts for the measured queries."""
         return self._judged(name, policy, self._measure(order, kept))
 
     def _judged(self, name: str, policy: Policy, measured: _Measured) -> Option:
@@ -356,7 +356,7 @@ class LabelledRoute:
         return shuffled(recall, self.settings.seed)
 
     def rules(self, wanted: Wanted) -> tuple[Choose, ...]:
-        """Return the rules by which a policy is chosen for such contexts, the boldest first.
+        """Return the rules for choosing a policy of such contexts, the boldest first.
 
         The first whose policy may be enforced is taken, else the last. Queries that were held out
         have no part in that: there is one rule.
@@ -382,13 +382,13 @@ class LabelledRoute:
         return found
 
     def offer(self, wanted: Wanted) -> Option:
-        """Find what would be served for such contexts, with its verdict."""
+        """Find the option that would be served for such contexts, with its verdict."""
         first: Option | None = None
         for rule in self.rules(wanted):
             found = self._chosen(wanted, self.choosing, rule)
             if found is not None and found.verdict.decision == "enforce":
                 return found
-            # Of those that may not be served, the nearest: one in shadow, else the most careful.
+            # If none may be served, take the nearest: one in shadow, else the most careful.
             if found is not None and (first is None or first.verdict.decision != "shadow"):
                 first = found
         if wanted == "utility":
@@ -405,7 +405,7 @@ class LabelledRoute:
         return first
 
     def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
-        """Choose the policy that keeps a promise, with its verdict, and how it was tested."""
+        """Choose the policy that keeps a promise; return it with its verdict and its test."""
         settings = self.settings
         fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
         ordering, testing = self.part(fit_part), self.part(test_part)
@@ -419,7 +419,7 @@ class LabelledRoute:
         return self.option("promised", policy, *contexts(self.measured[0], policy)), certification
 
     def by_probability(self) -> "Fitted":
-        """Return P(relevant) and the policies by it, whatever the family of this route is.
+        """Return P(relevant) and the policies based on it, whatever this route's family.
 
         Raises:
             CalibrationError: the labels do not support a probability.
@@ -440,7 +440,7 @@ class LabelledRoute:
 
     @property
     def shown_by(self) -> Literal["folds", "held_out"]:
-        """How the queries that measure were kept out of the choice."""
+        """How the measured queries were kept out of the choice."""
         return "held_out" if self.held_out else "folds"
 
     def _chosen(self, name: str, among: Folded, rule: Choose) -> Option | None:
@@ -451,7 +451,7 @@ class LabelledRoute:
         policy = among.grid.policy(index)
         if self.held_out:
             return self.option(name, policy, *contexts(self.measured[0], policy))
-        # Steps of a ladder often choose alike: the same contexts are measured once.
+        # Steps of a ladder often make the same choice: identical contexts are measured once.
         key = (among is self.choosing, among.by_others(rule))
         if key not in self._folded:
             self._folded[key] = self._measure(*among.contexts(rule, self.settings.serving_k))
@@ -467,7 +467,7 @@ class LabelledRoute:
 
     @cached_property
     def _folded(self) -> "dict[tuple[bool, tuple[GridIndex | None, ...]], _Measured]":
-        """What some choices of the folds give, by what they choose."""
+        """The options that choices of the folds give, by what they choose."""
         return {}
 
     def _measure(self, order: IntArray, kept: NDArray[np.bool_]) -> _Measured:
@@ -566,7 +566,7 @@ class Fitted:
 def shuffled(values: FloatArray, seed: int) -> FloatArray:
     """Return the values that are defined, in an order fixed beforehand.
 
-    Betting needs one, and a file may be sorted by topic.
+    Betting needs a fixed order, and a file may be sorted by topic.
     """
     defined = values[~np.isnan(values)]
     return defined[np.random.default_rng(seed).permutation(defined.size)]
@@ -581,7 +581,7 @@ def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dat
 
 
 def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Family, str]:
-    """Choose the family of policies, and say why."""
+    """Choose the family of policies, and explain the choice."""
     labelled, legs = len(chosen_on.answerable), len(pools.legs)
     if settings.policy != "auto":
         return settings.policy, f"{settings.policy} was asked for"

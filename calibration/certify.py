@@ -13,12 +13,12 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.measure import risk
 
 _TIE = 1e-12
-"""Policies that keep the same passages differ by rounding only."""
+"""Policies that keep the same passages differ only by rounding."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """The limit that a certificate must state.
+    """The promise that a certificate states.
 
     Attributes:
         alpha: Limit on the mean recall loss, in (0, 1).
@@ -39,8 +39,8 @@ class Certification:
     """The outcome of testing a grid's policies on queries that did not order them.
 
     Attributes:
-        grid_index: The chosen policy; None for the baseline, where nothing that gains more
-            utility than it was certified.
+        grid_index: The chosen policy; None for the baseline, if no policy of higher utility was
+            certified.
         recall_loss: Its mean recall loss on the test queries; 0 for the baseline.
         n_recall: Test queries on which recall loss is defined.
         n_queries: All test queries.
@@ -63,8 +63,8 @@ class Certification:
 def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -> Certification:
     """Order policies on one set of queries, test them on another, choose among those that pass.
 
-    What is served today is the baseline of recall loss, so that it loses nothing, and only
-    policies of more UDCG than it are worth a test.
+    Today's context is the baseline of recall loss, so it loses nothing, and only policies of higher
+    UDCG are worth a test.
 
     Fixed-sequence testing with betting p-values along the Pareto front of risk and UDCG,
     safest first. A policy whose plain mean on the test queries breaks the promise is not
@@ -75,7 +75,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
 
     Args:
         ordering: The policies over the queries that fitted and order them.
-        testing: The same over queries that were used for neither.
+        testing: The same policies over queries that neither fitted nor ordered them.
         promise: The limit to certify.
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
     """
@@ -100,7 +100,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     p_values = np.where(mean_loss <= promise.alpha + _TIE, p_values, 1.0)
     n_certified = risk.fixed_sequence(p_values, promise.delta)
 
-    # Above that of the baseline, over ordering and test queries together.
+    # UDCG above the baseline's, over ordering and test queries together.
     n_ordering, n_testing = len(ordering.labels), len(testing.labels)
     ordered_udcg = ordering.means[0][tuple(np.array(indices).T)]
     gain = (ordered_udcg - ordering.today) * n_ordering + (mean_udcg - testing.today) * n_testing
@@ -124,8 +124,8 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
 def _sequence(grid: Grid) -> list[GridIndex]:
     """Return the policies worth testing, safest first, by the ordering queries alone.
 
-    Large contexts lose least recall, but one of more harm than gain is worth no test, and a test
-    that failed on it would end the sequence.
+    Large contexts lose the least recall, but one that harms more than it gains is not worth a test,
+    and failing that test would end the sequence.
     """
     if len(grid.labels) == 0:
         return []

@@ -1,7 +1,7 @@
-"""Passages with one text: retrieved ones, and those that labels name and no query found.
+"""Passages with the same text: retrieved ones, and labelled ones that no query found.
 
-A guard serves one of them in the place of all, so a label of any of them is a label of the one that
-is retrieved, and together they are one relevant passage.
+A guard serves one of them in place of all, so a label of any of them applies to the one retrieved,
+and together they count as one relevant passage.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +38,7 @@ class KnownTexts:
             self.document_of[name] = document
 
     def key(self, passage_id: str) -> bytes | None:
-        """Return the digest of a passage's text; None if that is not known or has no word."""
+        """Return the digest of a passage's text; None if the text is unknown or has no word."""
         return self._keys.get(passage_id)
 
     def look_up(self, labelled: Iterable[str], passage_of: PassageOf) -> None:
@@ -50,7 +50,7 @@ class KnownTexts:
                     self._chunks[name] = chunks
 
     def same(self) -> dict[str, str]:
-        """Map the ids of passages, and of documents, that have one text to the first of them."""
+        """Map the ids of passages, and of documents, with the same text to the first of them."""
         by_text: dict[object, list[str]] = {}
         for name, key in self._keys.items():
             if key is not None:
@@ -70,7 +70,7 @@ class KnownTexts:
 
     def _is_known(self, name: str, passage_of: PassageOf) -> bool:
         if name not in self._keys:
-            with suppress(Exception):  # anyone's code: what it does not tell is not known
+            with suppress(Exception):  # anyone's code: if it fails, the text is unknown
                 passage = passage_of(name)
                 if isinstance(passage, Passage) and passage.passage_id == name:
                     self.add(passage)

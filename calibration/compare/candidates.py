@@ -20,22 +20,22 @@ SPEC = (
 
 _RERANK = "+rerank"
 _FUSIONS = {"reciprocal_rank": "constant", "convex": "weight", "ranker": ""}
-"""The ways to fuse, with the setting that may follow a colon."""
+"""The fusion methods, each with the setting that may follow a colon."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to rank and to cut.
+    """A way to rank passages and cut the ranking.
 
     Attributes:
         name: Distinct in a comparison. A later comparison is checked against the saved
             candidate of the same name.
         policy: The policy that cuts the ranking.
         route: The stages that answer.
-        fusion: The fusion of the legs; without effect on a route with one leg.
+        fusion: The fusion of the legs; no effect on a route with one leg.
         reranker: Name or folder of the CrossEncoder, if the route reranks; None for the one that
             the comparison was given.
-        profile_id: Id of the profile that it comes from; None if it was written in words.
+        profile_id: Id of the profile it comes from; None if it was written by hand.
         source: The retriever or run that ranks, by name; None for the index.
     """
 

@@ -42,10 +42,10 @@ Risk = Literal["SAFE", "RISKY", "DANGEROUS"]
 
 SAFE, DANGEROUS = 0.33, 0.5
 """Shares of harm, mean harm / (mean gain + mean harm) in UDCG. They depend on labels and
-ranks alone, so that no scale of scores can make a candidate look safe."""
+ranks alone, so no scale of scores can make a candidate look safe."""
 
 FEWEST = 20
-"""With fewer queries a bootstrap is too narrow to name a risk."""
+"""With fewer queries, bootstrap intervals are too narrow to name a risk."""
 
 _INTERVAL = f"the {CONFIDENCE:.0%} interval of the share of harm"
 RULE = (
@@ -53,7 +53,7 @@ RULE = (
     f"DANGEROUS: {_INTERVAL} begins at {DANGEROUS:g} or above (an empty context is as good).",
     f"RISKY: anything else, and everything measured on fewer than {FEWEST} queries.",
 )
-"""What the risks mean, a sentence for each."""
+"""The meaning of each risk, in a sentence."""
 
 
 def risk_of(share: Interval) -> Risk | None:
@@ -73,7 +73,7 @@ def risk_of(share: Interval) -> Risk | None:
 
 
 SHOWN_SIZES = 20
-"""Contexts of up to so many passages are shown one by one."""
+"""Up to this size, the results for each context size are shown."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def curve(pools: Pools, labels: PoolLabels, policy: Policy) -> Curve:
     order, kept = contexts(pools, replace(policy, k=most, min_keep=min(policy.min_keep, most)))
     utility = np.where(kept, labels.reordered(order).utilities, 0.0)[:, :most]
     total = discounted(utility).cumsum(axis=1)
-    # Rounded, so that another order of summation does not make a larger k better.
+    # Rounded, so that the order of summation cannot make a larger k look better.
     best = int(np.argmax(np.round(total.mean(axis=0), 12)))
     samples = resampled_means(total)
     behind = interval_bounds(samples - samples[:, [best]])[1]
@@ -147,7 +147,7 @@ class Comparison:
         unlabelled: How a passage without a label counts, in words.
         query_ids: The queries that every candidate answered.
         skipped: Queries left out, with the candidate and the reason.
-        notes: What else a reader should know of the candidates.
+        notes: Anything else a reader should know about the candidates.
     """
 
     candidates: tuple[Compared, ...]
@@ -292,7 +292,7 @@ def check_candidates(
 
 @dataclass
 class _Timed:
-    """A retriever that adds the time of every answer to ``seconds``."""
+    """A retriever that appends the time of each answer to ``seconds``."""
 
     source: RankingSource
     seconds: list[float]

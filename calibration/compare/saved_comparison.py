@@ -100,7 +100,7 @@ class RegressionCheck(NamedTuple):
 
 
 def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics to check, each once; ``DEFAULT_METRICS`` if none is named.
+    """Return the distinct metrics to check; ``DEFAULT_METRICS`` if none are named.
 
     Raises:
         ConfigurationError: a name is not a metric, or neither direction of it is better.

@@ -55,7 +55,7 @@ class Dataset:
     Ids that are whole numbers or UUIDs become their texts (`ctxguard.core.types.id_text`).
 
     Raises:
-        ConfigurationError: at construction, for an id that is none.
+        ConfigurationError: at construction, if an id has another type.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Dataset:
 
     @cached_property
     def positives_only(self) -> bool:
-        """Whether the labels call nothing irrelevant: no grade 0, no distractor, no empty entry.
+        """Whether no label says "not relevant": no grade 0, no distractor, no empty entry.
 
         If they do, a passage without a label was not judged. If they do not, a passage that was
         judged irrelevant cannot be told from one that was not judged.
@@ -129,7 +129,7 @@ class Dataset:
         return _nearly_equal([(query.query_id, query.text) for query in self.queries])
 
     def subset(self, query_ids: Iterable[str]) -> "Dataset":
-        """Return the same collection with these queries only, in its own order.
+        """Return this data set with these queries only, in its own order.
 
         Raises:
             ConfigurationError: the collection does not hold an id.
@@ -182,10 +182,9 @@ def unknown_passages(dataset: Dataset, passage_ids: Container[str]) -> tuple[str
 
 
 def same_text(first: Dataset, second: Dataset) -> tuple[tuple[str, str], ...]:
-    """Return pairs of query ids, one of each, with texts equal but for case and white space.
+    """Pair queries of both sets whose texts differ only in case and white space, by their ids.
 
-    A split for calibration and one for evaluation should share none: a pair is a question that
-    was seen before.
+    Calibration and evaluation splits should have no such pair: it is a question seen before.
     """
     by_text = _ids_by_text(first)
     return tuple(
@@ -229,7 +228,7 @@ def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> 
     parts: list[list[str]] = [[] for _ in shares]
     dealt = 0
     for group in groups:
-        # The middle of a group decides, so that a size is off by at most half a group.
+        # The middle of a group decides, so a size is off by at most half a group.
         middle = (dealt + len(group) / 2) / len(dataset)
         parts[sum(middle > bound for bound in bounds)] += group
         dealt += len(group)
@@ -285,5 +284,5 @@ def _nearly_equal(questions: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def folded(text: str) -> str:
-    """Fold case and white space of a text: equal results count as one question."""
+    """Fold the case and white space of a text; equal results count as one question."""
     return " ".join(text.casefold().split())

@@ -1,8 +1,8 @@
 """Conversion of files in a process of its own, with bounds on time and memory.
 
-The libraries that read Office, PDF and HTML files take what a file makes them take. So they work in
-a process that the system stops at a bound, and that is replaced then; the file is named as left
-out. One process converts file after file.
+A file can make the libraries that read Office, PDF and HTML use any amount of time and memory. So
+they run in a process that the system stops at a bound; it is then replaced, and the file is
+reported as left out. One process converts file after file.
 """
 
 import json
@@ -22,18 +22,18 @@ from calibration.data.documents.converters import Converted, UnreadableError, co
 from ctxguard._support.regular_file import read_regular
 
 MAX_BYTES = 100 * 2**20
-"""A larger file is not read."""
+"""Larger files are not read."""
 
 _SECONDS = 1.0
 _SECONDS_A_MIB = 12.0
 _MAX_SECONDS = 300.0
-"""Processor time for any file, for each of its MiB, and at most."""
+"""Processor time: the base of any file, the addition per MiB, and the maximum."""
 _WALL_FACTOR, _WALL_SECONDS = 10, 30
-"""Of what a file has of processor time, and beside it, until it counts as hung."""
+"""Wall time before a file counts as hung: a multiple of its processor time, plus seconds."""
 _MEMORY_BYTES = 384 * 2**20
-"""What a file may take beside what the libraries take."""
+"""Memory a file may use on top of the libraries' own."""
 _FILES = 500
-"""After these a process is replaced, so that what a library keeps does not add up."""
+"""A process is replaced after this many files, so that memory a library keeps cannot add up."""
 
 _START = """\
 import json, sys
@@ -150,7 +150,7 @@ def _answer(stream: IO[bytes], seconds: float) -> dict[str, Any] | None:
 
 
 def serve() -> None:
-    """Convert the files that standard input names, one a line, until it ends."""
+    """Convert the files named on standard input, one per line, until it ends."""
     # What a library prints must not come between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -184,7 +184,7 @@ def _converted(name: str) -> dict[str, Any]:
 
 
 def _load() -> None:
-    """Import what the conversions need; what is missing is told by the file that needs it."""
+    """Import the libraries; a missing one is reported by the first file that needs it."""
     for name in ("bs4", "lxml.etree", "mammoth", "markdownify", "pptx", "pypdfium2"):
         with suppress(ImportError):
             import_module(name)
@@ -193,7 +193,7 @@ def _load() -> None:
 
 
 def _bound_memory() -> None:
-    """Bound this process's memory; a system without the means leaves only the bound on time."""
+    """Bound this process's memory; where the system cannot, only time is bounded."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         limit = pages * resource.getpagesize() + _MEMORY_BYTES

@@ -12,14 +12,14 @@ from calibration.data.documents.markdown import guarded, table
 from ctxguard._support.extras import require
 
 _UNPACKED_BYTES, _UNPACKED_SHARE = 10 * 2**20, 100
-"""Bytes that any archive may unpack to, and times its size; XML seldom shrinks to a 40th."""
+"""Bytes any archive may unpack to, and the multiple of its size; XML seldom compresses 40-fold."""
 _EDGE_LINES = 2
 """Lines at the top and the bottom of a PDF's page that may be its header and footer."""
 _HEADER_PAGES = 3
 _MAX_TITLE = 80
 
 _COMPOUND = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-"""The first bytes of an Office file that is encrypted, or of the kind before 2007."""
+"""The first bytes of an Office file that is encrypted or in the format before 2007."""
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _MATHS = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _NUMBER = re.compile(r"\d+")
@@ -31,7 +31,7 @@ class Converted(NamedTuple):
     Attributes:
         title: The one that the file names; empty if there is none.
         markdown: Its text, whose special characters are not escaped; that of a PDF is plain.
-        left_out: What of it was left out, in words.
+        left_out: The parts that were left out, in words.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Converted(NamedTuple):
 
 
 class UnreadableError(ValueError):
-    """A file that cannot be read; the message says why."""
+    """The file cannot be read; the message says why."""
 
 
 def convert(suffix: str, raw: bytes) -> Converted:
@@ -51,7 +51,7 @@ def convert(suffix: str, raw: bytes) -> Converted:
         raw: Its content.
 
     Raises:
-        UnreadableError: it cannot be read: broken, encrypted, without text.
+        UnreadableError: the file is broken, encrypted or without text.
     """
     if suffix in _ARCHIVES:
         _check_archive(raw)
@@ -101,7 +101,7 @@ def _word(raw: bytes) -> Converted:
 
 
 def _without_hidden_runs(raw: bytes) -> bytes:
-    """Remove the runs of a Word file that are not shown, and make text of its formulas."""
+    """Remove hidden runs from a Word file, and turn its formulas into text."""
     etree = require("lxml.etree", "documents")
     packed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as archive, zipfile.ZipFile(packed, "w") as out:
@@ -199,7 +199,7 @@ def _pdf(raw: bytes) -> Converted:
 
 
 def _without_margins(pages: list[str]) -> Iterator[str]:
-    """Yield pages without the lines that stand at the top or the bottom of most of them."""
+    """Yield pages without the lines repeated at the top or the bottom of most of them."""
     lines = [[line.strip() for line in page.splitlines() if line.strip()] for page in pages]
     edges: list[set[str]] = [
         {_NUMBER.sub("0", line) for line in (*page[:_EDGE_LINES], *page[-_EDGE_LINES:])}
@@ -243,5 +243,5 @@ CONVERTERS: dict[str, Callable[[bytes], Converted]] = {
     ".xlsm": _workbook,
     ".xlsx": _workbook,
 }
-"""By the endings of names; no guess at a file's kind."""
+"""Converters by file extension; a file's kind is never guessed."""
 _ARCHIVES = {".docx", ".pptx", ".xlsm", ".xlsx"}

@@ -1,4 +1,4 @@
-"""Text of bytes in an encoding that nobody names.
+"""Decodes text whose encoding is not declared.
 
 A byte-order mark or valid UTF-8 says what it is. Older encodings do not, so each one that can hold
 the bytes is decoded, and each text is weighed by how likely it is in a language written with it:
@@ -22,13 +22,13 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-"""That of UTF-32 begins with that of UTF-16."""
+"""UTF-32's mark begins with UTF-16's, so it comes first."""
 
 _SAMPLE_BYTES = 2**14
 _AHEAD = 6.0
-"""The logarithm of how much likelier the best text must be than the next, about 400 times."""
+"""Logarithm of how much likelier the best text must be than the next: about 400 times."""
 _ODD_SHARE = 0.1
-"""Of the characters beyond ASCII, the most that no language explains."""
+"""The largest share of characters beyond ASCII that no language explains."""
 _ASCII, _ODD = -3.0, -12.0
 
 _LATIN = 0.08
@@ -140,18 +140,19 @@ _DECLARED = re.compile(
 
 
 class UnknownEncodingError(ValueError):
-    """Bytes are not text in an encoding that can be told."""
+    """The encoding of some bytes cannot be determined."""
 
 
 def decode(raw: bytes, *, declares: bool = False) -> str:
-    r"""Decode a text; a byte-order mark is not part of it.
+    r"""Decode a text, without its byte-order mark.
 
     Args:
         raw: The bytes of the file.
-        declares: Whether it may name its encoding in its first kilobyte, as HTML and XML do.
+        declares: Whether the file may declare its encoding in its first kilobyte, like HTML and
+            XML.
 
     Raises:
-        UnknownEncodingError: they are not text, or several encodings are about as likely.
+        UnknownEncodingError: the bytes are not text, or several encodings are about as likely.
 
     >>> decode("Чайник нужно чистить уксусом.".encode("koi8_r"))
     'Чайник нужно чистить уксусом.'
@@ -212,7 +213,7 @@ def _declared(raw: bytes) -> str | None:
 
 
 def _likeliest(raw: bytes) -> str | None:
-    """Return the text that is far likelier than every other; None if there is none."""
+    """Return the text that is far likelier than all others; None if there is no such text."""
     sample = raw[:_SAMPLE_BYTES]
     encodings = {each for _, _, some in _LANGUAGES for each in some}
     if len(raw) > _SAMPLE_BYTES and b"\0" not in sample:

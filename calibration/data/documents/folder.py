@@ -1,4 +1,4 @@
-"""Reads a folder of documents, or one, as passages: a section under a heading is a passage.
+"""Reads a document, or a folder of them, as passages: each section is a passage.
 
 Markdown and text are read as they are; HTML, PDF and Office files are converted first. The index
 cuts sections that are longer than its model reads.
@@ -33,7 +33,7 @@ _TEXT = {".txt", ".text", ".rst"}
 _PAGES = {".htm", ".html", ".xhtml"}
 
 SUFFIXES = frozenset(_MARKDOWN | _TEXT | CONVERTERS.keys())
-"""Names of documents end in these."""
+"""Extensions of documents."""
 
 _NEEDED = {
     **dict.fromkeys(_PAGES, ("lxml", "markdownify")),
@@ -47,17 +47,17 @@ _BROKEN = re.compile("[\ud800-\udfff]")
 """Bytes of a name that are not text."""
 _BETWEEN_WORDS = re.compile(r"[^\w+#]+")
 _MAX_HEADINGS = 160
-"""Characters of the headings in an id."""
+"""The most characters of headings in an id."""
 
 
 class LeftOut(NamedTuple):
-    """A file, or a part of one, that was left out.
+    """A file, or a part of a file, that was left out.
 
     Attributes:
         path: Its path in the folder; that of a folder ends in a slash.
-        reason: Why, so that it can be read after the path.
-        unread: Whether nothing of it could be read, though it may be a document: what an index
-            holds of it stays.
+        reason: Why, worded to follow the path.
+        unread: Whether it may be a document but could not be read at all: its passages stay in the
+            index.
     """
 
     path: str
@@ -66,19 +66,19 @@ class LeftOut(NamedTuple):
 
 
 def read_documents(path: Path, counts: Counter[str], left_out: list[LeftOut]) -> Iterator[Passage]:
-    """Read a folder of documents, or a single one, a file at a time.
+    """Read a document, or a folder of them, one file at a time.
 
     A passage has the document's path and its heading as ``path`` and ``heading`` in the metadata,
-    and an id of both, such as ``guides/kettle.md:kettle/cleaning``. The id depends on no other
-    section, but for one with the same headings: then a digest of its text ends it.
+    and an id of both, such as ``guides/kettle.md:kettle/cleaning``. The id does not depend on other
+    sections, except those with the same headings: then a digest of the text is appended.
 
     Args:
         path: The folder or file.
         counts: Receives what was changed in the texts.
-        left_out: Receives what was left out, until all is read.
+        left_out: Receives whatever is left out while reading.
 
     Raises:
-        DataError: there is no document. While iterating: none of them holds text.
+        DataError: there is no document. While iterating: no document has text.
         MissingExtraError: one has to be converted, and the extra ``documents`` is missing.
     """
     files = _files(path, left_out)
@@ -151,7 +151,7 @@ def _documents(
             left_out.append(LeftOut(name, reason, unread=True))
     for name, (title, markdown) in zip(page_names, pages.read(), strict=True):
         document = read_markdown(markdown, is_source=False)
-        # Most titles of pages name their site too: only a page without headings needs one.
+        # Most page titles also name the site: only a page without headings needs one.
         titled = [
             Section(each.headings or ((title,) if title else ()), each.text)
             for each in document.sections
@@ -168,7 +168,7 @@ def _passages(name: str, document: MarkdownDocument) -> Iterator[Passage]:
     n_equal, taken = Counter([each.headings for each in document.sections]), Counter[str]()
     for shared, (headings, text) in zip(slugs, document.sections, strict=True):
         slug = shared
-        # By what tells it from the others of its name; a number would move with each new section.
+        # A digest tells it from its namesakes; a number would shift with each new section.
         if len(headings_of[shared]) > 1:
             slug += f"~{_digest(*headings)}"
         if n_equal[headings] > 1:
@@ -184,7 +184,7 @@ def _passages(name: str, document: MarkdownDocument) -> Iterator[Passage]:
 
 
 def _slug(headings: tuple[str, ...]) -> str:
-    """Return headings as a part of an id; a digest of those that have no letter."""
+    """Return headings as a part of an id; a digest if they have no letter."""
     words = [_BETWEEN_WORDS.sub("-", each.casefold()).strip("-") for each in headings]
     slug = "/".join([w or f"~{_digest(each)}" for w, each in zip(words, headings, strict=True)])
     slug = slug.replace("#", "%23")
@@ -245,7 +245,7 @@ def _files(path: Path, left_out: list[LeftOut]) -> dict[str, Path]:
 def _followed(
     name: str, link: Path, root: Path, taken: dict[Path, str], left_out: list[LeftOut]
 ) -> Path | None:
-    """Return what a link leads to; None if that is not read by its name."""
+    """Return a link's target; None if it is read under its own name."""
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError):

@@ -1,6 +1,6 @@
-"""Markdown cut at its headings, as a person reads it: without markup that is not shown.
+"""Cuts Markdown at its headings, as a person reads it: without invisible markup.
 
-Each step takes time in proportion to the text. A regular expression here has no two parts in a row
+Each step takes time in proportion to the text. No regular expression here has two adjacent parts
 that can match the same characters.
 """
 
@@ -64,8 +64,8 @@ class MarkdownDocument(NamedTuple):
     """A text in sections.
 
     Attributes:
-        title: The one that its front matter or its file names; empty if there is none.
-        sections: Those with a text of their own.
+        title: From its front matter or file; empty if there is none.
+        sections: The sections with text of their own.
     """
 
     title: str
@@ -77,7 +77,7 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> MarkdownDocument:
 
     Args:
         markdown: The text.
-        is_source: Whether somebody wrote it so, with front matter, comments and escapes.
+        is_source: Whether a person wrote it, with front matter, comments and escapes.
 
     >>> found = read_markdown("---\ntitle: Care\n---\n# Kettle\n## Cleaning\nUse MAX\\_HEAT.")
     >>> found.title, found.sections
@@ -125,12 +125,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Write a text so that it is one cell of a table."""
+    """Write a text as one cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def guarded(text: str) -> str:
-    """Keep the lines of a text that is not Markdown from being read as headings or fences."""
+    """Escape lines of plain text that Markdown would read as headings or fences."""
     return _MARK.sub(r"\1\\", text)
 
 
@@ -162,7 +162,7 @@ def _shortened(line: str) -> str:
 
 
 def _is_data_line(line: str) -> bool:
-    """Return whether a line beside others like it is encoded data."""
+    """Return whether a line among similar lines is encoded data."""
     bare = line.strip()
     if _LONG.fullmatch(bare):
         return _is_encoded(bare, 0)
@@ -181,7 +181,7 @@ def _is_encoded(token: str, longest: int) -> bool:
 
 
 def _without_front_matter(text: str) -> tuple[str, list[str]]:
-    """Part the title in a text's front matter, YAML or TOML, from the lines after it."""
+    """Split the title in a text's front matter, YAML or TOML, from the lines after it."""
     lines = text.split("\n")
     mark = lines[0].rstrip()
     if mark not in {"---", "+++"}:
@@ -221,7 +221,7 @@ def _unquoted(value: str) -> str:
 def _shown_lines(lines: list[str], *, comments: bool) -> Iterator[tuple[str, bool]]:
     """Yield lines, and whether each is of fenced code; comments only if they are text."""
     fence, hidden = "", False
-    # Where no comment ends, none begins.
+    # A comment that is never closed is not a comment.
     last = next((at for at in range(len(lines) - 1, -1, -1) if "-->" in lines[at]), -1)
     for at, line in enumerate(lines):
         opened = None if hidden else _FENCE.match(line)
@@ -243,7 +243,7 @@ def _shown_lines(lines: list[str], *, comments: bool) -> Iterator[tuple[str, boo
 
 
 def _outside(line: str, hidden: bool, *, ends_later: bool) -> tuple[str, bool]:
-    """Return what of a line is outside comments, and whether one goes on after it.
+    """Return the part of a line outside comments, and whether a comment continues after it.
 
     Args:
         hidden: Whether one has begun before.
@@ -271,14 +271,14 @@ def _outside(line: str, hidden: bool, *, ends_later: bool) -> tuple[str, bool]:
 
 
 def _closed(heading: str) -> str:
-    """Strip a heading's closing signs, which a space parts from it: ``C# ##`` is C#."""
+    """Strip a heading's closing signs, which follow a space: ``C# ##`` is C#."""
     heading = heading.strip()
     bare = heading.rstrip("#")
     return bare.rstrip() if not bare or bare[-1] in " \t" else heading
 
 
 def _parts(line: str) -> Iterator[tuple[str, str]]:
-    """Part a line into text and spans of code, each with its marks, which are empty for text."""
+    """Split a line into text and code spans, each with its marks, which are empty for text."""
     pieces = _TICKS.split(line)
     left = Counter(pieces[1::2])
     opened = ""
@@ -318,7 +318,7 @@ def _resolved(entity: re.Match[str]) -> str:
 
 
 def _plain(heading: str) -> str:
-    """Return a heading's words without markup; a word of code keeps its underscores."""
+    """Return a heading's words without markup; code keeps its underscores."""
     heading = _ANCHOR.sub("", heading.strip()[:_MAX_HEADING])
     if _DUNDER.fullmatch(heading):
         return heading

@@ -1,8 +1,8 @@
-"""A number as the cell of a spreadsheet shows it.
+"""Formats a number as its spreadsheet cell shows it.
 
 Covers what the format codes of ECMA-376 (Part 1, 18.8.31) say of digits, dates, durations,
 percentages, exponents, fractions, text, sections and conditions. Names of days and months are
-English. A code that cannot be read shows the number as it is.
+English. A code that cannot be parsed leaves the number as it is.
 """
 
 import re
@@ -47,14 +47,14 @@ BUILT_IN = {
     47: "mm:ss.0",
     48: "##0.0E+0",
     49: "@",
-    # Each country sees its own order of day and month here: the one that nobody can misread.
+    # Excel shows each country's own order of day and month; this one nobody can misread.
     14: _ISO_DATE,
     22: f"{_ISO_DATE} hh:mm",
     **dict.fromkeys([*range(27, 32), 34, 35, 36, *range(50, 59)], _ISO_DATE),
     32: "h:mm",
     33: "h:mm:ss",
 }
-"""The codes of the numbers that a file need not describe; any other number means General."""
+"""The codes of the built-in format numbers; any other number means General."""
 
 _TOKEN = re.compile(
     r'"[^"]*"|\\.|_.|\*.|\[[^\]]*\]|General|AM/PM|A/P|[yY]+|[mM]+|[dD]+|[hH]+|[sS]+|\.0+(?=[^0#?]|$)'
@@ -77,7 +77,7 @@ _COMPARE = {
 
 
 def general(value: float) -> str:
-    """Write a number without a format: whole ones in full, others in ten digits.
+    """Write a number without a format: whole numbers in full, others in ten digits.
 
     >>> general(1067.0), general(0.1 + 0.2), general(4.7e-11)
     ('1067', '0.3', '4.7E-11')
@@ -91,7 +91,7 @@ def shown(value: float, code: str, *, from_1904: bool = False) -> str:
     """Write a number in a format.
 
     Args:
-        value: The number; of a date the days since the end of 1899.
+        value: The number; for a date, the days since the end of 1899.
         code: The format's code.
         from_1904: Whether days count from 1904.
 
@@ -110,7 +110,7 @@ def shown(value: float, code: str, *, from_1904: bool = False) -> str:
 
 
 def shown_text(text: str, code: str) -> str:
-    """Write a text in a format: as it is, but for one that hides it or puts words around it."""
+    """Write a text as it is, unless the format hides it or puts words around it."""
     parts = _sections(code) if len(code) <= _MAX_CODE else []
     if len(parts) < 4 or text == "":
         return text
@@ -129,7 +129,7 @@ def _sections(code: str) -> list[list[str]]:
 
 
 def _section(value: float, sections: list[list[str]]) -> tuple[list[str], float]:
-    """Choose the section for a number; one for negative numbers shows them without their sign."""
+    """Choose the section for a number; the one for negative numbers drops their sign."""
     conditions = [_CONDITION.fullmatch(each[0]) if each else None for each in sections]
     if any(conditions):
         for tokens, condition in zip(sections, conditions, strict=True):
@@ -145,7 +145,7 @@ def _section(value: float, sections: list[list[str]]) -> tuple[list[str], float]
 
 
 def _literal(token: str) -> str:
-    """Return what a token shows that stands for itself."""
+    """Return the text of a literal token."""
     if token[0] == '"':
         return token[1:-1]
     if token[0] == "\\":

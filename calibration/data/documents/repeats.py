@@ -1,4 +1,4 @@
-"""What stands on most pages of a site: menus and footers that nothing else tells from content."""
+"""Finds menus and footers by their repetition on most pages of a site."""
 
 import json
 import re
@@ -18,8 +18,8 @@ _MARKS = re.compile(r"[\W_]+")
 class SitePages:
     """SitePages of a site as Markdown, without what repeats on them.
 
-    All are added first, and kept in a file; then they are read once, in the same order. Used as a
-    context manager, which deletes the file.
+    Pages are first added, to a file, then read once, in the same order. Use as a context manager,
+    which deletes the file.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class SitePages:
             ),
             None,
         )
-        if first is None or last is None:  # all of the page repeats: it is not a menu
+        if first is None or last is None:  # the whole page repeats: it is not a menu
             return blocks
         if _is_heading(blocks[last]):  # and so is what stands under a heading of its own
             last = len(blocks)
@@ -81,7 +81,7 @@ class SitePages:
 
 
 def _blocks(markdown: str) -> list[str]:
-    """Part Markdown at its blank lines, but for those in code."""
+    """Split Markdown at its blank lines, except in code."""
     blocks: list[list[str]] = [[]]
     fence = ""
     for line in markdown.split("\n"):

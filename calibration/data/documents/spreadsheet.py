@@ -1,7 +1,7 @@
 """The cells of a spreadsheet as a person sees them.
 
-A workbook is read from its XML (ECMA-376), cell by cell: libraries hand over floats and dates where
-a cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide.
+A workbook is read from its XML (ECMA-376), cell by cell: libraries return floats and dates where a
+cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide.
 """
 
 import csv
@@ -23,7 +23,7 @@ from calibration.data.documents.number_format import BUILT_IN, shown, shown_text
 _OFF = {None, "0", "false"}
 _COLUMN = re.compile(r"([A-Z]{1,3})(\d{1,7})")
 _MAX_BLANKS = 20
-"""Empty cells to each full one, beyond which a sheet is not a table."""
+"""A sheet with more empty cells than this for each full one is not a table."""
 _NAMED_RANGES = 5
 
 _Row = dict[int, str]
@@ -31,7 +31,7 @@ _Row = dict[int, str]
 
 
 class _Book(NamedTuple):
-    """What the cells of a workbook refer to."""
+    """The parts of a workbook that its cells refer to."""
 
     archive: zipfile.ZipFile
     texts: Sequence[str]
@@ -43,7 +43,7 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
     """Read a workbook as Markdown: a heading and a table for each sheet that is not hidden.
 
     Returns:
-        The Markdown, and what was left out, in words.
+        The Markdown, and a description of what was left out.
 
     Raises:
         ValueError: it is not a workbook.
@@ -91,7 +91,7 @@ def read_csv(raw: bytes) -> str:
 
 
 def _table(rows: Iterable[_Row]) -> str:
-    """Write rows as a Markdown table; of a sheet with cells far apart only those, line by line."""
+    """Write rows as a Markdown table; a sparse sheet as its full cells, line by line."""
     full = [row for row in rows if row]
     columns = sorted({column for row in full for column in row})
     if len(full) * len(columns) > _MAX_BLANKS * sum(map(len, full)) + 1_000:
@@ -100,7 +100,7 @@ def _table(rows: Iterable[_Row]) -> str:
 
 
 def _visible_rows(book: _Book, part: str, name: str) -> tuple[list[_Row], list[str]]:
-    """Read the rows of a sheet, and say what is left out of them."""
+    """Read the rows of a sheet, and describe what is left out."""
     rows: list[_Row] = []
     ranges: list[tuple[int, int]] = []
     hidden_rows: list[int] = []
@@ -149,7 +149,7 @@ def _row_of(element: Element, book: _Book) -> _Row:
 
 
 def _is_unsolved(cell: Element) -> bool:
-    """Return whether a cell holds a formula that no program has worked out."""
+    """Return whether a cell holds a formula without a stored result."""
     parts = {child.tag.rpartition("}")[2]: child.text for child in cell}
     return "f" in parts and not parts.get("v")
 
@@ -162,7 +162,7 @@ def _is_hidden(element: Element, size: str) -> bool:
 
 
 def _text_of(cell: Element, book: _Book) -> str:
-    """Return what a cell shows."""
+    """Return the text that a cell shows."""
     kind, value, inline = cell.get("t", "n"), "", ""
     for child in cell:
         name = child.tag.rpartition("}")[2]
@@ -264,7 +264,8 @@ def _column_name(number: int) -> str:
 
 
 def _in_words(numbers: Sequence[int], name: Callable[[int], str]) -> str:
-    """Write rising numbers as ranges, such as ``3 to 7, 9``; of many the first."""
+    """Write ascending numbers as ranges, such as ``3 to 7, 9``; only the first if there are
+    many."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][-1] == number - 1:

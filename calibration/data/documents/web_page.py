@@ -40,7 +40,7 @@ _MENU_WORDS = {
 _FOOTER_WORDS = {"footer", "cookie", "cookies", "skiplink", "colophon"}
 _WORD = re.compile(r"[a-z]+")
 _SMALL_SHARE = 0.4
-"""A part whose name says that it is a menu or footer, and that is most of a page, is neither."""
+"""An element that is named as a menu or footer but makes up most of a page is neither."""
 _MAIN_SHARE = 0.3
 _OWN = ["main", "article", "h1"]
 _BLOCKS = ["table", "pre", "h1", "h2", "h3", "h4", "h5", "h6"]
@@ -86,7 +86,7 @@ class _Writer(MarkdownConverter):
 
 def to_markdown(page: str) -> tuple[str, str]:
     """Return the title of a page, and its content as Markdown."""
-    # A run of spaces takes the libraries time in proportion to its square.
+    # The libraries take quadratic time on a run of spaces.
     soup = BeautifulSoup(_SPACES.sub(lambda run: run[0][:80], page), "lxml")
     title = " ".join(soup.title.get_text().split()) if soup.title else ""
     _without_hidden(soup)
@@ -113,7 +113,7 @@ def written(content: Any) -> str:
 
 
 def _without_layout(content: Any) -> None:
-    """Make plain blocks of tables that hold blocks: they lay out a page."""
+    """Turn tables that hold blocks into plain blocks: they only lay out the page."""
     parts: dict[int, list[Tag]] = {}
     layouts: dict[int, Tag] = {}
     stack: list[tuple[Any, Tag | None]] = [(content, None)]
@@ -178,7 +178,7 @@ def _hidden_by_rules(soup: BeautifulSoup) -> set[str]:
         depth = 0
         for rule in css.split("}"):
             selectors, _, body = rule.partition("{")
-            # What is within another rule holds for print or for some screens.
+            # A nested rule applies to print or to some screens only.
             if depth == 0 and "{" not in body and _HIDDEN_STYLE.search(body):
                 found = [_SELECTOR.fullmatch(each) for each in selectors.split(",")]
                 unseen |= {each[1] + each[2] for each in found if each}
