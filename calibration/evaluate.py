@@ -1,4 +1,4 @@
-"""What a policy achieves on labelled queries: every metric per query, then means with intervals.
+"""Evaluates a policy on labelled queries: every metric per query, then means with intervals.
 
 Decisions are made by ``ctxguard.core.decision.decide`` itself: what is evaluated is what runs.
 """
@@ -49,7 +49,7 @@ PROFILE_METRICS: Mapping[str, str] = {
     "ndcg_at_10": "nDCG@10 of the retriever's order, before the policy",
     "judged": "share of the context that has a label",
 }
-"""The metrics of a profile's evidence, with what they mean."""
+"""The metrics of a profile's evidence, with their meanings."""
 
 LABEL_METRICS: Mapping[str, str] = {
     **PROFILE_METRICS,
@@ -80,7 +80,7 @@ def intervals(columns: Measured, sizes: Measured, seed: int = 0) -> dict[str, In
 
     Args:
         columns: Values of metrics, or differences in them.
-        sizes: What was measured on the same queries.
+        sizes: The sizes measured on the same queries.
     """
     found = dict(zip(columns, bootstrap_intervals(columns.values(), seed=seed), strict=True))
     for name in columns.keys() & SIZES.keys():
@@ -127,7 +127,7 @@ def of_contexts(
     kept: NDArray[np.bool_],
     temperature: float | None = None,
 ) -> dict[str, FloatArray]:
-    """Measure contexts as `per_query` does, whoever decided on them.
+    """Measure contexts as `per_query` does, however they were chosen.
 
     Args:
         pools: The candidates.

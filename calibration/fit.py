@@ -1,4 +1,4 @@
-"""Fit what comes before the choice of a policy: fusion weight, temperature, P(relevant)."""
+"""Fits what the choice of a policy needs: fusion weight, temperature, P(relevant)."""
 
 import hashlib
 import math
@@ -22,7 +22,7 @@ from ctxguard.errors import CalibrationError
 from ctxguard.measure.metrics import ndcg
 
 WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
-"""Of the dense leg in a convex fusion, that are tried."""
+"""Weights of the dense leg that are tried in a convex fusion."""
 
 _TEMPERATURE_RANK = 10
 _TEMPERATURE_SHARE = 0.1
@@ -35,8 +35,7 @@ def fit_fusion(pools: Pools, labels: PoolLabels) -> Fusion:
         pools: A hybrid replay, whose candidates have both legs' scores.
 
     Returns:
-        Convex fusion. Of equally good weights the middle one, so that the choice does not depend
-        on one query.
+        Convex fusion. Among equally good weights the middle one, so that no single query decides.
 
     Raises:
         CalibrationError: no query has a relevant passage.
@@ -146,7 +145,7 @@ def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None
         rows: The queries to fit on; all unless given.
 
     Raises:
-        CalibrationError: a feature is NaN, or all candidates are relevant, or none is.
+        CalibrationError: a feature is NaN, or all or none of the candidates are relevant.
     """
     if rows is None:
         rows = np.arange(len(pools))
@@ -206,7 +205,7 @@ def fit_model(
 
 def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Bring features to mean 0 and deviation 1, clipped, in place; return the numbers too."""
-    # Some columns at a time: numpy copies what it takes the deviation of.
+    # A few columns at a time: numpy copies its input to compute the deviation.
     parts = np.array_split(inputs, max(inputs.shape[1] // _COLUMNS, 1), axis=1)
     means, scales = inputs.mean(axis=0), np.concatenate([part.std(axis=0) for part in parts])
     scales[scales < 1e-12] = 1.0
@@ -221,7 +220,7 @@ def predicted(
     """Compute P(relevant) of every candidate of some queries, as the guard does.
 
     Args:
-        model: Over the features of these pools.
+        model: The model over the features of these pools.
         rows: The queries; all unless given.
 
     Returns:
@@ -236,7 +235,7 @@ def predicted(
 
 
 def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
-    """Compute P(relevant) of every candidate, by a model that was not fitted to its query.
+    """Compute P(relevant) of every candidate by a model that was not fitted to its query.
 
     A threshold tuned on a model's own training queries is too high. Questions that are nearly the
     same share a fold. If the other folds leave nothing to fit on, the model of all queries is used.

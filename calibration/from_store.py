@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from ctxguard.monitor.store import SampleStore
 
 TOP_GRADE = 3
-"""Of the scale on which people grade, as the language model that judges does."""
+"""The highest grade of people's scale, which is the judging language model's too."""
 _AT_ONCE = 200
-"""Samples whose texts are in memory at once."""
+"""How many samples' texts are in memory at once."""
 SYNTHETIC = (
     "the questions are synthetic, written from passages: they are easier than those of people, so "
     "that figures are optimistic and the verdict stays shadow"
@@ -77,13 +77,13 @@ class JudgedStore:
     """The judged samples of a store that calibration can use.
 
     Attributes:
-        series: The judge, as the store names it.
+        series: The judge's series, as the store names it.
         utilities: The worth of a passage.
         judged: Their judged candidates.
         route: The stages that answered all of them.
         serving_k: How many passages the first k were, of those that no policy cut; None where a
             policy served every request.
-        queries: What they ask.
+        queries: Their questions.
         is_synthetic: Whether a model wrote some of the questions.
         left_out: How many judged samples were not used, by reason in words.
         tokens: Shape (n, depth), an estimate of each candidate's tokens; NaN where its text was not
@@ -101,7 +101,7 @@ class JudgedStore:
     tokens: FloatArray
 
     def size(self, ranks: IntArray) -> Mapping[str, float | None]:
-        """Return the mean passages and tokens of contexts, of requests that weigh by 1/π."""
+        """Return the mean passages and tokens of contexts, weighting requests by 1/π."""
         weight, kept = 1.0 / self.judged.rows.requests["probability"], ranks > 0
         of_each = kept.sum(axis=1), np.where(kept, self.tokens, 0.0).sum(axis=1)
         passages, tokens = (float(weight @ each / weight.sum()) for each in of_each)
@@ -110,7 +110,7 @@ class JudgedStore:
     def tokens_differ(self, new: IntArray, old: IntArray) -> Interval:
         """Estimate by how much tokens of contexts differ, as a share of the old ones'.
 
-        They are passages where the text of one was not kept.
+        Passages are counted if a text was not kept.
         """
         weight = 1.0 / self.judged.rows.requests["probability"]
         is_known = self.size(new)["tokens"] is not None and bool(self.size(old)["tokens"])
@@ -130,7 +130,7 @@ class JudgedStore:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of the samples, one line each."""
+        """Remarks on the samples for a reader, one line each."""
         notes = [SYNTHETIC] if self.is_synthetic else []
         if self.n_failed:
             _, all_judged = self.judged.rows.without_failed
@@ -146,7 +146,7 @@ class _Sample(NamedTuple):
 
     Attributes:
         tokens: An estimate by candidate, of those whose text is kept.
-        probability: With which it was judged, and stored.
+        probability: The probability with which it was stored and judged.
         first_pick: As of ``JudgedRows``.
     """
 
@@ -166,7 +166,7 @@ class _Sample(NamedTuple):
 
 
 def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> JudgedStore:
-    """Read the samples of the commonest route that a judge judged, with what people graded of them.
+    """Read a judge's samples of the commonest route, with people's grades of them.
 
     Args:
         store: The samples.
@@ -228,7 +228,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
 
 
 def _known(tokens: FloatArray, pools: Pools) -> FloatArray | None:
-    """Return the tokens with the mean for texts that were not kept; None where none was."""
+    """Return the tokens, the mean standing in for texts not kept; None if none were kept."""
     if not np.isfinite(tokens).any():
         return None
     inside = np.arange(tokens.shape[1]) < pools.lengths[:, None]
@@ -275,7 +275,7 @@ def _candidates(
     exact: bool,
     top_grade: int,
 ) -> JudgedCandidates:
-    """Make the rows of the candidates that stand in the pools.
+    """Make the rows of the candidates in the pools.
 
     Args:
         samples: In the order of the pools.
@@ -320,7 +320,7 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
             [each in columns for each in own.passages["position"].tolist()]
         ].copy()
         judged["position"] = [columns[each] for each in judged["position"].tolist()]
-        # Of copies that were served the first stands for all.
+        # The first of several served copies stands for all of them.
         judged = judged[np.sort(np.unique(judged["position"], return_index=True)[1])]
         chances = record.judging_chances(sample.judge)
         could_be = {columns[each] for each, chance in chances.items() if chance and each in columns}
@@ -350,12 +350,12 @@ class StoreCalibration:
 
     Attributes:
         profile: The file that the guard loads.
-        gain: What its policy gains over the first ``serving_k`` in recall and UDCG, each request
-            decided by a policy that its question had no part in.
+        gain: Gain of its policy over the first ``serving_k`` in recall and UDCG, each request
+            decided by a policy that was fitted without its question.
         in_force: The same of the profile in force; None without one.
         size: Mean passages and tokens of a context by its policy, likewise; tokens are None where
             the text of one was not kept.
-        today: Those of the first ``serving_k``.
+        today: Mean passages and tokens of the first ``serving_k``.
     """
 
     profile: Profile
@@ -382,8 +382,8 @@ def calibrate_from_store(
             ``utilities`` are those of the samples.
         in_force: The profile in force, whose other routes stay; None for none.
         fusion: How the legs of the system that answered are fused; None for the default.
-        fingerprint: What identifies it; without one the profile is unverified.
-        corpus_sketch: A sketch of what it searches.
+        fingerprint: Identifies that system; without one the profile is unverified.
+        corpus_sketch: A sketch of the corpus it searches.
 
     Raises:
         CalibrationError: people graded too little to correct the judge.

@@ -1,8 +1,8 @@
 """Every policy of a family, (k, threshold), over all queries at once.
 
 A policy keeps a prefix: a candidate is kept by (k, threshold) if its rank is at most k, and its
-own value and those of all candidates before it reach the threshold. So how many candidates of a
-query a policy keeps says all: sums along the ranks give any figure of every policy.
+own value and those of all candidates before it reach the threshold. So the number of candidates it
+keeps of a query determines its context, and sums along the ranks give any figure of every policy.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ PROBABILITIES: FloatArray = np.concatenate([[0.0], np.geomspace(0.002, 0.9, 60).
 """Thresholds on P(relevant), each a tenth higher: most candidates are far below 0.05."""
 
 EXPECTED = 0.5
-"""Share of what P(relevant) expects in the figures by which policies are chosen. On 60 splits of
+"""Weight of P(relevant)'s estimate in the figures by which policies are chosen. On 60 splits of
 five collections the mean recall of the chosen policy looked 0.006 too high, by labels alone 0.019;
 at 0.65 the same is served."""
 
 _LEAST_SUM = 1e-9
-"""Of probabilities, which are scaled by it."""
+"""Smallest sum of probabilities that is scaled."""
 
 GridIndex = tuple[int, int]
 """A policy's place in a grid: index of its k, index of its threshold."""
@@ -115,7 +115,7 @@ class Grid:
         )
 
     def kept(self, indices: Sequence[GridIndex]) -> IntArray:
-        """Count the passages of each query that some policies keep, shape (n_q, n_indices)."""
+        """Count how many passages of each query some policies keep, shape (n_q, n_indices)."""
         sizes, thresholds = np.array(indices, dtype=np.int64).reshape(-1, 2).T
         counts: IntArray = np.minimum(self._above[:, thresholds], np.array(self.ks)[sizes])
         return counts
@@ -207,7 +207,7 @@ class Grid:
 
     @cached_property
     def beyond_today(self) -> FloatArray:
-        """What the first n candidates give less what today's first k give, for n = 0 … depth.
+        """The first n candidates' figures less those of today's first k, for n = 0 … depth.
 
         Half of it is by the labels and half as P(relevant) expects, where that is known: by few
         labels alone the best of many policies is often the luckiest. A composite of a direct and
@@ -250,13 +250,13 @@ class Grid:
 def with_expected(
     labels: PoolLabels, probabilities: FloatArray, part: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Replace a part of every label by what P(relevant) expects.
+    """Replace a part of every label by its expectation under P(relevant).
 
-    As many relevant candidates are expected for each query as its labels name: P says which.
+    Each query is expected to have as many relevant candidates as its labels name; P says which.
 
     Args:
         probabilities: Shape (n_q, depth), NaN beyond the pool.
-        part: How much of it, in [0, 1].
+        part: The share of each label to replace, in [0, 1].
 
     Returns:
         Shape (n_q, depth) each: how relevant each candidate is, in [0, 1], and its worth.
@@ -312,7 +312,7 @@ def ratio_grid(
 
 
 def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return relative scores of every pool, and which have scores outside their domain.
+    """Return the relative scores of every pool, and which pools have scores out of domain.
 
     Returns:
         Shape (n_q, depth), NaN beyond each pool's end; and shape (n_q,), true where ``decide``
@@ -386,7 +386,7 @@ def utility_grid(
 def sizes(largest: int) -> list[int]:
     """Return the sizes of context to choose among: each one to 16, then each a tenth larger.
 
-    Among many that differ little, the best on few labels is the luckiest.
+    Among many sizes that differ little, the best on few labels is merely the luckiest.
 
     >>> sizes(3), sizes(30)[14:]
     ([1, 2, 3], [15, 16, 18, 20, 22, 24, 26, 29, 30])

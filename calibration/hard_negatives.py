@@ -22,7 +22,7 @@ NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
 
 
 class HardNegative(NamedTuple):
-    """A passage that is not relevant but ranked high.
+    """A passage ranked high although it is not relevant.
 
     Attributes:
         rank: Its 1-based rank in the retriever's order.
@@ -104,7 +104,7 @@ def _of_query(
                 kind: NegativeKind = next(own, "irrelevant")
                 judged.append(HardNegative(passage_id, kind, rank))
         elif unjudged_margin is not None and top is not None:
-            # Nothing has a ratio below a top of zero.
+            # No ratio exists below a top score of zero.
             apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
             relative = relative_scores(pools.kind, (top, score))[1] if apart else 1.0
             if relative <= 1.0 - unjudged_margin:

@@ -1,4 +1,4 @@
-"""The judged candidates of requests: a policy fitted to them, and what any contexts are worth.
+"""Fits a policy to the judged candidates of requests, and estimates the worth of any contexts.
 
 People graded some of the candidates; a ridge logistic regression of their grades on what the judge
 said predicts all of them (``ctxguard.measure.corrected``). P(relevant) is fitted to the grade where
@@ -39,7 +39,8 @@ METRICS: Mapping[str, Metric] = {
     "udcg": Metric.UDCG,
     "recall": Metric.POOLED_RECALL,
 }
-"""Of the table by k. Recall is of the relevant candidates among those that could be judged."""
+"""Metrics of the table by k. Recall counts the relevant candidates among those that could be
+judged."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class JudgedCandidates(JudgedRequests):
 
     @property
     def in_words(self) -> str:
-        """Whose figures its estimates are."""
+        """Says whose figures the estimates are."""
         judged = f"{count(len(self.pools), 'request')} judged"
         n = int(self.is_graded.sum())
         if self.is_exact:
@@ -67,7 +68,7 @@ class JudgedCandidates(JudgedRequests):
 
     @cached_property
     def features(self) -> FloatArray:
-        """What P(relevant) is made of, shape (m, n_features); NaN where a leg has no score."""
+        """Features of P(relevant), shape (m, n_features); NaN where a leg has no score."""
         starts, rows = np.cumsum(self.pools.lengths) - self.pools.lengths, self.rows
         return np.asarray(
             pool_features(self.pools)[starts[rows.request] + rows.passages["position"]]
@@ -100,7 +101,7 @@ def fitted_policy(
     by_judge = judged.model.of(rows, fold)
     relevance = np.where(judged.is_graded, passages["grade"] > 0, by_judge)[chosen]
     weight = (passages["size"] / rows.requests["probability"][rows.request])[chosen]
-    # They sum to the number of equal ones that would tell as much (Kish, 1965, §8.2).
+    # They sum to the effective number of equal weights (Kish, 1965, §8.2).
     weight *= weight.sum() / (weight**2).sum()
     inputs, n = judged.features[chosen], relevance.size
     # Each candidate counts as relevant and as not, by its probability.
@@ -136,8 +137,8 @@ def _threshold(
     they may be richer. The leanest hold as many relevant passages as today's by P, and no more.
 
     Args:
-        used: The requests that count.
-        least: What a candidate has to reach whatever the context.
+        used: The places of the requests that count.
+        least: The value that a candidate has to reach in any context.
     """
     if settings.context == "utility":
         return least
@@ -176,7 +177,7 @@ def decided(pools: Pools, policy: Policy) -> IntArray:
 
 
 def decided_by_others(judged: JudgedCandidates, settings: Settings) -> IntArray:
-    """Decide on each request by the policy that is fitted without its fold."""
+    """Decide on each request by the policy fitted without its fold."""
     ranks = np.zeros(judged.pools.scores.shape, np.intp)
     for fold in range(FOLDS):
         rows = np.flatnonzero(judged.fold == fold)
@@ -187,7 +188,7 @@ def decided_by_others(judged: JudgedCandidates, settings: Settings) -> IntArray:
 
 
 def difference(judged: JudgedRequests, new: IntArray, old: IntArray) -> Mapping[str, Interval]:
-    """Estimate what contexts gain over others, in pairs.
+    """Estimate how much contexts gain over others, in pairs.
 
     Returns:
         ``recall``, pooled, with half a lost request added, and ``udcg``, its mean difference.
@@ -207,7 +208,7 @@ def difference(judged: JudgedRequests, new: IntArray, old: IntArray) -> Mapping[
 def table_by_k(judged: JudgedCandidates) -> Mapping[int, Mapping[str, Interval]]:
     """Estimate the metrics of the first k, with intervals where people's grades correct the judge.
 
-    Every k is a candidate for what to serve: the table is the least that judging gives.
+    Any k could be served: judging always gives at least this table.
     """
     table = {}
     for k in KS:

@@ -39,7 +39,7 @@ LADDERS: Mapping[Context, Sequence[Step]] = {
     ),
     "richer": (Step(0.5, 2.0),),
 }
-"""By what a context may cost, the steps that are tried, the boldest first. The first choice that
+"""The steps that are tried for each cost of a context, the boldest first. The first choice that
 may be enforced is taken: a bold one that few labels refute gives way to a careful one."""
 
 TOKEN_CAUTION = 0.5
@@ -50,7 +50,7 @@ EXTENSION_CAUTION = 1.64
 """Paired standard errors by which UDCG of an extension must be above today's."""
 
 LOST_QUERIES = 0.5
-"""Queries, added to those at hand, of which everything relevant is lost. With few labels most
+"""Queries added to those at hand, each of which loses everything relevant. With few labels most
 policies lose nothing on any query, and a standard error of 0 would say that they never do."""
 
 _WIDER = (1.0, 1.2, 1.6, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0)
@@ -62,7 +62,7 @@ _TIE = 1e-12
 
 @dataclass(frozen=True)
 class PolicySums:
-    """Sums over queries of what some policies of a grid give, by fold.
+    """Sums over queries of the figures of some policies of a grid, by fold.
 
     Attributes:
         all_queries: Shape (n_folds,), the number of queries.
@@ -91,11 +91,11 @@ class PolicySums:
         tried: Sequence[GridIndex],
         fold: IntArray,
     ) -> "PolicySums":
-        """Add up what the tried policies give.
+        """Add up the figures of the tried policies.
 
         Args:
-            grid: With the first ``serving_k`` as the baseline of its labels.
-            tried: As `tried` lists them.
+            grid: A grid whose labels have the first ``serving_k`` as their baseline.
+            tried: The policies listed by `tried`.
             fold: Shape (n_q,), the number of each query's fold, from 0.
 
         Raises:
@@ -171,7 +171,7 @@ class PolicySums:
     def least_recall(self, caution: float) -> FloatArray:
         """Return mean recall less today's, with standard errors taken off, shape (n_policies,).
 
-        The error is that with lost queries added: where nothing was lost it would be 0. Without a
+        The error includes the added lost queries: if nothing was lost it would be 0. Without a
         query that has a relevant passage it is −1.
         """
         answerable = self.answerable.sum()
@@ -191,7 +191,7 @@ Choose = Callable[[PolicySums], int | None]
 
 @dataclass(frozen=True)
 class Folded:
-    """A grid's policies with their sums by fold: four folds choose, and the fifth is measured.
+    """A grid's policies with their sums by fold: four folds choose, the fifth measures.
 
     The probabilities are out of fold already; nothing is fitted again. On 60 splits of five
     collections recall was overstated by .001, and its lower bound above the truth in 9% at a
@@ -221,9 +221,9 @@ class Folded:
         return None if place is None else self.tried[place]
 
     def contexts(self, choose: Choose, serving_k: int) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return what every query's context would be by the choice of the other folds.
+        """Return every query's context under the choice of the other folds.
 
-        Where those choose nothing, and where there are no other folds, it is today's.
+        It is today's where they choose nothing, and where there are no other folds.
 
         Returns:
             Shape (n_q, depth), columns of the pools, best first; and whether each is kept.
@@ -241,7 +241,7 @@ class Folded:
     def share_chosen(self, choose: Choose) -> float:
         """Return the share of the queries for which the other folds choose something, in [0, 1].
 
-        Where few do, the contexts are today's, and say nothing of the choice of all queries.
+        If it is small, most contexts are today's, and say nothing about the choice of all queries.
         """
         chosen = zip(self._without, self.by_others(choose), strict=True)
         return float(np.isin(self.fold, [number for number, index in chosen if index]).mean())
@@ -253,7 +253,7 @@ class Folded:
 
     @cached_property
     def _without(self) -> Mapping[int, PolicySums]:
-        """The sums of the others for each fold, if there are any others, for every choice."""
+        """The sums of the other folds for each fold, if there are other folds, for every choice."""
         numbers = np.unique(self.fold).tolist()
         return {number: self.sums.without(number) for number in numbers if len(numbers) > 1}
 
@@ -279,8 +279,8 @@ def choose(
 ) -> int | None:
     """Choose a policy that keeps the recall and the UDCG of the first k served today.
 
-    Accepted is a policy of no less mean UDCG than today's whose mean recall, with the step's
-    standard errors taken off, is at most ``tolerance`` below today's.
+    A policy is accepted if its mean UDCG is at least today's, and its mean recall, less the step's
+    standard errors, is at most ``tolerance`` below today's.
 
     - ``leaner``: of these the fewest tokens, fewer than today's.
     - ``balanced``: the highest UDCG at no more tokens than today's; of those within a standard
@@ -315,8 +315,8 @@ def choose(
 def extend(sums: PolicySums) -> int | None:
     """Choose how far to go on in today's order, at no more than twice today's tokens.
 
-    Recall cannot fall; accepted is what gains UDCG by more than ``EXTENSION_CAUTION`` paired
-    standard errors, and of that the highest recall.
+    Recall cannot fall. Policies that gain UDCG by more than ``EXTENSION_CAUTION`` paired standard
+    errors are accepted; of these, the one of highest recall is chosen.
 
     Args:
         sums: Of policies that keep the first ``serving_k`` in the retriever's own order, whatever

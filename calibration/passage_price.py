@@ -1,4 +1,4 @@
-"""What a passage that is not relevant costs a reader, by its answers to two contexts a question.
+"""Prices an irrelevant passage by a reader's answers to two contexts per question.
 
 Pure. The answers of one question are compared with each other, so that its difficulty cancels out.
 """
@@ -12,7 +12,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure.interval import Interval, t_quantile
 
 FEWEST_QUESTIONS, FEWEST_DIFFERENT = 100, 30
-"""With marked answers, and of these with different contexts, from which a price is told."""
+"""Fewest questions for a price: with marked answers, and of these with different contexts."""
 
 CONFIDENCE = 0.95
 

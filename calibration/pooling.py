@@ -1,4 +1,4 @@
-"""Which passages of a question people grade where nothing is labelled: the heads of all routes.
+"""Chooses the passages people grade for an unlabelled question: the heads of all routes.
 
 Pure: rankings and grades in, passages out.
 """
@@ -7,16 +7,16 @@ import hashlib
 from collections.abc import Container, Mapping, Sequence
 
 FIRST = 5
-"""Of today's order so many are graded always: fewer could not be compared with what is served."""
+"""How many of today's first are always graded: with fewer, nothing compares with what is served."""
 OF_OTHERS = 2
-"""Of every other route likewise: what one route ranks high and another does not is what a choice
-among them is about."""
+"""The same for every other route: a choice between routes turns on the passages that one ranks high
+and another does not."""
 HEAD = 7
-"""All of these together, where the routes hardly agree."""
+"""The most passages of the first step, when the routes hardly agree."""
 STEP = 4
-"""Further passages are asked about in steps of so many."""
+"""Size of each further step."""
 MOST = 20
-"""No question asks for more."""
+"""The most passages graded for any question."""
 
 Steps = tuple[tuple[str, ...], ...]
 
@@ -24,8 +24,8 @@ Steps = tuple[tuple[str, ...], ...]
 def pooled(question: str, rankings: Sequence[Sequence[str]]) -> Steps:
     """Pool the candidates of a question, in the steps in which they are graded.
 
-    Inside a step they stand by a hash of question and passage, so that nobody who grades sees who
-    ranks them where.
+    Within a step they are ordered by a hash of question and passage, so that graders cannot see
+    their ranks.
 
     Args:
         question: Its text.
@@ -45,13 +45,13 @@ def pooled(question: str, rankings: Sequence[Sequence[str]]) -> Steps:
 
 
 def to_grade(steps: Steps, grades: Mapping[str, int]) -> list[str]:
-    """List the passages that are to be graded as far as the grades so far tell, in order.
+    """List the passages to grade, in order, as far as the grades so far determine them.
 
-    The first step always; a further one once all before it are graded, while the last of them held
-    a relevant passage. Where the first held none, one more is looked at.
+    The first step is always graded; a further one once all before it are, if the last of these held
+    a relevant passage. If the first held none, one more is graded.
 
     Args:
-        steps: Those of `pooled`.
+        steps: The steps from `pooled`.
         grades: By passage id; more than 0 is relevant.
 
     >>> to_grade((("a", "b"), ("c",), ("d",)), {"a": 0, "b": 1, "c": 0})

@@ -104,13 +104,13 @@ class Pools:
         return np.fromiter(map(len, self.passage_ids), np.int64, len(self))
 
     def labelled_ids(self, row: int, labelled: Container[str]) -> list[tuple[str, ...]]:
-        """Return, for each candidate of a query, the ids by which labels know it.
+        """Return, for each candidate of a query, the ids under which labels may name it.
 
-        They are its own id and those of its copies. Where none of them is labelled, a label of a
-        document is one of its best-ranked chunk, so that a document counts once.
+        They are its own id and those of its copies. If none of these is labelled, a document's
+        label goes to its best-ranked chunk, so that a document counts once.
 
         Args:
-            row: The query's.
+            row: The query's row.
             labelled: The ids that have a label for it.
         """
         copies = self.copies[row] if self.copies else {}
@@ -244,7 +244,7 @@ def replay(
 ) -> Pools:
     """Retrieve every query and keep its candidates in the order that ``decide`` sees.
 
-    Of candidates with one text the first stays, as where a guard serves.
+    Of candidates with the same text the first stays, as in a guard.
 
     Args:
         retriever: The retriever that answers in production, on one route: anything that
@@ -258,12 +258,12 @@ def replay(
             are looked up, where the retriever has a method ``passage``, so that their copies are
             known; and a query that is a passage itself, as in ArguAna, is left out of its own
             candidates, unless it is labelled relevant.
-        readings: What other replays over the same index read; None for nothing.
+        readings: Passages that other replays over the same index have read; None for none.
 
     Raises:
         CalibrationError: no query could be replayed.
-        ConfigurationError: the retriever is none, returns neither a ranking nor hits, or gives
-            scores that the order of most lists contradicts.
+        ConfigurationError: it is not a retriever, it returns neither a ranking nor hits, or the
+            order of most lists contradicts their scores.
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
@@ -280,7 +280,7 @@ def replay(
             if flag is Flag.INVALID_SCORES:
                 raise QueryError(_NO_SCORES)
         except ConfigurationError:
-            raise  # every query would meet it
+            raise  # every query would fail the same way
         except CtxguardError as error:
             skipped.append(f"{query.query_id}: {error}")
         else:
@@ -296,7 +296,7 @@ def replay(
         raise CalibrationError(
             f"none of {len(queries)} queries could be replayed; the first: {skipped[0]}"
         )
-    # A stage may be down for some queries. The commonest, not that of the first query.
+    # A stage may be down for some queries: take the commonest route, not the first query's.
     route, kind = Counter([each.answered for each in answers]).most_common(1)[0][0]
     own = [each for each in answers if each.answered == (route, kind)]
     skipped += [
@@ -338,7 +338,7 @@ def replay(
 
 
 class _Replayed(NamedTuple):
-    """A query's candidates, without their texts; a column has one value of each.
+    """A query's candidates, without their texts; a column holds one value per candidate.
 
     ``copies`` has the ids of retrieved candidates that repeat a better one, by its place.
     """
@@ -359,7 +359,7 @@ class PassageRead(NamedTuple):
 
 
 class Readings:
-    """Reads the passages of candidates, those of an index once for all queries and routes.
+    """Reads the passages of candidates; those of an index once for all queries and routes.
 
     Passages of another retriever are read for every query: its texts may depend on the query.
     """
@@ -376,7 +376,7 @@ class Readings:
         known = self._known if isinstance(ranking.passages, PassageLines) else {}
         missing = [position for position in candidates if ids[position] not in known]
         for position, passage in _readable(ranking, missing, passage_of).items():
-            # Of passages with one title and text the tokens are counted once.
+            # Tokens of passages with the same title and text are counted once.
             key = hash((passage.title, passage.text))
             tokens = self._tokens.get(key)
             if tokens is None:
@@ -392,11 +392,11 @@ def _answer(
     passages: Mapping[int, PassageRead],
     known: KnownTexts,
 ) -> _Replayed:
-    """Keep the first candidate of each text, by what the ranking says or the texts themselves.
+    """Keep the first candidate of each text, by the ranking's own copies or by the texts.
 
     Args:
         candidates: Positions in the ranking, best first.
-        passages: Those with a text, by position.
+        passages: The passages with a text, by position.
         known: Notes their texts.
     """
     ids = ranking.passage_ids
@@ -413,7 +413,7 @@ def _answer(
             order.append(position)
         else:
             copies.setdefault(at, []).append(ids[position])
-    # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
+    # Scores that carry only order are not needed: the reciprocal rank replaces them.
     columns: dict[tuple[str, str], Any] = {
         ("", "scores"): [
             1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
@@ -486,7 +486,7 @@ def _readable(
     for position, passage, text in zip(read.positions, read.passages, read.texts, strict=True):
         name = ranking.passage_ids[position]
         if text:
-            # Whatever the source calls it.
+            # Under the candidate's id, whatever the source calls it.
             title, metadata = (getattr(passage, each, None) for each in ("title", "metadata"))
             found[position] = Passage(name, text, str(title or ""), metadata)
         else:
@@ -502,7 +502,7 @@ def _without_itself(
     candidates: Sequence[int],
     passages: Mapping[int, PassageRead],
 ) -> Sequence[int]:
-    """Leave out the query's own passage: with its text, or its id and no quite other text."""
+    """Leave out the query's own passage: one with its text, or with its id and a similar text."""
     if labels is None:
         return candidates
     text, relevant = text_key(query.text), labels.relevant(query.query_id)
@@ -564,9 +564,9 @@ def _names(
 
     Args:
         answer: The candidates.
-        same: Passages with one text, to the first of them.
+        same: Maps passages with the same text to the first of them.
         members: Those, by the first.
-        known: Says which document a chunk is of.
+        known: Says which document a chunk belongs to.
     """
     copies, documents = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]]()
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Recorded lists of candidates, scored by the reranker that is calibrated, as a retriever."""
+"""A retriever of recorded lists of candidates, scored by the reranker being calibrated."""
 
 import time
 from collections import Counter
@@ -12,7 +12,7 @@ from ctxguard.profile import reranker_probe
 from ctxguard.retrieval.protocols import Reranker
 
 PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""After which an endpoint that refuses for its rate limit is called again."""
+"""Seconds before an endpoint that refused for its rate limit is called again."""
 
 
 def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
@@ -90,7 +90,7 @@ class RerankedCandidates:
         """Identifies the reranker; the service compares it with its own.
 
         Raises:
-            StageError: the reranker failed, or is another than the one that scored the first lists.
+            StageError: the reranker failed, or is not the one that scored the first lists.
         """
         return {
             "reranker": self._reranker.fingerprint,
@@ -118,7 +118,7 @@ class RerankedCandidates:
             self._kind,
             passages,
             ranks=range(1, len(passages) + 1),
-            contradicted=False,  # another's order, which the reranker is to change
+            contradicted=False,  # another system's order, which the reranker is to change
         )
 
     def _probe(self) -> str:

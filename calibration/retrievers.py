@@ -1,4 +1,4 @@
-"""Anything that a guard takes, as a retriever that can be replayed; and recorded runs as one."""
+"""Wraps anything a guard accepts, or a recorded run, as a retriever that can be replayed."""
 
 import asyncio
 import atexit
@@ -75,7 +75,7 @@ class Directions:
     def check(self) -> None:
         """Refuse scores that the order of most lists contradicts.
 
-        A list without two different scores tells nothing, and is not counted.
+        A list without two different scores is not counted.
 
         Raises:
             ConfigurationError: the message says which kind of score fits.
@@ -124,7 +124,8 @@ class RankingSource(RetrieverAdapter):
         self._passages: dict[str, Passage] = {}
 
     def with_fusion(self, fusion: Fusion) -> "RankingSource":
-        """Return the retriever under another fusion if it can be set, else itself."""
+        """Return the retriever under another fusion if that can be set, else the retriever
+        itself."""
         inner = self.retriever
         if not hasattr(inner, "with_fusion"):
             return self
@@ -136,11 +137,11 @@ class RankingSource(RetrieverAdapter):
         )
 
     def add_passages(self, passages: Iterable[Passage]) -> None:
-        """Take passages of the corpus, for `passage`: a retriever may return ids alone."""
+        """Add passages of the corpus for `passage`: a retriever may return ids only."""
         self._passages |= {passage.passage_id: passage for passage in passages}
 
     def passage(self, passage_id: str) -> Passage:
-        """Return a passage that the retriever looks up, that was retrieved before, or was added.
+        """Return a passage: looked up by the retriever, retrieved before, or added.
 
         Raises:
             KeyError: it is not known.
@@ -150,7 +151,7 @@ class RankingSource(RetrieverAdapter):
             return self._passages[passage_id]
         try:
             passage = self.retriever.passage(passage_id)
-        except Exception as error:  # not every one has it, and it is anyone's code
+        except Exception as error:  # optional, and anyone's code
             raise KeyError(passage_id) from error
         if not isinstance(passage, Passage):
             raise KeyError(passage_id)
@@ -193,7 +194,7 @@ class RankingSource(RetrieverAdapter):
 
 
 def check_directions(retriever: object) -> None:
-    """Refuse a source whose scores the order of most of its lists has contradicted so far.
+    """Refuse a source if the order of most of its lists so far contradicts their scores.
 
     Raises:
         ConfigurationError: see `Directions.check`.
@@ -293,7 +294,7 @@ class RecordedRankings:
         return cls(rankings)
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """Return all recorded candidates: they are as deep as was recorded.
+        """Return all recorded candidates, at the recorded depth.
 
         Raises:
             QueryError: no ranking was recorded for this query.

@@ -1,4 +1,4 @@
-"""How a policy is chosen: the settings that `ctxguard calibrate` and `calibrate()` share."""
+"""The settings for choosing a policy, shared by `ctxguard calibrate` and `calibrate()`."""
 
 from typing import Literal
 
@@ -9,10 +9,10 @@ Family = Literal["auto", "ratio", "expected_utility"]
 Context = Literal["leaner", "balanced", "richer"]
 
 TOLERANCE = 0.01
-"""How much mean recall a choice may lose."""
+"""The mean recall that a choice may lose."""
 
 MAX_LOSS = 0.05
-"""How far below today's the lower bounds of a policy that is served may lie."""
+"""How far below today's figures the lower bounds of a served policy may lie."""
 
 
 class ChoiceSettings(SettingsModel):

@@ -20,10 +20,10 @@ from ctxguard.measure.metrics import pair_share
 from ctxguard.profile.schema import RouteProfile
 
 LEAKS_FROM = 0.99
-"""AUROC within queries, of a column alone, from which it was surely made from the labels."""
+"""A column whose own AUROC within queries reaches this was surely made from the labels."""
 
 FEWEST_FOR_LEAK = 10
-"""Queries with candidates of both kinds from which that is judged."""
+"""Fewest queries with candidates of both kinds for that judgment."""
 
 _QUERIES_READ = 50
 
@@ -59,7 +59,7 @@ def read_columns(
         except ConfigurationError:
             raise
         except CtxguardError:
-            continue  # the replay meets it again and records why
+            continue  # the replay will fail the same way and record why
         except Exception as error:  # anyone's code may be behind a passage
             kind = type(error).__name__
             raise CalibrationError(f"a candidate's metadata cannot be read ({kind})") from error
@@ -77,7 +77,7 @@ def without(pools: Pools, columns: Iterable[SignalColumn]) -> Pools:
 def needed(
     columns: Sequence[SignalColumn], routes: Mapping[Route, RouteProfile]
 ) -> tuple[SignalColumn, ...]:
-    """Return the columns whose signals some model of a profile takes."""
+    """Return the columns whose signals a model of the profile uses."""
     policies = [route.policy for route in routes.values()]
     models = [
         *[each.model for each in policies if isinstance(each, ExpectedUtilityPolicy)],
@@ -97,7 +97,7 @@ def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
 def leaks(
     pools: Pools, labels: PoolLabels, columns: Sequence[SignalColumn]
 ) -> dict[SignalColumn, float]:
-    """Return AUROC of the columns that tell the labels by themselves.
+    """Return the AUROC of columns that give the labels away by themselves.
 
     Of every query's pairs of a relevant and another candidate, the share that a regression on a
     column's signals alone puts in the right order, fitted to the queries of other folds.
@@ -110,7 +110,7 @@ def leaks(
 
 
 def _auroc(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float:
-    """Return AUROC of a column within queries; 0.5 where too few could show it."""
+    """Return a column's AUROC within queries; 0.5 if too few queries could show it."""
     names = of_column(pools.signals, column)
     inside = ~np.isnan(pools.scores)
     both_kinds = (labels.relevant & inside).any(axis=1) & (~labels.relevant & inside).any(axis=1)

@@ -1,6 +1,6 @@
 """Certify a threshold of P(relevant) below which a context probably holds nothing relevant.
 
-A context is judged by the highest P(relevant) of its kept passages. The threshold comes from
+A context is rated by the highest P(relevant) of its kept passages. The threshold comes from
 queries that had no part in the choice: held out, or left out of it in turn.
 """
 
@@ -83,7 +83,7 @@ def sufficiency_words(certified: SufficiencyProfile | None) -> str:
 
 
 def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) -> float | None:
-    """Return the highest threshold that calls at most ``alpha`` of such contexts insufficient.
+    """Return the highest threshold that calls at most ``alpha`` of these contexts insufficient.
 
     It is the r-th smallest of n independent probabilities. The share of the population strictly
     below it exceeds alpha with probability at most P(Binomial(n, alpha) < r), in any distribution;

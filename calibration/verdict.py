@@ -1,9 +1,9 @@
-"""Say by queries that had no part in a choice whether it may be served: enforce, shadow or keep.
+"""Decide by queries that had no part in a choice whether to enforce, shadow or keep.
 
-It may if it is safe, and gains something: tokens, recall or UDCG. Pure. A lower bound is Student's
-t with half a lost query added, since losses are rare and large: on five collections it held in 94
-to 100% of held-out parts of 20 to 50 queries, where a bootstrap and the plain t held in 65 to 83%.
-It is approximate; a certificate is not.
+A policy is enforced if it is safe and gains something: tokens, recall or UDCG. Pure. A lower bound
+is Student's t with half a lost query added, since losses are rare and large: on five collections it
+held in 94 to 100% of held-out parts of 20 to 50 queries, where a bootstrap and the plain t held in
+65 to 83%. It is approximate; a certificate is not.
 """
 
 from bisect import bisect_left
@@ -20,12 +20,12 @@ from ctxguard.measure.interval import Interval, t_quantile
 from ctxguard.profile.schema import RouteVerdict
 
 FEWEST_MEASURED = 20
-"""Fewer queries with a relevant passage prove nothing."""
+"""Fewer queries with a relevant passage cannot prove anything."""
 
 CONFIDENCE = 0.9
 
 LEAST_SAVED = 0.05
-"""Share of today's tokens that must be saved, for a saving to count as a gain."""
+"""A saving counts as a gain from this share of today's tokens."""
 
 RISK_PER_SAVED = 0.25
 """Recall that may be lost at the lower bound for each share of the tokens saved, where a context
@@ -34,7 +34,7 @@ labels of each of four sets, today = first 10, the worst set lost .003 of recall
 without; with 20 other draws .003 and .007."""
 
 _MOST_NEEDED = 5_000
-"""More labels than this are never asked for."""
+"""The most labels ever asked for."""
 
 
 def verdict(
@@ -142,7 +142,7 @@ def conclude(
     for_a_gain: int | None,
     for_safety: int | None,
 ) -> RouteVerdict:
-    """Decide by what is shown: serve what is safe and gains, keep today's where nothing is gained.
+    """Decide from the evidence whether to enforce the policy, shadow it or keep today's.
 
     Args:
         found: The figures.
@@ -159,7 +159,7 @@ def conclude(
 
 
 def _bounded(differences: FloatArray) -> Interval:
-    """Return the mean with a cautious lower and a plain upper bound, away from the mean."""
+    """Return the mean with a cautious lower and a plain upper bound."""
     found = mean_interval(differences)
     if found.upper is None:
         return found
@@ -199,7 +199,7 @@ def mean_interval(values: FloatArray) -> Interval:
 
 
 def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
-    """How many queries would enforce a policy that loses nothing in any; None if over 5,000.
+    """Queries needed to enforce a policy that loses nothing on any; None if over 5,000.
 
     >>> fewest_to_enforce(0.01, 0.05)
     28
@@ -208,7 +208,8 @@ def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
 
 
 def in_reach(n: int, tolerance: float = TOLERANCE, max_loss: float = MAX_LOSS) -> str:
-    """Say what so many questions with a relevant passage are enough for, and what more would buy.
+    """Say what this number of questions with a relevant passage suffices for, and what more would
+    buy.
 
     >>> in_reach(22)
     '22 questions with a relevant passage: enough to extend; 6 more to decide leaner'

@@ -40,7 +40,7 @@ class Snapshot(BaseModel):
     files: dict[str, str]
 
     def own_digest(self) -> str:
-        """Compute the digest of its own fields."""
+        """Compute the digest of this snapshot's own fields."""
         content = json.dumps([self.split, self.files], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -49,7 +49,8 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
     """Write labelled queries as a set that is identified by its digest.
 
     Equal labels give equal files, whatever order they came in: neither clock nor path enters.
-    ``read_beir`` reads the folder like any other. Keywords are left out: it has no place for them.
+    ``read_beir`` reads the folder like any other. Keywords are left out: the format has no place
+    for them.
 
     Args:
         dataset: The queries and their labels.
@@ -59,7 +60,7 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
 
     Raises:
         ConfigurationError: the folder is not empty, or the split is not a file name.
-        DataError: an id, a text or a label that the format cannot store.
+        DataError: the format cannot store an id, a text or a label.
     """
     if not split or Path(split).name != split or split != split.strip():
         raise ConfigurationError(f"split {split!r} cannot be the name of a file")
@@ -168,7 +169,7 @@ def _cell(name: str) -> str:
 
 
 def _query_line(dataset: Dataset, query: Query) -> str:
-    """Return a query as JSON; refuse what the format cannot store, which files never hold."""
+    """Return a query as JSON; refuse values that the format cannot store."""
     fields: dict[str, object] = {"_id": query.query_id, "text": query.text}
     if query.metadata is not None:
         fields["metadata"] = dict(query.metadata)

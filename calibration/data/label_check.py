@@ -26,10 +26,10 @@ def check_ids(
 
     Args:
         passage_ids: The ids of the corpus.
-        corpus: What holds it, for the messages.
+        corpus: Names what holds the corpus, for the messages.
 
     Raises:
-        DataError: it lacks most of them.
+        DataError: the corpus lacks most of them.
     """
     named = named_passages(dataset)
     unknown = unknown_passages(dataset, passage_ids)

@@ -1,6 +1,6 @@
-"""A file of labels that is written while people grade: it is the whole state of their work.
+"""A file of labels, written while people grade: it holds the whole state of their work.
 
-Each grade replaces the file in one step. What its lines hold beside labels stays as it is.
+Each grade replaces the file in one step. Other fields of its lines are left alone.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _ID_CHARS = 12
 
 
 def listed_questions(path: Path) -> list[str]:
-    """Read questions of a text file, one a line, each once.
+    """Read the distinct questions of a text file, one per line.
 
     Raises:
         DataError: the file cannot be read, or holds none.
@@ -42,13 +42,13 @@ class LabelFile:
     Questions are the same apart from case and white space. Safe to use from several threads.
 
     Args:
-        path: The file; its own questions come first, and need not exist.
-        questions: Others to label.
-        labelled: Labels to begin with, where the file has none of the question.
+        path: The file, which need not exist; its own questions come first.
+        questions: Further questions to label.
+        labelled: Labels to begin with, for questions that have none in the file.
 
     Raises:
         DataError: the file cannot be read.
-        ConfigurationError: its labels are keywords, which passages have no grades beside.
+        ConfigurationError: its labels are keywords, which cannot stand beside grades of passages.
 
     Attributes:
         path: The file.
@@ -119,10 +119,10 @@ class LabelFile:
         )
 
     def put(self, query: Query, passage_id: str, judgment: Judgment | None) -> None:
-        """Label a passage, or take its label back; a mark that there is no answer goes.
+        """Label a passage, or take its label back; this removes a "no answer" mark.
 
         Raises:
-            DataError: the file cannot be written, or somebody else has written it meanwhile.
+            DataError: the file cannot be written, or another program has changed it meanwhile.
         """
         with self._lock:
             before = self._judgments.get(query.query_id, {})

@@ -54,7 +54,7 @@ class _Grades:
     """Parses grades.
 
     Args:
-        least: The least grade of a relevant passage; lower ones are read as 0.
+        least: The lowest grade of a relevant passage; lower grades are read as 0.
     """
 
     def __init__(self, least: int) -> None:
@@ -62,12 +62,12 @@ class _Grades:
         self._least, self._highest = least, 0
 
     def __call__(self, record: Record, value: object) -> int:
-        """Parse one; a negative one, which some tracks give to spam, counts as 0.
+        """Parse a grade; a negative one, which some tracks give to spam, counts as 0.
 
         Raises:
             DataError: it is not a whole number.
         """
-        # Spreadsheets of many countries write 2.0 so.
+        # Spreadsheets in many countries write 2.0 as 2,0.
         written = _DECIMALS.sub("", value) if isinstance(value, str) else value
         grade = record.whole_number(written, "grade")
         self._highest = max(self._highest, grade)
@@ -80,7 +80,7 @@ class _Grades:
         return max(grade, 0)
 
     def check(self, path: Path) -> None:
-        """Refuse a least grade that no label has.
+        """Refuse a lowest grade that no label reaches.
 
         Raises:
             DataError: every relevant passage has a lower one.
@@ -149,7 +149,7 @@ class Corpus(Iterator[Passage]):
     Attributes:
         path: Their file, or the folder of documents.
         are_documents: Whether they are sections of documents, of any length.
-        left_out: What of the folder was left out so far.
+        left_out: The parts of the folder left out so far.
     """
 
     def __init__(self, path: Path, *, are_documents: bool) -> None:
@@ -239,7 +239,7 @@ def splits(folder: Path | str) -> tuple[str, ...]:
 
 
 def default_split(folder: Path | str, preferred: str) -> tuple[str, tuple[str, ...]]:
-    """Choose the split if none is named: ``preferred``, or else the only one, with a note.
+    """Choose a split if none is named: ``preferred``, or else the only one, with a note.
 
     Raises:
         DataError: as ``splits``, or the folder has several others.

@@ -1,6 +1,6 @@
 """The chart of a route: recall against tokens, as SVG.
 
-The text is readable where a chart is as narrow as a phone. Colours are names of classes, which the
+The text stays readable on a screen as narrow as a phone's. Colours are names of classes, which the
 style sheet of the page sets for a light screen, a dark one and paper.
 """
 
@@ -179,7 +179,7 @@ def _bare(value: Interval | float | None) -> Interval:
 
 
 def _around(found: Sequence[Interval]) -> Axis:
-    """Make the axis of recall, which leaves out the empty part below, as far as it is large."""
+    """Make the axis of recall, without the empty part below if that is large."""
     known = [end for each in found for end in (each.value, *(each.bounds or ())) if end is not None]
     low = min(known, default=0.0)
     return Axis("recall", max(round(low - 0.15, 1), 0.0) if low > 0.3 else 0.0, 1.0)

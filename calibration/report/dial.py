@@ -1,7 +1,7 @@
 """The report's dial: contexts from the leanest to the richest, with some questions that follow.
 
-Pure, except that it looks up the passages shown. At each stop every question's context is by a
-policy in whose choice the question had no part.
+Pure, except that it looks up the passages shown. At each stop, every question's context comes from
+a policy chosen without that question.
 """
 
 from collections import Counter
@@ -29,10 +29,10 @@ _MOST = 3.0
 """Multiples of the passages served today up to which the dial goes."""
 
 _NEAR = 0.1
-"""A policy is of a size if it keeps so many passages, up to this share more or less."""
+"""A policy matches a size if it keeps that many passages, give or take this share."""
 
 _APART = 0.03
-"""Share of passages by which two stops differ at least."""
+"""The smallest share of passages by which two stops differ."""
 
 _SNIPPET = 110
 
@@ -42,7 +42,8 @@ class DialStop:
     """One position of the dial; means over the measured queries.
 
     Attributes:
-        names: Of ``today``, ``leaner``, ``balanced``, ``richer`` and ``chosen``; mostly none.
+        names: Those of ``today``, ``leaner``, ``balanced``, ``richer`` and ``chosen`` that apply;
+            usually empty.
         kept: Passages per question.
         recall: None where no query has a relevant passage.
         misleading: Misleading passages per question; None where none is labelled so.
@@ -87,7 +88,7 @@ class Dial:
 
     Attributes:
         today: The place of today's contexts.
-        start: The place of the chosen ones.
+        start: The place of the chosen contexts.
     """
 
     stops: tuple[DialStop, ...]

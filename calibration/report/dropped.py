@@ -65,7 +65,7 @@ class Dropped:
 def dropped_passages(
     outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf | None
 ) -> Dropped:
-    """Count what was dropped wrongly, with the worst as examples.
+    """Count the wrongly dropped passages, with the worst as examples.
 
     Args:
         outcome: Its chosen contexts, of queries that had no part in the choice.

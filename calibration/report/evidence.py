@@ -1,4 +1,4 @@
-"""The evidence of a calibration: what its report shows.
+"""The evidence of a calibration, shown in its report.
 
 Pure, except that it looks up the passages shown as examples. Figures are of queries that had no
 part in the choice: held out, or left out of it in turn.
@@ -117,7 +117,7 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
 
 
 def certificate_words(outcome: RouteOutcome) -> str:
-    """Put a route's certificate in words, or why it has none and what would give it one."""
+    """Put a route's certificate in words, or say why it has none and how to get one."""
     settings, certificate = outcome.route.settings, outcome.profile.certificate
     test, promise = outcome.certification, settings.promise
     if certificate is not None:

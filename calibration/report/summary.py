@@ -1,4 +1,4 @@
-"""What a person should see before they believe a calibration: today beside the choice.
+"""Summarises a calibration for a person who must decide whether to believe it.
 
 Pure: a route's outcome in, rows with intervals and warnings out. The command line prints it and
 the report begins with it.
@@ -25,12 +25,12 @@ LEAST_JUDGED = 0.5
 """Below this share of labels among the passages served today, their figures are mostly guesses."""
 
 NOTABLE_LOSS = 0.01
-"""A measured decrease in mean recall that is pointed out."""
+"""The smallest decrease in mean recall that is pointed out."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a person should see first.
+    """The figures and warnings a person should see first.
 
     Attributes:
         verdict: Whether the choice may be served, in words.
@@ -49,7 +49,7 @@ class Summary:
             words; empty without one.
         keeps: What each of these policies keeps, in words.
         judged: Share of the first ``serving_k`` that has a label.
-        warnings: What to beware of, one line each.
+        warnings: Warnings, one line each.
     """
 
     verdict: str
@@ -73,7 +73,7 @@ def summarise(
     metrics: tuple[str, ...] = SUMMARY_METRICS,
     others: Mapping[str, tuple[str, Measured]] | None = None,
 ) -> Summary:
-    """Put today's first k beside the choice and what else could be chosen.
+    """Put today's first k beside the choice and its alternatives.
 
     Args:
         outcome: One route's choice.
@@ -133,7 +133,7 @@ def _missing(outcome: RouteOutcome) -> tuple[str, ...]:
 
 
 def _by_size(outcome: RouteOutcome) -> tuple[dict[str, Option], str]:
-    """Return what is served by what it costs, and the row of the choice."""
+    """Return the names of the contexts by their cost, and the row of the choice."""
     offered = {str(size): option for size, option in outcome.others.items()}
     if outcome.chosen.policy != outcome.today.policy:
         wanted = outcome.route.wanted
@@ -184,7 +184,7 @@ def _in_short(results: Results, outcome: RouteOutcome) -> str:
 
 
 def _is_equal(found: Interval) -> bool:
-    """Return whether a figure is today's own on every question, so that no noise is in it."""
+    """Return whether a figure equals today's on every question, and so holds no noise."""
     return found.value == 0.0 == found.lower == found.upper
 
 
@@ -204,7 +204,7 @@ def in_one_line(
     misleading: str,
     unshown: str = "",
 ) -> str:
-    """Put in one line what a policy serves in place of today's contexts.
+    """Describe in one line the contexts a policy serves in place of today's.
 
     Args:
         passages: A context's, by the policy and today.
@@ -240,7 +240,7 @@ misleading: none labelled'
 
 
 def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
-    """Say what a verdict does not show yet, and how many questions would.
+    """Say what a verdict does not show yet, and how many questions would show it.
 
     Args:
         verdict: The verdict.
