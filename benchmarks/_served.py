@@ -71,16 +71,15 @@ class Served(NamedTuple):
         """Compare with today's contexts of the same queries.
 
         Returns:
-            Recall and UDCG less today's, tokens and misleading passages as a share of today's less
-            1 (NaN where today's mislead nowhere), and passages kept.
+            Recall and UDCG less today's, tokens and misleading passages less today's as a share of
+            them (of one passage where today's contexts have none that misleads), and passages kept.
         """
-        with np.errstate(divide="ignore", invalid="ignore"):
-            misleading = self.misleading.sum() / today.misleading.sum() - 1.0
+        of_today = max(float(today.misleading.sum()), 1.0)
         return {
             "recall": float(np.nanmean(self.recall - today.recall)),
             "udcg": float((self.udcg - today.udcg).mean()),
             "tokens": float(self.tokens.sum() / today.tokens.sum()) - 1.0,
-            "misleading": float(misleading) if np.isfinite(misleading) else np.nan,
+            "misleading": float((self.misleading - today.misleading).sum()) / of_today,
             "kept": float(self.kept.mean()),
         }
 
@@ -340,10 +339,7 @@ def asking_table(title: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]
                 assessor,
                 name[:14],
                 f"{own['recall']:+.3f}",
-                *(
-                    "" if own[which] is None else f"{own[which]:+.0%}"
-                    for which in ("tokens", "misleading")
-                ),
+                *(f"{own[which]:+.0%}" for which in ("tokens", "misleading")),
                 *(f"{own[which]:.0%}" for which in ("share", "enforced")),
                 *("" if gain is None else f"{gain:+.2f}" for gain in gains),
             )
