@@ -371,14 +371,17 @@ class LabelledRoute:
     def offers(self) -> Mapping[Context, Option]:
         """What would be served for contexts of each cost.
 
-        Leaner ones are the balanced ones where these may be enforced and cost fewer tokens. Queries
-        that were held out have no part in that.
+        Where balanced ones may be enforced, they are the leaner ones too if these cost more, and
+        the richer ones if these are not richer than today's. Queries that were held out have no
+        part in that.
         """
         found = {size: self.offer(size) for size in SIZES}
-        leaner, balanced = found["leaner"], found["balanced"]
-        is_leaner = leaner.verdict.decision != "enforce" or balanced.cost < leaner.cost
-        if balanced.verdict.decision == "enforce" and is_leaner and not self.held_out:
-            found["leaner"] = replace(balanced, name="leaner")
+        leaner, balanced, richer = (found[size] for size in SIZES)
+        if balanced.verdict.decision == "enforce" and not self.held_out:
+            if leaner.verdict.decision != "enforce" or balanced.cost < leaner.cost:
+                found["leaner"] = replace(balanced, name="leaner")
+            if richer.cost <= self.today.cost:
+                found["richer"] = replace(balanced, name="richer")
         return found
 
     def offer(self, wanted: Wanted) -> Option:

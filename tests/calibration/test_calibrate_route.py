@@ -246,7 +246,7 @@ class TestVerdict:
         simulated = simulate(60, noise=0.1, relevant=8)
         verdict = outcome_of(calibrate(*simulated, Settings(context="richer"))).profile.verdict
         assert (verdict.decision, verdict.recall) == ("shadow", None)
-        assert "about 75 such queries would probably decide" in verdict.statement
+        assert "it takes 75 or more" in verdict.statement
 
     @pytest.mark.parametrize("relevant", [1, 3])
     @pytest.mark.parametrize("n", [36, 38, 40])
@@ -269,6 +269,17 @@ class TestVerdict:
             if balanced.verdict.decision == "enforce":
                 assert leaner.verdict.decision == "enforce"
                 assert leaner.cost <= balanced.cost
+
+    def test_richer_is_richer_or_balanced(self) -> None:
+        """Contexts no richer than today's are chosen by what balanced ones are chosen by."""
+        seen = 0
+        for n, noise, relevant in [(60, 0.05, 1), (60, 0.1, 1), (80, 0.2, 1), (60, 0.2, 2)]:
+            route = outcome_of(calibrate(*simulate(n, noise=noise, relevant=relevant))).route
+            balanced, richer = route.offers["balanced"], route.offers["richer"]
+            if balanced.verdict.decision == "enforce" and richer.cost <= route.today.cost:
+                assert richer.policy == balanced.policy
+                seen += 1
+        assert seen > 0
 
     @pytest.mark.parametrize("held_out", [0.0, 0.5])
     def test_held_out_queries_tell_no_leaner(
