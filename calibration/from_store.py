@@ -287,7 +287,8 @@ def _candidates(
     requests, passages = rows.requests, rows.passages
     first_pick = np.array([each.first_pick for each in samples])
     if exact:
-        is_known = passages["verdict"] <= YES
+        # A passage without a label is not relevant, and worth what such a one is, as live.
+        is_known = (passages["verdict"] != FAILED) & (passages["size"] > 0.0)
         passages["grade"] = np.where(is_known, passages["verdict"] == YES, UNGRADED)
         passages["people_worth"], passages["chance"] = passages["worth"], is_known
         requests["draw"], requests["goes_on"], requests["run_chance"] = 1, True, 1.0

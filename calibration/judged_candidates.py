@@ -191,17 +191,15 @@ def difference(judged: JudgedRequests, new: IntArray, old: IntArray) -> Mapping[
     """Estimate how much contexts gain over others, in pairs.
 
     Returns:
-        ``recall``, pooled, with half a lost request added, and ``udcg``, its mean difference.
+        ``recall``, pooled, its lower bound with half a lost request added, and ``udcg``, its mean
+        difference.
     """
     found = judged.differences(new, old)
     udcg, recall = found[Metric.UDCG], found[Metric.POOLED_RECALL]
     if recall.value is not None and recall.bounds is not None:
         n = float(judged.n_graded)
-        lower, value = (
-            (each * n - LOST_QUERIES) / (n + LOST_QUERIES)
-            for each in (recall.bounds[0], recall.value)
-        )
-        recall = Interval(value, lower, recall.bounds[1], recall.n)
+        lower = (recall.bounds[0] * n - LOST_QUERIES) / (n + LOST_QUERIES)
+        recall = Interval(recall.value, lower, recall.bounds[1], recall.n)
     return {"recall": recall, "udcg": Interval(udcg.value, udcg.lower, udcg.upper, udcg.n)}
 
 

@@ -250,12 +250,14 @@ def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
     if verdict.decision == "enforce":
         shown = " ".join(verdict.gains)
         others = [each for each in noisy if each not in shown]
-        return f"a change in {', '.join(others)}" if others else ""
+        return f"whether {' and '.join(others)} differ{'s' * (len(others) == 1)}" if others else ""
     what = "that nothing is lost"
     if verdict.decision == "keep":
         what = "a gain at no more tokens" if wanted in ("leaner", "balanced") else "a gain"
     if verdict.n_needed is None:
         return what
+    if verdict.recall is None:
+        return f"{what}, which takes {count(verdict.n_needed, 'question')} or more"
     return f"{what}, which about {count(verdict.n_needed, 'question')} would probably decide"
 
 
@@ -266,8 +268,8 @@ def _warnings(outcome: RouteOutcome, recall: Interval, judged: Interval) -> list
         lacking = round((1.0 - judged.value) * k * judged.n)
         lines.append(
             f"only {judged.value:.0%} of the first {k} passages were ever labelled: harm and "
-            "precision are mostly a guess; `ctxguard label --questions DATA --out labels.jsonl` on "
-            f"this system asks for the others, about {count(lacking, 'passage')} for "
+            "precision are mostly a guess; `ctxguard label --questions DATA --out labels.jsonl`, "
+            f"with what --data named, asks for the others, about {count(lacking, 'passage')} for "
             f"{count(judged.n, 'question')}"
         )
     if recall.value is not None and recall.value < -NOTABLE_LOSS:

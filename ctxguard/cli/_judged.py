@@ -57,6 +57,9 @@ def next_step(found: "JudgedStore") -> list[str]:
     """Say what people grade next, or that a profile can be made."""
     if not found.judged.lacking:
         return ["`ctxguard calibrate --store` makes a profile of these samples"]
+    if found.judged.is_exact:
+        lacking = count(found.judged.lacking, "passage")
+        return [f"it takes labels of about {lacking} more, of dropped ones too"]
     n = min(TO_GRADE, found.n_judged)
     grade = (
         f"a judge errs: have people grade {count(n, 'passage')} of these, by "

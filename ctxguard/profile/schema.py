@@ -283,6 +283,8 @@ class RouteVerdict(Frozen):
 
     @property
     def _needed(self) -> str:
+        if self.n_needed is not None and self._is_untested:
+            return f"; it takes {self.n_needed} or more"
         if self.n_needed is not None:
             return f"; about {self.n_needed} such queries would probably decide"
         return "; more queries like these would not change that"

@@ -14,11 +14,13 @@ from calibration.from_store import (
     calibrate_from_store,
     judged_store,
 )
+from calibration.judged_candidates import table_by_k
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.worth import READERS, STRICT, Utilities
 from ctxguard.monitor.estimation.sampling_design import to_label
+from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow
@@ -258,6 +260,21 @@ def test_contexts_bound_the_tokens(context: Wanted, most: float) -> None:
     verdict = made.profile.verdict
     assert verdict.tokens is not None
     assert verdict.tokens.value == pytest.approx(size / today - 1.0, abs=1e-5)
+
+
+def test_unlabelled_passages_count_as_live() -> None:
+    """Where labels name some passages alone, the others are not relevant, nor guessed at."""
+    retriever, dataset = simulate(60)
+    some = {}
+    for query in dataset.queries:
+        first, *_ = sorted(dataset.relevant(query.query_id))
+        some[query.text] = {first: 1, "another": 0}
+    found = read(watching(retriever, dataset, judge=LabelJudge(some)))
+    assert found.judged.is_graded.all()
+    contexts = zip(some.values(), serve(retriever, [*some]), strict=True)
+    truth = np.mean([len(labels.keys() & {*one.served_ids}) / 3 for labels, one in contexts])
+    precision = table_by_k(found.judged)[3]["precision"]
+    assert precision.value == pytest.approx(truth)
 
 
 def test_texts_unknown_count_passages() -> None:

@@ -125,7 +125,7 @@ def test_deciding_queries_are_said() -> None:
 def test_keep_says_deciding_queries() -> None:
     kept = judged(np.zeros(20)).model_copy(update={"decision": "keep", "recall": None})
     assert "20 labelled queries" in kept.statement
-    assert "about 28 such queries would probably decide" in kept.statement
+    assert "it takes 28 or more" in kept.statement
     many = kept.model_copy(update={"n_needed": None})
     assert many.statement.endswith("which stay")
 
