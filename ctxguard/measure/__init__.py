@@ -1,4 +1,4 @@
-"""Measures contexts by labels, judged samples and traffic, which are the same rows.
+"""Measures contexts from labels, judged samples and traffic, all in the same rows.
 
 worth      what a passage is worth to the reader, by its label
 metrics    judged requests and passages as rows, and what these add to each metric

@@ -1,13 +1,13 @@
-"""Evidence by betting: the wealth of gamblers who stake on gains whose mean may not exceed 0.
+"""Evidence by betting: the wealth of gamblers who bet against "the mean gain is at most 0".
 
 A gambler stakes a share of its wealth on each gain, chosen from earlier ones. Where the mean gain
 is at most 0 given the past, its wealth is a non-negative supermartingale, and by Ville's inequality
 it ever reaches 1/p with probability p at most (Waudby-Smith and Ramdas, JRSS B 86(1), 2024).
 Certificates, alarms and the search for a changed judge rest on it. Pure.
 
-No one stake serves all. A test of n queries, looked at once, stakes as much as decides it by then;
-one that is looked at for ever learns the stake that grows the wealth fastest; a change is seen
-soonest by several fixed stakes, each of which begins anew.
+No single stake serves every use. A test of n queries, looked at once, stakes enough to decide by
+then; a test that runs for ever learns the stake that grows wealth fastest; a change is detected
+soonest by several fixed stakes, each of which restarts.
 """
 
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ import numpy as np
 from ctxguard.core.types import FloatArray
 
 LARGEST_LOSS = 0.75
-"""The largest share of the wealth that a learned stake lets one gain cost."""
+"""The largest share of its wealth that a learned stake may lose on one gain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What gamblers have made of the gains so far.
+    """The wealth that gamblers have built from the gains so far.
 
     Attributes:
         log_wealth: Shape (...), one number for each gambler.
@@ -48,26 +48,28 @@ class Evidence:
         stakes: FloatArray,
         toll: FloatArray | float = 0.0,
     ) -> "Evidence":
-        """Bet on the gains of one step: a day, a session, or all queries of a test.
+        """Bet on the gains of one step, such as a day, a session, or all queries of a test.
 
         Args:
             gains: Shape (n, ...), in an order fixed beforehand.
-            weights: Of the gains, in (0, 1], fixed without looking at them; broadcast to them.
+            weights: Weights of the gains, in (0, 1], fixed without looking at them; broadcast to
+                them.
             stakes: Broadcast to the gains; no stake times weight and gain may be below −1.
-            toll: What the step takes from each log wealth, where its gains err together.
+            toll: Taken from each log wealth at this step, where the step's gains err together.
         """
         path = self.log_wealth + np.log1p(stakes * weights * gains).cumsum(axis=0) - toll
         return Evidence(path[-1] if len(path) else self.log_wealth, path)
 
     def from_best(self) -> "Evidence":
-        """Begin anew where wealth is below 1: it then tells of a change since the best moment.
+        """Restart wealth that is below 1, so that it shows a change since the best moment.
 
         The e-CUSUM of Shin, Ramdas and Rinaldo, "E-detectors", NEJSDS 2024.
         """
         return Evidence(np.maximum(self.log_wealth, 0.0), self.path)
 
     def from_all(self) -> "Evidence":
-        """Let another gambler join with a wealth of 1: the sum tells of a change at any moment.
+        """Let another gambler join with a wealth of 1, so that the sum shows a change at any
+        moment.
 
         The e-detector of Shiryaev–Roberts form (Shin, Ramdas and Rinaldo, NEJSDS 2024).
         """
@@ -86,7 +88,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Gains that a learned stake counts as seen: how many, their mean and their variance."""
+    """Gains that a learned stake treats as seen: their number, mean and variance."""
 
     n: float
     mean: float
@@ -109,9 +111,8 @@ def learned_stakes(
     """Choose the stake on each gain from those before it.
 
     Args:
-        gains: Shape (n, ...), as for ``Evidence.after``.
-        weights: As there.
-        prior: Gains that count as seen before the first.
+        gains: Shape (n, ...), as for ``Evidence.after``. weights: As there.
+        prior: Gains treated as seen before the first.
         largest: The largest stake, > 0.
         delta: The level of a test that these n gains are to decide; the stake then depends on
             their variance alone. None where anyone may look at any time: the stake is the mean
@@ -135,5 +136,5 @@ def learned_stakes(
 
 
 def _before(values: FloatArray, first: float) -> FloatArray:
-    """Move each row one down, so that a stake depends on earlier rows alone."""
+    """Shift each row down by one, so that a stake depends on earlier rows only."""
     return np.concatenate([np.full_like(values[:1], first), values[:-1]])

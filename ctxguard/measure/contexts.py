@@ -1,4 +1,4 @@
-"""What any contexts are worth over judged requests, whether they were served or not.
+"""Estimates the worth of any contexts over judged requests, served or not.
 
 The estimators are those of live traffic: a context is the same rows with other ranks. Pure: no I/O,
 no clock, no logging.
@@ -35,7 +35,7 @@ from ctxguard.measure.metrics import (
 )
 
 COMPARED = (Metric.UDCG, Metric.POOLED_RECALL)
-"""Metrics in which contexts are compared."""
+"""The metrics by which contexts are compared."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class JudgedRequests:
 
     @property
     def n_graded(self) -> int:
-        """Number of requests of which people graded something."""
+        """Number of requests with a passage that people graded."""
         return len(np.unique(self.rows.request[self.is_graded]))
 
     @cached_property
     def model(self) -> Model:
-        """The fit of people's grades on what the judge said."""
+        """The fit of people's grades on the judge's verdicts."""
         return Model.fitted(self.rows, self.fold)
 
     @cached_property
     def p(self) -> FloatArray:
-        """P(relevant) of each passage, shape (m,), by the grades of other questions."""
+        """P(relevant) of each passage, shape (m,), from the grades of other questions."""
         return self.model.of(self.rows, self.fold)
 
     @cached_property
@@ -82,15 +82,15 @@ class JudgedRequests:
 
     @cached_property
     def lacking(self) -> int:
-        """About how many more grades of people it takes to compare contexts, at least; 0 for none.
+        """About how many more grades people must give to compare contexts, at least; 0 if none.
 
-        Pooled recall takes grades of dropped passages too.
+        Pooled recall needs grades of dropped passages too.
         """
         return max([self.served[metric].n_needed or 0 for metric in COMPARED])
 
     @cached_property
     def served(self) -> Mapping[Metric, Estimate]:
-        """The metrics of what was served, corrected by people's grades as far as these suffice."""
+        """The metrics of the served contexts, corrected by people's grades where these suffice."""
         if not self.is_graded.any():
             return dict.fromkeys(COMPARED, lacks_grades(0, 0.0, DEFAULT_MIN_N, 0))
         return self._corrected(self.rows)
@@ -98,8 +98,8 @@ class JudgedRequests:
     def estimates(self, ranks: IntArray) -> Mapping[Metric, Interval]:
         """Estimate the metrics of contexts, corrected by people's grades where these suffice.
 
-        Else they are the judge's own view, without intervals. Reciprocal rank is undefined where
-        passages of a context were judged, or graded, without those above.
+        Otherwise they are the judge's own view, without intervals. Reciprocal rank is undefined
+        where passages of a context were judged, or graded, without those above.
 
         Args:
             ranks: As of ``Rows.served``.
@@ -111,7 +111,7 @@ class JudgedRequests:
         return found
 
     def differences(self, new: IntArray, old: IntArray) -> Mapping[Metric, Interval]:
-        """Estimate what contexts gain over others, in pairs, in the metrics of ``COMPARED``.
+        """Estimate the paired gain of contexts over others, in the metrics of ``COMPARED``.
 
         Args:
             new, old: As of ``Rows.served``.
@@ -129,7 +129,7 @@ class JudgedRequests:
         return corrected_estimates(sums, graded, self.model, DEFAULT_MIN_N)
 
     def _sums(self, columns: FloatArray) -> Sums:
-        """Add up columns of the requests that a draw could have asked about."""
+        """Sum columns over the requests that a draw could have asked about."""
         covered, requests = ~np.isnan(self.stands_for), self.rows.requests
         sums, weight = Sums(N_COLUMNS), 1.0 / requests["probability"]
         sums.add((columns * weight[:, None])[covered], requests["session"][covered])
@@ -137,7 +137,7 @@ class JudgedRequests:
 
 
 def _by_judge(rows: Rows) -> Mapping[Metric, Interval]:
-    """Estimate every metric by the judge's grades as they are, as far as enough have one."""
+    """Estimate every metric from the judge's own grades, if enough requests have them."""
     sums, weights = Sums(2 * len(METRICS)), failed_weights(rows).sum(axis=0)
     values, inclusion = weighted_terms(rows)
     sums.add(values, rows.requests["session"], inclusion)

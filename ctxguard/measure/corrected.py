@@ -10,8 +10,8 @@ So every judged request has a predicted value of each metric. The grades correct
 their mean error, one for served and one for dropped passages (Hájek's estimator, with the inverse
 of the probability with which each grade was asked for), and the predictions count as far as they
 narrow the result, as in PPI++ (Angelopoulos, Duchi and Zrnic, 2023, arXiv 2311.01453). The centre
-is right whatever the judge's errors; they only set the width. Where all is graded, the result is
-that of the grades. Pure: no I/O, no clock, no logging.
+is right whatever the judge's errors; they only set the width. If everything is graded, the result
+equals that of the grades. Pure: no I/O, no clock, no logging.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ from ctxguard.measure.metrics import (
 FOLDS = 5
 
 _PRIOR = np.array([-0.8, 2.2, 1.0, 0.0, 0.0, -1.5, -2.0, 1.0, 0.0, 0.3])
-"""Coefficients before anybody graded anything: a judge of about 0.85 and 0.9."""
+"""Coefficients before anyone has graded: those of a judge of about 0.85 and 0.9."""
 _PENALTY = np.array([0.1, 0.5, 0.5, 1.0, 1.0, 0.3, 0.3, 0.5, 1.0, 1.0])
 _ROUNDS = 12
 
@@ -72,7 +72,7 @@ class Model:
 
     @classmethod
     def fitted(cls, graded: Rows, fold: IntArray) -> "Model":
-        """Fit the regression to the passages that a draw had graded; without any it is the prior.
+        """Fit the regression to the passages graded for a draw; without any, it is the prior.
 
         Args:
             graded: Requests, n of them.
@@ -126,7 +126,7 @@ def _columns(rows: Rows) -> FloatArray:
 
 
 def _fit(columns: FloatArray, relevant: FloatArray) -> FloatArray:
-    """Fit by Newton's method, with steps halved until the penalised likelihood rises."""
+    """Fit by Newton's method, halving steps until the penalised likelihood rises."""
 
     def loss(coefficients: FloatArray) -> float:
         odds = columns @ coefficients
@@ -155,14 +155,14 @@ that the request was served and of the others; whether any is served; one; the r
 all; and the harm of those that could not be judged."""
 
 REQUESTS_COUNT = 1.8
-"""What a request with grades counts towards ``min_n``, where ``GRADES_COUNT`` grades count 1. So
+"""How much a graded request counts towards ``min_n``, where ``GRADES_COUNT`` grades count 1. So
 60 grades of 17 requests suffice for 30; MRR takes 30 requests, recall 30 dropped passages."""
 
 
 def contributions(
     rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray
 ) -> FloatArray:
-    """Compute what each passage adds to the ``quantities`` of its request, shape (m, those).
+    """Compute each passage's contribution to its request's ``quantities``, shape (m, quantities).
 
     No passage adds to reciprocal rank by itself, nor does one stand for others here.
     """
@@ -175,7 +175,7 @@ def contributions(
 
 
 class Graded(NamedTuple):
-    """Requests of which people graded what a draw asked, l of them.
+    """The l requests for which people graded everything a draw asked about.
 
     Attributes:
         rows: Their m judged passages.
@@ -200,16 +200,16 @@ class Graded(NamedTuple):
         stands_for: FloatArray,
         before: Rows | None = None,
     ) -> "Graded":
-        """Take those that people graded from n requests.
+        """Select the graded requests from n requests.
 
         Args:
             p: As of ``rows``.
-            chosen: Shape (n,), which they are.
-            stands_for: Shape (n,), how many judged requests each stands for.
+            chosen: Shape (n,), whether each is graded.
+            stands_for: Shape (n,), how many judged requests each one represents.
             before: As of ``Graded``, of all n.
         """
         own, requests = rows.take(chosen), rows.requests[chosen]
-        # A session, or a request that belongs to none, is one cluster.
+        # A session, or a request without a session, is one cluster.
         alone = np.where(requests["session"] == 0, np.arange(len(requests)), -1)
         keys = np.column_stack([requests["session"], alone])
         return cls(
@@ -221,7 +221,7 @@ class Graded(NamedTuple):
         )
 
     def contributions(self, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
-        """Return those of the rows, less those before; shape (m, N_QUANTITIES)."""
+        """Return the rows' quantities less those before; shape (m, N_QUANTITIES)."""
         found = contributions(self.rows, relevant, gain, harm)
         if self.before is not None:
             found[:, :POOL] -= contributions(self.before, relevant, gain, harm)[:, :POOL]
@@ -233,8 +233,8 @@ def stands_for(
 ) -> FloatArray:
     """Return how many judged requests each graded one stands for, shape (n,).
 
-    Those of a first pick were opened in the order of a hash, by whichever draw, so that all that
-    people got to stand alike for all that the pick could have opened.
+    Requests of one first pick were opened in the order of a hash, by whichever draw, so each graded
+    one stands for the same number of those that the pick could have opened.
 
     Args:
         first_pick: Shape (n,), the first pick that could have opened each.
@@ -259,8 +259,8 @@ def stands_for(
 def predicted(rows: Rows, p: FloatArray, model: Model) -> FloatArray:
     """Compute the columns from which every estimate is made, before weighting by 1/π.
 
-    Those that people graded have to be predicted without their own grades, so that the predictions
-    cancel where all is graded.
+    Graded requests must be predicted without their own grades, so that the predictions cancel if
+    everything is graded.
 
     Args:
         p: Shape (m,), P(relevant) of each passage, by ``model``.
@@ -287,7 +287,7 @@ class GradeCorrection(NamedTuple):
 
     Attributes:
         coefficients: Shape (q, p); a corrected total is a linear combination of all totals.
-        errors: Shape (c, q), what each cluster of graded requests adds to the error.
+        errors: Shape (c, q), contribution of each cluster of graded requests to the error.
     """
 
     coefficients: FloatArray
@@ -307,15 +307,15 @@ class GradeCorrection(NamedTuple):
         n_clusters: int,
         first: int = 0,
     ) -> "GradeCorrection":
-        """Add the mean error of each cell, with the prediction counted as far as it helps.
+        """Add the mean error of each cell, counting the prediction only as far as it helps.
 
-        Its power, in [0, 1], is the slope of what was found on what was predicted, within cells.
+        The prediction's power, in [0, 1], is the slope of the found on the predicted, within cells.
 
         Args:
             totals: Shape (p,), over all requests.
             sizes: Shape (cells,), the columns that hold the size of each cell.
             cell: Shape (m,), the cell of each observation; each cell has one.
-            weight: Shape (m,), how many each stands for, up to a common factor by cell.
+            weight: Shape (m,), how many each represents, up to a common factor by cell.
             found, expected: Shape (m, q), as observed and as predicted.
             cluster: Shape (m,), below ``n_clusters``.
             first: The first of the q columns.
@@ -402,7 +402,7 @@ def corrected_estimates(
     n_dropped = int(np.count_nonzero(is_graded & (graded.rows.passages["group"] >= NEAR)))
     weight = graded.weight[graded.rows.requests["n_served"] > 0]
     n_opened = float(weight.sum() ** 2 / np.sum(weight**2)) if len(weight) else 0.0
-    # Those of them whose reciprocal rank would have been seen.
+    # The requests whose reciprocal rank would have been seen.
     n_seen = n_opened * float(graded.rows.requests["run_chance"].mean())
     enough = min(n * REQUESTS_COUNT, n_grades / GRADES_COUNT)
     effective_numbers = {
@@ -421,7 +421,8 @@ def corrected_estimates(
         )
         if counted < min_n - 1e-9:
             if metric is Metric.SERVED_MRR:
-                # Unequal weights may lower what a further grade counts, never the number of them.
+                # Unequal weights may lower what a further grade counts, but never the number of
+                # grades.
                 counted = min(n, len(weight))
             estimates[metric] = lacks_grades(n, counted, min_n, n_grades)
             continue
@@ -443,7 +444,7 @@ def corrected_estimates(
 
 
 def corrected_differences(sums: Sums, graded: Graded, model: Model) -> dict[Metric, Estimate]:
-    """Estimate what contexts gain in UDCG and in pooled recall over others, in pairs.
+    """Estimate the paired gain of contexts over others in UDCG and pooled recall.
 
     Args:
         sums: Sums of the columns of ``predicted``, the quantities below ``POOL`` and ``NEVER`` less
@@ -469,7 +470,7 @@ def corrected_differences(sums: Sums, graded: Graded, model: Model) -> dict[Metr
 
 
 def _bounds(totals: FloatArray, model: Model) -> Mapping[Metric, tuple[float, float]]:
-    """Return what the mean utilities of a request lie between."""
+    """Return the bounds of a request's mean utilities."""
     most, least = np.array([model.gain, -model.harm]) * totals[DISCOUNTED] / totals[ONE]
     return {Metric.GAIN: (0.0, most), Metric.HARM: (0.0, -least), Metric.UDCG: (least, most)}
 
@@ -489,7 +490,7 @@ def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrec
     )
     chance = np.where(own, passages["chance"], 1.0)
     weight = graded.weight[rows.request] * passages["size"] / chance
-    # Served and dropped as they were when they were judged and graded.
+    # Served or dropped at the time of judging and grading.
     cells, place = np.unique((passages["group"] >= NEAR)[own] * 1, return_inverse=True)
     of_passages = GradeCorrection.of(
         totals,

@@ -17,11 +17,11 @@ from ctxguard.measure.interval import CONFIDENCE, Interval, t_quantile
 from ctxguard.measure.metrics import METRICS, Metric
 
 DEFAULT_MIN_N = 30
-"""With a smaller effective number of clusters the intervals do not reach that coverage."""
+"""With a smaller effective number of clusters, intervals do not reach that coverage."""
 GRADES_COUNT = 2.0
-"""Grades of passages that count towards ``min_n`` as much as one cluster."""
+"""This many grades of passages count as one cluster towards ``min_n``."""
 IN_UNIT_INTERVAL = frozenset(Metric) - {Metric.UDCG, Metric.GAIN, Metric.HARM}
-"""Metrics that are a share or a mean of shares."""
+"""Metrics that are shares or means of shares."""
 _LEAST_DF = 4.0
 """Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
 
@@ -54,7 +54,7 @@ class RatioSums:
 
 
 class Sums:
-    """Adds up columns over clusters, part by part; memory grows only with the number of sessions.
+    """Sums columns over clusters, part by part; memory grows only with the number of sessions.
 
     Args:
         n_columns: p, the number of columns.
@@ -101,7 +101,7 @@ class Sums:
         self._n_observable += inclusion.sum(axis=0)
 
     def ended(self) -> "Sums":
-        """Return itself with the sessions added up, once all requests were added."""
+        """Return these sums with the sessions folded in, once all requests are added."""
         if self._sessions:
             session, values, inclusion = map(np.concatenate, zip(*self._sessions, strict=True))
             self._sessions.clear()
@@ -133,7 +133,7 @@ class Sums:
 def _by_session(
     session: NDArray[np.int64], values: FloatArray, inclusion: FloatArray
 ) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
-    """Add up rows by session: a value unlike the others' is seen where any request shows it."""
+    """Sum rows by session: an unusual value is seen if any request of the session shows it."""
     ids, cluster = np.unique(session, return_inverse=True)
     total, seen = (np.zeros((len(ids), each.shape[1])) for each in (values, inclusion))
     np.add.at(total, cluster, values)
@@ -143,7 +143,7 @@ def _by_session(
 
 @dataclass(frozen=True)
 class Estimate(Interval):
-    """A point estimate with its confidence interval, or the statement that there is none yet.
+    """A point estimate with its confidence interval, or a note that there is none yet.
 
     Attributes:
         value: The point estimate; None if the data do not suffice, never 0.
@@ -165,7 +165,7 @@ class Estimate(Interval):
 
     @property
     def grades_needed(self) -> int | None:
-        """Return how many more grades of people it needs; None where it lacks something else."""
+        """Return how many more grades by people it needs; None if it lacks something else."""
         return None if self.grades is None else self.n_needed
 
 
@@ -213,7 +213,7 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
         squares=0.0 if alike else squares,
         n=n,
         effective=effective,
-        # Unequal weights leave out as many requests as a smaller sample would.
+        # Unequal weights miss rare requests as a smaller sample would.
         n_observable=sums.n_observable * effective / n if bounded else math.inf,
     )
 
@@ -286,7 +286,7 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
 
 
 def unseen_share(n_observable: float) -> float:
-    """Bound the share of traffic of a kind that was never seen, for one end of an interval.
+    """Bound the share of traffic of an unseen kind, for one end of an interval.
 
     >>> round(unseen_share(30), 3)
     0.116
@@ -304,14 +304,14 @@ def no_estimate(n: int, effective: float, min_n: int) -> Estimate:
 
 
 def lacks_grades(n: int, counted: float, min_n: int, grades: int) -> Estimate:
-    """State that people have graded too few passages, with how many more it takes at least.
+    """State that people have graded too few passages, and at least how many are missing.
 
-    A grade never raises that number, which is two grades for each that lacks towards ``min_n``. It
-    takes more where other passages are graded than those that the metric needs.
+    A grade never raises that number, which is two grades for each that lacks towards ``min_n``.
+    More are needed if people grade passages that the metric does not use.
 
     Args:
         n: Labelled clusters.
-        counted: What their grades count towards ``min_n``; a further grade must not lower it.
+        counted: How much their grades count towards ``min_n``; a further grade must not lower it.
         grades: Graded passages.
     """
     needed = max(math.ceil(GRADES_COUNT * (min_n - counted) - 1e-9), 1)

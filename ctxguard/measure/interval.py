@@ -1,4 +1,4 @@
-"""One value with its interval and its n, and means with theirs from resamples."""
+"""A value with its interval and n, and means with bootstrap intervals."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from ctxguard.core.types import FloatArray
 
 CONFIDENCE = 0.95
-"""Confidence level of an interval unless it says another."""
+"""Confidence level of an interval unless stated otherwise."""
 RESAMPLES = 2_000
 _RESAMPLED = 200
 
@@ -78,7 +78,7 @@ def t_quantile(p: float, df: float) -> float:
 def bootstrap_interval(
     values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Interval:
-    """Compute the mean over defined values with its percentile interval, resampled by query.
+    """Compute the mean of the defined values with its percentile interval, resampling queries.
 
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §13. One value cannot be
     resampled: its bounds are None.

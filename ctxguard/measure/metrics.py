@@ -1,4 +1,4 @@
-"""The formula of every metric, and judged requests as the rows that estimates are made of.
+"""The formula of every metric, and the rows of judged requests from which estimates are made.
 
 The formulas take tables by rank, shape (n, k): n contexts of labelled queries or of live requests.
 
@@ -41,7 +41,7 @@ def share(part: NDArray[Any], whole: NDArray[Any]) -> FloatArray:
 
 
 def row_sums(values: FloatArray) -> FloatArray:
-    """Sum each row, rounded once, so that no processor differs in the last digit."""
+    """Sum each row, rounding once, so that every processor gives the same last digit."""
     return np.array([*map(math.fsum, values.tolist())])
 
 
@@ -75,7 +75,7 @@ def ndcg(gains: NDArray[Any], best: NDArray[Any]) -> FloatArray:
 
     Args:
         gains: Shape (n, k), by rank.
-        best: Shape (n, 10), the highest gains that there are, descending.
+        best: Shape (n, 10), the highest possible gains, descending.
     """
     found = row_sums(discounted(gains[:, :NDCG_CUTOFF]))
     return share(found, row_sums(discounted(best)))
@@ -106,7 +106,7 @@ def reciprocal_ranks(relevance: FloatArray) -> FloatArray:
 
 
 def pair_share(above: FloatArray, below: FloatArray) -> float:
-    """Return AUROC: the share of pairs in which a value of the first is higher, ties half.
+    """Return AUROC: the share of pairs in which the first value is higher, ties counting half.
 
     >>> pair_share(np.array([2.0, 1.0]), np.array([1.0]))
     0.75
@@ -126,7 +126,7 @@ calls fail may depend on the passage."""
 
 
 def failed_in_words(requests: int, passages: int) -> str:
-    """Say that passages have no grade, what that does to figures, and how they get one."""
+    """Say that passages lack a grade, how that affects figures, and how to get one."""
     return (
         f"{count(passages, 'passage')} of {count(requests, 'request')} got no grade, because calls "
         "of the judge failed: they are in no figure of the judge, and more than "
@@ -255,7 +255,7 @@ class Rows(NamedTuple):
         return Rows.of(self.requests[chosen], self.passages[chosen[self.request]])
 
     def by_people(self) -> "Rows":
-        """Return the same with people's grades in place of the judge's verdicts."""
+        """Return these rows with people's grades in place of the judge's verdicts."""
         passages = self.passages.copy()
         passages["verdict"] = np.where(
             passages["grade"] == UNGRADED, MISSING, np.where(passages["grade"] > 0, YES, NO)
@@ -282,7 +282,7 @@ class Rows(NamedTuple):
         requests["n_served"] = n_served - never
         followed = is_served & (rank == self.passages["rank"])
         requests["run_chance"] *= self.total(followed) == n_served
-        # Of the candidates that could be judged, those that were stand for all.
+        # The judged candidates stand for all that could be judged.
         chance = np.divide(1.0, size, out=np.ones(size.shape), where=size > 0.0)
         requests["dropped_chance"] = 1.0
         np.minimum.at(requests["dropped_chance"], self.request, chance)
@@ -357,7 +357,7 @@ class Metric(StrEnum):
 
 METRICS = tuple(Metric)
 OF_DROPPED = frozenset({Metric.RECALL, Metric.POOLED_RECALL, Metric.RECALL_LOSS})
-"""Metrics that grades of dropped passages decide too."""
+"""Metrics that also depend on grades of dropped passages."""
 
 PRECISION, RANK, GAIN, HARM, KEPT, POOL = range(6)
 """Quantities of a request: precision, reciprocal rank, gain, harm, relevant served, relevant in the
@@ -395,7 +395,7 @@ def never_judged(rows: Rows) -> FloatArray:
 
 
 def shown_metrics(weights: FloatArray) -> frozenset[Metric]:
-    """Return the metrics that so few requests lack a grade for that the others stand for all.
+    """Return the metrics for which few enough requests lack a grade.
 
     Args:
         weights: Shape (3,), as of ``failed_weights``.
@@ -407,7 +407,7 @@ def shown_metrics(weights: FloatArray) -> frozenset[Metric]:
 
 
 def failed_weights(rows: Rows) -> FloatArray:
-    """Return the requests, those with a failed served passage and those with any, each as 1/π.
+    """Weigh by 1/π all requests, those with a failed served passage, and those with any.
 
     Returns:
         Shape (n, 3).
@@ -420,7 +420,7 @@ def failed_weights(rows: Rows) -> FloatArray:
 def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArray]]:
     """Compute what n requests add to every metric by the judge's grades, before weighting by 1/π.
 
-    A request adds nothing to a metric that depends on a passage without a grade.
+    A request contributes nothing to a metric that depends on a passage without a grade.
 
     Returns:
         Numerators and denominators, shape (n,) each, 0 where the metric is not defined or was not
@@ -437,7 +437,7 @@ def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArra
     chance = requests["dropped_chance"] * (found[:, POOL] > 0.0) * all_judged
     in_pool = rows.total(is_yes * 1.0)
     is_whole = requests["has_recall"] & (in_pool > 0.0)
-    # A whole pool stands for those that were not chosen to be judged in full.
+    # A fully judged pool stands for those not chosen for full judging.
     pool_chance = np.where(is_whole, requests["pool_chance"], 0.0)
     recall = np.nan_to_num(share(found[:, KEPT], in_pool * is_whole))
     weight = np.nan_to_num(share(np.ones(n), pool_chance))
@@ -459,7 +459,7 @@ def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArra
 
 
 def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
-    """Put the terms of n requests, weighted by 1/π, into columns to be added up.
+    """Put the terms of n requests, weighted by 1/π, into columns for summation.
 
     Returns:
         Shape (n, 2 · metrics), numerator and denominator of each metric; and shape (n, metrics),

@@ -32,7 +32,7 @@ _BISECTIONS = 30
 _POWER = 0.8
 
 LEAST_MARGIN = 1e-6
-"""A mean loss closer to alpha than this cannot be certified by any practical number of labels."""
+"""No practical number of labels can certify a mean loss closer to alpha than this."""
 
 
 def betting_p_value(
@@ -78,7 +78,7 @@ def betting_p_value(
     gains = alpha - checked
     stakes = learned_stakes(
         gains,
-        # As if one query with half of the largest loss had been seen.
+        # As if one query with half the largest loss had been seen.
         prior=Prior(n=1.0, mean=alpha - 0.5, variance=0.25),
         largest=LARGEST_LOSS / (1.0 - alpha),
         delta=target_delta,

@@ -1,4 +1,4 @@
-"""What passages are worth to the reader, by their labels."""
+"""The worth of passages to the reader, by their labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +12,11 @@ from ctxguard._support.checks import check_at_least
 from ctxguard.errors import ConfigurationError
 
 Gain = Literal["linear", "exponential"]
-"""What a grade gains in nDCG: ``linear`` is the grade itself (Järvelin and Kekäläinen, TOIS 2002),
+"""The nDCG gain of a grade: ``linear`` is the grade itself (Järvelin and Kekäläinen, TOIS 2002),
 ``exponential`` 2^grade − 1 (Burges et al., ICML 2005)."""
 
 _MOST = 1e6
-"""Utilities are no larger, so that no sum of them overflows."""
+"""The largest absolute utility, so that no sum of utilities overflows."""
 
 
 class Negative(StrEnum):
@@ -28,7 +28,7 @@ class Negative(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Utilities:
-    """What a passage is worth to the reader, in what a fully relevant one gains.
+    """The worth of a passage to the reader, in units of a fully relevant passage's gain.
 
     The defaults are what recorded answers of language models show: a passage that is not relevant
     costs about a fiftieth of what a relevant one gains (``benchmarks.readers``).
@@ -48,7 +48,7 @@ class Utilities:
         rank_limit: Ranks up to this are suspected, ≥ 0; without ``score_ratio`` it has no effect.
         by_grade: Utility by grade: replaces ``relevant`` and ``partial`` for the grades that it
             names, and ``irrelevant`` if it names 0 (judged not relevant).
-        gain: Of a grade in nDCG; see ``Gain``.
+        gain: How grades gain in nDCG; see ``Gain``.
     """
 
     relevant: float = 1.0
@@ -97,14 +97,14 @@ class Utilities:
 
 
 def gains(grades: NDArray[np.int64], form: Gain) -> NDArray[Any]:
-    """Return what grades gain in nDCG."""
+    """Return the nDCG gains of grades."""
     return grades if form == "linear" else np.exp2(grades) - 1.0
 
 
 READERS = Utilities()
-"""What readers show; the default."""
+"""As measured on readers; the default."""
 STRICT = Utilities(hard_negative=-0.5, distractor=-1.0, irrelevant=-0.5, unjudged=-0.2)
-"""If any passage that is not relevant does damage (medicine, law)."""
+"""For fields where every irrelevant passage does damage (medicine, law)."""
 BLOG = replace(STRICT, score_ratio=0.7)
 """The numbers and heuristics of the article that UDCG's discounted form comes from."""
 PRESETS: Mapping[str, Utilities] = {"readers": READERS, "blog": BLOG, "strict": STRICT}

@@ -29,7 +29,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class ExplainedCandidate:
-    """A candidate and all that is known of it.
+    """A candidate and everything known about it.
 
     Attributes:
         title, text: Of the passage; empty where it has none, or none is stored.
@@ -44,7 +44,7 @@ class ExplainedCandidate:
             known.
         kept_if: The settings at which it would have been kept.
         judge: The judge's grade; None without one.
-        labels: Those of people that were not taken back, in the order in which they were given.
+        labels: People's labels that were not taken back, in the order they were given.
     """
 
     passage_id: str
@@ -74,7 +74,7 @@ class Explanation:
         rejected: (passage id, reason, raw reply) of each reply that was no valid grade.
         picked: How many passages draws for labels ask about, by kind.
         decision: What the profile decides; None without one, or where it has no policy for it.
-        notes: What to know of that decision.
+        notes: Remarks on that decision.
     """
 
     stored: StoredSample
@@ -144,7 +144,7 @@ class Explanation:
 def explain_sample(
     store: SampleStore, stored: StoredSample, profile: Profile | None
 ) -> Explanation:
-    """Gather all that the store knows of one sample.
+    """Gather everything the store knows about one sample.
 
     Args:
         stored: As ``samples_of`` gave it.
@@ -158,7 +158,7 @@ def explain_sample(
     judge: dict[str, Judgment] = {}
     picked: Counter[str] = Counter()
     for series in store.series():
-        # A later judge may have judged it again: the first one's are those that were counted.
+        # A later judge may have judged it again: the first judge's grades were the ones counted.
         judge = grades_from_json(store.grades(series, [sample_id]).get(sample_id, "")) | judge
         of_sample = store.picked(series, [sample_id]).get(sample_id, [])
         picked.update(one.kind.value for one in of_sample)
@@ -233,7 +233,7 @@ def labels_in_words(labels: Sequence[LabelRow]) -> str:
 
 
 def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | None, list[str]]:
-    """Decide on the candidates by a profile again; also return what to know of that."""
+    """Decide on the candidates again by a profile; also return remarks on that decision."""
     if profile is None:
         return None, []
     route = profile.routes.get(record.route)

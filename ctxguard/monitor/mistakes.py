@@ -1,7 +1,6 @@
 """The requests of a day whose answer-bearing passages the guard dropped, largest loss first.
 
-A passage is lost if the retriever's first k as served today hold it: what is beyond them reached no
-reader before.
+Only passages among today's first k count as lost: no reader ever saw the others.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from ctxguard.profile.schema import Profile
 DAY_SECONDS = 86_400.0
 MOST_DAYS = 30
 MOST_READ = 200
-"""Requests of a day, a judge and a tenant whose texts are read, those that lost most first."""
+"""The most requests of a day, a judge and a tenant whose texts are read, largest loss first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,11 @@ class Mistake:
 
     Attributes:
         query: The question; None where it is not stored.
-        mode: In shadow nothing was lost: the policy would have dropped these.
+        mode: The guard's mode; in shadow nothing was lost: the policy would have dropped these.
         dropped: The relevant passages that it dropped, best first.
         n_relevant: The relevant passages of today's first k and of what was kept, as far as they
             were judged or graded.
-        udcg_loss: UDCG that the context lacks: of the same context with these at its end,
-            less its own.
+        udcg_loss: UDCG that appending these passages would add to the context.
         recall_loss: Share of ``n_relevant`` that was dropped.
         note: How the profile that gives the reasons differs from the one that decided.
     """
@@ -63,7 +61,7 @@ class DayOfMistakes:
 
     Attributes:
         judged: Requests of the day that were judged, of all tenants.
-        unread: Those of them that may have lost a passage and were not read, as less is at stake.
+        unread: Those that may have lost a passage but were not read, as less is at stake.
         mistakes: Largest loss of UDCG first, then of recall.
     """
 
@@ -87,7 +85,7 @@ def mistakes_of(
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
 
     Raises:
-        ConfigurationError: the day lies outside the range of clocks.
+        ConfigurationError: no clock can show the day.
     """
     try:
         since = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
@@ -106,7 +104,7 @@ def mistakes_of(
             if tenant is None:
                 break
         judge_top = max([1, *(one.grade for each in samples for one in each.judge.values())])
-        # The highest grades of the judge's scale, as far as it was given, and of people's.
+        # The highest grades given by the judge so far, and of people's scale.
         tops = judge_top, store.top_grade() or judge_top
         labels = standing(store.labels([one.sample_id for one in samples]))
         for one in samples:
@@ -128,7 +126,7 @@ def latest_mistakes(
         tenant: See there.
 
     Returns:
-        Those of yesterday if no day has any.
+        Yesterday's if no day has any.
     """
     yesterday = None
     for ago in range(min(MOST_DAYS, (now - date.min).days + 1)):
@@ -163,7 +161,7 @@ def _suspects(
 def _mistake(
     sample: GradedSample, labels: Sequence[LabelRow], profile: Profile | None, tops: tuple[int, int]
 ) -> list[Mistake]:
-    """Describe a request; nothing where nothing relevant was dropped, as far as is known."""
+    """Describe a request; None if it dropped nothing known to be relevant."""
     record = sample.record
     decision, notes = decided(record, profile)
     kept, dropped = _kept_and_dropped(record, decision)

@@ -54,30 +54,31 @@ MOST_UNJUDGED = 2_000
 """Samples that one call lets people grade without a judge."""
 _STEP_LIMIT = 100
 _FIRST_LIMIT = 10
-"""Samples of a step at first: the others wait while a slow judge is at work on one."""
+"""Samples per step at first: the others wait while a slow judge works on one."""
 _QUICK_SECONDS = 0.5
-"""A judge that needs less for all of a step is given more at once."""
+"""A judge that finishes a step in less time is given more at once."""
 _LONGEST_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The estimates and counts of one moment: all that a store held then.
+    """The estimates and counts of one moment, from everything the store held then.
 
     Attributes:
         judge: The series of judgments that the report is about.
         live: Estimates of live traffic, from all judgments and labels in the store.
-        labelled_waiting: Labelled samples that another judge judged, and this one not yet again.
+        labelled_waiting: Labelled samples of another judge that this one has yet to judge.
         judge_changed: Whether labelled samples, judged again, show that the judge has changed.
-        counts: What was counted with this judge since its series began, by every process.
+        counts: Counts of this judge by every process since its series began.
         outcomes: Samples that this process took up, by outcome.
         failed_requests: Judged requests with passages that have no grade, because a call of the
             judge failed; the next run asks about them again.
-        failed_passages: These passages.
+        failed_passages: The number of these passages.
         waiting: Samples in the store that are not judged yet.
         oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
         time_seconds: When the report was made, in seconds since the epoch.
-        judging_sampling_probability: With which a waiting sample is judged, to keep the budget.
+        judging_sampling_probability: The probability with which a waiting sample is judged, to keep
+            the budget.
         accounts: Samples of all serving processes, as last reported to the store.
     """
 
@@ -103,15 +104,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class WatchedProfile:
-    """The profile whose promises a monitor watches, and what may change its file.
+    """The profile whose promises a monitor watches, and how its file may change.
 
     Attributes:
-        profile: Its alarms compare what was judged. What an earlier monitor saved of them is
-            restored.
+        profile: The profile to watch. Its alarms resume from the state that an earlier monitor
+            saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
             that of the profile; None compares nothing.
-        path: The file of the profile, which the alarms follow when another takes its place; None
-            for a profile that stays.
+        path: The profile's file; when its profile is replaced, the alarms follow. None for a fixed
+            profile.
         switch_to_safe: Whether to replace that file by its safe policy when recall loss breaks its
             promise.
     """
@@ -131,7 +132,7 @@ class Monitor:
         utilities: The utility of a passage; every served passage that is not relevant costs.
         min_n: Effective number of clusters (sessions, and requests without one) below which there
             is no estimate, ≥ 2.
-        budget: The most that judging may take.
+        budget: The limits of judging.
         lookup: Finds the texts of passages that were not stored; None if all are stored.
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
             samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
@@ -218,10 +219,10 @@ class Monitor:
         return None if self._watched is None else self._watched.path
 
     def own(self) -> bool:
-        """Become or stay the one monitor of the store, and go on from what another has left.
+        """Become or stay the store's only monitor, and go on where the last one stopped.
 
         Returns:
-            Whether it is; False while another monitor owns the store.
+            Whether this is the monitor; False while another one owns the store.
 
         Raises:
             StoreError: the store cannot be used at present.
@@ -252,17 +253,17 @@ class Monitor:
 
     @property
     def why_judge_failed(self) -> str:
-        """Why the judge could not be called last, in words."""
+        """Why the judge could not last be called, in words."""
         return f"the judge failed ({self._worker.why})"
 
     def report(self) -> Report:
-        """Make a report of this moment; the owner takes up what people have graded first."""
+        """Report on this moment; the owner takes in people's new grades first."""
         if self.own():
             self._update_graded()
         return self._report()
 
     def _report(self) -> Report:
-        """Make a report: one transaction, so that all of it is of one moment."""
+        """Make a report in one transaction, so that all of it describes one moment."""
         store, series, now = self.store, self.series, self._clock()
         is_corrected = not (self.exact or series == PEOPLE_ALONE)
         with store.snapshot():
@@ -300,7 +301,7 @@ class Monitor:
         return self._errors + self._worker.errors
 
     def maintain(self) -> Report:
-        """Do what is due now and then: clean the store, look at the alarms, and report.
+        """Do the periodic work: clean the store, check the alarms, and report.
 
         Raises:
             StoreLockedError: another monitor owns the store.
@@ -321,7 +322,7 @@ class Monitor:
         return self._report()
 
     def _follow_profile(self) -> None:
-        """Take up the profile that the file holds now, if it is another."""
+        """Switch to the profile that the file holds now, if it has changed."""
         path, alarms = self._profile_path, self._alarms
         if path is None or alarms is None or file_version(path) == self._profile_version:
             return
@@ -420,7 +421,7 @@ def let_people_grade(store: SampleStore, most: int = MOST_UNJUDGED) -> None:
 
     Args:
         store: Where the samples wait. No judge gets those that are let through.
-        most: How many at most.
+        most: The most samples to let through.
     """
     was_owned = store.is_owned
     if not store.own():
@@ -435,7 +436,7 @@ def let_people_grade(store: SampleStore, most: int = MOST_UNJUDGED) -> None:
 
 
 def _next_limit(limit: int, n_finished: int, seconds: float) -> int:
-    """Choose how many to judge next: more while the judge is quick, few once it is not.
+    """Choose how many to judge next: more while the judge is quick, few when it is slow.
 
     >>> _next_limit(10, 10, 0.01), _next_limit(80, 80, 0.1), _next_limit(80, 80, 3.0)
     (20, 100, 10)

@@ -1,8 +1,8 @@
 """Alarms: detect that a profile's promises no longer hold, and act on it.
 
-``ecusum`` collects evidence of a rise, ``reference`` says what losses are compared with,
-``loss_monitor`` joins the two for one route and loss, ``state`` holds the active alarms, and
-``monitor`` feeds it with what the store holds, logs an alarm and switches to the safe policy.
+``ecusum`` collects evidence of a rise, ``reference`` holds the values that losses are compared
+with, ``loss_monitor`` joins the two for one route and loss, ``state`` holds the active alarms, and
+``monitor`` feeds it from the store, logs alarms and switches to the safe policy.
 """
 
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind

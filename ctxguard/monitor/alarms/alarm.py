@@ -22,14 +22,14 @@ class AlarmKind(StrEnum):
     CORPUS_CHANGED = "corpus_changed"
     """More of the corpus has changed since calibration than a profile holds for."""
     PROMISE_NOT_MONITORED = "promise_not_monitored"
-    """What is judged does not show the loss that the certificate bounds."""
+    """The judged passages do not show the loss that the certificate bounds."""
     JUDGE_DOWN = "judge_down"
-    """The judge gives no grades, so that no promise is monitored."""
+    """The judge gives no grades, so no promise is monitored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One alarm about a loss, or warning about the monitor. It holds no text of a user.
+    """An alarm about a loss, or a warning about the monitor. It never holds a user's text.
 
     Attributes:
         kind: What happened.
@@ -55,5 +55,5 @@ class Alarm:
 
     @property
     def key(self) -> tuple[AlarmKind, Route | None]:
-        """What it is about; at most one alarm of a key is active."""
+        """Identifies its subject; at most one alarm with a key is active."""
         return self.kind, self.route

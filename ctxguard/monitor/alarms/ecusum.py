@@ -17,22 +17,23 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.measure.betting import Evidence
 
 _PRIOR_LOSSES = 20.0
-"""Losses of 0 or 1 that count as seen: they scatter as much as losses can."""
+"""Losses of 0 or 1 treated as seen: they scatter as much as losses can."""
 _LEAST_SCATTER = 0.25
-"""Of the variance that 0/1 losses of the same mean have: what rises may scatter more."""
+"""As a share of the variance of 0/1 losses of the same mean: rising losses may scatter more."""
 WEEK = 7
 """Days; weekends may differ."""
 _PRIOR_CHANGE = 0.25
-"""Share of the target by which days differ, before a week was seen; it counts as one day."""
+"""Share of the target by which days differ, until a week was seen; counts as one day."""
 
 DEFAULT_THRESHOLD = 2e3
-"""The e-value of an alarm; false alarms are about this many days apart or more, on average."""
+"""The e-value that raises an alarm; false alarms are at least about this many days apart on
+average."""
 STAKES = np.array([0.35, 0.75])
-"""Shares of the stake that grows fastest at the suspected rise: a smaller rise is seen too."""
+"""Shares of the stake that grows fastest at the suspected rise; smaller ones show smaller rises."""
 _SMALL_RISE = 0.25
-"""In standard deviations: a judge that errs dilutes a rise."""
+"""The suspected rise in standard deviations: a judge that errs dilutes a rise."""
 _MOST = 0.99
-"""Of the stake that would lose everything on a single loss of 0."""
+"""Share of the stake that would lose everything on a single loss of 0."""
 
 
 class Day(NamedTuple):
@@ -56,10 +57,10 @@ class Day(NamedTuple):
         """Weigh the losses of one day.
 
         A request counts 1/π, and those of one group together at most 1/c:
-        ``weight = min(c · Σ 1/π, 1)``. What is cut off counts as traffic without any loss, hence
-        ``raise_by``: a question that is asked a thousand times cannot break a promise by itself,
-        nor can the few samples of a burst that stand for thousands of requests. The c is chosen by
-        the weights alone, for the quickest alarm if losses double.
+        ``weight = min(c · Σ 1/π, 1)``. The weight cut off counts as traffic without any loss, hence
+        ``raise_by``. So neither a question asked a thousand times can break a promise by itself,
+        nor the few samples of a burst that stand for thousands of requests. The c is chosen by the
+        weights alone, for the quickest alarm if losses double.
 
         Args:
             losses: Shape (n,), ≥ 0.
@@ -95,14 +96,14 @@ class Day(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """How many groups of equal weight would tell as much (Kish)."""
+        """Effective number of equally weighted groups (Kish)."""
         return self.weight**2 / float(self.weights @ self.weights)
 
 
 def groups(session: NDArray[np.int64], question: NDArray[np.int64]) -> NDArray[np.int64]:
     """Number the groups of requests that fail together.
 
-    A request belongs to those of its session or to those of its question, whichever are more.
+    A request joins its session's requests or its question's, whichever are more.
 
     Args:
         session: Shape (n,), 0 for a request without one.
@@ -130,7 +131,7 @@ def _most(stands_for: FloatArray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """Sums over days of losses in [0, 1], from which follows how much days differ.
+    """Sums over days of losses in [0, 1], which show how much days differ.
 
     Attributes:
         days: How many.
@@ -193,7 +194,7 @@ class Days:
     def variance(self, target: float) -> float:
         """Predict the variance of a group's loss while the mean is ``target``.
 
-        Losses in [0, 1] have at most the variance of 0/1 losses; which share of it is learned.
+        Losses in [0, 1] have at most the variance of 0/1 losses; the share is learned.
         """
         largest = target * (1.0 - target)
         prior, usual = _PRIOR_LOSSES * largest, self.mean * (1.0 - self.mean)
@@ -201,7 +202,7 @@ class Days:
         return largest * min(max(scatter, _LEAST_SCATTER), 1.0)
 
     def between(self, target: float) -> float:
-        """Estimate the variance of the days' means beyond that of their few losses."""
+        """Estimate the variance of the days' means beyond the noise of their few losses."""
         assumed = 1 if self.days < WEEK else 0
         found = assumed * (_PRIOR_CHANGE * target) ** 2
         if self.days > 1:
@@ -292,7 +293,7 @@ class ECusum:
 
     @property
     def is_at_floor(self) -> bool:
-        """Whether nothing speaks for a rise: the next day begins the evidence anew."""
+        """Whether there is no evidence of a rise, so that the next day starts afresh."""
         return not self.log_e_values or self.log_e_values[-1] <= 0.0
 
     @property

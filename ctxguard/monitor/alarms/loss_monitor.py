@@ -1,4 +1,4 @@
-"""Monitors judged losses: raises an alarm if their mean is above what it is compared with.
+"""Monitors judged losses: raises an alarm if their mean is above its reference.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -25,17 +25,18 @@ from ctxguard.monitor.alarms.reference import (
 from ctxguard.profile.schema import Profile, RouteProfile
 
 LEAST_TARGET = 0.001
-"""Of a loss in [0, 1]. Judges err: a promise of no loss at all would be broken by one error."""
+"""The smallest target of a loss in [0, 1]. Judges err: one error would break a promise of no
+loss."""
 
 SAME_TARGET = 0.05
-"""Share of a target within which another is about the same."""
+"""Two targets within this share of each other are about the same."""
 QUIET_E_VALUE = 10.0
-"""From this e-value on, a baseline is not extended: it would take in the rise."""
+"""From this e-value on, a baseline is not extended: it would absorb the rise."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromisedLoss:
-    """The mean loss that a profile promises of one route.
+    """The mean loss that a profile promises for one route.
 
     Attributes:
         route: The stages that answered.
@@ -112,7 +113,7 @@ class LossMonitor:
 
     @classmethod
     def of_exact_judge(cls, promise: PromisedLoss) -> "LossMonitor":
-        """Compares with the promise, and is tuned to a loss of twice the promised."""
+        """Compares with the promise, tuned to detect twice the promised loss."""
         target = _within(promise.at_most / promise.bound)
         rise = min(target, (1.0 - target) / 2.0)
         return cls(promise, ReferenceKind.PROMISE, ecusum=ECusum(target, rise))
@@ -147,7 +148,7 @@ class LossMonitor:
 
     @property
     def key(self) -> tuple[Route, AlarmKind, ReferenceKind]:
-        """What it monitors, and against what."""
+        """What it monitors, and the reference it compares with."""
         return self.route, self.quantity, self.reference
 
     @property
@@ -171,7 +172,7 @@ class LossMonitor:
         if not day.n:
             return self
         scaled = day._replace(losses=np.minimum(day.losses / self.promise.bound, 1.0))
-        # What was cut off a question's weight says neither that losses rose nor that they fell.
+        # The weight cut off a question is evidence neither of a rise nor of a fall.
         kept = scaled._replace(losses=1.0 - scaled.losses, raise_by=1.0)
         past, run = self.past, self.run
         if self.ecusum is None or self.ecusum.is_at_floor:
@@ -192,9 +193,9 @@ class LossMonitor:
         return seen._with_baseline() if seen.due else seen
 
     def _with_baseline(self) -> "LossMonitor":
-        """Set the target of its baseline, where that is due and nothing speaks for a rise."""
+        """Set the target from the baseline, if that is due and there is no evidence of a rise."""
         seen = self.past.plus(self.run)
-        # Days of one kind come back after a week.
+        # Weekdays repeat after a week.
         is_due = seen.days >= self.due and seen.days % WEEK == 0 and seen.n >= FIRST_BASELINE
         if not is_due or (self.e_value or 0.0) >= QUIET_E_VALUE:
             return self
@@ -213,7 +214,8 @@ class LossMonitor:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether it is as certain that the mean is below the target as it was that it is above."""
+        """Whether the evidence that the mean is below the target is as strong as the alarm's
+        was."""
         return self.recovery is not None and self.recovery.alarm()
 
     @property
@@ -230,7 +232,7 @@ class LossMonitor:
         return self.run.mean * self.promise.bound if self.run.n else None
 
     def alarmed(self) -> "LossMonitor":
-        """Drop the evidence of a rise after an alarm, and look for the end of it.
+        """Drop the evidence of a rise after an alarm, and look for the end of the rise.
 
         The baseline is final then: what follows may be the rise. Nor does the rise tell how much
         days differ.
@@ -274,7 +276,7 @@ class LossMonitor:
         )
 
     def _comparison(self) -> str:
-        """Say what the loss was compared with."""
+        """Name the reference of the loss."""
         promises = (
             "the certificate promises"
             if self.promise.source == "certificate"
@@ -320,9 +322,9 @@ def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
 def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
     """List what a profile promises that can be monitored.
 
-    Of recall loss it is the certificate's alpha or, without one, the bound of the evidence. Of
-    harm it is the upper end of the interval of the evidence. A quantity without a promise, or with
-    one that no loss can exceed, is left out.
+    For recall loss it is the certificate's alpha or, without one, the bound of the evidence. For
+    harm it is the upper end of the evidence's interval. A quantity without a promise, or with one
+    that no loss can exceed, is left out.
     """
     found = []
     for route, calibrated in sorted(profile.routes.items()):

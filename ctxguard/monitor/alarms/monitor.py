@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 
 _DAY_SECONDS = 86_400.0
 _LATE_SECONDS = 600.0
-"""How long after the end of a day samples of it may still reach the store."""
+"""How long after the end of a day its samples may still reach the store."""
 
 
 def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> None:
     """Log a new alarm and, for recall loss, switch to the safe policy. Never raises.
 
-    It switches only where the loss was compared with the promise, not with the judge's own mean.
+    It switches only if the loss was compared with the promise, not with the judge's own mean.
 
     Args:
         alarm: An alarm that has just been raised.
@@ -54,7 +54,7 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
         alarm.n,
         alarm.profile_id,
     )
-    # More passages lower recall loss and raise harm: safe against the first only.
+    # More passages lower recall loss but raise harm, so this is safe only against the former.
     if switch_path is None or alarm.kind is not AlarmKind.RECALL_LOSS:
         return
     if alarm.reference is None or not alarm.reference.is_of_promise:
@@ -82,8 +82,8 @@ def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
 
     Raises:
         ProfileFormatError: the file is absent or is not a profile.
-        ProfileError: the file now holds another profile, which the alarm is not about, or the
-            profile has no safe policy.
+        ProfileError: the file now holds a profile that the alarm is not about, or the profile has
+            no safe policy.
         OSError: the file or its folder cannot be written.
     """
     path = Path(path)
@@ -106,9 +106,8 @@ def _short(value: float | None) -> str:
 class AlarmMonitor:
     """Checks one profile's promises against the judged losses in a store.
 
-    Losses are compared a day at a time, once no sample of the day waits: a day has rhythms, and
-    whoever looks at its first hours alone sees a rise where there is none. Days begin at the time
-    of day of the first loss.
+    Losses are compared a day at a time, once no sample of the day waits: losses vary over a day,
+    and its first hours alone may look like a rise. Days begin at the time of day of the first loss.
 
     Args:
         state: The profile's detectors and alarms.
@@ -131,11 +130,11 @@ class AlarmMonitor:
         self._state_key = f"alarms {series}"
         self._clock = clock
         self._switch_path = switch_path
-        # Rows hold the recall loss against the first few that were judged, promised or not.
+        # Rows hold the recall loss against the first few that were judged, even without a promise.
         self._with_promised_baseline: dict[Route, bool] = {}
 
     def follow(self, profile: Profile) -> None:
-        """Check another profile from now on, which took the place of the former one in its file.
+        """Check another profile from now on, which has replaced the former one in its file.
 
         Alarms stay active where it is the former's safe policy; otherwise they end.
         """
@@ -155,7 +154,7 @@ class AlarmMonitor:
         """Return the losses of a judged sample for the store; None if the profile did not serve it.
 
         Args:
-            grades: The grades of it; every served passage has one.
+            grades: Its grades; every served passage has one.
             probability: Probability with which it was sampled and then taken up for judging.
         """
         if not self._is_of_profile(record):
@@ -227,7 +226,7 @@ class AlarmMonitor:
         )
 
     def correct_judge(self) -> None:
-        """Translate the promises to the scale of a judge that errs, by what both have graded.
+        """Translate the promises to the scale of a judge that errs, from requests both graded.
 
         Only requests that were wholly graded count, each alike (``label export --whole``): losses
         are compared as they are judged.
@@ -287,7 +286,7 @@ class AlarmMonitor:
         return (recall_loss(record, grades, k) if chance else None), chance
 
     def _check_rates(self, record: SampleRecord, k: int) -> None:
-        """Warn where a sample could not show the loss that is promised, until one may."""
+        """Warn while samples cannot show the promised loss."""
         route = record.route
         if record.rates.first_probability(k) > 0.0:
             self.state.clear(AlarmKind.PROMISE_NOT_MONITORED, route)
@@ -302,7 +301,7 @@ class AlarmMonitor:
 
 
 def _question(record: SampleRecord) -> int:
-    """Number the question, whatever its case and spaces; without text, the request."""
+    """Number the question, ignoring case and spaces; without text, number the request."""
     text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -1,4 +1,4 @@
-"""What judged losses are compared with: the promise, its image on the judge's scale, or a baseline.
+"""References for judged losses: the promise, its image on the judge's scale, or a baseline.
 
 A judge that errs finds losses where there are none, so its mean is above the true one even while
 a promise holds. Losses here are divided by their bound and lie in [0, 1]. Pure: no I/O, no clock,
@@ -17,7 +17,7 @@ from ctxguard.measure.interval import t_quantile
 from ctxguard.monitor.alarms.ecusum import Days
 
 FIRST_BASELINE = 400
-"""Judged requests of a route after which its baseline is first known, if they took a week."""
+"""Judged requests of a route after which its baseline is first set, once a week has passed."""
 
 LONGEST_BASELINE, LONGEST_WEEKS = 3200, 8
 """Judged requests and weeks after which a baseline is no longer extended."""
@@ -27,14 +27,14 @@ LEAST_GRADED = 50
 """Effective number of graded requests below which no promise is translated."""
 
 _LEAST_LOSSES = 5
-"""Graded requests with a loss, below which nothing tells how the judge sees a loss."""
+"""With fewer graded requests that have a loss, nothing shows how the judge sees a loss."""
 _CONFIDENCE = 0.95
 """Of the upper limit, one-sided. The margin counts as if one more request had been seen, with the
 largest loss: otherwise a rare error of the judge that no request has shown would be left out."""
 
 
 class ReferenceKind(StrEnum):
-    """What a loss is compared with. A closed set: it labels a metric."""
+    """The reference of a loss. A closed set: it labels a metric."""
 
     PROMISE = "promise"
     """The profile's own promise: the judge makes no errors."""
@@ -45,7 +45,7 @@ class ReferenceKind(StrEnum):
 
     @property
     def is_of_promise(self) -> bool:
-        """Whether an alarm against it says that a promise is broken."""
+        """Whether an alarm against it means that a promise is broken."""
         return self is not ReferenceKind.BASELINE
 
 
@@ -76,7 +76,7 @@ class Correction:
     """A promise on the judge's scale.
 
     Attributes:
-        target: Upper confidence limit of the judge's mean loss where the true one is the promised.
+        target: Upper confidence limit of the judge's mean loss if the true one equals the promise.
         margin: How far it lies above the estimate.
         n: Graded requests that it was estimated from.
     """

@@ -1,7 +1,7 @@
 """The state of the alarms: every detector of a profile, and the alarms that are active.
 
-An alarm about a loss ends when it is as certain that the mean loss is below its target as it was
-that it is above, or with another profile; an alarm about the monitor itself ends with its cause.
+An alarm about a loss ends with another profile, or once the evidence that the mean loss is below
+its target is as strong as the alarm's was; an alarm about the monitor itself ends with its cause.
 While an alarm is active, the same one is not raised again, unless against the promise where the
 active one was against a baseline. A loss monitor starts again without evidence when it raises an
 alarm. No I/O, no clock.
@@ -106,7 +106,7 @@ class AlarmState:
         return {monitor.key: monitor for monitor in map(new, self.promises)}
 
     def correct(self, promise: PromisedLoss, correction: Correction) -> None:
-        """Compare a judge that errs with a promise on its own scale too, from now on.
+        """From now on, also compare a judge that errs with a promise on its own scale.
 
         The evidence starts again where the target is not about the same as before. An exact judge
         needs no correction, and gets none.
@@ -139,7 +139,7 @@ class AlarmState:
         Args:
             rows: The losses, of any route.
             end_seconds: The end of the day, in seconds since the epoch.
-            stored: Which share of each hour's samples was stored.
+            stored: The share of each hour's samples that was stored.
 
         Returns:
             The alarms that this raises, and those that it ends.
@@ -171,7 +171,7 @@ class AlarmState:
             return self._add(alarm)
 
     def clear(self, kind: AlarmKind, route: Route | None = None) -> None:
-        """End an alarm that was detected elsewhere, whose cause has ended."""
+        """End an alarm that was detected elsewhere, once its cause has ended."""
         with self._lock:
             self._active.pop((kind, route), None)
 
@@ -256,7 +256,7 @@ class AlarmState:
 
 
 def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: AlarmKind) -> Day:
-    """Return the defined losses of one route, without what only damage can have written."""
+    """Return the defined losses of one route, without values that only damage can explain."""
     is_recall, own = quantity is AlarmKind.RECALL_LOSS, [row for row in rows if row.route == route]
     found = np.array(
         [

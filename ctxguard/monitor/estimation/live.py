@@ -1,6 +1,6 @@
 """The current estimates, from the judgments and labels in the store.
 
-An estimate predicts what labels by people would show for all requests of its window: the judge is
+An estimate predicts the result of labelling all requests of its window by people: the judge is
 exact, or human labels correct it. The uncorrected figures of a judge that errs are published
 separately, under another name.
 """
@@ -37,7 +37,7 @@ class Window(StrEnum):
     RECENT = "recent"
     """Requests answered in the last ``window_seconds``."""
     UP_TO_LABELS = "up_to_labels"
-    """Those of all retained that an export of labels could have picked: judged before the last
+    """The retained requests that an export of labels could have picked: judged before the last
     export. Only for a judge that errs."""
     ALL_RETAINED = "all_retained"
     """All requests that the store has retained."""
@@ -53,7 +53,7 @@ class WindowPopulation:
     Attributes:
         judged: Number of judged samples in the window.
         failed: Number of these with a passage that has no grade yet, because a call of the judge
-            failed. They are in no figure that needs that grade, unless people's grades correct the
+            failed. Figures that need that grade leave them out, unless people's grades correct the
             judge; if they are more than ``MOST_FAILED``, there is no such figure.
         labelled: Number of these that people have graded, picked with a known probability.
         since_seconds: Time of the first answer, in seconds since the epoch; None without
@@ -93,9 +93,9 @@ class LiveEstimates:
 
     @property
     def shown(self) -> Mapping[Metric, Window]:
-        """The window to show each metric of.
+        """The window in which to show each metric.
 
-        The narrowest one that has an estimate; without any, the one with most requests behind it.
+        The narrowest window with an estimate; without one, the window with the most requests.
         """
 
         chosen: dict[Metric, Window] = {}
@@ -176,7 +176,7 @@ def live_estimates(
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The l samples of which people graded all that a draw asked, by ascending id.
+    """The l samples for which people graded all that a draw asked, by ascending id.
 
     Attributes:
         sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
@@ -209,7 +209,7 @@ class Labels:
         )
 
     def folds_of(self, sample_ids: NDArray[np.int64]) -> IntArray:
-        """Return the fold of each sample, shape (n,); −1 of one that is not among these."""
+        """Return the fold of each sample, shape (n,); −1 for one that is not among these."""
         place = np.searchsorted(self.sample_ids, sample_ids)
         return np.where(np.isin(sample_ids, self.sample_ids), place % FOLDS, -1)
 
@@ -236,7 +236,7 @@ class _Judged:
     def estimates(self, min_n: int) -> Estimates:
         """Estimate every metric by the judge's grades.
 
-        None of those whose grades too many requests lack for the others to stand for them.
+        Metrics for which too many requests lack a grade are left out.
         """
         if not self.population.judged:
             return dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
@@ -299,7 +299,7 @@ class _Judged:
 def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
     """Estimate every metric from the judge's verdicts, corrected by labels of its requests.
 
-    Labels that cannot stand for nearly all of its requests show nothing.
+    There is no estimate if the labels cannot stand for nearly all of its requests.
     """
     chosen = np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids))
     own_picks = set(labels.first_pick[chosen].tolist())

@@ -1,4 +1,4 @@
-"""Which passages people grade, and with what probability each.
+"""Chooses the passages that people grade, with the probability of each.
 
 One budget of grades serves every metric. Requests are opened in the order of a hash. Of an opened
 request people grade the first passage and, in six of ten, on down to the first relevant one; every
@@ -24,7 +24,7 @@ GO_ON = 0.6
 """Probability of grading on below an irrelevant first passage."""
 SERVED_COIN = 0.35
 DROPPED_COINS = {True: 0.4, False: 0.12}
-"""By whether the judge calls the passage relevant."""
+"""Keyed by whether the judge calls the passage relevant."""
 
 PASSAGES, REQUESTS, UNFINISHED, UNPICKED = "passages", "requests", "unfinished", "unpicked"
 
@@ -45,8 +45,8 @@ def to_label(
 ) -> list[GradedSample]:
     """Return samples for people to grade: those opened before that lack grades, and new ones.
 
-    New ones are drawn of all tenants, since the estimates are about all requests; those of
-    another tenant are not returned. They wait for a call of their own, which draws no others.
+    New ones are drawn from all tenants, since the estimates are about all requests. Those of other
+    tenants are not returned: they wait for their own call, which draws no others.
 
     Args:
         n: About how many passages of requests people are to grade, of all tenants together.
@@ -73,7 +73,7 @@ def to_label(
 def _drawn(
     store: SampleStore, series: str, budget: float, *, whole: bool, dry_run: bool
 ) -> list[GradedSample]:
-    """Open requests for a budget of grades, and remember them unless it is a dry run."""
+    """Open requests within a budget of grades, and remember them unless it is a dry run."""
     for _ in range(_TRIES):
         waiting, last_pick = store.to_pick(series)
         found, left = [], budget
@@ -91,9 +91,9 @@ def _drawn(
 
 
 def _with_larger_coins(samples: Sequence[GradedSample], budget: float) -> list[GradedSample]:
-    """Toss the coins again, equal and as large as the budget allows, where all requests are open.
+    """If all requests are open, toss the coins again, equal and as large as the budget allows.
 
-    Equal coins tell more of policies that serve other passages than today.
+    Equal coins tell more about policies that serve other passages than today's.
     """
     tops = [coins_of(sample, coin=0.0) for sample in samples]
     bare = [
@@ -142,7 +142,7 @@ def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, fl
     served.
 
     Args:
-        coin: That of every other passage; None for those of the design.
+        coin: The coin of every other passage; None for the design's own.
     """
     record, judge = sample.record, sample.judge
     coins: dict[int, float] = {}
@@ -156,7 +156,7 @@ def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, fl
 
 
 def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:
-    """Count what people's labels of these requests give.
+    """Count the grades and requests that people's labels cover.
 
     Returns:
         The graded passages that were drawn, the requests whose grades are complete, those that need

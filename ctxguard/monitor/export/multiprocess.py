@@ -23,7 +23,7 @@ from ctxguard.errors import ConfigurationError
 _log = logging.getLogger(__name__)
 
 _MAX_FILE_BYTES = 64 * 2**20
-"""A worker's file holds some hundred bytes a series."""
+"""A worker's file holds a few hundred bytes per series."""
 
 _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -121,7 +121,7 @@ def _merged(files: Sequence[Path]) -> list[Metric]:
 def _check(file: Path) -> None:
     with open_regular(file, _MAX_FILE_BYTES) as stream:
         used = int.from_bytes(stream.read(4), sys.byteorder, signed=True)
-    # Memory is taken for as much as its first number says, which any file can say.
+    # Memory is allocated by the file's first number, which could be anything.
     if used > (size := file.stat().st_size):
         raise ValueError(f"{file.name} has {size} bytes instead of {used}")
 

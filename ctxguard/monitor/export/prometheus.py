@@ -4,8 +4,8 @@ Counters are of the whole store since the series of the judge began, and never f
 ``ctxguard_estimate`` describe the whole store, corrected by human labels;
 ``ctxguard_judge_estimate`` is the judge's own figure, without that correction. Where there is no
 data there is no series, never a zero or NaN, so that ``absent()`` finds it and no dashboard draws
-it. A panel or rule reads each metric, and a test checks that. By default the few metrics are
-exported that the default panels and alerts read, of three estimates in the window to show.
+it. A panel or rule reads each metric, and a test checks that. The default export is the few metrics
+that the default panels and alerts read, with three estimates in the window to show.
 """
 
 from collections.abc import Iterable, Mapping
@@ -76,7 +76,7 @@ _CHANGED = (
     "name, else 0."
 )
 DEFAULT_ESTIMATES = (Estimated.POOLED_RECALL, Estimated.SERVED_MRR, Estimated.UDCG)
-"""The estimates that are exported by default."""
+"""The estimates exported by default."""
 _SHOWN = (
     "1 for the window to show of each metric: the narrowest one that has an estimate, or without "
     "any the one with most requests behind it."
@@ -180,7 +180,7 @@ class MonitorCollector(Collector):
             registry.register(self)
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Describe nothing: otherwise a registry would collect once to learn the names."""
+        """Describe nothing; otherwise a registry would collect once to learn the names."""
         return []
 
     def collect(self) -> Iterable[Metric]:

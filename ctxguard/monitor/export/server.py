@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 CALL_SECONDS = 30.0
 """Longest life of a connection; Prometheus gives up after 10 seconds unless told otherwise."""
 MOST_CONNECTIONS = 64
-"""At once; further ones are closed unanswered."""
+"""Most connections at once; further ones are closed unanswered."""
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
@@ -64,7 +64,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         with self._changing:
             late = [request for request, since in self._open.items() if since < oldest]
         for request in late:
-            # Whoever waits for this client is woken, and closes the connection.
+            # Wakes the thread that waits for this client, which closes the connection.
             with suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
 

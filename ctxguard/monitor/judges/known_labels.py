@@ -1,4 +1,4 @@
-"""Judges without a model: one takes its grades from known labels, one leaves all to people."""
+"""Judges without a model: one takes its grades from known labels, one leaves them to people."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,9 +19,9 @@ ByQuestion = Mapping[str, _T] | Iterable[tuple[str, _T]]
 class LabelJudge:
     """Judges by known labels: qrels, or human labels.
 
-    A question is known by its text, without regard to case, white space and Unicode form. Labels of
-    equal questions are put together. Labels name a question by its original text, and samples hold
-    its redacted text, so it is looked up by both. Where equal questions contradict each other, or
+    A question is identified by its text, ignoring case, white space and Unicode form. Labels of
+    equal questions are merged. Labels name a question by its original text, and samples hold its
+    redacted text, so it is looked up by both. Where equal questions contradict each other, or
     several have the same redacted text and different labels, a sample has no grade, and
     ``ambiguous`` counts the text.
 
@@ -117,7 +117,7 @@ class LabelJudge:
         return grades
 
     def _add_redacted(self, texts: Sequence[str], redactor: Redactor) -> None:
-        """Know questions by their redacted texts too, unless several disagree."""
+        """Index questions by their redacted texts too, unless several disagree."""
         several: dict[bytes | None, list[_Labels | None]] = {}
         for text in texts:
             own, written = text_key(text), text_key(redacted(text, redactor))
@@ -130,23 +130,23 @@ class LabelJudge:
 
 
 class _Labels(NamedTuple):
-    """What is known of one question: grades by passage id, and passages that mislead."""
+    """The labels of one question: grades by passage id, and passages that mislead."""
 
     grades: dict[str, int]
     distractors: set[str]
 
     def says(self) -> tuple[dict[str, int], set[str]]:
-        """Return the labels that say more than that a passage is not relevant."""
+        """Return the labels other than plain "not relevant"."""
         grades = {name: grade for name, grade in self.grades.items() if grade > 0}
         return grades, self.distractors - grades.keys()
 
 
 def _together(one: _Labels | None, other: _Labels) -> _Labels | None:
-    """Put labels of equal questions together; None if they contradict each other."""
+    """Merge the labels of equal questions; None if they contradict each other."""
     if one is None:
         return None
     if not (one.grades and other.grades):
-        # Nothing answers the question, by one of them.
+        # One of them says that nothing answers the question.
         are_relevant = any([*one.grades.values(), *other.grades.values()])
         return None if are_relevant else _Labels({}, one.distractors | other.distractors)
     if any(one.grades.get(name, grade) != grade for name, grade in other.grades.items()):
@@ -165,8 +165,8 @@ def _pairs(labels: "ByQuestion[_T]") -> Iterable[tuple[str, _T]]:
 class PeopleAlone:
     """Says nothing about any passage.
 
-    Its grades are missing labels of grade 0, the same for every passage, so an estimate that
-    people's labels correct is the estimate from these labels alone.
+    Its grades are missing labels of grade 0, the same for every passage, so an estimate corrected
+    by people's labels rests on these labels alone.
     """
 
     name = "people"

@@ -1,4 +1,4 @@
-"""The prompts of a judging language model, and how its replies are read.
+"""The prompts of a judging language model, and the parsing of its replies.
 
 Replies are untrusted: a server may ignore the schema, and a grade that needs guessing is not
 valid. Pure: no I/O, no clock, no logging.
@@ -61,7 +61,7 @@ def with_one_key(name: str, value: Mapping[str, object]) -> dict[str, object]:
 SCHEMA = with_one_key("grade", {"type": "integer", "enum": list(range(MAX_GRADE + 1))})
 QUESTION_SCHEMA = with_one_key("question", {"type": "string"})
 
-# One template around both, so that neither can contain a delimiter of the other; the query is
+# A single template holds both, so that neither can contain a delimiter of the other; the query is
 # rendered as the title.
 _DATA = Template("<query>\n{title}\n</query>\n<passage>\n{text}\n</passage>")
 _PASSAGE = Template("<passage>\n{text}\n</passage>")

@@ -22,8 +22,8 @@ class Judgment:
         judged: False if grade 0 stands for a missing label, in a set that also labels irrelevant
             passages: the passage is then worth ``Utilities.unjudged``.
         score: The judge's own probability that the passage is relevant, in [0, 1]; None from a
-            judge that gives grades alone. It need not be calibrated: estimates learn from people
-            what it is worth.
+            judge that gives grades alone. It need not be calibrated: estimates learn its worth from
+            people's grades.
     """
 
     passage_id: str
@@ -78,10 +78,10 @@ def grades_to_json(grades: Iterable[Judgment]) -> str:
 
 
 def grades_from_json(text: str) -> dict[str, Judgment]:
-    """Read what ``grades_to_json`` wrote; the grades by passage id, none from an empty text.
+    """Read the output of ``grades_to_json``: the grades by passage id, none from an empty text.
 
     Raises:
-        DataError: it is no such text.
+        DataError: the text is not such JSON.
 
     >>> text = grades_to_json([Judgment("a", 2), Judgment("b", 0, score=0.25)])
     >>> text

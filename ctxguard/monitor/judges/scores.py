@@ -1,4 +1,4 @@
-"""Judges by a score, of a cross-encoder or a reranker's server: relevant from a threshold on."""
+"""Judges by the score of a cross-encoder or a reranker's server: relevant from a threshold on."""
 
 import math
 from abc import ABC, abstractmethod
@@ -76,7 +76,7 @@ class ScoreJudge(ABC):
 
 
 class RerankJudge(ScoreJudge):
-    """A reranker that another server runs, as judge; the guard's own would judge itself.
+    """Judges by a reranker on another server; the guard's own reranker would judge itself.
 
     Args:
         url: As for ``RerankClient``.

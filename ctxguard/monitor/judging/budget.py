@@ -24,7 +24,7 @@ _QUEUE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """The most that judging may take; None for no limit. A call is one passage judged.
+    """The limits of judging; None for no limit. A call is one passage judged.
 
     Attributes:
         calls_per_hour: > 0.
@@ -49,7 +49,7 @@ NO_LIMITS = BudgetLimits()
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """What was spent in the hour or day of a number since the epoch."""
+    """The amount spent in one period, an hour or day numbered since the epoch."""
 
     number: int = -1
     calls: float = 0.0
@@ -57,20 +57,20 @@ class _Spent:
 
 
 class JudgingBudget:
-    """What judging in one series has spent, and what it may still spend; for one thread.
+    """How much judging has spent in one series, and how much is left; for one thread.
 
     The store keeps the sum spent, and the samples that it was spent on (``kept``).
 
     Args:
-        limits: The most that judging may take.
+        limits: The limits of judging.
         store: Whose samples wait.
-        clock: Seconds since the epoch. Set forward by a day, the next day's budget begins early;
-            set back by no more than a day, the former period goes on.
+        clock: Seconds since the epoch. If it is set forward by a day, the next day's budget begins
+            early; if it is set back by at most a day, the present period goes on.
 
     Attributes:
         is_limited: Whether there is any limit.
-        probability: With which the next sample is judged, as last computed; 0.0 once a limit is
-            used up.
+        probability: The probability with which the next sample is judged, as last computed; 0.0
+            once a limit is used up.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class JudgingBudget:
 
     @property
     def kept(self) -> dict[str, str]:
-        """What the store keeps of it: values by key, none without limits."""
+        """The values by key that the store keeps of it; empty without limits."""
         spent = {kind: [own.number, own.calls, own.cost] for kind, own in self._spent.items()}
         return {self._key: json.dumps(spent)} if spent else {}
 
@@ -110,12 +110,12 @@ class JudgingBudget:
     def probability_for(self, waiting: int, arriving_per_second: float) -> float:
         """Return the probability with which each of the next samples should be judged, in [0, 1].
 
-        What is left of each limit, divided by what all samples would take that wait now or will
-        arrive until its period ends. 0.0 once a limit is used up, until its period ends.
+        The remainder of each limit, divided by the cost of all samples that wait now or will arrive
+        before its period ends. 0.0 once a limit is used up, until its period ends.
 
         Args:
             waiting: Samples in the queue.
-            arriving_per_second: About how many arrive.
+            arriving_per_second: About how many samples arrive per second.
         """
         if not self.is_limited:
             return 1.0
@@ -179,7 +179,7 @@ class JudgingBudget:
     def _begin_periods(self) -> float:
         """Go on to a new hour or day where the clock has passed the last one's end; return now.
 
-        A period that lies more than a day ahead is not believed: a clock was wrong when it began.
+        A period more than a day ahead is discarded: a clock was wrong when it began.
         """
         if not self._spent:
             kept = json.loads(self._store.get_state(self._key) or "{}")

@@ -1,4 +1,4 @@
-"""Judging again what people graded: by a new judge all of it, by one that stays a few a day.
+"""Judges graded samples again: a new judge all of them, an unchanged judge a few per day.
 
 The labels of people count under a new judge too, so it judges what they graded before fresh
 samples, and within the same budget. A judge that stays judges labelled samples again, as canaries:
@@ -28,18 +28,18 @@ _DAY_SECONDS = 86_400.0
 _LOOK_SECONDS = 60.0
 """How often the store is asked for labelled samples while none is due."""
 _RETRY_SECONDS = 3600.0
-"""After which a sample is tried again on which the judge failed."""
+"""Seconds before a sample on which the judge failed is tried again."""
 
 PER_DAY = 5
 """Samples of a series that become canaries each day."""
 TOLERATED = 0.02
 """Share of its grades by which a judge may change without counting as changed."""
 CHANGED = 2e3
-"""The evidence from which a judge counts as changed: while it is the same, at least this many
-canaries (400 days) pass on average before that."""
+"""The evidence at which a judge counts as changed: an unchanged judge reaches it after at least
+this many canaries (400 days) on average."""
 
 _STAKES = np.array([0.5, 1.0, 1.9])
-"""Below 1 / (0.5 + TOLERATED), so that no canary takes all."""
+"""Below 1 / (0.5 + TOLERATED), so that no canary can take all the wealth."""
 
 
 def excess(first: Sequence[bool], *later: Sequence[bool]) -> float:
@@ -63,17 +63,17 @@ def excess(first: Sequence[bool], *later: Sequence[bool]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """What the canaries of one series have shown so far.
+    """The evidence from the canaries of one series so far.
 
-    From every canary on, it is bet that the mean ``excess`` is above ``TOLERATED``; what these bets
-    have grown to is added up (``Evidence.from_all``).
+    A bet that the mean ``excess`` is above ``TOLERATED`` starts at every canary; the wealth of
+    these bets is summed (``Evidence.from_all``).
 
     Attributes:
-        day: Of the last new canary, in days since the epoch.
-        today: How many that day had.
+        day: Day of the last new canary, in days since the epoch.
+        today: Number of new canaries on that day.
         waiting: Canaries that were judged a second time and wait for a third: sample, day, and
             whether each passage is relevant, as ``1`` or ``0``.
-        wealth: What each bet has grown to.
+        wealth: The wealth of each bet.
         has_changed: Whether the judge was ever found to have changed.
     """
 
@@ -130,7 +130,7 @@ _FORM = TypeAdapter(Canaries)
 
 
 def canaries_of(store: SampleStore, series: str) -> Canaries:
-    """Read what the canaries of a series have shown; afresh where that cannot be read."""
+    """Read the evidence from a series' canaries; start afresh if it cannot be read."""
     try:
         return _FORM.validate_json(store.get_state(_key(series)) or "{}")
     except ValueError:
@@ -145,7 +145,7 @@ class JudgingAgain:
     """Judges labelled samples again.
 
     Args:
-        series: That of the judge.
+        series: The judge's series.
         judge: For an exact one, and where people grade alone, nothing is judged again: no estimate
             depends on the judge's errors.
         clock: Seconds since the epoch.
@@ -170,7 +170,7 @@ class JudgingAgain:
         self._of_day = HashSampler("canary", self._series)
 
     def due(self, limit: int) -> list[tuple[int, bool]]:
-        """Choose the samples to judge again now, at most ``limit``: ids, and which are canaries.
+        """Choose at most ``limit`` samples to judge again now: ids, and which are canaries.
 
         In random order, so that those that are judged stand for those that are not yet.
         """
@@ -201,17 +201,17 @@ class JudgingAgain:
             return None
 
     def positions(self, sample_id: int, record: SampleRecord) -> list[int]:
-        """Return the candidates to judge: those that were judged before, and any that is served."""
+        """Return the candidates to judge: those judged before, and all served ones."""
         first = self._store.grades(None, [sample_id]).get(sample_id, "")
         before = {*grades_from_json(first), *self._before(sample_id)}
         wanted, order = set(record.to_judge({})), (*record.served, *record.dropped)
         return [one for one in order if one in wanted or record.passage_ids[one] in before]
 
     def judge(self, sample_id: int, record: SampleRecord, *, is_canary: bool) -> Counts:
-        """Judge a sample again, and store what came of it; raises whatever the judge raises.
+        """Judge a sample again, and store the result; raises whatever the judge raises.
 
         Returns:
-            Of a canary, counts of the grades that are the same as at first, and of the others.
+            For a canary, counts of the grades equal to the first ones, and of the others.
         """
         positions, before = self.positions(sample_id, record), self._before(sample_id)
         if not is_canary:

@@ -1,4 +1,4 @@
-"""Judging one sample, and what is counted of it.
+"""Judges one sample, and keeps its counts.
 
 All served passages are judged, and dropped ones with the probabilities that the record holds. A
 grade that is missing, misplaced or out of range is counted and never imputed: the passage is
@@ -20,22 +20,22 @@ from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount, as_writ
 from ctxguard.monitor.store.types import Counts
 
 PassageLookup = Callable[[str], Passage]
-"""The passage of an id; raises where there is none."""
+"""Returns the passage of an id; raises if there is none."""
 
 CALLS_IN_VAIN = 20
-"""Calls without any valid grade after which a judge is asked no more."""
+"""After this many calls without any valid grade, a judge is asked no more."""
 _NOTHING: Mapping[str, Judgment] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedSample:
-    """What a judge found of one sample.
+    """A judge's findings on one sample.
 
     Attributes:
-        block: What estimates need of it; None where the judge knows nothing of the question.
+        block: The part that estimates need; None if the judge knows nothing of the question.
         grades: The valid ones by passage id, in the order in which they were wanted.
-        n_failed: Passages that have none though one was wanted, because a call failed or they
-            cannot be read: they are asked about again.
+        n_failed: Passages that lack a wanted grade because a call failed or they cannot be read:
+            they are asked about again.
         n_asked: Passages that it was asked about now.
     """
 
@@ -77,10 +77,10 @@ class SampleJudge:
         self.is_proven = self.ledger is None
 
     def most_passages(self, record: SampleRecord, known: int = 0) -> int:
-        """Return the most passages of a sample that are given to the judge.
+        """Return the largest number of passages of a sample that the judge may be given.
 
         Args:
-            known: How many have a grade already.
+            known: How many already have a grade.
         """
         return max(len(record.may_be_judged) - known, 0)
 
@@ -90,7 +90,7 @@ class SampleJudge:
         probability: float | None = None,
         known: Mapping[str, Judgment] = _NOTHING,
     ) -> JudgedSample:
-        """Have the passages of a sample graded that have no grade; raises what the judge raises.
+        """Have a sample's ungraded passages graded; raises whatever the judge raises.
 
         Args:
             probability: With which it was sampled and then taken up for judging; None for the
@@ -109,7 +109,7 @@ class SampleJudge:
         except JudgeError:
             raise
         except Exception:
-            # What was graded by then is paid for; the rest has failed.
+            # The grades so far are paid for; the rest has failed.
             if not served:
                 raise
             found = {}
@@ -123,7 +123,7 @@ class SampleJudge:
         probability: float | None = None,
         known: Mapping[str, Judgment] = _NOTHING,
     ) -> JudgedSample:
-        """Return what is known of a sample on which the judge failed; for arguments see `grade`."""
+        """Return the findings on a sample on which the judge failed; for arguments see `grade`."""
         return self._judged(record, known, probability, known)
 
     def _judged(
@@ -156,7 +156,7 @@ class SampleJudge:
         return passage if is_there else self._unstored(record, passage.passage_id)
 
     def _unstored(self, record: SampleRecord, passage_id: str) -> Passage | None:
-        """Look up a passage that the record holds no text of.
+        """Look up a passage whose text is not in the record.
 
         None if the judge needs the text, and it is lost or the request's filter forbids it.
         """
@@ -239,7 +239,7 @@ class JudgingOutcome(StrEnum):
 
     JUDGED = "judged"
     INCOMPLETE = "incomplete"
-    """A passage got no grade, or the judge knows nothing of the question: no figure rests on it."""
+    """A passage got no grade, or the judge knows nothing of the question: no figure uses it."""
     SKIPPED = "skipped"
     """Not judged, at random, to keep within the budget."""
     UNREADABLE = "unreadable"
@@ -261,7 +261,7 @@ LABELS = {
     "judge_tokens": ("direction",),
     "judge_cost": (),
 }
-"""Every count that is exported, and what labels it beside the judge."""
+"""Every exported count, with its labels besides the judge."""
 
 MISMATCHED = "mismatched_samples"
 """A count for the table alone: serving processes export the flags of all their answers."""
@@ -298,7 +298,7 @@ NOTHING_COUNTED: Counts = {
     if labels and _VALUES.keys() >= set(labels)
     for values in product(*[_VALUES[label] for label in labels])
 }
-"""What a series begins with: a count that is first seen above 0 has no rate before."""
+"""The initial counts of a series: Prometheus sees no rate in a count that first appears above 0."""
 
 
 def judge_counts(judge: Judge) -> Counts:

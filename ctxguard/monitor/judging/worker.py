@@ -39,13 +39,13 @@ from ctxguard.monitor.store import Counts, Finished, LossRow, SampleStore, State
 _log = logging.getLogger(__name__)
 
 _IN_HAND_SECONDS = 120.0
-"""After which a step ends, so that a slow judge does not keep the monitor from its other work."""
+"""Seconds after which a step ends, so that a slow judge does not hold up the monitor."""
 _AGAIN_SECONDS = 30.0
 """How long a step judges again before it turns to fresh samples."""
 _FAILURES_OF_AN_OUTAGE = 5
-"""Samples in a row on which the judge fails: fewer may be the samples' own fault."""
+"""Consecutive samples on which the judge fails: fewer may be the samples' own fault."""
 _ROUND_SECONDS = (60.0, 3_600.0)
-"""Between two rounds of asking about what failed: at first, and in the end, if nothing helps."""
+"""Seconds between two rounds of asking about failures: the first wait, and the longest."""
 
 MAX_HELD = 100
 """Results that wait for one transaction."""
@@ -81,14 +81,14 @@ class JudgingWorker:
 
     Args:
         series: That of the judge.
-        alarms: Told what each sample shows; None without alarms.
+        alarms: Receives the losses of each sample; None without alarms.
         clock: Seconds since the epoch.
 
     Attributes:
         failing: Whether the judge could not be called at its last call.
         outcomes: Samples of this process by how judging them ended.
         errors: Results that could not be stored, and alarms that failed.
-        why: Why the judge failed last; empty where it never did.
+        why: Why the judge last failed; empty if it never did.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class JudgingWorker:
         self._order = random.Random()  # noqa: S311 - an order, not a secret
         self._cost = 0.0
         self._counted: Counts = {}
-        """What the store was told of the judge's ledger."""
+        """The judge's ledger as last reported to the store."""
         self._uncounted = Counter[tuple[str, ...]]()
-        """What no sample brings to the store."""
+        """Counts that belong to no sample."""
         self._to_ask = deque[int]()
         """Of the present round: samples on which the judge had failed when it began."""
         self._round_at = time.monotonic()
@@ -143,7 +143,7 @@ class JudgingWorker:
         Raises:
             JudgeError: the judge has given no valid grade so far; the samples wait.
         """
-        # What an outage of the store left.
+        # Left over from an outage of the store.
         self._write()
         if self._budget.refresh() <= 0.0:
             return 0
@@ -170,13 +170,13 @@ class JudgingWorker:
             self._held = []
             raise
         finally:
-            # Whatever stopped it, what was judged is written.
+            # Whatever stopped it, the results so far are written.
             self._write()
         found = self.outcomes - before
         return found.total() - found[JudgingOutcome.JUDGE_FAILED] + n_again
 
     def _judge_again(self, limit: int) -> int:
-        """Judge what people graded again, where it is due; how many samples.
+        """Judge graded samples again where due; return how many.
 
         Fresh samples get as much of a budget: labels are of no use without requests to estimate.
         """
@@ -291,7 +291,7 @@ class JudgingWorker:
             self._add(one, self._judge.failed(one.record, one.probability))
 
     def _add(self, sample: _Waiting, found: JudgedSample, seconds: float = 0.0) -> None:
-        """Take what was found of a sample up among what is written next."""
+        """Add a sample's result to those written next."""
         record, is_fresh = sample.record, sample.known is None
         is_judged = found.block is not None and not found.n_failed
         self._finish(
@@ -330,7 +330,8 @@ class JudgingWorker:
 
     @contextmanager
     def _paid(self, kind: str) -> Iterator[None]:
-        """Count what the judge judges, also of a sample on which it failed: it was paid for it."""
+        """Count the judged passages, even of a sample on which the judge failed: they were paid
+        for."""
         before = self._judge.n_judged
         try:
             yield
@@ -393,10 +394,10 @@ class JudgingWorker:
             self._uncounted[tuple(map(str, key))] += n  # type: ignore[assignment]
 
     def _write(self) -> None:
-        """Store what is held, with all that was counted since and what the budget spent.
+        """Store the held results, with the counts since then and the budget's spending.
 
         Raises:
-            StoreError: nothing can be stored now; it is held until the next call.
+            StoreError: nothing can be stored now; results are held until the next call.
         """
         told = judge_counts(self._judge.judge)
         more = Counter(self._uncounted)

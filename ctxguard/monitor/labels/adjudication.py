@@ -1,4 +1,4 @@
-"""One label from several that annotators gave the same passage.
+"""Merges several annotators' labels of the same passage into one.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -14,7 +14,7 @@ RULES = (
     "of several annotators' grades, the lower median",
     "a passage of grade 0 misleads as the latest label says that says how",
 )
-"""The rules that make one label of several."""
+"""The rules that merge several labels into one."""
 
 
 class Vote(NamedTuple):
@@ -23,7 +23,7 @@ class Vote(NamedTuple):
     Attributes:
         grade: 0 for not relevant, higher for more relevant.
         negative: How a passage of grade 0 misleads; None if it does not.
-        annotator: Name; None is an annotator of its own.
+        annotator: Name; None counts as a separate annotator.
         time_seconds: Time of the label; among equal times the later in order counts as later.
     """
 
@@ -34,7 +34,7 @@ class Vote(NamedTuple):
 
 
 class Adjudicated(NamedTuple):
-    """The label that results from several.
+    """The label merged from several.
 
     Attributes:
         grade: The passage's grade.

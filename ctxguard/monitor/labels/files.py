@@ -1,8 +1,7 @@
 """Files in which people label passages (JSONL or CSV).
 
-One row is one passage of one request. The rows of a request stand together, in the order in which
-people take them; requests are in random order, as not all may be graded. The judge's grades are
-not in it.
+One row is one passage of one request. The rows of a request are together, in the order of grading;
+requests are in random order, as not all may be graded. The judge's grades are not in it.
 """
 
 import csv
@@ -32,7 +31,7 @@ _ORDER = HashSampler("label rows")
 _Refuse = Callable[[str], DataError]
 """The error of a row, with its file and line."""
 
-# A spreadsheet that takes another character for the separator begins a cell after each of it.
+# A spreadsheet with another separator starts a new cell after each of these.
 _CELL_START = r"(?:\A|(?<=[;\t\r\n]))"
 _BEFORE_SIGN = r"(?=[\s'\"]*[=+\-@＝＋－＠])"
 _FORMULA = re.compile(_CELL_START + _BEFORE_SIGN)
@@ -42,19 +41,19 @@ _REWRITTEN = re.compile(
     r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[^a-z]*\d|(true|false)\s*\Z",
     re.IGNORECASE,
 )
-"""Text that begins with a letter and that a spreadsheet takes for a date or a truth."""
+"""Text that begins with a letter and that a spreadsheet reads as a date or a boolean."""
 
 _DECIMALS = re.compile(r",0+\s*\Z")
-"""Of 2.0 as spreadsheets of many countries write it."""
+"""The decimals of 2.0 as spreadsheets in many countries write it: 2,0."""
 
 _NEEDED = ("request_id", "passage_id", "grade")
 _TABLES = {".csv", ".tsv", ".txt"}
-"""Names of tables that spreadsheets save end in these."""
+"""File extensions of tables saved by spreadsheets."""
 
 _MAX_BYTES = 2**30
 
 _MOST_CELL_CHARS = 32_000
-"""Excel holds 32,767 characters in a cell, and continues longer ones in the next row."""
+"""Excel holds 32,767 characters per cell, and continues longer cells in the next row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class RowToLabel:
     """One passage to grade.
 
     Attributes:
-        when: ``ALWAYS``, or what has to be so of the passages above it in its request
+        when: ``ALWAYS``, or a condition on the passages above it in its request
             (``human.rows_left``).
     """
 
@@ -82,7 +81,7 @@ COLUMNS = tuple(RowToLabel.__dataclass_fields__)
 def rows_to_label(
     record: SampleRecord, picked: Sequence[PickedPassage], grades: Mapping[str, Judgment]
 ) -> list[RowToLabel]:
-    """Return the passages of a sample that people may still have to grade, as rows of a file.
+    """Return the passages of a sample that people may still need to grade, as rows of a file.
 
     Args:
         picked: What draws ask about it.
@@ -100,7 +99,7 @@ def rows_to_label(
 
 
 def in_file_order(question: float, request_id: str) -> tuple[float, float]:
-    """Sort requests by question at random, so that people get to a random part of the questions.
+    """Sort requests by question at random, so that people reach a random part of the questions.
 
     Args:
         question: As ``number_of`` gives it.
@@ -118,7 +117,7 @@ def write_label_file(path: Path, rows: Iterable[RowToLabel]) -> None:
     documents = [asdict(row) for row in rows]
     text = StringIO(newline="")
     if path.suffix.lower() == ".csv":
-        text.write("\ufeff")  # without which Excel takes UTF-8 for another encoding
+        text.write("\ufeff")  # without it, Excel reads UTF-8 as another encoding
         writer = csv.DictWriter(text, COLUMNS, quoting=csv.QUOTE_ALL)
         writer.writeheader()
         writer.writerows([{key: _cell(key, value) for key, value in d.items()} for d in documents])
@@ -129,11 +128,11 @@ def write_label_file(path: Path, rows: Iterable[RowToLabel]) -> None:
 
 
 def _cell(column: str, value: str | None) -> str:
-    """Write a cell that no spreadsheet takes for a formula; ``_content`` undoes it for ids."""
+    """Write a cell that no spreadsheet reads as a formula; ``_content`` undoes it for ids."""
     text = value or ""
     if column in ("request_id", "passage_id"):
         text = _FORMULA.sub("'", text)
-        # Nor for a number, a date or a truth, which it would write in another form.
+        # Nor as a number, a date or a boolean, which it would rewrite.
         return text if text[:1].isalpha() and not _REWRITTEN.match(text) else f"'{text}"
     if len(text) > _MOST_CELL_CHARS:
         text = f"{text[:_MOST_CELL_CHARS]} […]"
@@ -159,7 +158,7 @@ def read_label_file(
         max_grade: The highest grade of the scale.
 
     Raises:
-        DataError: a row that is not a label, with file and line.
+        DataError: a row is not a label; the message names file and line.
     """
     rows: list[LabelRow] = []
     blank: list[str] = []

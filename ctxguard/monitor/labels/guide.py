@@ -28,7 +28,7 @@ NEGATIVES = {
     Negative.DISTRACTOR: "would lead to a wrong answer: it answers the query wrongly, or for "
     "another case without saying so (last year's rule, given as the present one)",
 }
-"""What a passage of grade 0 does besides."""
+"""The ways in which a passage of grade 0 may also mislead."""
 
 EXAMPLE_QUERY = "How much vacation do new employees get?"
 

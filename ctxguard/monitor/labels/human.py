@@ -1,4 +1,4 @@
-"""The labels of people on sampled passages: which passages they grade, and their grades.
+"""People's labels on sampled passages: which passages they grade, and their grades.
 
 Human labels correct the judge, so people grade a random part of the judged passages. Where
 annotators disagree, ``adjudication`` decides. Pure: no I/O, no clock, no logging.
@@ -24,7 +24,7 @@ class HumanGrades:
     """The grades of people on one sample.
 
     Attributes:
-        by_passage: By passage id; without passages that nobody labelled.
+        by_passage: Grades by passage id, without passages that nobody labelled.
         disagreements: Passages on whose relevance the annotators disagree.
     """
 
@@ -39,7 +39,7 @@ def human_grades(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanGrade
     """Return the grades of people by sample.
 
     Args:
-        labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them. Those that were
+        labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them. Labels that were
             taken back are left out.
 
     >>> ann = LabelRow("r", "a", 3, None, "ann", 1.0)
@@ -51,7 +51,7 @@ def human_grades(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanGrade
     votes: dict[int, dict[str, list[Vote]]] = {}
     for sample_id, label in standing(labels):
         if label.grade is not None:
-            # Of a damaged column the grade stands, without a kind.
+            # If the column is damaged, the grade stands without a kind.
             negative = Negative(label.negative) if label.negative in set(Negative) else None
             vote = Vote(label.grade, negative, label.annotator, label.time_seconds)
             votes.setdefault(sample_id, {}).setdefault(label.passage_id, []).append(vote)
@@ -99,7 +99,7 @@ def rows_left(
     """List the passages that people may still have to grade, with when they grade each.
 
     Served passages come by rank, then dropped ones. An opened request is graded down to its first
-    relevant passage, and whatever the others are where a coin came up (``sampling_design``).
+    relevant passage, and also wherever a coin came up (``sampling_design``).
 
     Args:
         picked: What draws ask about it.

@@ -1,4 +1,4 @@
-"""Reduces a sample, its verdicts and what people graded to a block of rows.
+"""Reduces a sample, its verdicts and people's grades to a block of rows.
 
 All served passages are judged, and dropped ones with the probabilities that the sample holds.
 Blocks are made while the text is available and outlive it; labels that arrive later replace them.
@@ -40,7 +40,7 @@ _NO_GRADE = Judgment("", 0, judged=False)
 
 
 class Scale(NamedTuple):
-    """What grades are worth: the utilities, and the highest grade."""
+    """The worth of grades: the utilities, and the highest grade."""
 
     utilities: Utilities
     max_grade: int
@@ -57,7 +57,7 @@ class Scale(NamedTuple):
 
 
 class PeopleGrades(NamedTuple):
-    """What people said of a sample, by passage id, on which scale, and what draws ask of it."""
+    """People's verdicts on a sample by passage id, their scale, and the draws' requests."""
 
     verdicts: Mapping[str, Judgment]
     scale: Scale
@@ -76,12 +76,12 @@ def judged_request(
     """Reduce a sample to its block of ``Rows``.
 
     Args:
-        verdicts: The judge's grades by passage id. A passage that was to be judged and has none
-            failed: it is a row without a grade.
+        verdicts: The judge's grades by passage id. A passage that should have a verdict but has
+            none failed: its row has no grade.
         probability: Probability with which it was sampled and then taken up for judging; None for
             the probability of sampling alone.
-        first: Verdicts of the judge whose hits decided which passages were judged; None where it is
-            the same.
+        first: Verdicts of the judge whose hits decided which passages were judged; None for the
+            same judge.
         people: None where nobody graded any of it.
     """
     first = verdicts if first is None else first
@@ -140,7 +140,7 @@ def _add_grades(
     request: np.ndarray,
     passages: np.ndarray,
 ) -> None:
-    """Write what people graded into the rows."""
+    """Write people's grades into the rows."""
     rows, given = [], []
     for row, place in enumerate(places):
         verdict = people.verdicts.get(record.passage_ids[place])
@@ -175,7 +175,7 @@ def recall_loss(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) 
     """Compute the share of the relevant among the retriever's first k that was not served.
 
     Args:
-        k: As many of the pool's passages count, in the retriever's own order.
+        k: How many of the pool's passages count, in the retriever's own order.
 
     Returns:
         None if they were not all judged by design, a verdict is missing, or none is relevant.
@@ -200,7 +200,7 @@ def grade_chances(
         verdicts: Those of people, by passage id.
 
     Returns:
-        Nothing unless a draw opened the sample and all that it asks is graded.
+        Empty unless a draw opened the sample and everything it asks about is graded.
     """
     kinds = {one.kind for one in picked}
     if not kinds & OPENED or rows_left(record, picked, verdicts):
@@ -214,13 +214,13 @@ def grade_chances(
 
 
 def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
-    """Make the blocks of samples with labels that their blocks lack.
+    """Remake the blocks of samples that have newer labels.
 
     Call this before text is deleted.
 
     Args:
         series: The series of judgments that the labels correct.
-        scale: Of the judge's grades, and of people's where the labels do not say.
+        scale: Scale of the judge's grades, and of people's if the labels name none.
     """
     newest_label = store.to_grade(series)
     if not newest_label:
@@ -261,6 +261,6 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
 
 
 def is_whole(rows: Rows) -> np.ndarray:
-    """Tell of each request whether a draw had all of it graded, whatever people would find."""
+    """Tell for each request whether a draw asked for all of it, whatever people found."""
     ungraded = rows.total(np.asarray(rows.passages["chance"] < 1.0, np.float64))
     return np.asarray((rows.requests["draw"] > 0) & (ungraded == 0.0))

@@ -1,4 +1,4 @@
-"""Samples as people grade them: candidates, people's grades so far, and the judge's.
+"""Samples for people to grade: candidates, people's grades so far, and the judge's.
 
 The same passage of the same question is graded once, however many requests asked it. Two requests
 of one draw and one file share the grade of a passage whose id, title and text are the same. Another
@@ -22,7 +22,7 @@ from ctxguard.monitor.store import LabelRow, PickedPassage, SampleStore
 _log = logging.getLogger(__name__)
 
 _MOST_OVER = 1.25
-"""Grades that were asked for before may exceed a budget by this."""
+"""Grades asked for earlier may exceed a budget by this."""
 _LIKELY = {False: 0.2, True: 0.8}
 """About how likely a passage is to be relevant, by whether the judge calls it so."""
 
@@ -49,7 +49,7 @@ class GradedSample:
     disagreements: int = 0
 
     def is_of_tenant(self, tenant: str) -> bool:
-        """Return whether the request could see passages of this value of a field only.
+        """Return whether the request could see only passages with this value of a field.
 
         Args:
             tenant: ``FIELD=VALUE``, or a value of the field ``tenant``.
@@ -64,23 +64,23 @@ class GradedSample:
         return bool(allowed) and all(str(one) == value for one in allowed)
 
     def grade(self, position: int) -> int:
-        """Return a candidate's grade, of people before the judge; 0 without one."""
+        """Return a candidate's grade, preferring people's to the judge's; 0 without one."""
         name = self.record.passage_ids[position]
         judgment = self.people.get(name) or self.judge.get(name)
         return 0 if judgment is None else judgment.grade
 
     @property
     def is_graded(self) -> bool:
-        """Whether people have graded all that draws ask about."""
+        """Whether people have graded everything that draws ask about."""
         return not rows_left(self.record, self.picked, self.people)
 
     def rows(self) -> list[RowToLabel]:
-        """Return the rows of a file that are still to be graded; as many as it takes at most."""
+        """Return the rows still to be graded: an upper bound on those that will be needed."""
         return rows_to_label(self.record, self.picked, self.people)
 
     @property
     def expected_passages(self) -> float:
-        """Predict how many passages people still grade, from top to bottom as the guide says."""
+        """Predict how many passages people will still grade, going from top to bottom."""
         passages, none_above = 0.0, 1.0
         for row in self.rows():
             passages += 1.0 if row.when == ALWAYS else none_above
@@ -98,9 +98,9 @@ def graded_samples(
     sample_ids: Sequence[int],
     picked: Mapping[int, Sequence[PickedPassage]] | None = None,
 ) -> dict[int, GradedSample]:
-    """Read samples in the order given, without those not judged and those that cannot be read.
+    """Read samples in the given order, without those that are unjudged or cannot be read.
 
-    The text of old ones was deleted; one that is damaged is logged.
+    Old ones have lost their text; damaged ones are logged.
 
     Args:
         picked: What people are asked about them; None for what draws that were saved ask.
@@ -130,7 +130,7 @@ def graded_samples(
 def unfinished(
     samples: Iterable[GradedSample], n: float = math.inf, *, tenant: str | None = None
 ) -> list[GradedSample]:
-    """Return those that lack grades, in random order, as not all may be graded.
+    """Return the samples that lack grades, in random order, as not all may be graded.
 
     Args:
         n: About how many passages are to be graded at most.
@@ -156,7 +156,7 @@ def _in_file_order(sample: GradedSample) -> tuple[float, float]:
 
 
 def distinct_rows(samples: Iterable[GradedSample]) -> list[RowToLabel]:
-    """List the rows of a file, those that repeat a question and passage once.
+    """List the rows of a file, rows that repeat a question and passage only once.
 
     A row that stands for others is graded always, if they disagree on when it is.
     """
@@ -171,12 +171,12 @@ def distinct_rows(samples: Iterable[GradedSample]) -> list[RowToLabel]:
 
 
 def repeats(store: SampleStore, labels: Sequence[LabelRow]) -> list[LabelRow]:
-    """Return the same labels for the other requests that they stand for.
+    """Copy labels to the other requests that they stand for.
 
     A label that takes another back does so for all of them.
 
     Args:
-        labels: Of requests of one file, or of some of them.
+        labels: Labels of all or some requests of one file.
     """
     given = {(label.request_id, label.passage_id) for label in labels}
     requests = {label.request_id for label in labels}
@@ -207,5 +207,5 @@ def _draw(sample: GradedSample) -> tuple[object, ...]:
 
 
 def _content(row: RowToLabel) -> _Key:
-    # A question whose text is not kept is like no other.
+    # A question without a kept text equals no other.
     return row.query or (row.request_id,), row.passage_id, row.title, row.text

@@ -1,4 +1,5 @@
-"""Ids in a graded file that the store does not know: spreadsheets rewrite them, people mistype."""
+"""Finds ids in a graded file that the store does not know: rewritten by spreadsheets, or
+mistyped."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -17,7 +18,7 @@ _DAY_FIRST = re.compile(rf"(\d{{1,4}})[-/., ]*({_MONTH})", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d{1,4}(?:[-/.]\d{1,4}){1,2}")
 _SIMILAR = 0.8
 _MOST_SUGGESTED = 100
-"""Unknown ids for which the nearest is looked for."""
+"""The most unknown ids for which the nearest known id is sought."""
 
 
 class UnknownId(NamedTuple):
@@ -25,7 +26,7 @@ class UnknownId(NamedTuple):
 
     Attributes:
         request_id: The request whose candidate it should be; None for a request's own id.
-        meant: The id that it was probably made of; None if that cannot be told.
+        meant: The id it was probably made from; None if that cannot be determined.
     """
 
     request_id: str | None
@@ -43,7 +44,7 @@ class UnknownId(NamedTuple):
 def unknown_ids(store: SampleStore, rows: Iterable[LabelRow]) -> list[UnknownId]:
     """Find the requests that have no sample, and the passages that no request has as a candidate.
 
-    The passages of a request whose texts were deleted are not known, so that all are believed.
+    A request whose text was deleted accepts any passage, since its passages are unknown.
     """
     graded: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -78,7 +79,7 @@ def unknown_ids(store: SampleStore, rows: Iterable[LabelRow]) -> list[UnknownId]
 
 
 def probably_meant(wrong: str, known: Collection[str]) -> str | None:
-    """Find the id that a spreadsheet or a person has made another of; None unless it is one.
+    """Find the known id that a spreadsheet or a person has altered; None unless there is just one.
 
     >>> probably_meant("12-May", ["may-12", "may-13"]), probably_meant("7", ["007", "008"])
     ('may-12', '007')

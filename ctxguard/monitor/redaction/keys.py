@@ -1,4 +1,4 @@
-"""Rules for keys, tokens and passwords: by their prefix, their name, or their randomness.
+"""Rules that find keys, tokens and passwords by their prefix, name or randomness.
 
 Each rule is linear in the length of the text, as in ``patterns``. Pure: no I/O, no clock, no
 logging.
@@ -26,8 +26,8 @@ _DIGIT = re.compile(r"[0-9]")
 def _changes(run: str) -> int:
     """Count changes of class from one character to the next: capital, small, or digit.
 
-    Small ones after capitals do not count. In a random run of base 64 it is 42% of the characters;
-    in base 16, 47%; in words joined to one name or path, under 20%.
+    A small letter after a capital does not count. In a random run of base 64 it is 42% of the
+    characters; in base 16, 47%; in words joined to one name or path, under 20%.
     """
     return sum(1 for _ in _CHANGE.finditer(run))
 
@@ -247,7 +247,8 @@ def _is_random(run: str) -> bool:
 
 
 def _random_run(match: re.Match[str]) -> str:
-    """Replace a run that looks random, but no UUID, digest of up to 63 digits, or what says so."""
+    """Replace a run that looks random, except a UUID, a digest of up to 63 digits, or a declared
+    id."""
     run, start = match["run"], match.start("run")
     if (
         _DIGIT.search(run) is None

@@ -16,7 +16,7 @@ from functools import cache
 
 
 class Kind(StrEnum):
-    """What a rule finds; its value in brackets replaces the secret."""
+    """The kind of secret a rule finds; its value in brackets replaces the secret."""
 
     KEY = "key"
     EMAIL = "e-mail"
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
     @property
     def placeholder(self) -> str:
-        """The replacement of such a secret."""
+        """The replacement for this kind of secret."""
         return f"[{self.value}]"
 
 
@@ -39,7 +39,7 @@ class Rule:
         kind: The kind of secret.
         pattern: Matches it, or a candidate for it.
         replace: The replacement of a match; the match itself if a check finds no secret in it.
-        hints: One of these is in every lower-cased text with a match, so that most texts need no
+        hints: Every lower-cased text with a match contains one of these, so that most texts need no
             search; empty if there are none.
         reach: How many characters before a hint a match may begin; None if that is unknown.
     """
@@ -51,7 +51,7 @@ class Rule:
     reach: int | None = None
 
     def may_match(self, lowered: str, *, many_digits: bool) -> bool:
-        """Return False only if it matches nowhere in a text.
+        """Return False only if the rule cannot match in a text.
 
         Args:
             lowered: The text in lower case.
@@ -156,7 +156,7 @@ def _plain_digits(text: str) -> str:
 
 
 def is_card(digits: str) -> bool:
-    """Tell a payment card's digits: an issuer's range and length, and the Luhn check.
+    """Return whether digits are a payment card's: issuer range, length and Luhn check.
 
     >>> is_card("4111111111111111"), is_card("4111111111111112"), is_card("0000000000000000")
     (True, False, False)

@@ -110,7 +110,7 @@ def redacted(text: str, redactor: Redactor) -> str:
 
 
 _redactions: dict[tuple[Redactor, bytes], str | None] = {}
-"""Redacted texts by redactor and hash of the text; None for a text that redaction left as it is."""
+"""Redacted texts by redactor and hash of the text; None for a text left unchanged."""
 
 
 def redacted_once(text: str, redactor: Redactor) -> str:

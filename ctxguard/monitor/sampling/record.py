@@ -1,7 +1,7 @@
-"""A sampled request as the store keeps it: all that judging, labelling and calibration need.
+"""A sampled request in its stored form: everything that judging, labelling and calibration need.
 
-What is judged is chosen when the record is made, and the rates are kept with it: only the chosen
-passages need their texts, and the inclusion probabilities stay true when the settings change.
+The passages to judge are chosen when the record is made, and the rates are kept with it: only the
+chosen passages need their texts, and inclusion probabilities stay correct when settings change.
 """
 
 import base64
@@ -38,10 +38,10 @@ from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, HashSampler, Judgin
 FORMAT = 6
 
 MOST_TEXT_CHARS = 50_000
-"""Longest stored text of a passage; judges and people read no more."""
+"""Longest stored text of a passage in characters; judges and people read no more."""
 
 MOST_BYTES = 64 * 2**20
-"""Largest record before it is compressed. A usual one has a hundredth of one percent of it."""
+"""Largest record in bytes, uncompressed. A typical one takes a hundredth of a percent of it."""
 
 
 class TokenAccount(NamedTuple):
@@ -53,10 +53,10 @@ class TokenAccount(NamedTuple):
 
     kept: int = 0
     dropped_in_assembly: int = 0
-    """Of passages that assembly left out, and the cut part of one that it cut."""
+    """Tokens of passages that assembly left out, and of the part it cut off."""
     dropped_by_policy: int = 0
     today: int = 0
-    """Tokens that the bare retriever would serve."""
+    """Tokens that the retriever would serve without a guard."""
 
     @property
     def in_words(self) -> str:
@@ -74,7 +74,7 @@ _NO_TOKENS = TokenAccount()
 
 
 class HasGrade(Protocol):
-    """A grade, as far as a record asks for it."""
+    """The part of a grade that a record uses."""
 
     @property
     def grade(self) -> int: ...
@@ -87,9 +87,9 @@ class SampleRecord:
     Positions are those of the retriever's candidates in its own order, from 0.
 
     Attributes:
-        request_id: As the guard knew it.
+        request_id: The guard's id of the request.
         time_seconds: When it was answered, in seconds since the epoch.
-        probability: π, with which it was sampled; 0.0 for one added by hand.
+        probability: π, the probability with which it was sampled; 0.0 for one added by hand.
         session_id: Its session; None without one.
         route: The stages that answered.
         mode: The guard's mode.
@@ -101,7 +101,7 @@ class SampleRecord:
         served: Positions of the served passages, best first.
         dropped: Positions of the rest of the pool, best first.
         kept: How many the policy kept, before assembly.
-        sampled: Those of ``dropped`` that are judged by themselves.
+        sampled: Those of ``dropped`` that are judged individually.
         full_pool: Whether all of ``dropped`` is judged.
         full_pool_if_no_hit: Whether all of it is if nothing relevant was served.
         baseline: Whether all of the retriever's first ``rates.baseline_k`` are judged.
@@ -153,19 +153,19 @@ class SampleRecord:
         return Passage(self.passage_ids[position], "") if passage is None else passage
 
     def grade(self, grades: Mapping[str, HasGrade], position: int) -> int | None:
-        """Return the grade of a candidate by some grades; None where it has none."""
+        """Look up a candidate's grade among some grades; None if it has none."""
         judgment = grades.get(self.passage_ids[position])
         return None if judgment is None else judgment.grade
 
     def has_hit(self, grades: Mapping[str, HasGrade]) -> bool:
-        """Return whether a passage was served that is relevant by some grades, or may be.
+        """Return whether some served passage is, or may be, relevant by some grades.
 
         It may be while it has no grade: whole pools are judged once it is certain that none is.
         """
         return not {self.grade(grades, position) for position in self.served} <= {0}
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
-        """Tell if all of ``dropped`` is judged by design.
+        """Tell whether all of ``dropped`` is judged by design.
 
         Args:
             has_hit: Whether a relevant passage was served.
@@ -177,7 +177,7 @@ class SampleRecord:
         """Return the positions that are judged: the served ones by rank, then others, best first.
 
         Args:
-            grades: Those of the served passages, as far as they are known.
+            grades: The known grades of the served passages.
         """
         return self._to_judge(has_hit=self.has_hit(grades))
 
@@ -211,7 +211,7 @@ class SampleRecord:
         return tuple(sorted((*self.served, *self.dropped)))[:k]
 
     def judges_first(self, k: int) -> bool:
-        """Tell if the first k of the pool are all judged, whatever was served.
+        """Tell whether the first k of the pool are all judged, whatever was served.
 
         Pools that are judged because nothing relevant was served would make a loss look larger.
         """
@@ -255,7 +255,7 @@ class SampleRecord:
             ],
         }
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        # Half a surrogate pair, which UTF-8 cannot hold, is replaced.
+        # Lone surrogates, which UTF-8 cannot hold, are replaced.
         encoded = text.encode("utf-8", "replace")
         if len(encoded) > MOST_BYTES:
             raise DataError(f"a sample has {len(encoded):,} bytes, and at most {MOST_BYTES:,} fit")
@@ -265,7 +265,7 @@ class SampleRecord:
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> "SampleRecord":
-        """Read the record of which ``to_bytes`` returned ``payload``.
+        """Read a record from the output of ``to_bytes``.
 
         Raises:
             DataError: ``payload`` is not a record, or has another format.
@@ -312,15 +312,15 @@ class SampleRecord:
         except DataError:
             raise
         except Exception as error:
-            # A damaged record may hold anything: numbers without end, lists a million deep.
+            # A damaged record may hold anything: endless numbers, lists a million deep.
             raise DataError(f"a sample cannot be read: {type(error).__name__}") from error
 
 
 def _checked(record: SampleRecord) -> SampleRecord:
-    """Check that what the record says of its candidates can be true, and return it.
+    """Check that the record is consistent about its candidates, and return it.
 
     Raises:
-        DataError: it cannot, so that judging it would fail each time.
+        DataError: it is not, so judging it would fail every time.
     """
     n = len(record.passage_ids)
     positions = (*record.served, *record.dropped, *record.sampled, *record.passages)
@@ -354,15 +354,15 @@ def _samplers(seed: str) -> tuple[HashSampler, ...]:
 def record_of(
     sample: Sample, rates: JudgingRates = DEFAULT_RATES, *, seed: str = ""
 ) -> SampleRecord:
-    """Make the record of a sample; raises what an unreadable passage or score raises.
+    """Make the record of a sample; an unreadable passage or score raises its own error.
 
-    Served passages are kept, whatever they hold. A dropped one that cannot be read is kept without
-    its text, and gets no grade, which is counted.
+    Served passages are kept, whatever they contain. A dropped one that cannot be read is kept
+    without its text; its missing grade is counted.
 
     Args:
         sample: As the request path left it.
-        rates: With what probabilities its dropped passages are judged.
-        seed: Of that choice.
+        rates: The probabilities with which its dropped passages are judged.
+        seed: Seed of that choice.
     """
     context = sample.context
     ranking = context.decision.ranking
@@ -431,7 +431,7 @@ def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAc
         out = [counts.get(drop.position, 0) for drop in context.dropped_in_assembly]
         kept = by_policy - sum(out)
     today = sum([counts.get(position, 0) for position in range(context.today_k)])
-    # Served in place of what could not be read, or read then and not now.
+    # Served in place of an unreadable passage, or no longer readable.
     by_policy = max(by_policy, kept)
     retrieved = max(sum(counts.values()), by_policy)
     return TokenAccount(kept, by_policy - kept, retrieved - by_policy, today)
@@ -480,7 +480,7 @@ def _pool(sample: Sample, copies: Mapping[int, int]) -> tuple[dict[int, Passage]
 
 
 def as_written(passage: Passage) -> Passage:
-    """Cut the passage to what is written: id and title as rendered, the text's beginning."""
+    """Cut the passage to the stored part: id and title as rendered, and the start of the text."""
     return Passage(
         f"{passage.passage_id}",
         passage.text[:MOST_TEXT_CHARS],
@@ -489,7 +489,7 @@ def as_written(passage: Passage) -> Passage:
 
 
 def _finite(scores: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Convert scores to float32; garbage, and what that type cannot hold, is NaN."""
+    """Convert scores to float32, with NaN for garbage and values out of range."""
     with np.errstate(over="ignore"):
         values = np.array(scores, dtype=np.float64).astype(np.float32)
     values[~np.isfinite(values)] = np.nan

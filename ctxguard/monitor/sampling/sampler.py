@@ -1,4 +1,4 @@
-"""Which requests are sampled, what of them is judged, and the queue in which they wait.
+"""Chooses the sampled requests and their judged passages, and queues the samples.
 
 Every choice is made by a hash of an id, so it is the same wherever, whenever and in whatever order
 it is made. ``Sampler`` is the only part of the monitor that runs on the request path: one hash
@@ -63,10 +63,10 @@ class HashSampler:
 
 
 def check_probability(name: str, probability: float) -> None:
-    """Refuse what is not a probability.
+    """Refuse a value that is not a probability.
 
     Raises:
-        ConfigurationError: no number, or one outside [0, 1].
+        ConfigurationError: the value is not a number in [0, 1].
     """
     try:
         is_one = 0.0 <= probability <= 1.0
@@ -78,7 +78,7 @@ def check_probability(name: str, probability: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JudgingRates:
-    """How much of what was dropped is judged, beside all that was served. Rates lie in [0, 1].
+    """The share of dropped passages judged in addition to all served ones. Rates lie in [0, 1].
 
     Attributes:
         dropped_rate: The probability with which each dropped passage is judged by itself. Pooled
@@ -90,7 +90,7 @@ class JudgingRates:
             of it. These requests are few.
         baseline_rate: The probability with which all of the retriever's first ``baseline_k`` are
             judged. The recall loss that a certificate bounds, and so the alarm, rests on it.
-        baseline_k: What the certificate's recall loss is relative to, ≥ 1.
+        baseline_k: The certificate's recall loss is relative to the retriever's first so many, ≥ 1.
 
     Raises:
         ConfigurationError: at construction, for a value out of its range.
@@ -167,7 +167,7 @@ class Sample(NamedTuple):
 
 
 class Tally:
-    """Counts without a lock: adding one is a single call in C, so that no thread's is lost.
+    """Counts without a lock: adding one is a single call in C, so no thread's count is lost.
 
     >>> tally = Tally()
     >>> tally.add(), tally.total(), tally.total()
@@ -182,7 +182,7 @@ class Tally:
     def total(self) -> int:
         """Count the calls of ``add``."""
         with self._lock:
-            # Looking adds one as well.
+            # Reading adds one as well.
             self._looks += 1
             return self.add() - self._looks + 1
 
@@ -241,7 +241,7 @@ class Sampler:
         self.worker_id = uuid4().hex
         self._queue: deque[Sample] = deque()
         self._closed = False
-        # Taken by whoever drains the queue, never on the request path.
+        # Held while draining the queue, never on the request path.
         self._lock = threading.Lock()
         self._offered, self._refused, self._late = Tally(), Tally(), Tally()
         self._hours: dict[float, Tally] = {}
@@ -251,7 +251,7 @@ class Sampler:
     def draw(self, request_id: str, /) -> float:
         """Return the probability with which the request was selected; 0.0 if it was not.
 
-        To be called before anything is known of its answer.
+        Call this before anything is known of the answer.
 
         >>> sampler = Sampler(0.5, seed="docs")
         >>> [sampler.draw(f"request-{i}") for i in range(4)]

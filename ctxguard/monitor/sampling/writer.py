@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 _BATCH = 100
 _GRACE_SECONDS = 0.5
 _RETRY_SECONDS = (0.1, 5.0)
-"""Waits between attempts at a store that fails: the first, and the longest."""
+"""Seconds between attempts at a failing store: the first wait, and the longest."""
 _LOOKS = 20
 _LOOK_SECONDS = 0.001
-"""Counts are read anew so often, and after so long, while requests are being counted."""
+"""How many times counts are reread, and how long apart, while requests are being counted."""
 _Reported = tuple[Accounts, dict[int, int]]
 """All that a store knows of a process once it has a batch, but for what it stored, which it counts
 itself; and how many samples of each hour."""
@@ -58,9 +58,9 @@ class Privacy:
         redactor: Applied to every text before it is written; None for no redaction. If it
             raises, the sample is lost, never written unredacted.
         query: Whether queries are stored or omitted.
-        passages: The same for titles and texts of passages. A judge that reads texts needs them:
-            where they are omitted, give the monitor the index. Without it, and without a query,
-            samples are not judged and counted as ``incomplete``.
+        passages: As ``query``, for titles and texts of passages. A judge that reads texts needs
+            them: where they are omitted, give the monitor the index. Without it, and without a
+            query, samples are not judged and counted as ``incomplete``.
 
     Raises:
         ConfigurationError: at construction, for another way to keep a text.
@@ -76,7 +76,7 @@ class Privacy:
                 raise ConfigurationError(f"{name} {given!r} must be one of {get_args(Kept)}")
 
     def apply(self, record: SampleRecord) -> SampleRecord:
-        """Make of the record what may be stored.
+        """Reduce the record to the parts that may be stored.
 
         Raises:
             RedactionError: the redactor failed.
@@ -119,7 +119,7 @@ DEFAULT_PRIVACY = Privacy()
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Samples and counts on their way to the store; sent again as it is until the store answers."""
+    """Samples and counts on their way to the store; resent unchanged until the store answers."""
 
     number: int
     entries: tuple[Entry, ...]
@@ -173,7 +173,7 @@ class SampleWriter:
 
     def _reset_after_fork(self) -> None:
         """Begin without samples and without a thread."""
-        # First, or the thread would take the parent's samples.
+        # This comes first, or the thread would take the parent's samples.
         self.sampler._reset_after_fork()
         self._writing = threading.Lock()
         self._stored = 0
@@ -191,7 +191,7 @@ class SampleWriter:
         self._is_store_failing = False
 
     def _resume_after_fork(self) -> None:
-        """Write in a forked child as in its parent, on a thread of the child's own."""
+        """Keep writing in a forked child, on a thread of its own."""
         if self._running:
             self._running = False
             self.start()
@@ -227,7 +227,7 @@ class SampleWriter:
         # The grace lets it count what it could not write.
         thread.join(self._exit_seconds + _GRACE_SECONDS)
         if thread.is_alive():
-            # Nobody will tell the store of the samples that it still holds.
+            # Nobody will tell the store about the samples that this process still holds.
             self.sampler.close()
 
     def accounts(self) -> Accounts:
@@ -273,7 +273,7 @@ class SampleWriter:
     def _give_up(self, batch: _Batch) -> None:
         """Report the samples of a batch as lost, unless the store held them all the time.
 
-        Nobody knows, if its answer was lost: the batch's number tells the store.
+        If the answer was lost, nobody knows: the batch's number lets the store decide.
         """
         n, reason = len(batch.entries), LostReason.STORE_FAILED
         self.sampler.lose(n, reason)
@@ -289,7 +289,7 @@ class SampleWriter:
     def _write(self, deadline: float) -> bool:
         """Write until no sample waits, or ``deadline`` or the writer's own has passed.
 
-        A batch that could not be written by then stays in hand, for the next time.
+        A batch that could not be written by then is kept for the next call.
         """
         # The thread that holds the lock may be waiting for a store that fails.
         patience = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)

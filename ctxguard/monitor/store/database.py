@@ -1,8 +1,8 @@
 """The database of a store: connections, transactions, and errors that say how to mend them.
 
-A connection never crosses a fork, and a transaction waits a bounded time. SQLite has a write-ahead
-log, short waits for locks, and returns space to the disk. Where someone moved its file away, the
-next transaction begins a new one.
+Connections never cross a fork, and transactions wait a bounded time. SQLite has a write-ahead
+log, short waits for locks, and returns space to the disk. If someone has moved its file away, the
+next transaction starts a new one.
 """
 
 import logging
@@ -38,9 +38,10 @@ _WRITES = "ctxguard_writes"
 _JOURNAL_BYTES = 16 * 2**20
 """Size to which SQLite's log is truncated after a burst."""
 _LOOK_SECONDS = (0.0005, 0.003)
-"""Wait between two attempts at what others keep SQLite from doing."""
+"""Seconds between two attempts when others block SQLite."""
 _CREATION_LOCK = 7_243_118
-"""Any number: processes that create the tables in one PostgreSQL database agree on it."""
+"""An arbitrary lock number, shared by processes that create the tables in one PostgreSQL
+database."""
 
 _URLS = "write sqlite:///path/to/samples.db, without options, or postgresql://user@host/database"
 _inherited: list[object] = []
@@ -77,12 +78,12 @@ class Store:
     def open(
         cls, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
     ) -> Self:
-        """Open a store, and create its tables where there are none.
+        """Open a store, creating its tables if there are none.
 
         Raises:
             StoreUnavailableError: the folder or the server cannot be reached.
-            StoreSchemaError: it is another release's, another program's or not a whole store; it
-                is not changed.
+            StoreSchemaError: it belongs to another release or program, or is incomplete; it is not
+                changed.
             StoreError: another fault of the database.
         """
         store = cls(url, limits=limits, clock=clock)
@@ -90,7 +91,7 @@ class Store:
         return store
 
     def check(self) -> None:
-        """Raise what ``open`` raises where the store cannot be used at present."""
+        """Raise the error of ``open`` if the store cannot be used at present."""
         with self.transaction(writes=False):
             pass
 
@@ -119,7 +120,7 @@ class Store:
         self._identity: _Identity | None = None
         self._opening = threading.RLock()
         self.of_thread = threading.local()
-        """Its ``reading`` is the transaction of this thread's ``snapshot``, within one."""
+        """Thread-local; within a ``snapshot``, its ``reading`` is that transaction."""
         self._turn: AbstractContextManager[Any] = nullcontext()
         if self._in_memory:
             # One connection holds a database in memory, so its transactions take turns.
@@ -151,7 +152,7 @@ class Store:
             raise ours from error
 
     def own(self) -> bool:
-        """Become or stay the one owner of the store, until it is closed or the process ends.
+        """Become or stay the store's only owner, until it is closed or the process ends.
 
         Returns:
             Whether this store owns it; False while another process, or another store of this one,
@@ -168,11 +169,11 @@ class Store:
         return self._ownership.is_held
 
     def disown(self) -> None:
-        """Let another own the store."""
+        """Release the store for another owner."""
         self._ownership.release()
 
     def connect(self) -> sa.Connection:
-        """Open a connection for as long as its caller wants it."""
+        """Open a connection that its caller closes."""
         return self._current().connect()
 
     def close(self) -> None:
@@ -197,7 +198,7 @@ class Store:
         with self._opening:
             if self._engine is None or not self._is_in_place():
                 former = self._identity
-                # Asked now: once it is closed, a new file may get the number of the former.
+                # Read now: once the file is closed, a new file may get its number.
                 is_another = former is not None and not self._is_in_place()
                 self._dispose()
                 if self.file is not None:
@@ -262,10 +263,10 @@ class Store:
                     connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
 
     def _has_tables(self, connection: sa.Connection) -> bool:
-        """Return whether a whole store is there; False where there is none.
+        """Return whether a complete store exists; False if there is none.
 
         Raises:
-            StoreSchemaError: it is another release's or another program's, or half of one.
+            StoreSchemaError: it belongs to another release or program, or is incomplete.
         """
         found = set(sa.inspect(connection).get_table_names())
         tables = metadata.tables.keys()
@@ -298,12 +299,11 @@ def _identity(file: Path) -> _Identity | None:
 
 
 def _make_private(file: Path) -> None:
-    """Make an empty database that only this user can read, where there is none.
+    """Create an empty database that only this user can read, if there is none.
 
-    SQLite gives its log the same permissions. Those of a file that is there are its owner's
-    choice.
+    SQLite gives its log the same permissions. An existing file's permissions are left alone.
     """
-    # Opening the database says what is wrong with the folder.
+    # Opening the database will report what is wrong with the folder.
     with suppress(OSError):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         os.close(os.open(os.path.realpath(file), flags, 0o600))
@@ -330,13 +330,13 @@ def _read(url: str) -> sa.URL:
 
 
 def _bound_waiting(connection: sa.Connection) -> None:
-    """Bound how long a transaction waits for locks; for it alone, as a pooler may lend it."""
+    """Bound this transaction's wait for locks; not the connection's, which a pooler may lend."""
     driver: Any = connection.connection.driver_connection
     driver.execute(f"SET LOCAL lock_timeout = {round(1e3 * BUSY_SECONDS)}")
 
 
 def _prepare(connection: sqlite3.Connection, _: object) -> None:
-    """Set up a new connection; nothing of it is kept in the file."""
+    """Set up a new connection; none of this is kept in the file."""
     connection.isolation_level = None  # only begin() begins transactions
     connection.execute("PRAGMA synchronous = NORMAL")
     # Deleted data must not remain in the file, though overwriting costs a write.
@@ -345,7 +345,7 @@ def _prepare(connection: sqlite3.Connection, _: object) -> None:
 
 
 def _persist(engine: sa.Engine) -> None:
-    """Set up what the file keeps: how it returns space, and its write-ahead log."""
+    """Set up the file's own settings: how it returns space, and its write-ahead log."""
 
     def choose() -> None:
         with closing(engine.raw_connection()) as connection:
@@ -359,7 +359,7 @@ def _persist(engine: sa.Engine) -> None:
 
 
 def _once_free(work: Callable[[], object]) -> None:
-    """Do what SQLite refuses while others hold the database; wait no longer than for a lock.
+    """Retry an action that SQLite refuses while others hold the database, as long as for a lock.
 
     Its own waits grow to 0.1 s, so that a busy store starves some writers for a second; short,
     uneven waits give every writer a turn.

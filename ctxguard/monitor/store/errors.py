@@ -1,4 +1,4 @@
-"""A database's own errors as the store's, each saying how to mend it. They never hold data."""
+"""Turns a database's errors into the store's, each with its mend. They never hold data."""
 
 import os
 import sqlite3
@@ -30,7 +30,7 @@ _WORDS = {
     StoreUnavailableError: "the disk failed, see the system's log; or it is a network share, use a "
     "local disk",
 }
-"""What is wrong, and how to mend it."""
+"""The fault, and how to mend it."""
 _KIND_OF: dict[int | str, type[StoreError]] = {
     **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE), StoreFullError),
     **dict.fromkeys(_BUSY, StoreLockedError),
@@ -42,13 +42,13 @@ _KIND_OF: dict[int | str, type[StoreError]] = {
     **dict.fromkeys(("25006", "42501"), StoreReadOnlyError),
     **dict.fromkeys(("XX001", "XX002"), StoreCorruptError),
 }
-"""By SQLite's code, primary ones for all that extend them, or PostgreSQL's SQLSTATE."""
+"""Keyed by SQLite's code (a primary code covers its extended ones), or PostgreSQL's SQLSTATE."""
 
 
 def store_error(
     error: sa.exc.DBAPIError | sqlite3.Error, name: str, file: Path | None
 ) -> StoreError | None:
-    """Make the store's error of a database's; None for a fault of the program.
+    """Turn a database's error into the store's; None for a fault of the program.
 
     Args:
         error: As SQLAlchemy or the driver raised it.

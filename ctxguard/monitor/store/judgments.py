@@ -1,4 +1,4 @@
-"""Judged requests: by series and time, single ones, and those that people have graded."""
+"""Reads judged requests: by series and time, singly, or those people have graded."""
 
 import json
 from collections import Counter
@@ -48,7 +48,7 @@ def judged_pages(
     Args:
         series: A series that has not begun has no rows.
         since: Seconds since the epoch, the earliest; None for the beginning.
-        until: Seconds since the epoch, and earlier; None for no end.
+        until: Seconds since the epoch, exclusive; None for no end.
     """
     after: tuple[float, int] | None = None
     while True:
@@ -77,7 +77,7 @@ def _judged_page(
         .limit(PAGE_ROWS)
     )
     if after is not None:
-        # One lower bound alone on the time, or SQLite may search from the other one.
+        # A single lower bound on the time, or SQLite may search from the other one.
         since, last_id = after
         is_later = sa.or_(_judged.time_seconds > since, _judged.sample_id > last_id)
         query = query.where(is_later)
@@ -128,10 +128,10 @@ def first_loss_seconds(
 
 @reads
 def grades(db: Transaction, series: str | None, sample_ids: Sequence[int]) -> dict[int, str]:
-    """Return grades by sample, without those that were deleted or never given.
+    """Return grades by sample, without deleted or missing ones.
 
     Args:
-        series: None for the one that judged each sample first.
+        series: The series; None for the one that judged each sample first.
     """
     query = sa.select(_grades.sample_id, _grades.grades)
     if series is None:
@@ -213,7 +213,7 @@ def _stored_sample(row: sa.Row[Any]) -> StoredSample:
 
 @reads
 def to_grade(db: Transaction, series: str) -> dict[int, int]:
-    """Return the judged samples with labels that their block of the series lacks.
+    """Return the judged samples with labels that their block in the series lacks.
 
     Those that another series judged first count once they were judged again.
 
@@ -324,7 +324,7 @@ def graded(db: Transaction, series: str) -> GradedRows:
 
 @reads
 def draws(db: Transaction, series: str, graded: Collection[int]) -> frozenset[int]:
-    """Return the draws that stand for all that they could have taken.
+    """Return the draws whose graded samples stand for all that they could have taken.
 
     Args:
         graded: Samples that people graded, whether their blocks say so yet or not.
@@ -333,7 +333,7 @@ def draws(db: Transaction, series: str, graded: Collection[int]) -> frozenset[in
 
 
 def _draws(db: Transaction, own: int, graded: Collection[int] = ()) -> frozenset[int]:
-    """Return the draws of which every tenant's part has grades.
+    """Return the draws in which every tenant's part has grades.
 
     A draw from what another series judged counts as far as the samples were judged again. People
     grade the samples of a file in random order, so those that they got to stand for the

@@ -1,4 +1,4 @@
-"""What people are asked to grade and with what probability, and their labels.
+"""The passages people are asked to grade, with their probabilities, and people's labels.
 
 Labels belong to a request, and so to every sample of that request.
 """
@@ -33,26 +33,26 @@ _TAKEN_BACK = -1
 """The stored grade of a row that takes a label back."""
 _NOTHING_SAID = LabelRow("", "", None, None, "", -math.inf)
 _SCALE = "labels.top_grade"
-"""The key of the state that holds the highest grade of people's scale."""
+"""The state's key for the highest grade of people's scale."""
 
 
 @writes
 def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None = None) -> Added:
     """Add labels of sampled requests.
 
-    A label that repeats the same annotator's last label of that passage is left out. Which of
-    several labels of a passage holds is for those who read them to decide. A row without a grade
-    takes the annotator's label of that passage back, and is added only if there is one.
+    A label that repeats the same annotator's last label of that passage is left out. Readers decide
+    which of several labels of a passage counts. A row without a grade takes the annotator's label
+    of that passage back, and is added only if there is one.
 
     Args:
-        top_grade: The highest grade of their scale, which the first labels set for the store:
-            the worth of a grade depends on it. None for the store's.
+        top_grade: The highest grade of their scale, which the first labels fix for the store, as
+            the worth of a grade depends on it. None for the store's scale.
 
     Raises:
         ConfigurationError: the store's labels are on another scale.
     """
     db.lock_writers(schema.labels)
-    # As they are read back, to be compared with those.
+    # In the form in which they are read back, for comparison.
     rows = [replace(row, **_storable_texts(row)) for row in rows]
     scale = _top_grade(db)
     highest = max((row.grade or 0 for row in rows), default=0)
@@ -152,7 +152,7 @@ def _storable_texts(row: LabelRow) -> dict[str, Any]:
 
 @reads
 def to_pick(db: Transaction, series: str) -> tuple[list[int], int]:
-    """Read which judged samples a draw can open, in the order of a hash of each request.
+    """Read the judged samples that a draw can open, in the order of a hash of each request.
 
     Returns:
         Those of the series that no draw has opened and whose text is kept; the last draw of any
@@ -181,7 +181,7 @@ def _last_pick(db: Transaction) -> int:
 def save_pick(
     db: Transaction, series: str, passages: Sequence[PickedPassage], last_pick: int
 ) -> bool:
-    """Remember a draw, and which judged samples it could have taken.
+    """Save a draw, and the judged samples it could have taken.
 
     Args:
         series: The series of the judged samples.
@@ -203,7 +203,7 @@ def save_pick(
     rows = [{**asdict(one), **own, "kind": one.kind.value} for one in passages]
     db.execute(sa.insert(schema.picked), rows)
     for some in chunks(sorted({one.sample_id for one in passages})):
-        # Grades that were there before count in this draw too.
+        # Earlier grades count in this draw too.
         db.execute(
             sa.update(schema.judged).where(_judged.sample_id.in_(some)).values(last_label_id=-1)
         )
@@ -229,10 +229,10 @@ def ask_for_labels(db: Transaction, sample_ids: Sequence[int], tenant: str) -> N
 def picked(
     db: Transaction, series: str | None, sample_ids: Sequence[int] | None = None
 ) -> dict[int, list[PickedPassage]]:
-    """Read what people are asked about by sample, in the order of draws.
+    """Read the passages people are asked about by sample, in the order of draws.
 
     Args:
-        series: From whose judged samples it was drawn; None for any.
+        series: The series whose judged samples were drawn from; None for any.
         sample_ids: None for all.
     """
     query = sa.select(schema.picked).order_by(_picked.pick_id, _picked.sample_id, _picked.position)

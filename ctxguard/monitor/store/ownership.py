@@ -21,13 +21,13 @@ from ctxguard.errors import StoreReadOnlyError
 from ctxguard.monitor.store import errors as faults
 
 _LOCK = 7_243_119
-"""Any number; with that of the table of samples it names the lock of one store of a database."""
+"""An arbitrary number; with the samples table's, it names the lock of one store of a database."""
 _CHECK_SECONDS = 5.0
-"""How often the connection that holds the lock is used, which shows whether it is still there."""
+"""Seconds between uses of the connection that holds the lock, which show that it still exists."""
 _TRY = sa.text(
     f"SELECT pg_try_advisory_xact_lock({_LOCK}, 'ctxguard_samples'::regclass::oid::int4)"
 )
-# A server may end transactions that are idle, and takes two hours to miss a host that is gone.
+# A server may end idle transactions, and takes two hours to notice a lost host.
 _KEEP = sa.text(
     "SELECT set_config(name, CASE WHEN unit IS NULL OR name LIKE '%timeout' THEN '0' ELSE '15' END,"
     " true) FROM pg_settings WHERE name IN ('idle_in_transaction_session_timeout', "
@@ -54,7 +54,7 @@ class Ownership:
         self._checked_at = 0.0
 
     def take(self) -> bool:
-        """Take or keep the lock; whether it is held now."""
+        """Take or keep the lock; return whether it is held."""
         with self._taking:
             if self._beside is not None:
                 return self._take_file(self._beside)
@@ -62,7 +62,7 @@ class Ownership:
 
     @property
     def is_held(self) -> bool:
-        """Whether it was held when it was last looked at."""
+        """Whether the lock was held when last checked."""
         return self._file is not None or self._connection is not None
 
     def leave_to_parent(self) -> None:
@@ -72,13 +72,13 @@ class Ownership:
         self._file = None
 
     def release(self) -> None:
-        """Let another have the lock."""
+        """Release the lock."""
         with self._taking:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
             if self._connection is not None:
-                # Its end, whatever it was, ends the transaction too.
+                # Closing it, however that goes, ends the transaction too.
                 self._connection.invalidate()
                 self._connection.close()
                 self._connection = None

@@ -29,7 +29,7 @@ _BATCH_BYTES = 2 * 2**20
 _VACUUM_PAGES = 256
 _FREE_PAGES = sa.text("PRAGMA freelist_count")
 _PAUSE_SECONDS = 0.002
-"""Between transactions: long enough for a waiting writer's turn."""
+"""Seconds between transactions: long enough for a waiting writer's turn."""
 
 _samples = schema.samples.c
 _payloads = schema.payloads.c
@@ -45,7 +45,7 @@ def size_bytes(db: Transaction) -> int:
 
 
 def clean(store: Store) -> tuple[int, int]:
-    """Delete what is over the limits, oldest first, in many short transactions.
+    """Delete samples over the limits, oldest first, in many short transactions.
 
     By age a sample is deleted whole, with its labels; its graded block stays. By size the
     oldest payloads and grades are deleted: judged rows stay for the estimates, and samples
@@ -71,7 +71,7 @@ def clean(store: Store) -> tuple[int, int]:
             break
         by_size += n
         excess -= freed
-    # What a monitor that was killed had deleted goes with what is deleted next.
+    # Pages freed by a killed monitor are returned with the next deletion.
     while (expired or by_size) and store.is_sqlite and _delete(store, _vacuum_some):
         pass
     return expired, by_size
@@ -85,14 +85,14 @@ def _delete(store: Store, work: Callable[[Transaction], T]) -> T:
 
 
 def _expire_some(db: Transaction, oldest_seconds: float) -> int:
-    """Delete some of the samples from before a time; how many."""
+    """Delete some of the samples from before a time; return how many."""
     some = _oldest(db, _BATCH_BYTES, _samples.time_seconds < oldest_seconds)
     _remove(db, some, some)
     return len(some)
 
 
 def _shrink(db: Transaction, excess: int) -> tuple[int, int]:
-    """Delete some of the oldest payloads; how many, and bytes."""
+    """Delete some of the oldest payloads; return how many, and their bytes."""
     some = _oldest(db, min(_BATCH_BYTES, excess), None)
     _remove(db, some, [row for row in some if row.state not in FINAL_STATES])
     return len(some), sum(row.payload_bytes for row in some)
@@ -116,7 +116,7 @@ def _oldest(
 
 
 def _remove(db: Transaction, rows: Sequence[_Row], whole: Sequence[_Row]) -> None:
-    """Delete the text of all rows, and all else of those deleted whole."""
+    """Delete the text of all rows, and everything else of those deleted whole."""
     ids = [row.sample_id for row in rows]
     whole_ids = [row.sample_id for row in whole]
     for table in _WITH_TEXT:
@@ -141,7 +141,7 @@ def _forget(db: Transaction, sample_ids: Sequence[int]) -> None:
 
 
 def _vacuum_some(db: Transaction) -> bool:
-    """Cut free pages off a SQLite file; whether more are free."""
+    """Cut free pages off a SQLite file; return whether more are free."""
     free = db.execute(_FREE_PAGES).scalar_one()
     if free == 0:
         return False

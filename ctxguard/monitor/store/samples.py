@@ -34,9 +34,9 @@ from ctxguard.monitor.store.types import (
 
 _PENDING_HOURS = 1
 _SINGLE_HOURS = 48
-"""Older hours are kept as one row of all processes."""
+"""Older hours keep a single row for all processes."""
 _ALL = ""
-"""The worker id of these rows."""
+"""Their worker id."""
 _LOOKED_AT = 1_000
 
 _accounts = schema.accounts
@@ -56,7 +56,7 @@ _FRESH = {
     **dict.fromkeys(["profile_id", "session", "question", "recall_loss", "harm"]),
     **dict.fromkeys(["probability", "recall_probability"]),
 }
-"""What is known of a sample that was just judged: no grade of people, and no loss."""
+"""The columns of a sample that was just judged: no people's grades, and no loss."""
 
 
 @writes
@@ -73,8 +73,8 @@ def append(
     Args:
         worker_id: The id of one process, for as long as it lives.
         entries: The samples; may be empty, to store the counts alone.
-        counts: What the process has counted since its last batch.
-        batch: Number of the batch, higher than those before. One that the store holds already
+        counts: The process's counts since its last batch.
+        batch: Number of the batch, higher than all before. One that the store holds already
             changes nothing, so that a batch may be sent again where the answer was lost; None
             for one that is never sent again.
 
@@ -144,7 +144,7 @@ def stored_shares(db: Transaction) -> StoredShares:
 
 @writes
 def fold_accounts(db: Transaction) -> int:
-    """Add up the processes of each hour that is two days old; how many rows were added up."""
+    """Merge the processes' rows of each hour two days old; return how many were merged."""
     oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _SINGLE_HOURS
     old = sa.delete(_accounts).where(_own.hour < oldest, _own.worker_id != _ALL)
     rows = db.execute(old.returning(_own.hour, *_COUNTED)).all()
@@ -156,7 +156,7 @@ def fold_accounts(db: Transaction) -> int:
 
 
 def _waiting(db: Transaction) -> sa.ColumnElement[int]:
-    """Count samples in the memory of a process when it reported last, if not long ago."""
+    """Count samples in a process's memory at its last report, if that is recent."""
     oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _PENDING_HOURS
     later = _accounts.alias().c
     is_last = ~sa.exists().where(later.worker_id == _own.worker_id, later.hour > _own.hour)
@@ -178,7 +178,7 @@ def _insert(db: Transaction, entries: Sequence[Entry]) -> None:
 
 @cache
 def _report(*, is_sqlite: bool) -> Any:
-    """Adds to the row of a worker and an hour, but for a batch that is in it already."""
+    """Adds to the row of a worker and an hour, unless it already includes the batch."""
     insert = insertion(_accounts, is_sqlite=is_sqlite)
     new = insert.excluded
     return insert.on_conflict_do_update(
@@ -236,7 +236,7 @@ def n_failed(db: Transaction, series: str) -> tuple[int, int]:
 
 
 def _has_failed(db: Transaction, series: str) -> tuple[sa.ColumnElement[bool], ...]:
-    # As the index says it, or it is not used.
+    # Worded as in the index, or it is not used.
     return _grades.series_id == db.series_id(series), sa.literal_column("n_failed > 0", sa.Boolean)
 
 
@@ -255,8 +255,8 @@ def finish(
         series: The judge's pinned name and version.
         finished: The results; samples that are finished already stay as they are, unless a call
             of the judge had failed, and so do those that were deleted or forced.
-        counts: What else the monitor has counted, to be added to the counts of the series.
-        values: Values to be kept, by key.
+        counts: The monitor's other counts, to add to those of the series.
+        values: Values to keep, by key.
 
     Returns:
         By sample, why a result could not be stored.
@@ -380,7 +380,7 @@ def states(db: Transaction) -> dict[State, int]:
 
 @reads
 def oldest_waiting(db: Transaction) -> float | None:
-    """Return when the oldest request was answered that waits for its judge; None without one.
+    """Return the answer time of the oldest request waiting for its judge; None without one.
 
     Samples wait in about the order of their times, so only the first of them are looked at.
     """

@@ -19,7 +19,8 @@ _Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def storable(text: str) -> str:
-    r"""Escape what UTF-8 or PostgreSQL cannot hold, so that every database takes the text.
+    r"""Escape characters that UTF-8 or PostgreSQL cannot hold, so that every database takes the
+    text.
 
     >>> storable("a\x00b\ud800")
     'a\\x00b\\ud800'
@@ -66,9 +67,9 @@ samples = sa.Table(
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("payload_bytes", sa.Integer, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    # JSON of replies that were not a grade; it goes with the text.
+    # JSON of replies without a grade; deleted with the text.
     sa.Column("rejected", sa.Text),
-    # The state comes first: it counts samples by state, and finds the oldest that waits.
+    # The state comes first: this index counts samples by state, and finds the oldest waiting one.
     sa.Index("ctxguard_samples_queue", "state", "sample_id"),
     sa.Index("ctxguard_samples_request", "request_id"),
     sa.Index("ctxguard_samples_time", "time_seconds"),
@@ -166,21 +167,21 @@ labels = sa.Table(
     sa.Index("ctxguard_labels_request", "request_id", "passage_id"),
 )
 
-# What a draw asks people about; see ``PickedPassage``.
+# The passages a draw asks people about; see ``PickedPassage``.
 picked = sa.Table(
     "ctxguard_picked",
     metadata,
     *_key("sample_id", "pick_id"),
     sa.Column("kind", StorableText, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
-    # From whose judged samples it was drawn.
+    # The series whose judged samples were drawn from.
     sa.Column("series_id", _Id, nullable=False),
     sa.Column("probability", sa.Double, nullable=False),
     sa.Column("asked", StorableText),
     sa.Column("question", sa.Double, nullable=False),
 )
 
-# What the monitor keeps over a restart: counts, what its budget spent, the state of alarms.
+# State the monitor keeps across restarts: counts, the budget's spending, the alarms.
 state = sa.Table(
     "ctxguard_state",
     metadata,

@@ -1,4 +1,4 @@
-"""Transactions of a store: its functions run in one each, and what they share is done here."""
+"""The transactions of a store: each of its functions runs in one; shared steps are here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -17,9 +17,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""Errors of reading a row that does not hold what the store wrote."""
+"""Errors from reading a row that the store cannot have written."""
 _MOST_VALUES = 1_000
-"""In one statement, below every database's limit on parameters."""
+"""Values in one statement, below every database's limit on parameters."""
 
 
 class Transaction:
@@ -39,7 +39,7 @@ class Transaction:
 
     def lock_writers(self, table: sa.Table) -> None:
         """Exclude other writers, for a transaction that reads before it inserts."""
-        # On SQLite every transaction that writes excludes the others.
+        # On SQLite a writing transaction excludes all others.
         if not self.is_sqlite:
             self.execute(sa.text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
 
@@ -76,7 +76,7 @@ class Transaction:
             self.execute(sa.insert(table), rows)
 
     def replace(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert rows, or change the given columns of those that are there by their key."""
+        """Insert rows, or change the given columns of rows whose key exists."""
         if rows:
             insert, key = insertion(table, is_sqlite=self.is_sqlite), list(table.primary_key)
             given = [name for name in rows[0] if name not in table.primary_key.columns]
@@ -128,13 +128,13 @@ class Transaction:
         return self.execute(sa.select(table.value).where(table.key == key)).scalar() or None
 
     def set_state(self, key: str, value: str) -> None:
-        """Keep a value for this monitor and those after it."""
+        """Save a value for this monitor and later ones."""
         self.upsert(schema.state, {"key": key, "value": value}, changes={"value": value})
 
 
 @contextmanager
 def snapshot(store: Store) -> Iterator[None]:
-    """Let all that this thread reads of a store in the block be of one moment: one transaction."""
+    """Make this thread's reads of a store in the block one transaction, so all of one moment."""
     with store.transaction(writes=False) as connection:
         store.of_thread.reading = Transaction(store, connection)
         try:
@@ -146,14 +146,14 @@ def snapshot(store: Store) -> Iterator[None]:
 def reads(
     function: Callable[Concatenate[Transaction, P], T],
 ) -> Callable[Concatenate[Store, P], T]:
-    """Make a function of a transaction one of a store, in a transaction that reads."""
+    """Turn a function of a transaction into one of a store, in a reading transaction."""
     return _of_store(function, writes=False)
 
 
 def writes(
     function: Callable[Concatenate[Transaction, P], T],
 ) -> Callable[Concatenate[Store, P], T]:
-    """Make a function of a transaction that writes: all of it is stored, or nothing."""
+    """Do the same in a writing transaction: all of it is stored, or nothing."""
     return _of_store(function, writes=True)
 
 
@@ -179,12 +179,12 @@ def _of_store(
 
 
 def insertion(table: sa.Table, *, is_sqlite: bool) -> Any:
-    """Make an insertion that can say what happens to a row with the same key."""
+    """Make an insertion that can handle a row with the same key."""
     return (sqlite if is_sqlite else postgresql).insert(table)
 
 
 def record(kind: type[T], row: sa.Row[Any], /, **other: object) -> T:
-    """Make a dataclass of a row whose columns are named as its fields, but for those given."""
+    """Make a dataclass from a row whose columns are named like its fields, except those given."""
     read = {each.name: getattr(row, each.name) for each in fields(kind) if each.name not in other}  # type: ignore[arg-type]
     return kind(**read, **other)
 

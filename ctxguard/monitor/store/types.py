@@ -22,7 +22,7 @@ Counts = Mapping[tuple[str, ...], float]
 """Counts by name and label values."""
 
 MOST_UNCOVERED = 0.02
-"""Labels stand for requests if at most this share of them had no chance of being graded."""
+"""Labels represent requests if at most this share of them had no chance of being graded."""
 
 NO_PICK = 2**62
 """Greater than the number of any pick."""
@@ -71,7 +71,7 @@ class LostReason(StrEnum):
 
     QUEUE_FULL = "queue_full"
     CLOSED = "closed"
-    """Still waiting when the process ended, or offered after that."""
+    """Still waiting when the process ended, or offered later."""
     UNREADABLE = "unreadable"
     """A passage or a score raised when it was read."""
     REDACTION_FAILED = "redaction_failed"
@@ -82,7 +82,7 @@ class LostReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """What one writing process has counted since it last reported.
+    """The counts of one writing process since its last report.
 
     Attributes:
         sampled: Samples of ``hour``, stored or not.
@@ -117,9 +117,9 @@ class Accounts:
 
     @property
     def unaccounted(self) -> int:
-        """Samples that processes held when they were killed; 0 of a process that lives.
+        """Samples that processes held when they were killed; 0 for a living process.
 
-        Negative where some are counted twice.
+        Negative if some are counted twice.
 
         >>> Accounts(10, 7, 1, {LostReason.QUEUE_FULL: 1}).unaccounted
         1
@@ -129,7 +129,7 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True)
 class StoredShares:
-    """Which share of the samples of each hour was stored.
+    """The share of each hour's samples that was stored.
 
     A stored sample stands for those of its hour that were lost: multiply its probability by the
     share.
@@ -158,7 +158,7 @@ class StoredSample:
     """A sample and how far it came; for the other fields see ``Entry``.
 
     Attributes:
-        state: Where it is in the judges' queue.
+        state: Its state in the judges' queue.
         has_text: Whether its payload is kept; the oldest are deleted to bound the store's size.
         series: The series that judged it; None where it was not judged.
     """
@@ -209,8 +209,9 @@ class Finished:
         block: What estimates need of a judged request; empty where nothing is known of it.
         n_failed: Passages without a grade, because a call of the judge failed.
         rejected: (passage id, reason, raw reply) of the grades that were not valid.
-        loss: What alarms compare; None for a request of another profile, and without alarms.
-        counts: What it adds to the counts of its series, by name and label values.
+        loss: The losses that alarms compare; None for a request of another profile, or without
+            alarms.
+        counts: Its additions to the counts of its series, by name and label values.
     """
 
     sample_id: int
@@ -262,9 +263,9 @@ class PickKind(StrEnum):
     RUN = "run"
     """The request is opened, and graded down to its first relevant passage."""
     FIRST = "first"
-    """It is opened, and graded no further than its first passage, but for coins."""
+    """The request is opened, and graded only at its first passage and where coins say so."""
     COIN = "coin"
-    """The passage is graded whatever the others are."""
+    """The passage is graded whatever the grades of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,7 @@ OPENED = frozenset({PickKind.RUN, PickKind.FIRST})
 
 @dataclass(frozen=True, slots=True)
 class GradedBlock:
-    """The block of a sample with what people graded of it.
+    """The block of a sample with people's grades of it.
 
     Attributes:
         block: See ``measure.metrics``.
@@ -320,7 +321,7 @@ class GradedRows:
     Attributes:
         sample_ids, time_seconds, first_pick: Shape (n,), as of ``JudgedRows``.
         routes, blocks: Of each, as of ``GradedBlock``.
-        draws: Those that stand for all that they could have taken.
+        draws: The draws that stand for all that they could have taken.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
@@ -374,7 +375,7 @@ class PickedSample:
 
     Attributes:
         question: As of ``PickedPassage``.
-        n_labels: How many labels of that request were added; those taken back are among them.
+        n_labels: How many labels of that request were added, including those taken back.
     """
 
     sample_id: int
@@ -385,7 +386,7 @@ class PickedSample:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept.
+    """Limits on how much the store keeps.
 
     Attributes:
         max_age_seconds: Age at which samples are deleted, > 0; None for no limit. Measured by the
