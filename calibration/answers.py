@@ -246,8 +246,8 @@ def ask_reader(
             raise StageUnavailableError(
                 "reader",
                 f"{client.model} at {client.host} answered none of {len(batch)} questions: "
-                f"{why_failed(replies, client.ledger)}; what was answered before is kept, and the "
-                "next run goes on there",
+                f"{why_failed(replies, client.ledger)}; earlier answers are kept, and the next "
+                "run resumes there",
             )
         if progress is not None:
             progress(len(batch))
@@ -377,7 +377,7 @@ def _judged(
     if all(reply.answer in UNAVAILABLE for reply in replies):
         raise StageUnavailableError(
             "judge",
-            f"{judge.model} at {judge.host} marked no answer of a batch: "
+            f"{judge.model} at {judge.host} marked none of a batch of answers: "
             f"{why_failed(replies, judge.ledger)}",
         )
     return replies
@@ -411,7 +411,7 @@ def compare_answers(
     found = _marked(asked, file, column)
     if not found:
         raise CalibrationError(
-            f"no question has an answer with the mark {column!r} to both contexts: give known "
+            f"no question has answers to both contexts with the mark {column!r}: give known "
             "answers in the questions' metadata (answers), or mark-by judge"
         )
     measured = {}

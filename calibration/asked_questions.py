@@ -49,7 +49,7 @@ def asked_questions(path: Path) -> dict[str, int]:
     for record in read(path, Counter()):
         if record.fields.keys().isdisjoint(("query", "text")):
             there = ", ".join(record.fields) or "nothing"
-            raise record.error(f"names no question; give it as query; it has {there}")
+            raise record.error(f"has no question: give it as query; it has {there}")
         text = record.text("query", "text", default="").strip()
         given = record.fields.get("count") or 1
         if not text:

@@ -187,7 +187,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
     ]
     if not own or route is None:
         raise CalibrationError(
-            f"no sample judged by {series!r} can be calibrated on; judge some with `ctxguard "
+            f"no sample judged by {series!r} can be used; judge some with `ctxguard "
             "judge`, or `ctxguard monitor`"
         )
     records = {each.name: each.sample.record for each in own}
@@ -393,9 +393,9 @@ def calibrate_from_store(
     if judged.lacking:
         raise CalibrationError(
             f"people graded {count(int(judged.is_graded.sum()), 'passage')} of "
-            f"{count(judged.n_graded, 'request')}, and it takes at least about {judged.lacking:,} "
-            "more, of dropped passages too, to see how the judge errs: a policy from its verdicts "
-            "alone promises what is not there"
+            f"{count(judged.n_graded, 'request')}, and at least about {judged.lacking:,} more "
+            "are needed, of dropped passages too, to measure the judge's errors: a policy from its "
+            "verdicts alone promises gains that are not there"
         )
     settings = settings.model_copy(
         update={"depth": judged.pools.scores.shape[1], "utilities": utilities}

@@ -108,7 +108,7 @@ class RerankedCandidates:
         del depth  # Lists are as deep as they were recorded, and are served so.
         passages = self._candidates.get(query)
         if passages is None:
-            raise QueryError("the candidates have no such query")
+            raise QueryError("this query is not among the recorded candidates")
         if self._probed is None:
             self._probe()
         scores = self._scores(query, [passage.text for passage in passages])
@@ -131,7 +131,7 @@ class RerankedCandidates:
             raise StageError(
                 "rerank",
                 "the reranker changed while its scores were collected: it scores the same texts "
-                "otherwise than at the start; calibrate again once it stays the same",
+                "differently from the start; calibrate again once it stays the same",
             )
         return self._probed
 

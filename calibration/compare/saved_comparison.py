@@ -148,8 +148,8 @@ def check_regressions(
         )
     if saved.utilities != comparison.utilities:
         raise ConfigurationError(
-            "the saved comparison takes passages to be worth different utilities, so its figures "
-            "have another unit; run both with the same ones"
+            "the saved comparison uses other utilities, so its figures have another unit; run both "
+            "with the same utilities"
         )
     by_name = {candidate.name: candidate for candidate in saved.candidates}
     only = saved.candidates[0] if len(saved.candidates) == 1 else None
@@ -165,7 +165,7 @@ def check_regressions(
             continue
         if missing := [metric for metric in metrics if metric not in earlier.per_query]:
             raise ConfigurationError(
-                f"the saved candidate {earlier.name} has no values of {missing[0]}; save it anew"
+                f"the saved candidate {earlier.name} has no values of {missing[0]}; save it again"
             )
         these = {metric: compared.per_query[metric][own] for metric in metrics}
         those = {metric: np.array(earlier.per_query[metric], float)[old] for metric in metrics}
@@ -174,6 +174,6 @@ def check_regressions(
         checks.append(RegressionCheck(name, earlier.name, by_metric, regressed))
     if all(check.saved is None for check in checks):
         raise ConfigurationError(
-            f"the saved comparison has none of these candidates; it has {', '.join(by_name)}"
+            f"the saved comparison has none of these candidates, only {', '.join(by_name)}"
         )
     return tuple(checks)

@@ -210,7 +210,7 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
             ) from None
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"JSON that cannot be read ({error}), in {shown(text)}", path=path, line=number
+                f"unreadable JSON ({error}), in {shown(text)}", path=path, line=number
             ) from None
         if not isinstance(value, dict):
             raise DataError(

@@ -121,7 +121,7 @@ def compare_systems(
 def _index_of(systems: Mapping[str, LabelledSystem]) -> LabelledSystem | None:
     indexes = [each for each in systems.values() if each.index is not None]
     if len(indexes) > 1:
-        raise ConfigurationError("two indexes are given: run one comparison for each")
+        raise ConfigurationError("two indexes were given: run one comparison for each")
     return next(iter(indexes), None)
 
 

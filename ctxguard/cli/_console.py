@@ -101,10 +101,10 @@ def _described(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror is not None:
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
     if isinstance(error, MemoryError):
-        return "the memory of this machine does not suffice: give less at once"
+        return "this machine ran out of memory: process less at once"
     place, traceback = _place_of_others(error), f"set {DEBUG}=1 for the traceback"
     if place is not None:
-        return f"{type(error).__name__} in {place}: {error} (code of yours; {traceback})"
+        return f"{type(error).__name__} in {place}: {error} (in your code; {traceback})"
     return f"unexpected {type(error).__name__}: {error} ({traceback}, and please report it)"
 
 

@@ -150,7 +150,7 @@ class System(RankedSystem):
         candidates = read_candidates(self.candidates)
         if queries and not any(query.text in candidates for query in queries):
             raise DataError(
-                f"lacks all {len(queries):,} labelled queries, such as {queries[0].text!r}: a "
+                f"holds none of the {len(queries):,} labelled queries, such as {queries[0].text!r}: a "
                 "query must have the same text in both files",
                 path=self.candidates,
             )

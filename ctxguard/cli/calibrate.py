@@ -88,7 +88,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         if (self.price is not None or self.asked is not None) and self.data is None:
             raise ConfigurationError("an assessor is calibrated on labelled queries: give --data")
         if self.price is not None and self.asked is None:
-            raise ConfigurationError("--price needs a model that is asked: name it with --ask")
+            raise ConfigurationError("--price needs a model to ask: name it with --ask")
         return self
 
     def __call__(self, output: Output) -> None:

@@ -86,7 +86,7 @@ class IndexCommand(SettingsModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.out is None) == (self.engine is None):
-            raise ConfigurationError("give one of --out FOLDER and --engine URL")
+            raise ConfigurationError("give either --out FOLDER or --engine URL")
         for name in ("lexical", "language", "model", "signals"):
             given = getattr(self, name) is not None
             if given and self.update:

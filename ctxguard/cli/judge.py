@@ -63,7 +63,7 @@ class JudgeCommand(JudgeModel, System):
                 "give either --queries, a log, or --questions, how many to write from passages"
             )
         if self.judge == "reranker" and self.base_url == self.rerank_upstream is not None:
-            raise ConfigurationError("the reranker that is calibrated cannot judge itself")
+            raise ConfigurationError("the reranker being calibrated cannot judge itself")
         return self
 
     def __call__(self, output: Output) -> None:

@@ -85,12 +85,12 @@ def mistakes_of(
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
 
     Raises:
-        ConfigurationError: no clock can show the day.
+        ConfigurationError: the day lies outside the range of clocks.
     """
     try:
         since = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
     except (OverflowError, ValueError) as error:
-        raise ConfigurationError(f"{day} is not a day of any clock") from error
+        raise ConfigurationError(f"{day} lies outside the range of clocks") from error
     judged = unread = 0
     found: list[Mistake] = []
     for series in store.series():
@@ -161,7 +161,7 @@ def _suspects(
 def _mistake(
     sample: GradedSample, labels: Sequence[LabelRow], profile: Profile | None, tops: tuple[int, int]
 ) -> list[Mistake]:
-    """Describe a request; None if it dropped nothing known to be relevant."""
+    """Describe a request; empty if it dropped nothing known to be relevant."""
     record = sample.record
     decision, notes = decided(record, profile)
     kept, dropped = _kept_and_dropped(record, decision)

@@ -644,7 +644,7 @@ class _Distinct:
     def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         read = dict(pairs)
         if len(read) != len(pairs):
-            raise ValueError("an object has one key twice")
+            raise ValueError("an object has the same key twice")
         self._n_keys += len(pairs)
         if self._n_keys > _MOST_KEYS:
             raise ValueError(f"over {_MOST_KEYS:,} keys, so not a profile")

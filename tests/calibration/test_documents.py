@@ -117,11 +117,11 @@ def test_unreadable_is_named_with_reason(tmp_path: Path) -> None:
     passages, left_out = read(tmp_path)
     assert [passage.passage_id for passage in passages] == ["a.md:cleaning", "a.md:repair"]
     assert left_out == {
-        "b.docx": "is cut short, or not of its kind",
+        "b.docx": "is cut short, or not what its name says",
         "c.png": "ends in .png, a kind that is not read",
         "d.txt": "is empty",
         "e.md": "holds no text",
-        "f.txt": "is not UTF-8, and which encoding it is in cannot be told; save it as UTF-8",
+        "f.txt": "is not UTF-8, and its encoding cannot be determined; save it as UTF-8",
         "g.md": "is not a regular file",
     }
 

@@ -189,7 +189,7 @@ def _text(live: Watching, name: str) -> str:
 def test_too_few_grades_give_nothing() -> None:
     live, relevant = erring(40)
     grade(live, relevant, 20)
-    with pytest.raises(CalibrationError, match="it takes at least about"):
+    with pytest.raises(CalibrationError, match="at least about"):
         calibrate_from_store(read(live, "erring 1"), Settings())
 
 

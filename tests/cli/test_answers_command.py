@@ -167,5 +167,5 @@ def test_unusable_reader_is_one_line(run: Run, asked: tuple[object, ...], reader
         *asked,
         "--reader",
         reader.url,
-        says=("does not accept the key", "the next run goes on there"),
+        says=("does not accept the key", "the next run resumes there"),
     )

@@ -133,7 +133,7 @@ def test_silent_assessor_is_not_dropped(
 @pytest.mark.parametrize(
     ("missing", "says"),
     [
-        ("assessor", "--price needs a model that is asked"),
+        ("assessor", "--price needs a model to ask"),
         ("assessor-model", "needs assessor-model"),
     ],
 )

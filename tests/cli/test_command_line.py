@@ -175,13 +175,13 @@ def test_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert result.stderr.startswith("error: unexpected ZeroDivisionError: by zero (set CTXGUARD_")
     assert result.stderr.count("\n") == 1
     result = refused(failing(MemoryError()))
-    assert "memory of this machine does not suffice" in result.stderr
+    assert "this machine ran out of memory" in result.stderr
     (tmp_path / "of_a_user.py").write_text("def search(*_):\n    raise KeyError('score')\n")
     monkeypatch.syspath_prepend(tmp_path)
     broken = mock.Mock(side_effect=import_module("of_a_user").search)
     monkeypatch.setattr("ctxguard.cli.metrics.MetricsCommand.__call__", broken)
     result = refused(invoke(["metrics", "rules"]))
-    assert f"KeyError in {tmp_path}/of_a_user.py, line 2: 'score' (code of yours" in result.stderr
+    assert f"KeyError in {tmp_path}/of_a_user.py, line 2: 'score' (in your code" in result.stderr
     monkeypatch.setenv("CTXGUARD_DEBUG", "1")
     assert isinstance(failing(ZeroDivisionError("by zero")).exception, ZeroDivisionError)
 

@@ -255,7 +255,8 @@ def test_update_keeps_the_unreadable(run: Run, tmp_path: Path) -> None:
     told = run("index", "--update", *made)
     assert told.exit_code == 1
     assert (
-        "lease.docx is cut short, or not of its kind; as indexed before, 1 passage" in told.output
+        "lease.docx is cut short, or not what its name says; as indexed before, 1 passage"
+        in told.output
     )
     (documents / "sub").unlink()
     away.rename(documents / "sub")

@@ -97,7 +97,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         "lexical has no effect",
         {"index": {"lexical": "bm25s"}},
     ),
-    ("index DATA", "give one of --out FOLDER and --engine URL", {}),
+    ("index DATA", "give either --out FOLDER or --engine URL", {}),
     ("index GONE --out OUT", "gone", {}),
     ("index FOLDER --out OUT", "folder", {}),
     ("index GONE --out OUT --language xx", "no analyser for the language 'xx'", {}),

@@ -163,7 +163,7 @@ def test_incomplete_requests_are_left_out(
     upstream.script.append(Answer(status=500))
     described = {"rerank-upstream": upstream.url, "candidates": str(some)}
     result = run.ok("evaluate", "--data", collection, columns="200", system=described)
-    assert "the candidates have no such query" in result.stdout
+    assert "this query is not among the recorded candidates" in result.stdout
     assert "answered 500: it failed" in result.stdout
 
 
@@ -266,5 +266,5 @@ def test_candidates_of_other_questions_are_refused(
     file = tmp_path / "candidates.jsonl"
     file.write_text('{"query": "another question", "documents": []}', encoding="utf-8")
     described = {"rerank-upstream": "http://127.0.0.1:9", "candidates": str(file)}
-    says = "lacks all 13 labelled queries"
+    says = "holds none of the 13 labelled queries"
     run.refused("evaluate", "--data", collection, columns="1000", system=described, says=says)

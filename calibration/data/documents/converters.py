@@ -65,7 +65,7 @@ def convert(suffix: str, raw: bytes) -> Converted:
         raise UnreadableError("is nested too deeply") from None
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UnreadableError(f"is broken or not of its kind ({reason[:120]})") from None
+        raise UnreadableError(f"is broken or not what its name says ({reason[:120]})") from None
 
 
 def _html(raw: bytes) -> Converted:
@@ -220,12 +220,12 @@ def _without_margins(pages: list[str]) -> Iterator[str]:
 
 def _check_archive(raw: bytes) -> None:
     if raw.startswith(_COMPOUND):
-        raise UnreadableError("is protected by a password, or of the kind before 2007")
+        raise UnreadableError("is protected by a password, or in the format before 2007")
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             parts = [each for each in archive.infolist() if "/media/" not in each.filename]
     except (zipfile.BadZipFile, ValueError, OSError):
-        raise UnreadableError("is cut short, or not of its kind") from None
+        raise UnreadableError("is cut short, or not what its name says") from None
     unpacked = sum(each.file_size for each in parts)
     if unpacked > _UNPACKED_BYTES + _UNPACKED_SHARE * len(raw):
         raise UnreadableError(f"unpacks to {unpacked >> 20:,} MiB")

@@ -175,14 +175,14 @@ def _decoded(raw: bytes, *, declares: bool) -> str:
         text = _likeliest(raw)
     if text is None:
         raise UnknownEncodingError(
-            "is not UTF-8, and which encoding it is in cannot be told; save it as UTF-8"
+            "is not UTF-8, and its encoding cannot be determined; save it as UTF-8"
         )
     return text
 
 
 def _strictly(raw: bytes, encoding: str) -> str:
     if encoding.startswith("utf-16") and raw.isascii() and raw and b"\0" not in raw:
-        raise UnknownEncodingError(f"is marked as {encoding}, and is not; save it as UTF-8")
+        raise UnknownEncodingError(f"is marked as {encoding} but is not; save it as UTF-8")
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:

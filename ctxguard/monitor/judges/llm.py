@@ -140,7 +140,7 @@ class LLMJudge:
         if all(reply.answer in UNAVAILABLE for reply in replies):
             raise StageUnavailableError(
                 "judge",
-                f"{self.model} at {self._client.host} answered for none of {len(passages)} "
+                f"{self.model} at {self._client.host} graded none of {len(passages)} "
                 f"passages: {why_failed(replies, self.ledger)}",
             )
         return replies

@@ -258,7 +258,7 @@ class SampleRecord:
         # Lone surrogates, which UTF-8 cannot hold, are replaced.
         encoded = text.encode("utf-8", "replace")
         if len(encoded) > MOST_BYTES:
-            raise DataError(f"a sample has {len(encoded):,} bytes, and at most {MOST_BYTES:,} fit")
+            raise DataError(f"a sample has {len(encoded):,} bytes; at most {MOST_BYTES:,} fit")
         # The fastest level of compression makes texts a third as large, and releases the
         # interpreter's lock.
         return zlib.compress(encoded, 1)
@@ -333,16 +333,16 @@ def _checked(record: SampleRecord) -> SampleRecord:
     lengths = [len(record.scores), *map(len, record.signals.values())]
     lengths += [len(leg.scores) for leg in record.legs.values()]
     if any(length != n for length in lengths):
-        raise DataError("a sample has not as many scores as candidates")
+        raise DataError("a sample does not have one score per candidate")
     if not set(map(type, texts)) <= {str}:
-        raise DataError("a sample has an id or a text that is not text")
+        raise DataError("a sample has an id or a text that is not a string")
     if not set(map(type, optional)) <= {str, type(None)}:
-        raise DataError("a sample has a query or a name that is not text")
+        raise DataError("a sample has a query or a name that is not a string")
     if not (0.0 <= record.probability <= 1.0 and math.isfinite(record.time_seconds)):
-        raise DataError("a sample has a probability or a time that is none")
+        raise DataError("a sample has an impossible probability or time")
     tokens = record.tokens
     if set(map(type, tokens)) != {int} or not 0 <= min(tokens) <= max(tokens) < 2**53:
-        raise DataError("a sample has a number of tokens that is none")
+        raise DataError("a sample has an impossible number of tokens")
     return record
 
 

@@ -325,7 +325,7 @@ def _read(url: str) -> sa.URL:
         options = [(name, each) for name, own in parsed.normalized_query.items() for each in own]
         return parsed.set(drivername="postgresql+psycopg", query=dict(own_options(options)))
     if backend != "sqlite" or parsed.query or (parsed.database or "").startswith("file:"):
-        raise ConfigurationError(f"a sample store cannot be kept in such a {backend!r}; {_URLS}")
+        raise ConfigurationError(f"a sample store cannot be kept in {backend!r}; {_URLS}")
     return parsed.set(drivername="sqlite+pysqlite")
 
 
