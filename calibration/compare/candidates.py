@@ -156,7 +156,9 @@ def _number(value: str, part: str, text: str, *, whole: bool = False) -> Any:
         number = math.nan
     if not math.isfinite(number):
         what = "whole number" if whole else "number"
-        raise ConfigurationError(f"{part!r} in the candidate {text!r} needs a {what}, not {value!r}")
+        raise ConfigurationError(
+            f"{part!r} in the candidate {text!r} needs a {what}, not {value!r}"
+        )
     return number
 
 
@@ -204,7 +206,7 @@ def from_profile(name: str, profile: Profile, source: str | None = None) -> Cand
     # Routes are declared in order; the one with the most stages is first.
     route = next((route for route in Route if route in profile.routes), None)
     if route is None:
-        raise ConfigurationError(f"the profile {name!r} has no route, so there is nothing to compare")
+        raise ConfigurationError(f"the profile {name!r} has no route: nothing to compare")
     return Candidate(
         name=name,
         policy=profile.routes[route].policy,

@@ -174,6 +174,6 @@ def check_regressions(
         checks.append(RegressionCheck(name, earlier.name, by_metric, regressed))
     if all(check.saved is None for check in checks):
         raise ConfigurationError(
-            f"the saved comparison has none of these candidates, only {', '.join(by_name)}"
+            f"the saved comparison has none of these candidates; it has {', '.join(by_name)}"
         )
     return tuple(checks)

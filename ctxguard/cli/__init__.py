@@ -56,7 +56,7 @@ GROUPS = {
 }
 
 _FIRST = ("index", "calibrate", "serve", "monitor", "label")
-"""What everybody needs; the help shows the others after them."""
+"""The commands everybody needs; the help shows the others after them."""
 
 _INTERRUPTED = 130
 
@@ -155,13 +155,13 @@ def help_of(group: str = "") -> str:
 
 
 def commands_of(name: str) -> list[tuple[str, str]]:
-    """List what is a command with another word after its name, with the first sentence of help."""
+    """List the commands with another word after their name, with the first sentence of help."""
     own = [(each.split(), text) for each, text in COMMANDS.items()]
     return [(words[1], text) for words, text in own if words[1:] and words[0] == name]
 
 
 def nearest(name: str, among: Iterable[str]) -> str:
-    """Ask whether the most similar of some names was meant; empty where none is similar.
+    """Ask whether the most similar of some names was meant; empty if none is similar.
 
     >>> nearest("polcy", ["policy", "seed"]), nearest("x", ["policy"])
     ('; did you mean policy?', '')

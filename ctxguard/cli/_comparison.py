@@ -1,4 +1,4 @@
-"""Ways to rank and to cut side by side, and against a saved comparison: a part of `evaluate`."""
+"""Compares ways to rank and to cut, also with a saved comparison: a part of `evaluate`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 ALL = "all"
-"""In place of a candidate: each leg of the index alone, and both fused in each way."""
+"""Stands for these candidates: each leg of the index alone, and both fused in each way."""
 
 
 def compare_systems(
@@ -34,13 +34,13 @@ def compare_systems(
     """Compare candidates, print and save the comparison, and check it against a saved one.
 
     Args:
-        asked: What to compare, and how.
+        asked: The command's settings: what to compare, and how.
         systems: The index with its reranker, if any, and the others by the names of their
             candidates.
         output: Prints the result.
 
     Raises:
-        ConfigurationError: two indexes are given, or candidates that the systems do not have.
+        ConfigurationError: there are two indexes, or the systems lack a candidate.
         SystemExit: a candidate is worse than the saved one of its name.
     """
     from calibration.compare.comparison import check_candidates, compare
@@ -131,7 +131,7 @@ def _candidates(
     sources: tuple[str, ...],
     index: LabelledSystem | None,
 ) -> "list[Candidate]":
-    """Find the ways to cut rankings of an index, else of the first source; and all sources."""
+    """Find the ways to cut rankings of the index, or else of the first source; and all sources."""
     from calibration.compare.candidates import (
         at_each_k,
         default_candidates,
@@ -180,7 +180,7 @@ def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> 
 
 
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
-    """Return the utilities of the profiles, which must be the same: one table has one unit."""
+    """Return the profiles' utilities, which must be equal: a table has one unit."""
     from ctxguard.measure.worth import READERS
 
     utilities = [loaded.utilities for loaded in profiles.values()]
@@ -236,7 +236,7 @@ def _viewer(
 def _notes(
     comparison: "Comparison", labelled: "Labelled", profiles: "dict[str, Profile]"
 ) -> list[str]:
-    """Note what a reader of the figures should know."""
+    """Add the notes that a reader of the figures needs."""
     from calibration.compare.comparison import FEWEST
     from ctxguard.core.scores import is_relative
 

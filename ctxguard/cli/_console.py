@@ -1,6 +1,6 @@
 """Shared by all commands: exit codes and error messages, progress, tables and JSON.
 
-Progress goes to standard error, so that standard output holds the result alone.
+Progress goes to standard error, so that standard output holds only the result.
 """
 
 import json
@@ -37,7 +37,7 @@ from ctxguard.errors import (
 from ctxguard.measure.interval import Interval
 
 _LINE_SECONDS = 10.0
-"""Between two lines of progress where standard error is not a terminal."""
+"""Seconds between two lines of progress if standard error is not a terminal."""
 FINDING = 1
 BAD_INPUT = 2
 
@@ -57,7 +57,7 @@ _QUIET = {
 
 
 def run(work: Callable[["Output"], object], *, as_json: bool) -> None:
-    """Run a command; its errors end in an exit code and one message, not in a traceback.
+    """Run a command; errors become an exit code and one message, not a traceback.
 
     Args:
         work: The command.
@@ -76,7 +76,7 @@ def run(work: Callable[["Output"], object], *, as_json: bool) -> None:
         work(Output(as_json=as_json))
         sys.stdout.flush()
     except BrokenPipeError:
-        raise  # its reader has gone, and nobody would see a message
+        raise  # the reader has gone, and nobody would see a message
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
@@ -111,7 +111,7 @@ def _described(error: Exception) -> str:
 def _place_of_others(error: BaseException) -> str | None:
     """Return the last line of code that is neither ours nor of an installed library.
 
-    A retriever, an assessor or a client that a command was given may raise anything.
+    A user's retriever, assessor or client may raise anything.
     """
     roots = [*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), *_OUR_FOLDERS, "<"]
     place = None
@@ -173,7 +173,7 @@ class Output:
         Args:
             document: The result with ``--json``.
             show: Prints it for people.
-            notes: Lines that a reader should know besides it; None for a document without any.
+            notes: Further lines for the reader; None for a document without any.
             found: Whether the command ends with a finding.
         """
         if self.as_json:
@@ -185,7 +185,7 @@ class Output:
             raise SystemExit(FINDING)
 
     def findings(self, lines: Iterable[str]) -> None:
-        """Print findings, one line each, and end the command where there is one."""
+        """Print findings, one line each, and end the command if there are any."""
         found = list(lines)
         for line in found:
             self.err.print(Text(f"finding: {one_line(line)}"))
@@ -193,7 +193,7 @@ class Output:
             raise SystemExit(FINDING)
 
     def note(self, text: str) -> None:
-        """Print one line that a reader should know besides the result."""
+        """Print a note beside the result."""
         self._notes.print(_labelled("note", "yellow", text))
 
     def notes(self, lines: Iterable[str]) -> None:
@@ -206,7 +206,7 @@ class Output:
         sys.stdout.write(text + end)
 
     def warning(self, text: str) -> None:
-        """Print one line that a reader must know before the result is used."""
+        """Print a warning that a reader must see before using the result."""
         self.out.print(_labelled("warning", "bold yellow", text))
 
     def facts(self, *rows: tuple[str, str | None]) -> None:
@@ -254,7 +254,7 @@ class Output:
                 progress.advance(task, done)
                 so_far += done
                 seconds = time.monotonic() - said_at
-                # A pass that tells of its beginning is a long one.
+                # A pass that reports its start is a long one.
                 if not self.err.is_terminal and (seconds >= _LINE_SECONDS or not so_far):
                     self.err.print(f"{name}: {_so_far(so_far, total, so_far - said, seconds)}")
                     said_at, said = time.monotonic(), so_far
@@ -269,13 +269,13 @@ class Output:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Show on standard error what is under way, for work without a known number of steps."""
+        """Show on standard error that work without a known number of steps is under way."""
         with self.err.status(Text(what)):
             yield
 
 
 def _so_far(done: int, total: int | None, lately: int, seconds: float) -> str:
-    """Write how far a pass is, and how long the rest takes at the speed of the last seconds.
+    """Describe a pass's progress, and the time left at the speed of the last seconds.
 
     >>> _so_far(300, 1_500, 100, 20.0), _so_far(300, None, 100, 20.0), _so_far(0, 1_500, 0, 0.0)
     ('300 of 1,500, about 4 min left', '300 so far', '0 of 1,500')
@@ -292,9 +292,9 @@ def _so_far(done: int, total: int | None, lately: int, seconds: float) -> str:
 def by_total(
     begin: Callable[[str, int], Callable[[int], None]], name: str
 ) -> Callable[[int, int], None]:
-    """Make a function that is told how many steps of a pass are done, and of how many.
+    """Make a function to call with the finished steps of a pass, and their total.
 
-    The pass begins when it is first told.
+    The pass begins at the first call.
     """
     advance: Callable[[int], None] | None = None
     said = 0
@@ -319,7 +319,7 @@ def print_json(document: Mapping[str, object]) -> None:
 
 
 def picked(record: object, *names: str) -> dict[str, Any]:
-    """Pick the attributes that a JSON document has under their own names."""
+    """Pick the attributes that a JSON document keeps under their own names."""
     return {name: getattr(record, name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""How a field of settings is written: as an option, as a key of a file, and in help."""
+"""The names of a settings field: as an option, as a key of a file, and in help."""
 
 from typing import get_args
 

@@ -8,7 +8,7 @@ Rows = Iterable[tuple[str, str]]
 
 _MAX_COLUMNS = 80
 _MAX_NAME = 30
-"""A longer name has a line of its own."""
+"""A longer name gets a line of its own."""
 
 
 def page(usage: str, paragraphs: Iterable[str], sections: Mapping[str, Rows]) -> str:
@@ -16,7 +16,7 @@ def page(usage: str, paragraphs: Iterable[str], sections: Mapping[str, Rows]) ->
 
     Args:
         usage: The command with its arguments.
-        paragraphs: What it does; an empty one is left out.
+        paragraphs: Its description; empty paragraphs are left out.
         sections: By title, names and their meaning; an empty section is left out.
     """
     columns = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)

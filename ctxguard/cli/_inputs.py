@@ -1,4 +1,4 @@
-"""Inputs that several commands read: labelled queries, a profile, and candidates of a system."""
+"""The inputs of several commands: labelled queries, a profile, and a system's candidates."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Labelled:
     Attributes:
         dataset: The queries and labels.
         split: Name of the split of a BEIR folder; None for a JSONL file, which has no splits.
-        corpus: The folder's own corpus, which the labels belong to; None for a JSONL file.
+        corpus: The folder's own corpus, to which the labels belong; None for a JSONL file.
         others: The other splits of the folder.
         notes: Repairs and choices made while reading, one line each.
     """
@@ -55,7 +55,7 @@ class Labelled:
     def against(self, *retrievers: "Source") -> "tuple[Labelled, dict[str, int]]":
         """Check that the labels belong to the corpus: of an index, else of the labels' folder.
 
-        A retriever of one's own and a run tell no corpus. They are given the texts of the folder's
+        A user's own retriever and a run have no corpus to check. They get the texts of the folder's
         ``corpus.jsonl`` that labels or runs name.
 
         Args:
@@ -66,7 +66,7 @@ class Labelled:
             labelled passages that it does not hold.
 
         Raises:
-            DataError: they belong to another corpus.
+            DataError: the labels belong to another corpus.
         """
         from calibration.data.dataset import named_passages, unknown_passages
         from calibration.data.label_check import check_ids, check_texts
@@ -97,7 +97,7 @@ class Labelled:
             return replace(self, notes=notes), counts
         if isinstance(retriever, ctxguard.HybridRetriever):
             labelled, present = retriever.labelled_ids, frozenset(retriever.passage_ids)
-        else:  # an engine may have billions: only ids that the labels use
+        else:  # an engine may hold billions: look only for ids that the labels use
             labelled = retriever.labelled_ids(named_passages(dataset))
             present = retriever.known_ids(labelled)
         counts["unknown_passages"] = len(unknown_passages(dataset, labelled))
@@ -134,10 +134,10 @@ def open_labelled(
     """Read labelled queries, and open a command's system for them.
 
     Args:
-        settings: The command's, which are a `System` or only name an index.
+        settings: The command's settings: a `System`, or only the name of an index.
         data: See `read_labelled`.
         split: See `read_labelled`.
-        output: Shows what is under way.
+        output: Shows progress.
 
     Returns:
         The labels, the counts of ``against``, and the retriever.
@@ -247,13 +247,13 @@ def fitted(profile: "Profile", retriever: "Source") -> "Source":
 
 
 def on_route(retriever: "Source", route: Route) -> "Source":
-    """Return an index with these stages; a wrapped retriever as it is, without a choice."""
+    """Return an index with these stages; a wrapped retriever has no choice, and stays as it is."""
     view: Source = retriever.on_route(route) if hasattr(retriever, "on_route") else retriever
     return view
 
 
 def served_route(retriever: "Source", profile: "Profile | None") -> Route:
-    """Return the stages that answer; of a wrapped retriever, those of the profile."""
+    """Return the stages that answer; for a wrapped retriever, those of the profile."""
     if profile is None or retriever.route is not Route.EXTERNAL or len(profile.routes) != 1:
         return retriever.route
     return next(iter(profile.routes))
@@ -284,10 +284,10 @@ def replayed(
 
 
 def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
-    """Return the depth: as many as were asked for, else as many as a guard retrieves.
+    """Return the depth: the one asked for, else the number a guard retrieves.
 
-    The candidates are scored relative to one another, so another depth is another order: to look at
-    the first k that are served, retrieve as many as are served from.
+    Candidates are scored relative to one another, so the depth affects the order: to see the first
+    k as served, retrieve at the serving depth.
 
     Raises:
         ConfigurationError: the depth asked for is less than k.
@@ -300,7 +300,7 @@ def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
 
 
 def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
-    """Note queries that were left out or not in the run, and stages that answered instead.
+    """Note queries left out or missing from the run, and stages that answered instead.
 
     Args:
         pools: The retrieved candidates.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 RECALL_OF_JUDGED = "of the relevant passages among those judged, not of all that there are"
 
 TO_GRADE = 400
-"""Passages that people are asked to grade at first."""
+"""How many passages people are first asked to grade."""
 
 
 def in_first_order(source: "Source") -> "MultiRoute | RankingSource":
@@ -54,7 +54,7 @@ def table_of_k(found: "JudgedStore") -> TextTable:
 
 
 def next_step(found: "JudgedStore") -> list[str]:
-    """Say what people grade next, or that a profile can be made."""
+    """Say what people should grade next, or that a profile can be made."""
     if not found.judged.lacking:
         return ["`ctxguard calibrate --store` makes a profile of these samples"]
     if found.judged.is_exact:

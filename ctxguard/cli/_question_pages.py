@@ -45,7 +45,7 @@ class QuestionGrading(Grading):
         return next((place for place, done in self.places(task).items() if not done), None)
 
     def question(self, _task: Task, number: int) -> GradedPassage:
-        """List the passages that are asked about so far."""
+        """List the passages asked about so far."""
         work = self._work
         if number >= len(work.queries):
             raise RefusedPage(404, "No such question", "Open the page Label again.")
@@ -67,7 +67,7 @@ class QuestionGrading(Grading):
         self._work.file.mark(self._work.queries[number], no_answer=no_answer)
 
     def notice(self, n_graded: int) -> str | None:
-        """Say after each ten questions what they buy."""
+        """Say after every ten questions what they suffice for."""
         return self._work.bought() if n_graded and n_graded % _TEN == 0 else None
 
     def start(self, request: Request) -> Response:

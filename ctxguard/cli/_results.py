@@ -27,13 +27,13 @@ _OPTION_METRICS = {
     "misleading": "misleading",
 }
 _COMPARED = {"recall": 2, "udcg": 2, "kept": 1, "tokens": 0}
-"""Decimals of what is shown of each candidate."""
+"""Decimals of each figure shown of a candidate."""
 
 _KNOWN = frozenset({"recall", "precision", "kept", "tokens"})
-"""Metrics whose names say what they are."""
+"""Metrics whose names explain themselves."""
 
 _IN_WORDS = {"kept": "passages"}
-"""Metrics whose names in a table are not those of JSON."""
+"""Metrics whose names in a table differ from those in JSON."""
 
 _STYLES = {
     "SAFE": "bold green",
@@ -73,13 +73,13 @@ def by_metric(results: "Results") -> TextTable:
 
 
 def define(results: "Results", output: Output, names: Mapping[str, str] | None = None) -> None:
-    """Say what the words of a table mean that a reader may not know, where it has figures.
+    """Explain the words of a table that a reader may not know, where it has figures.
 
     Args:
         results: The table.
         output: Prints it.
-        names: The metrics that are shown, and what the table calls them; all by their own names
-            unless given.
+        names: The metrics to show, with their names in the table; all by their own names unless
+            given.
     """
     from calibration.evaluate import DESCRIPTIONS
 
@@ -118,7 +118,7 @@ def print_comparison(
     *,
     show_all: bool,
 ) -> None:
-    """Print one row for each candidate with its risk, and on request all else."""
+    """Print one row per candidate with its risk, and everything else on request."""
     from calibration.compare.comparison import RULE
 
     results = comparison.results
@@ -206,7 +206,7 @@ def print_summary(
     *,
     show_all: bool,
 ) -> None:
-    """Print today beside the choice and leaner and richer contexts, and what to beware of."""
+    """Print today beside the choice, leaner and richer contexts, and warnings."""
     from calibration.report import certificate_words
 
     route = outcome.route.measured[0].route
@@ -238,7 +238,7 @@ def _print_options(summary: "Summary", output: Output, *, with_words: bool) -> N
         is_chosen = size == summary.chosen
         mark = "→ " if is_chosen else "  "
         style = "bold" if is_chosen else ""
-        # Other names of the same contexts stand below the first: the table has 80 columns.
+        # Further names of the same contexts go below the first: the table has 80 columns.
         first, _, others = size.partition(", ")
         rows.append((Text(mark + first, style=style), *own))
         less = [

@@ -1,8 +1,8 @@
-"""Commands from their settings: options from the fields, and keys of a file for the rest.
+"""Builds commands from their settings: options from the fields, and file keys for the rest.
 
 A command is a `SettingsModel` that can be called. Each field is an option, an argument, or a key of
 the TOML file that ``--system`` names, as `setting` says where the field stands. The system, its
-profile and its store stand at the top of the file, what one command alone needs in the table of its
+profile and its store stand at the top of the file; settings of a single command in the table of its
 name. An option wins over a key.
 """
 
@@ -39,7 +39,7 @@ _SYSTEM_FIELDS = {**AssessorSettings.model_fields, **LabelledSystem.model_fields
 
 
 class _Top(SettingsModel):
-    """What may stand at the top of a file besides the system."""
+    """The keys allowed at the top of a file besides the system's."""
 
     all_metrics: AllMetrics = False
     profile: ProfileFile = None
@@ -102,7 +102,7 @@ class Command:
         )
 
     def run(self, words: Sequence[str], output: Output) -> None:
-        """Run it with these arguments and options, or print its help."""
+        """Run the command with these arguments and options, or print its help."""
         end = words.index("--") if "--" in words else len(words)
         if "--help" in words[:end]:
             output.text(self.help())
@@ -121,7 +121,7 @@ class Command:
         values |= given
 
         def called(name: str) -> str:
-            """Write a field as its user did: as an option or a key, or an argument by its name."""
+            """Write a field as its user would: as an option or key, or an argument by its name."""
             field = self.fields.get(name)
             if field is None or name in self.arguments:
                 return name
@@ -160,7 +160,7 @@ class Command:
         return {**by_variable, **vars(known)}
 
     def _unknown(self, word: str) -> str:
-        """Say what to give in place of an option or argument that the command does not have."""
+        """Say what to give instead of an option or argument that the command lacks."""
         if not word.startswith("-"):
             return f"there is no argument for {word!r}; see ctxguard {self._name} --help"
         if word.lstrip("-") in [key_of(*each) for each in self.keys.items()]:
@@ -206,7 +206,7 @@ class _Parser(ArgumentParser):
 
 
 def _check_writable(files: Any, called: str) -> None:
-    """Refuse a file that cannot be written, before the work."""
+    """Refuse, before the work, a file that cannot be written."""
     for file in files if isinstance(files, list) else [files]:
         if not isinstance(file, str | Path):
             continue  # validation names what it is
@@ -219,7 +219,7 @@ def _check_writable(files: Any, called: str) -> None:
 def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the top of a file (the system, its profile and its store), and the tables of commands.
 
-    The top is by the names of fields, a table as it stands.
+    The top is keyed by field names; a table stays as it is written.
 
     Raises:
         DataError: the file cannot be read, or its top has an unknown key.
@@ -241,7 +241,7 @@ def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -
 
     Args:
         table: The table.
-        fields: What its keys may be.
+        fields: The fields its keys may name.
         file: The file.
         where: The table's name, for errors.
 
@@ -263,7 +263,7 @@ def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -
 
 
 def _placed(value: Any, folder: Path) -> Any:
-    """Let a path, or each of a list, start from a folder; leave all else to validation."""
+    """Resolve a path, or each of a list, from a folder; leave the rest to validation."""
     if isinstance(value, list):
         return [_placed(each, folder) for each in value]
     return folder / value if isinstance(value, str) else value

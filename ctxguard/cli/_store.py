@@ -35,7 +35,7 @@ IN_WORDS = {
 
 
 def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tuple[str, str]]:
-    """Say how many tokens each mode saves, and what they cost at a price per million."""
+    """Say how many tokens each mode saves, and their cost at a price per million."""
     from ctxguard.monitor.judging.sample_judge import tokens_by_mode
 
     for mode, tokens in tokens_by_mode(counts).items():
@@ -51,7 +51,7 @@ def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tu
 
 
 class ModelCalls(SettingsModel):
-    """How a language model behind an endpoint is called."""
+    """How to call a language model behind an endpoint."""
 
     timeout_seconds: float = key(
         "Longest wait for one reply of a model behind an endpoint.", gt=0, value=30.0
@@ -107,7 +107,7 @@ class JudgeModel(ModelCalls):
     )
 
     def model_judge(self, kind: str, reranker: str | None) -> "Judge":
-        """Make the judge that the settings describe.
+        """Build the judge that the settings describe.
 
         Args:
             kind: ``llm``, ``cross-encoder`` or ``reranker``.
@@ -167,9 +167,9 @@ class JudgeModel(ModelCalls):
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
-    """Open a sample store that is there.
+    """Open an existing sample store.
 
-    A SQLite file that is absent is not made: its name is most likely mistyped.
+    A missing SQLite file is not created: its name is most likely mistyped.
 
     Raises:
         ConfigurationError: a URL that cannot be used.
@@ -202,7 +202,7 @@ def wait_to_own(running: "Monitor", output: Output) -> None:
 
 
 def judge_waiting(running: "Monitor", output: Output, at_once: int = 100) -> str | None:
-    """Judge the samples that wait; return why it ended before, None where it did not."""
+    """Judge the waiting samples; return why judging stopped early, None if it did not."""
     from ctxguard.monitor.store import State
 
     waiting = running.store.states().get(State.PENDING, 0)
@@ -239,7 +239,7 @@ def named_series(store: "SampleStore", named: str | None) -> str:
 
 
 def label_judge(dataset: "Dataset", texts: "Mapping[str, str] | None" = None) -> "LabelJudge":
-    """Make a judge that knows the labels of these questions.
+    """Build a judge that knows the labels of these questions.
 
     Args:
         texts: The texts of labelled passages by id, as far as they are known.

@@ -1,4 +1,4 @@
-"""The system whose candidates a command takes: its settings, and how it is opened.
+"""The system that supplies a command's candidates: its settings, and how to open it.
 
 An index in a folder or in an engine, a retriever of the user's own, a TREC run, or lists of
 candidates that a server reranks.
@@ -56,7 +56,7 @@ _Utility = Literal[
 ]
 _UPSTREAM_KEY = "CTXGUARD_UPSTREAM_KEY"
 _UPSTREAM_SECONDS = 60.0
-"""For one list: nobody waits for the answer."""
+"""Seconds for one list: nobody is waiting for the answer."""
 
 
 class System(RankedSystem):
@@ -79,7 +79,7 @@ class System(RankedSystem):
         return [name for name in SOURCES if getattr(self, name, None) is not None]
 
     def check_source(self) -> None:
-        """Check that the settings name one source, and nothing that does not go with it.
+        """Check that the settings name one source, and nothing that conflicts with it.
 
         Raises:
             ConfigurationError: they do not.
@@ -103,7 +103,7 @@ class System(RankedSystem):
             queries: The queries of a run, or of lists of candidates.
 
         Raises:
-            ConfigurationError: not one source is named, or a setting does not go with it.
+            ConfigurationError: no single source is named, or a setting conflicts with it.
             DataError: the run or the candidates cannot be read.
         """
         self.check_source()
@@ -150,8 +150,8 @@ class System(RankedSystem):
         candidates = read_candidates(self.candidates)
         if queries and not any(query.text in candidates for query in queries):
             raise DataError(
-                f"holds none of the {len(queries):,} labelled queries, such as {queries[0].text!r}: a "
-                "query must have the same text in both files",
+                f"has none of the {len(queries):,} labelled queries, such as {queries[0].text!r}: "
+                "a query must have the same text in both files",
                 path=self.candidates,
             )
         kind = self.score_kind or FORMS[self.rerank_protocol].kind
@@ -159,7 +159,7 @@ class System(RankedSystem):
 
 
 class LabelledSystem(System):
-    """A system that answers labelled queries, or a run of it, and what passages are worth."""
+    """A system that answers labelled queries, or a run of it, and the worth of passages."""
 
     run: Path | None = optional("TREC run file with the candidates of the queries.", "FILE")
     relevant_from: RelevantFrom = 1
@@ -185,7 +185,7 @@ class LabelledSystem(System):
         """Replace utilities by those that were set by hand.
 
         Raises:
-            ConfigurationError: a value that the name cannot have.
+            ConfigurationError: a value does not fit its name.
         """
         limit = self.utility.get("rank_limit", 0.0)
         if not limit.is_integer():
@@ -199,7 +199,7 @@ class LabelledSystem(System):
 
     @property
     def by_hand(self) -> str:
-        """What was set, in words; empty for nothing."""
+        """The values that were set, in words; empty for none."""
         parts = [f"the preset {self.preset}"] if self.preset else []
         values = ", ".join(f"{name}={value:g}" for name, value in self.utility.items())
         parts += [f"set by hand: {values}"] if values else []

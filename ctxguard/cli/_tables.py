@@ -1,4 +1,4 @@
-"""Tables that change their form, never their content, where a terminal is too narrow for them.
+"""Tables that change form, but never content, on a terminal too narrow for them.
 
 A table whose columns fit is printed as it is. Otherwise each record becomes a block with one line
 for each field. Only texts are wrapped: a figure stays on one line, and nothing is cut off.
@@ -60,7 +60,7 @@ class TextTable:
 def _fitting(
     columns: Sequence[str], rows: Sequence[Row], console: Console, options: ConsoleOptions
 ) -> Iterator[RenderableType]:
-    """Lay out the table where it fits, else a block for each record."""
+    """Lay out the table if it fits, else a block for each record."""
     table = _table(columns, rows)
     least = Measurement.get(console, options.update(max_width=10**6), table).minimum
     if least <= options.max_width:

@@ -145,7 +145,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         source: Source,
         stack: ExitStack,
     ) -> list[str]:
-        """Mark what is not marked yet, and say what could not be.
+        """Mark the unmarked answers, and report those that could not be marked.
 
         Raises:
             ConfigurationError: a judge is named and no endpoint.
@@ -183,7 +183,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
 
 
 def _price_in_words(utility: "Interval") -> str:
-    """Say what a passage that is not relevant is worth, and whether the settings should.
+    """Say what an irrelevant passage is worth, and whether to change the settings.
 
     >>> from ctxguard.measure.interval import Interval
     >>> _price_in_words(Interval(-0.05, -0.15, 0.05, 100))

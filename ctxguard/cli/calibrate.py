@@ -131,7 +131,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         )
 
     def _from_store(self, url: str, chosen: "Settings", output: Output) -> None:
-        """Calibrate on judged requests; without enough grades of people show the table alone."""
+        """Calibrate on judged requests; without enough grades by people, show only the table."""
         from calibration.from_store import calibrate_from_store, judged_store
         from calibration.report import write_judged
 
@@ -189,7 +189,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         output.result(document, show, notes, found=lacks)
 
     def _system(self, in_force: "Profile | None") -> dict[str, Any]:
-        """Name the system that answered, by itself or as the profile in force does."""
+        """Identify the system that answered, by itself or from the profile in force."""
         from ctxguard.guard.wrapped_retriever import call_if
 
         names = ("fusion", "fingerprint", "corpus_sketch")
@@ -204,7 +204,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         return dict(zip(names, found, strict=True))
 
     def _chosen(self) -> "Settings":
-        """Make the settings as calibration takes them."""
+        """Build the settings that calibration takes."""
         from calibration.calibrate_route import Settings
         from calibration.certify import Promise
 
@@ -286,7 +286,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
 
 
 def _judged_in_short(made: "StoreCalibration", route: Route) -> str:
-    """Put in one line what a policy from judged requests serves in place of today's."""
+    """Describe in one line what a policy from judged requests serves in place of today's."""
     from calibration.report.summary import in_one_line, unshown_by
 
     verdict = made.profile.routes[route].verdict

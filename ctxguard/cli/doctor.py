@@ -41,7 +41,7 @@ _EXTRAS = {
     "mcp": "mcp",
     "opentelemetry": "opentelemetry",
 }
-"""A module that each extra brings."""
+"""A module that each extra installs."""
 
 _ENGINES = ("qdrant://", "milvus://")
 _STORES = ("sqlite:", "postgresql:", "postgres:")
@@ -103,7 +103,7 @@ def _installation() -> Iterator[Finding]:
 
 
 def _parts(places: Sequence[str]) -> dict[str, Any]:
-    """Tell places apart: ``profile``, ``store``, ``metrics``, and settings of the system.
+    """Sort places into ``profile``, ``store``, ``metrics``, and settings of the system.
 
     Raises:
         ConfigurationError: a place is of an unknown kind.
@@ -143,7 +143,7 @@ def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:
     for part, (place, look) in looks.items():
         try:
             yield from look(place) if place else ()
-        except CtxguardError as error:  # its message has the mend
+        except CtxguardError as error:  # its message says how to mend it
             yield part, "wrong", str(error)
 
 

@@ -37,7 +37,7 @@ _FIRST = (
     *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "misleading"),
     *("kept", "tokens", "keyword_recall", "keyword_mrr"),
 )
-"""The metrics that are shown where they have data unless all are asked for."""
+"""The metrics shown if they have data, unless all are asked for."""
 
 
 _OF_COMPARISONS = ("candidate", "out", "against", "baseline", "regression_metrics", "tolerance")
@@ -111,7 +111,7 @@ class EvaluateCommand(LabelledSystem):
             self._measure(next(iter(systems.values())), output)
 
     def _systems(self) -> dict[str, LabelledSystem]:
-        """Return the systems that files describe by name, and the one that options describe."""
+        """Return the systems described by files, by name, and the one described by options."""
         fields = LabelledSystem.model_fields
         own = {name: getattr(self, name) for name in self.model_fields_set & fields.keys()}
         systems = {}
@@ -119,7 +119,7 @@ class EvaluateCommand(LabelledSystem):
             values = {each: value for each, value in read_file(file)[0].items() if each in fields}
             if values.keys() & SOURCES:
                 systems[name] = LabelledSystem(**values)
-            else:  # a file without a source is about the system that an option names
+            else:  # a file without a source describes the system that an option names
                 own = values | own
         named = [name for name in SOURCES if own.get(name) is not None]
         if named or not systems:
@@ -214,7 +214,7 @@ class EvaluateCommand(LabelledSystem):
         }
 
         def show() -> None:
-            # Whoever changes what a metric is looks for that metric.
+            # Someone who changes a metric's definition looks for that metric.
             show_all = self.show_all or bool(self.by_hand)
             relative_to = f"the retriever's first {baseline_k}"
             made_by = "" if loaded is None else f" (profile {loaded.profile_id})"
@@ -260,7 +260,7 @@ def _print(results: "Results", output: Output, *, show_all: bool) -> None:
 def _policies(
     profile: "Profile | None", route: Route, k: int | None
 ) -> "tuple[dict[str, Policy], int]":
-    """Return the policies to measure, the profile's last, and the k that recall is compared with.
+    """Return the policies to measure, the profile's last, and the k to compare recall with.
 
     Raises:
         ConfigurationError: the profile has no policy for the route.

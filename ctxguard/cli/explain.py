@@ -94,7 +94,7 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
     output.facts(*explanation.facts())
     served = [one for one in explanation.candidates if one.outcome == "served"]
     dropped = [one for one in explanation.candidates if one.outcome != "served"]
-    # Those that somebody has judged or graded say most.
+    # Judged or graded ones are the most informative.
     first = sorted(dropped, key=lambda one: not (one.judge or one.labels))[:_DROPPED_SHOWN]
     shown = dropped if show_all else [one for one in dropped if one in first]
     rejected = explanation.rejected
@@ -107,7 +107,7 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
     if in_shadow:
         would = count(explanation.would_drop, "served passage")
         output.note(f"in shadow: {would} would be dropped under enforce")
-    # In shadow those that would be dropped matter most.
+    # In shadow, those that would be dropped matter most.
     worst = sorted(served, key=lambda one: one.enforced != "dropped") if in_shadow else served
     kept = served if show_all else [one for one in served if one in worst[:_SERVED_SHOWN]]
     _print_candidates("Served, best first", kept, output)
@@ -142,7 +142,7 @@ def _print_candidates(
         }
         for one in candidates
     ]
-    # The columns in which anything stands; nothing without a row.
+    # Only columns with any content; none without a row.
     columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     if columns:
         output.table(columns, ([row[name] for name in columns] for row in rows), title)

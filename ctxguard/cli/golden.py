@@ -49,7 +49,7 @@ class CheckCommand(SettingsModel):
     folder: Path = setting("A frozen set.", "DIR", argument=True)
 
     def __call__(self, output: Output) -> None:
-        """Compare the digest of each file with the one that it was frozen under."""
+        """Compare the digest of each file with its frozen one."""
         from calibration.data.golden import changes, read_snapshot
 
         snapshot, changed = read_snapshot(self.folder), changes(self.folder)
@@ -131,7 +131,7 @@ def _result(
     changed: tuple[str, ...] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print a frozen set; one that is checked with what was changed."""
+    """Print a frozen set; after a check, with its changes."""
     state = "" if changed is None else f", {'changed' if changed else 'unchanged'}"
     document = {"golden": folder, **snapshot.model_dump(mode="json")}
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 _READ = 1_000
-"""Passages of a corpus whose ids an engine is asked for at once."""
+"""How many passage ids an engine is asked for at once."""
 _SHOWN = 10
-"""Files named on the screen of those that were left out."""
+"""How many left-out files are named on the screen."""
 
 
 class IndexCommand(SettingsModel):
@@ -117,7 +117,7 @@ class IndexCommand(SettingsModel):
             embedder = self._embedder(existing)
             chunk |= documents and embedder.passage_window is not None
         if existing is None and self.signals in {None, "full"}:
-            # Made before the passages are counted.
+            # Built before the passages are counted.
             with output.doing("reading the model's word pieces, once on this machine"):
                 embedder.piece_table  # noqa: B018  made, and kept
         kept = _Kept(existing, reader)
@@ -142,7 +142,7 @@ class IndexCommand(SettingsModel):
         output.result(document, lambda: _print(document, output), notes, found=kept.n > 0)
 
     def _check_destination(self) -> None:
-        """Refuse a destination or a language before the work; saving checks only after it."""
+        """Refuse a bad destination or language before the work; saving checks only after it."""
         from ctxguard.integrations.engines.address import EngineAddress
         from ctxguard.retrieval.analysers import analyser_for
         from ctxguard.retrieval.index.storage import check_destination
@@ -164,11 +164,11 @@ class IndexCommand(SettingsModel):
     def _kept(
         self, embedder: "SentenceTransformerEmbedder", output: Output
     ) -> "Iterator[Embedder]":
-        """Keep what is encoded beside the folder, until the index is saved."""
+        """Keep encoded passages beside the folder, until the index is saved."""
         from ctxguard.retrieval.index.kept_vectors import KeptVectors
 
         if self.out is None:
-            yield embedder  # an engine has what was encoded
+            yield embedder  # an engine already holds the encoded passages
             return
         file = self.out.resolve()
         file = file.with_name(f"{file.name}.unfinished")
@@ -199,7 +199,7 @@ class IndexCommand(SettingsModel):
         existing: "_Index | None",
         output: Output,
     ) -> "tuple[_Index, Changes | None]":
-        """Build the index, or bring it up to date, and show how far it is."""
+        """Build or update the index, and show progress."""
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
         with output.passes() as begin:
@@ -230,7 +230,7 @@ class IndexCommand(SettingsModel):
         return SentenceTransformerEmbedder(model)
 
     def _saved(self, retriever: "_Index", output: Output) -> tuple[dict[str, object], list[str]]:
-        """Save an index; say where it is, and what to note of its language."""
+        """Save an index; report where it is, with a note on its language."""
         from ctxguard.integrations.engines.address import EngineAddress
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
@@ -255,7 +255,7 @@ class IndexCommand(SettingsModel):
 
 
 def _holder(retriever: "_Index") -> Any:
-    """Return what holds the index's settings."""
+    """Return the object that holds the index's settings."""
     return getattr(retriever, "generation", retriever)
 
 
@@ -298,7 +298,7 @@ def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
 
 
 class _Kept:
-    """The passages that an index holds of documents that cannot be read now.
+    """The indexed passages of documents that can no longer be read.
 
     Attributes:
         n: How many were yielded so far.
@@ -310,7 +310,7 @@ class _Kept:
         self.n = 0
 
     def __iter__(self) -> "Iterator[Passage]":
-        """Yield them, once the corpus is read."""
+        """Yield the passages, once the corpus is read."""
         unread = {each.path.rstrip("/") for each in self._corpus.left_out if each.unread}
         folders = tuple(f"{each}/" for each in unread)
         if self._index is None or not unread:
@@ -323,29 +323,29 @@ class _Kept:
                 yield passage
 
     def of(self, path: str) -> int:
-        """Count those of a document or a folder."""
+        """Count the passages of a document or a folder."""
         folder = f"{path.rstrip('/')}/"
         return sum(n for each, n in self._by_path.items() if f"{each}/".startswith(folder))
 
 
 class _Corpus:
-    """The passages to index, which are read once and not kept, and how they fit the model.
+    """The passages to index, read once and not kept, and how they fit the model.
 
     Args:
-        passages: Those of the file.
+        passages: The passages of the file.
         embedder: The model.
-        kept: Those that an index holds of documents that cannot be read now.
-        chunk: Whether passages that are longer than the model reads are split.
+        kept: The indexed passages of documents that can no longer be read.
+        chunk: Whether to split passages longer than the model reads.
 
     Attributes:
         passages: The number of passages read so far, or of chunks.
         copies: How many repeat the text of another; a context holds one of them.
         window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
             the passages that are longer; ``chunks`` made of them, None without splitting.
-        read_at: When the last was read.
+        read_at: When the last passage was read.
 
     Raises:
-        ConfigurationError: chunks are asked for, and the number of tokens is not known.
+        ConfigurationError: chunks are asked for, but the model's token limit is unknown.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class _Corpus:
 
     @property
     def notes(self) -> list[str]:
-        """What became of copies, and of passages that are longer than the model reads."""
+        """What happened to copies, and to passages longer than the model reads."""
         tokens, longer, chunks = (self.window[name] for name in ("tokens", "longer", "chunks"))
         notes = []
         if self.copies:

@@ -87,7 +87,7 @@ class JudgeCommand(JudgeModel, System):
                 if isinstance(judge, Closeable):
                     stack.callback(judge.close)
             file = SampleStore(self.store).file
-            # Saying what judging takes makes no store.
+            # An estimate of the cost creates no store.
             there = judge is not None or file is None or file.exists()
             store = stack.enter_context(SampleStore.open(self.store if there else "sqlite://"))
             waited = store.states().get(State.PENDING, 0)
@@ -118,7 +118,7 @@ class JudgeCommand(JudgeModel, System):
         begin: "Passes",
         failed: "list[Reply[str]]",
     ) -> Counter[str]:
-        """Write the samples that the store lacks; without a judge only count what they take."""
+        """Write the samples that the store lacks; without a judge, only count their cost."""
         from calibration.asked_questions import JUDGED_DEPTH, sample_of, tokens_to_judge
         from ctxguard import ContextGuard
         from ctxguard.monitor.store import WorkerCounts
@@ -229,7 +229,7 @@ class JudgeCommand(JudgeModel, System):
 
 
 def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | None:
-    """Judge all that waits; return why it ended before, None where it did not."""
+    """Judge everything waiting; return why judging stopped early, None if it did not."""
     from ctxguard.monitor.service import JudgingOutcome, Monitor
 
     running = Monitor(store, judge)
@@ -242,7 +242,7 @@ def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | No
 
 
 def _show(store: "SampleStore", series: str, output: Output, fault: str | None) -> None:
-    """Print what judged samples say of the first k, and what to do next."""
+    """Print the figures of the first k from judged samples, and the next step."""
     from calibration.from_store import judged_store
 
     found = judged_store(store, series, READERS)

@@ -115,7 +115,7 @@ class LabelCommand(System):
         output.result(document, show)
 
     def _file(self) -> "LabelFile":
-        """Open the labels, with the questions that they lack."""
+        """Open the labels, adding the questions they lack."""
         from calibration.asked_questions import asked_questions
         from calibration.data.label_file import LabelFile, listed_questions
         from calibration.data.text_files import read_records
@@ -136,7 +136,7 @@ class LabelCommand(System):
     def _pools(
         self, file: "LabelFile", source: Source, output: Output, notes: list[str]
     ) -> "dict[str, Steps]":
-        """Pool the candidates of each question; note those that the retriever refuses."""
+        """Pool the candidates of each question; note questions that the retriever refuses."""
         from calibration.pooling import pooled
 
         views = [on_route(source, route) for route in getattr(source, "routes", [source.route])]
@@ -180,10 +180,10 @@ class LabelCommand(System):
 
 
 class QuestionWork:
-    """Questions with pooled candidates, whose grades a file keeps.
+    """Questions with pooled candidates; a file keeps the grades.
 
     Attributes:
-        queries: Those with candidates; elsewhere they are known by their places, from 0.
+        queries: The questions with candidates; elsewhere they are identified by position, from 0.
         next_step: The command that uses the labels.
     """
 
@@ -196,7 +196,7 @@ class QuestionWork:
         self.next_step = ""
 
     def asked(self, place: int) -> Sequence[str]:
-        """List the passages of a question that are to be graded as far as is known, in order."""
+        """List the passages of a question to grade, as far as known, in order."""
         from calibration.pooling import to_grade
 
         name = self.queries[place].query_id
@@ -204,23 +204,24 @@ class QuestionWork:
         return to_grade(self._pools[name], grades)
 
     def has_no_answer(self, place: int) -> bool:
-        """Return whether a question is marked as having none."""
+        """Return whether a question is marked as having no answer."""
         return self.file.has_no_answer(self.queries[place].query_id)
 
     def lacking(self, place: int) -> list[str]:
-        """List the passages that are asked about and have no grade; none without an answer."""
+        """List the passages asked about that have no grade; none for a question without an
+        answer."""
         known = self.file.judgments(self.queries[place].query_id)
         asked = () if self.has_no_answer(place) else self.asked(place)
         return [one for one in asked if one not in known]
 
     def bought(self) -> str:
-        """Say what the labels so far are enough for."""
+        """Say what the labels so far suffice for."""
         from calibration.verdict import in_reach
 
         return in_reach(self.file.n_answerable)
 
     def ungraded(self) -> "Iterable[tuple[str | None, Passage]]":
-        """Yield each question with each passage that is to be graded now."""
+        """Yield each question with each passage to grade now."""
         for place, query in enumerate(self.queries):
             for one in self.lacking(place):
                 yield query.text, self.source.passage(one)
@@ -367,7 +368,7 @@ class ImportCommand(SettingsModel):
         rows, ungraded = read_label_file(self.file, self.annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:
             unknown = unknown_ids(opened, rows)
-            # A request may be too old to be in the store still.
+            # A request may be too old to still be in the store.
             if any(one.request_id is not None or one.meant is not None for one in unknown):
                 raise DataError(
                     f"holds {count(len(unknown), 'id')} that the store does not know, and none of "

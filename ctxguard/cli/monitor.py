@@ -154,7 +154,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
             running.store.close()
 
     def _judge(self, output: Output) -> "Judge":
-        """Make the judge, and note what was repaired in labels.
+        """Build the judge, and note the repairs made in labels.
 
         Raises:
             ConfigurationError: a setting that this kind of judge needs is missing.
@@ -245,7 +245,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
                 "--host, or port in the file --system"
             ) from error
         threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
-        # A signal handler may put to a queue. A judge that hangs holds up its own thread only.
+        # A signal handler may put to a queue. A hanging judge holds up only its own thread.
         received: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: received.put(number))
@@ -267,7 +267,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
 
 
 def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
-    """Sketch the index as its folder holds it now, or last held one that could be opened."""
+    """Sketch the index in its folder, or the last version that could be opened."""
     with suppress(CtxguardError):
         retriever.reload()
     return retriever.corpus_sketch()
@@ -341,7 +341,7 @@ def _totals(report: "Report") -> Mapping[str, float]:
 
 
 def _grades(report: "Report") -> str | None:
-    """Say what the judge has been asked."""
+    """Report how much the judge has been asked."""
     totals = _totals(report)
     if not totals["grades"]:
         return None
@@ -413,7 +413,7 @@ def _print_estimates(report: "Report", output: Output) -> None:
 
 
 def _next_step(report: "Report") -> str:
-    """Say which passages people grade next, until every metric has an estimate."""
+    """Say what people should grade next, until every metric has an estimate."""
     live = report.live
     shown = [live.estimates[window][metric] for metric, window in live.shown.items()]
     lacking = [one.grades_needed for one in shown if one.value is None]
@@ -442,7 +442,7 @@ def _print_figures(
     title: str, estimates: "Estimates", windows: "Mapping[Metric, str]", output: Output
 ) -> None:
     """Print one row for each metric, with its window and the effective requests."""
-    # A metric stands above its parts.
+    # A metric comes above its parts.
     rows, places = [], {name: place for place, name in enumerate(IN_WORDS)}
     for metric in sorted(estimates, key=lambda each: places.get(each.value, len(places))):
         found = estimates[metric]
@@ -453,11 +453,12 @@ def _print_figures(
 
 
 _HALF_WIDTHS = {"precision": 0.045, "served_mrr": 0.045, "pooled_recall": 0.12}
-"""Half of the interval that 400 grades gave in simulation (benchmarks/results/labelling.json)."""
+"""Half-width of the interval that 400 grades gave in simulation
+(benchmarks/results/labelling.json)."""
 
 
 def _figure(metric: "Metric", estimate: "Estimate") -> str:
-    """Write an estimate with its interval; without one, how much more it needs, and what for."""
+    """Write an estimate with its interval; without one, how much more data it needs, and why."""
     if estimate.value is not None or estimate.n_needed is None:
         return interval(estimate)
     if estimate.grades is None:

@@ -118,7 +118,7 @@ class QueryCommand(System, AssessorSettings):
 
 
 def _candidate(candidate: CandidateDecision, passage: Passage, width: int, lines: int) -> Table:
-    """Lay out one candidate: rank, id and title; figures, and the reason of its drop; text."""
+    """Lay out one candidate: rank, id and title; figures, and why it was dropped; text."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", width=_RANK_WIDTH, no_wrap=True)
     grid.add_column(overflow="fold")

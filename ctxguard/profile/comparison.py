@@ -12,27 +12,27 @@ from ctxguard.profile.schema import Profile, fingerprint_differences
 DEFAULT_MAX_CORPUS_CHANGE = 0.3
 """The share of the corpus that may have changed since calibration.
 
-On five collections a profile made anew was better at 0.7: in UDCG where passages
-were added around the relevant ones, in recall where they were added at random. At 0.5 nothing was
-shown, with few repeats; 0.3 leaves a margin. Even at 0.7 the former profile had more UDCG
-than the first 5, so it still applies beyond this share, flagged.
+On five collections a new profile was better at 0.7: in UDCG if passages were added around the
+relevant ones, in recall if they were added at random. At 0.5 nothing was shown, with few repeats;
+0.3 leaves a margin. Even at 0.7 the former profile had more UDCG than the first 5, so it still
+applies beyond this share, flagged.
 """
 
 _CORPUS_DIGEST = "corpus_digest"
 _OF_THE_CORPUS = {"corpus_size", _CORPUS_DIGEST}
-"""Entries of a fingerprint that any change of the corpus changes."""
+"""Entries of a fingerprint that change with any change of the corpus."""
 _PROBED = {reranker_probe.FINGERPRINT_KEY: "reranker", reranker_probe.RETRIEVER_KEY: "retriever"}
 """Models by the entry of a fingerprint that holds their scores of the probe texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileCheck:
-    """How a guard compares its profile with the system that it wraps.
+    """How a guard compares its profile with the system it wraps.
 
     Attributes:
-        fingerprint: Identifies a system that has no ``fingerprint()`` of its own; None for its own.
-        corpus_sketch: Of a system that has no ``corpus_sketch()`` of its own; None where nothing
-            says how much of its corpus has changed.
+        fingerprint: Identifies a system without a ``fingerprint()``; None uses the system's own.
+        corpus_sketch: For a system without a ``corpus_sketch()``; None if nothing tells how much of
+            its corpus has changed.
         max_corpus_change: The share of the corpus, in [0, 1], that may have changed since
             calibration; beyond it the profile still applies and every answer is flagged
             ``corpus_changed``.
@@ -63,10 +63,10 @@ class SystemComparison:
     """A system compared with the one that a profile was calibrated on.
 
     Attributes:
-        mismatches: Why it is another system, one readable line each. The profile's thresholds
-            do not apply to another system.
-        reservations: Why the profile may no longer hold though it applies, one readable line each.
-        flags: Flags of every answer by the profile.
+        mismatches: The differences that make it another system, one readable line each. The
+            profile's thresholds do not apply to another system.
+        reservations: Why the profile applies but may no longer hold, one readable line each.
+        flags: Flags set on every answer under the profile.
     """
 
     mismatches: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class SystemComparison:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """All that differs or cannot be compared; strict mode refuses any."""
+        """Everything that differs or cannot be compared; strict mode refuses any of it."""
         return self.mismatches + self.reservations
 
 
@@ -91,11 +91,11 @@ def compare_systems(
     entries of the fingerprint that any change of the corpus changes: the profile holds up to a
     share of change, applies with a flag beyond it, and is another system's where no passage is the
     same. A profile without a sketch holds for exactly the corpus that its fingerprint names. A
-    profile that names no system applies, flagged ``unverified``, to one that names none either.
+    profile without a fingerprint applies, flagged ``unverified``, to a system without one.
 
     Args:
         profile: The calibration.
-        fingerprint: Identifies the system at hand; empty where nothing does.
+        fingerprint: Identifies the present system; empty if nothing does.
         corpus: A sketch of the system's corpus; None if it gives none.
         max_corpus_change: The share of change up to which the profile holds.
     """
@@ -135,7 +135,7 @@ def compare_systems(
 def corpus_change_in_words(
     former: CorpusSketch, present: CorpusSketch, max_corpus_change: float
 ) -> str:
-    """Say how much of a corpus has changed, beside the share that is allowed."""
+    """Say how much of a corpus has changed, and how much is allowed."""
     return (
         f"corpus: {former.changed_share(present):.0%} has changed since calibration, a profile "
         f"holds up to {max_corpus_change:.0%} ({present.passages:,} passages, were "
@@ -146,7 +146,7 @@ def corpus_change_in_words(
 def _probed(
     name: str, then: str | None, now: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say why a model is another one, or why that cannot be told; a line each."""
+    """Say which models differ, or why they cannot be compared; a line each."""
     if then is None:
         return (), ()
     if now is None:

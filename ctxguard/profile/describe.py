@@ -1,4 +1,4 @@
-"""Policies, utilities and decisions (reasons, thresholds, flags) in words for a person."""
+"""Describes policies, utilities and decisions (reasons, thresholds, flags) for people."""
 
 import math
 
@@ -90,7 +90,7 @@ def describe_utilities(utilities: Utilities, source: str | None) -> str:
 
 
 def threshold_in_words(threshold: Threshold) -> str:
-    """Say at which setting a passage would have been kept.
+    """Name the setting at which a passage would have been kept.
 
     >>> threshold_in_words(Threshold("min_ratio", 0.41279))
     'min_ratio ≤ 0.412'

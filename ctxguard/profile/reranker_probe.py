@@ -1,9 +1,9 @@
-"""A few fixed texts whose scores tell one reranker, or one embedder, from another.
+"""A few fixed texts whose scores distinguish rerankers, or embedders.
 
-A server's model has a name, and the name stays the same when its weights, its precision, the length
-at which it cuts documents or the scale of its scores change. So calibration keeps what the reranker
-makes of these texts in the profile's fingerprint, and whoever applies the profile asks again. The
-same reranker gives the same scores but for rounding: other batches, other kernels, bfloat16.
+A model's name on a server stays the same when its weights, its precision, the length at which it
+cuts documents or the scale of its scores change. So calibration keeps the reranker's scores of
+these texts in the profile's fingerprint, and a guard that applies the profile asks again. The same
+reranker gives the same scores but for rounding: other batches, other kernels, bfloat16.
 
 The texts belong to the identity: change one, and every profile must be calibrated again.
 """
@@ -15,20 +15,20 @@ from collections.abc import Callable, Sequence
 from ctxguard.core.types import FloatArray
 
 FINGERPRINT_KEY = "reranker_scores"
-"""The entry of a fingerprint that holds the scores of a reranker."""
+"""The fingerprint entry that holds a reranker's scores."""
 RETRIEVER_KEY = "retriever_scores"
-"""The entry that holds the similarities of a retriever that gives them (`ProbedRetriever`)."""
+"""The fingerprint entry that holds a retriever's similarities (`ProbedRetriever`)."""
 
 MOST_DIFFERENCE = 0.1
 """How far a score may move, as a share of the scores' standard deviation.
 
-As measured, bfloat16 moves one by 0.05 at most, other batches and threads by nothing that shows,
-and the nearest of twenty other rerankers, cut at 192 tokens for 256, by 0.19.
+As measured, bfloat16 moves a score by at most 0.05, other batches and threads do not measurably
+move it, and the nearest of twenty other rerankers, cut at 192 tokens for 256, moves it by 0.19.
 """
 
 _DIGITS = 7
 _PRECISION = 1e-9
-"""The least that counts as a spread: where all scores are equal, any difference is too large."""
+"""The smallest spread assumed: if all scores are equal, any difference is too large."""
 
 
 def _long(*, sentences: int, last: str) -> str:
@@ -126,8 +126,8 @@ def described(scores: Sequence[FloatArray]) -> str:
 def difference(then: str, now: str) -> float | None:
     """Return the largest difference of two entries, in standard deviations of the former.
 
-    Infinite where only one of the scores is a number; None where the entries are not of the same
-    texts, so that nothing can be said.
+    Infinite if only one of two scores is a number; None if the entries come from different texts
+    and cannot be compared.
 
     >>> difference("a 1 3", "a 1 3.5"), difference("a 1 3", "b 1 3")
     (0.5, None)

@@ -1,4 +1,4 @@
-"""The Profile: the decisions of a calibration, their evidence, and the system they hold for.
+"""The profile: the decisions of a calibration, their evidence, and the system they apply to.
 
 One frozen JSON file (DESIGN.md §6); its JSON Schema is committed as ``profile.schema.json``
 beside this module. Reading one executes nothing and needs no library but pydantic.
@@ -30,14 +30,15 @@ from ctxguard.measure.worth import Utilities
 SCHEMA_VERSION = 1
 
 WIDEST_BOUND = 0.5
-"""A certificate that allows a greater loss of recall promises nothing."""
+"""A certificate that allows a larger loss of recall promises nothing."""
 
 _MAX_PROFILE_BYTES = 4 * 2**20
 _MOST_VALUES, _MOST_KEYS = 100_000, 20_000
 """All are many times what calibration writes. Of a file that is not a profile, each value that does
 not fit costs a microsecond and 500 bytes."""
 _MOST_ERRORS = 100
-"""With more, only their number is told: to describe them takes longer than to find them."""
+"""With more errors, only their number is reported: describing them takes longer than finding
+them."""
 
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -84,7 +85,7 @@ class RouteEvidence(Frozen):
 
 
 class RecallDifference(Frozen):
-    """Mean recall less that of the first k served before, and its proved bound.
+    """Mean recall less that of the first k served today, and its proved bound.
 
     Attributes:
         value: The mean difference that was observed, in [−1, 1].
@@ -107,8 +108,8 @@ class Certificate(Frozen):
     Each route is certified by itself, and so is the difference in recall.
 
     Attributes:
-        baseline_k: Recall loss is relative to the retriever's first so many passages.
-        recall_loss: The mean that was observed on the test queries.
+        baseline_k: Recall loss is relative to this many of the retriever's first passages.
+        recall_loss: The mean observed on the test queries.
         n_recall: Test queries on which recall loss is defined.
         recall_difference: Recall less that of the baseline, gains included; None where only the
             loss was bounded.
@@ -192,12 +193,12 @@ class RouteVerdict(Frozen):
 
     @property
     def mode(self) -> Mode:
-        """The mode of the route in a guard that was given none."""
+        """The route's mode in a guard without a mode of its own."""
         return Mode.SHADOW if self.decision == "shadow" else Mode.ENFORCE
 
     @property
     def short(self) -> str:
-        """The decision and why, without the figures."""
+        """The decision and its reason, without the figures."""
         first = f"the first {self.serving_k}"
         if self.decision == "enforce":
             if self.extends:
@@ -214,7 +215,7 @@ class RouteVerdict(Frozen):
 
     @property
     def gains(self) -> tuple[str, ...]:
-        """What a policy that may be served is shown to gain over today's, in words."""
+        """The gains over today's that a policy is shown to have, in words."""
         tokens, recall, udcg = (
             each or Interval.undefined() for each in (self.tokens, self.recall, self.udcg)
         )
@@ -291,7 +292,7 @@ class RouteVerdict(Frozen):
 
 
 class SufficiencyProfile(Frozen):
-    """How a route tells that nothing relevant was kept, and how often it is wrong.
+    """How a route detects that nothing relevant was kept, and how often it is wrong.
 
     With probability at least 1 − delta over the queries, of contexts that hold a relevant passage
     at most a share alpha is called insufficient. Each route is certified by itself. The statement
@@ -344,28 +345,28 @@ class SufficiencyProfile(Frozen):
 
 
 class AssessorProfile(Frozen):
-    """An assessor of one route: when it is asked, and what its answers serve.
+    """An assessor of one route: when it is asked, and the policy that uses its answers.
 
-    The figures are of queries that had no part in what they measure, as of the verdict.
+    As in the verdict, figures come from queries that had no part in the choice they measure.
 
     Attributes:
-        fingerprint: Of the assessor; another one is not asked.
+        fingerprint: Identifies the assessor; any other is not asked.
         name: Which of its answers counts: the one that tells most beside P.
-        model: What the answers say.
-        policy: Applied to P after the answers; k and threshold were chosen with them. Where nothing
-            is answered, what the route serves without an assessor stands.
-        price: What asking about one candidate must be worth, in UDCG.
-        first: Only the first so many by P are asked about.
+        model: The model that interprets the answers.
+        policy: Applied to P after the answers; k and threshold were chosen with them. Without any
+            answer, the route serves as it would without an assessor.
+        price: The value that asking about one candidate must have, in UDCG.
+        first: Only this many candidates of highest P are asked about.
         decision: ``enforce`` applies the answers; ``shadow`` only asks and records them.
         verdict: On the policy with the answers; None where nobody judged it.
         gain: UDCG of a request with the answers, less that of what is served without and
             less the price of what is asked; bounds by Student's t, 90% each. None without a
             verdict.
-        forecast: What to expect of that on other queries: the gain, less what it owes to being
-            shown at all; None where that is not known.
-        share: Share of the first candidates that is asked about.
-        calls: Requests of 1,000 that ask.
-        cost: Of 1,000 requests, in the currency of the assessor's prices; None without prices.
+        forecast: The gain to expect on other queries: ``gain``, corrected for having been selected
+            as shown; None where that is not known.
+        share: Share of the first candidates that are asked about.
+        calls: How many of 1,000 requests ask.
+        cost: Cost of 1,000 requests, in the currency of the assessor's prices; None without prices.
     """
 
     fingerprint: str
@@ -384,7 +385,7 @@ class AssessorProfile(Frozen):
 
     @property
     def statement(self) -> str:
-        """What asking gains, and why the answers are not applied where they are not."""
+        """The gain from asking, and the reason if the answers are not applied."""
         words = f"{self.decision}: {self.name} has d′ {self.model.distance:.2f} beside P"
         gain, verdict = self.gain, self.verdict
         if gain is None or gain.value is None or gain.lower is None or verdict is None:
@@ -409,8 +410,8 @@ class RecallPromise(NamedTuple):
     """A bound on mean recall loss that alarms watch.
 
     Attributes:
-        at_most: The mean loss, in [0, 1].
-        baseline_k: It is relative to the retriever's first so many passages.
+        at_most: The bound on the mean loss, in [0, 1].
+        baseline_k: The loss is relative to this many of the retriever's first passages.
         source: ``certificate``, or ``evidence of calibration``, which is approximate.
     """
 
@@ -425,18 +426,18 @@ class RouteProfile(Frozen):
     Attributes:
         policy: The guard applies it when exactly this route answered.
         score_kind: The kind of the route's scores; a ranking of another kind is a mismatch.
-        why: Why this kind of policy was taken, in words.
+        why: Why this kind of policy was chosen, in words.
         verdict: Whether the policy may be served; None where nobody judged it, as in a profile of
             safe policies: it is served then.
         certificate: The proved promise of the policy; None where nothing was proved.
-        evidence: What the choice gives on queries that had no part in it; None where nothing
-            was measured.
+        evidence: The choice's figures on queries that had no part in it; None where nothing was
+            measured.
         safe_policy: Gives up the least recall against the certificate's baseline; served
             when that certificate no longer holds; None where nothing was calibrated.
         sufficiency: How to tell that the policy kept nothing relevant; None where that could not
             be fitted.
-        assessor: Who is asked about candidates once the policy has decided; None for nobody.
-        unasked: Why that is nobody although an assessor was calibrated, in words.
+        assessor: The assessor asked about candidates once the policy has decided; None for nobody.
+        unasked: Why nobody is asked although an assessor was calibrated, in words.
     """
 
     policy: AnyPolicy
@@ -462,7 +463,7 @@ class RouteProfile(Frozen):
 
     @property
     def asking(self) -> str:
-        """What an assessor adds, or why nobody is asked, in words; empty if none was given."""
+        """The assessor's gain, or why nobody is asked, in words; empty if none was given."""
         return self.unasked if self.assessor is None else self.assessor.statement
 
 
@@ -470,8 +471,8 @@ class Provenance(Frozen):
     """How a profile was made.
 
     Attributes:
-        utilities_source: Whose answers the utilities were fitted to, or which were set by hand, in
-            words; None for the preset.
+        utilities_source: The reader whose answers the utilities were fitted to, or those set by
+            hand, in words; None for the preset.
     """
 
     ctxguard_version: str
@@ -490,11 +491,11 @@ class Profile(Frozen):
     Attributes:
         routes: The policy and its evidence for each calibrated route.
         fusion: How the legs were fused; the guard sets it on a retriever that can.
-        utilities: The worth of a passage that was assumed.
+        utilities: The assumed worth of a passage.
         fingerprint: Identifies the system by embedder, analyser, reranker, corpus, … Empty for
             a retriever that gave none: the profile is then unverified.
-        corpus: A sketch of the passages that were searched, to say how much of them has changed;
-            None where the retriever gave none.
+        corpus: A sketch of the searched passages, to measure how much of them has changed; None if
+            the retriever gave none.
         provenance: How it was made; no date, so that the same labels give the same bytes.
         signal_columns: The columns of the passages' metadata from which signals are computed.
     """
@@ -523,7 +524,7 @@ class Profile(Frozen):
 
     @property
     def unverified(self) -> bool:
-        """Whether nothing identifies the system that it was calibrated on."""
+        """Whether nothing identifies the system it was calibrated on."""
         return not self.fingerprint
 
     def to_json(self) -> str:
@@ -532,7 +533,7 @@ class Profile(Frozen):
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":
-        """Serve the same system by each route's safe policy, for when a certificate fails.
+        """Return the profile of each route's safe policy, for when a certificate fails.
 
         Nothing is certified, and evidence that belongs to the former policies is left out.
 
@@ -621,7 +622,7 @@ class Profile(Frozen):
             n_errors = error.error_count()
             if n_errors <= _MOST_ERRORS:
                 raise ProfileFormatError(f"{path}: {_first(error)}") from error
-        # Outside of the handler, or this error would hold that one and all that it found.
+        # Raised outside the handler, or this error would keep that one and everything it found.
         raise ProfileFormatError(f"{path}: {n_errors:,} fields do not match the schema")
 
 
@@ -633,7 +634,7 @@ def _first(error: ValidationError) -> str:
 
 
 class _Distinct:
-    """Makes the objects of one file, whose keys must be distinct, and no more than a limit.
+    """Builds the objects of a file, whose keys must be distinct and within a limit.
 
     Readers differ in which value of a repeated key they take.
     """
@@ -678,7 +679,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _whole_number(digits: str) -> int:
-    """Read an integer; what computes with it has 64 bits."""
+    """Read an integer of at most 64 bits, as later arithmetic has no more."""
     number = int(digits)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{digits:.40} has over 64 bits")

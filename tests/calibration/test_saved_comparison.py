@@ -133,7 +133,7 @@ def test_other_labels_cannot_be_paired() -> None:
     comparison = compared({"mine": 1})
     with pytest.raises(ConfigurationError, match="on the same queries and labels"):
         checks(comparison, saved(comparison, dataset_digest="e" * 64))
-    with pytest.raises(ConfigurationError, match="worth different utilities"):
+    with pytest.raises(ConfigurationError, match="uses other utilities"):
         checks(comparison, saved(compared({"mine": 1}, STRICT)))
 
 

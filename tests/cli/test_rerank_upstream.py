@@ -266,5 +266,5 @@ def test_candidates_of_other_questions_are_refused(
     file = tmp_path / "candidates.jsonl"
     file.write_text('{"query": "another question", "documents": []}', encoding="utf-8")
     described = {"rerank-upstream": "http://127.0.0.1:9", "candidates": str(file)}
-    says = "holds none of the 13 labelled queries"
+    says = "has none of the 13 labelled queries"
     run.refused("evaluate", "--data", collection, columns="1000", system=described, says=says)

@@ -1,7 +1,6 @@
 """The demonstration: index a corpus, calibrate on it, guard its retriever, monitor the traffic.
 
-Every step makes the calls that a user's own program would make; ``ctxguard demo`` prints what they
-return.
+Every step makes the calls a user's own program would make; ``ctxguard demo`` prints the results.
 """
 
 import random
@@ -104,7 +103,7 @@ class ShownQuestion(NamedTuple):
 def before_and_after(
     retriever: HybridRetriever, calibration: Calibration
 ) -> tuple[BeforeAfter, dict[str, ShownQuestion]]:
-    """Count all questions without and with the guard; return those a person should see, by why."""
+    """Count all questions without and with the guard; return those worth seeing, by reason."""
     outcome = calibration.outcomes[Route.HYBRID]
     pools, _ = outcome.route.measured
     counted = BeforeAfter.of(outcome)
@@ -211,7 +210,7 @@ def _truth(
             Metric.UDCG: (_udcg(served_ids, _labels(dataset, query_id)), 1),
         }
         if served_ids:
-            # As it is estimated: 0 where nothing that was served is relevant.
+            # As in the estimate: 0 if nothing served is relevant.
             found[Metric.SERVED_MRR] = (1.0 / ranks[0] if ranks else 0.0, 1)
             found[Metric.PRECISION] = (len(ranks) / len(served_ids), 1)
         for metric, (value, weight) in found.items():
