@@ -292,7 +292,7 @@ def is_right(answer: str, right: Iterable[str], wrong: Iterable[str]) -> bool:
     """Mark an answer as correct if it contains a right answer and no wrong one.
 
     Args:
-        answer: What the reader wrote.
+        answer: The reader's answer.
         right: Right answers; any one of them suffices.
         wrong: Known wrong answers.
 

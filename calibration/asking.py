@@ -74,7 +74,7 @@ class Asking:
     Attributes:
         stage: Asks it; its deadline should be patient, and its rate high.
         passage: A passage by its id; raises KeyError for one that is not there.
-        price: Of asking about one candidate, in UDCG, ≥ 0.
+        price: Price of asking about one candidate, in UDCG, ≥ 0.
         sleep: Waits a number of seconds.
     """
 
@@ -89,11 +89,11 @@ class _AnsweredPools:
     """The queries that choose, with P and one kind of answer; candidates as in the pools.
 
     Attributes:
-        name: Of the answer.
+        name: Name of the answer.
         probabilities: Shape (n_q, depth), out-of-fold P before any answer.
         answers: Shape (n_q, depth), NaN where there is none.
         places: Same shape, the place of each candidate in its call.
-        cost: Of asking about one candidate; None where it is not known.
+        cost: Cost of asking about one candidate; None if unknown.
     """
 
     name: str

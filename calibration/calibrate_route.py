@@ -140,10 +140,10 @@ class RouteOutcome:
         profile: The route's part of the profile.
         certification: The outcome of the test; None without a promise.
         chosen: The policy of the profile.
-        others: By what a context may cost, what would be chosen so; a size is missing where that
+        others: What would be chosen for each cost of a context; a size is missing where that
             is the first k.
         route: What all of this was chosen and measured on.
-        answered: What the answers of a model that was asked would have served; None without.
+        answered: The contexts with the answers of a model that was asked; None without.
     """
 
     profile: RouteProfile
@@ -160,7 +160,8 @@ class RouteOutcome:
 
     @property
     def served(self) -> Option:
-        """What the verdict has served: the choice, or today's first k while it is in shadow."""
+        """The contexts served under the verdict: the choice, or today's first k while it is in
+        shadow."""
         return self.today if self.chosen.verdict.decision == "shadow" else self.chosen
 
     @property
@@ -236,9 +237,9 @@ class LabelledRoute:
 
     Attributes:
         part: The pools and labels of a part of the queries.
-        own: Those of the queries that choose.
+        own: The pools and labels of the queries that choose.
         why: Why the family of policies was taken, in words.
-        fitted: What the family was fitted to.
+        fitted: The fit of the family.
         choosing: The family's policies.
         extending: Policies that extend today's order.
         probabilities: Shape (n_q, depth), P(relevant) of the candidates of the queries that
@@ -369,7 +370,7 @@ class LabelledRoute:
 
     @cached_property
     def offers(self) -> Mapping[Context, Option]:
-        """What would be served for contexts of each cost.
+        """The contexts that would be served at each cost.
 
         Where balanced ones may be enforced, they are the leaner ones too if these cost more, and
         the richer ones if these are not richer than today's. Queries that were held out have no
@@ -438,7 +439,7 @@ class LabelledRoute:
 
     @property
     def wanted(self) -> Wanted:
-        """What the choice was asked for: with a promise, the highest utility that keeps it."""
+        """The aim of the choice: with a promise, the highest utility that keeps it."""
         return "utility" if self.settings.promise is not None else self.settings.context
 
     @property
@@ -535,13 +536,13 @@ def among(grid: Grid, settings: Settings) -> Folded:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a family of policies was fitted to on some queries.
+    """The fit of a family of policies to some queries.
 
     Attributes:
         model: P(relevant); None for relative scores.
         out_of_fold: Shape (n_q, depth), P(relevant) of these queries' candidates from models that
             did not see their labels; None for relative scores.
-        temperature: Of the relative scores.
+        temperature: The temperature of the relative scores.
         ks: Sizes of context.
     """
 

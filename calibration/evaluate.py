@@ -134,8 +134,8 @@ def of_contexts(
         labels: Their labels, in the order of the pools.
         order: Shape (n_q, depth), columns of the pools, best first.
         kept: Shape (n_q, depth), whether each of these is in the context.
-        temperature: Of the relative scores by which a passage is suspected to do harm; fitted to
-            these pools unless given.
+        temperature: Temperature of the relative scores by which a passage is suspected of harm;
+            fitted to these pools unless given.
     """
     own, rules = labels.reordered(order), labels.rules
     worth, suspects = np.where(kept, own.utilities, 0.0), rules.score_ratio is not None
@@ -230,7 +230,7 @@ def measure(
     """Measure every metric that the labels allow: of passages, of keywords, or of both.
 
     Args:
-        baseline_k: What recall loss is relative to, as in ``label``.
+        baseline_k: The baseline of recall loss, as in ``label``.
         text_of: The text of a passage, in which keywords are looked for.
     """
     measured: dict[str, FloatArray] = {}

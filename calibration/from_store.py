@@ -147,7 +147,7 @@ class _Sample(NamedTuple):
     Attributes:
         tokens: An estimate by candidate, of those whose text is kept.
         probability: The probability with which it was stored and judged.
-        first_pick: As of ``JudgedRows``.
+        first_pick: As in ``JudgedRows``.
     """
 
     sample: GradedSample
@@ -278,8 +278,8 @@ def _candidates(
     """Make the rows of the candidates in the pools.
 
     Args:
-        samples: In the order of the pools.
-        draws: Those whose grades stand for all that they could have asked about.
+        samples: The samples, in the order of the pools.
+        draws: The draws whose grades stand for all that they could have asked about.
         exact: Whether the judge's verdicts are those of people.
         top_grade: The highest grade of people's scale.
     """
@@ -353,7 +353,7 @@ class StoreCalibration:
         profile: The file that the guard loads.
         gain: Gain of its policy over the first ``serving_k`` in recall and UDCG, each request
             decided by a policy that was fitted without its question.
-        in_force: The same of the profile in force; None without one.
+        in_force: The same for the profile in force; None without one.
         size: Mean passages and tokens of a context by its policy, likewise; tokens are None where
             the text of one was not kept.
         today: Mean passages and tokens of the first ``serving_k``.
@@ -378,7 +378,7 @@ def calibrate_from_store(
     """Fit a policy of the highest expected utility in a context of the wanted cost, for one route.
 
     Args:
-        found: From `judged_store`.
+        found: The result of `judged_store`.
         settings: ``context``, ``serving_k``, ``min_keep``, ``tolerance`` and ``max_loss`` are used;
             ``utilities`` are those of the samples.
         in_force: The profile in force, whose other routes stay; None for none.

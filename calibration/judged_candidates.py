@@ -30,7 +30,7 @@ from ctxguard.measure.metrics import IntArray, Metric
 
 KS = (1, 3, 5, 10, 20)
 RICHEST = 2.0
-"""Of today's tokens."""
+"""Multiples of today's tokens."""
 MOST_PROBABLE = 0.99
 """The highest threshold."""
 METRICS: Mapping[str, Metric] = {
@@ -48,7 +48,7 @@ class JudgedCandidates(JudgedRequests):
     """Judged requests with all of their candidates.
 
     Attributes:
-        pools: In the order of the decision; the position of a row is its place in its pool.
+        pools: The pools, in the order of the decision; a row's position is its place in its pool.
         is_exact: Whether the judge knows people's labels, which stand for grades of everything.
     """
 

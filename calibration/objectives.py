@@ -70,8 +70,8 @@ class PolicySums:
         recall: Shape (2, n_folds, n_policies), Σ d and Σ d² of recall less that of today's
             first k, over the answerable queries; half by labels and half by P(relevant), where
             that is known (`Grid.beyond_today`).
-        gain: Likewise of UDCG, over all queries.
-        tokens: Likewise of tokens, or of passages where tokens are unknown.
+        gain: Likewise for UDCG, over all queries.
+        tokens: Likewise for tokens, or for passages where tokens are unknown.
         today_tokens: Shape (n_folds,), of today's first k.
         kept: Shape (n_folds, n_policies), passages kept.
     """
@@ -201,7 +201,7 @@ class Folded:
         grid: Over all queries that choose.
         tried: The policies among which a choice is made.
         fold: Shape (n_q,), each query's fold.
-        sums: Of the tried policies.
+        sums: Sums of the tried policies.
     """
 
     grid: Grid
@@ -289,10 +289,10 @@ def choose(
     - ``richer``: the same at no more than twice today's tokens.
 
     Args:
-        sums: Of the policies.
-        context: What a context may cost.
-        tolerance: Of mean recall, ≥ 0.
-        step: Of the ladder; the most careful one unless given.
+        sums: Sums of the policies.
+        context: How much a context may cost.
+        tolerance: How far mean recall may lie below today's, ≥ 0.
+        step: The step of the ladder; the most careful one unless given.
 
     Returns:
         The place of the policy; None where none is accepted.
@@ -319,8 +319,8 @@ def extend(sums: PolicySums) -> int | None:
     errors are accepted; of these, the one of highest recall is chosen.
 
     Args:
-        sums: Of policies that keep the first ``serving_k`` in the retriever's own order, whatever
-            their threshold.
+        sums: Sums of policies that keep the first ``serving_k`` in the retriever's own order,
+            whatever their threshold.
 
     Returns:
         The place of the policy; None where none is accepted.

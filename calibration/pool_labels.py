@@ -40,7 +40,7 @@ class PoolLabels:
             pool or not; 0 beyond.
         n_relevant: Shape (n_q,), how many passages are relevant to each, in the pool or not.
         top_grade: The highest grade of the collection.
-        rules: What each label is worth.
+        rules: The worth of each label.
         positives_only: Whether the labels hold relevant passages only; an unlabelled one then
             counts as not relevant, otherwise as not judged.
         groups: Shape (n_q,), the name of each query's group of nearly equal questions.

@@ -66,7 +66,7 @@ class RerankedCandidates:
     """Lists of candidates that a reranker scores when they are retrieved.
 
     Args:
-        candidates: By query text, from ``read_candidates``.
+        candidates: The lists by query text, from ``read_candidates``.
         reranker: Scores them; it waits where the reranker refuses for its rate limit.
         kind: The meaning of its scores.
         sleep: Waits for a number of seconds.

@@ -128,8 +128,8 @@ def tabulate(
     """Put policies that were measured on the same queries side by side.
 
     Args:
-        measured: By name of the policy.
-        metrics: Which ones, as far as all policies have them; all unless given.
+        measured: Metrics by name of the policy.
+        metrics: The metrics to show, if all policies have them; all unless given.
         reference: The policy that differences are taken from; the first unless given.
 
     >>> today, chosen = {"recall": np.array([0.0, 0.5])}, {"recall": np.array([0.5, 1.0])}

@@ -245,7 +245,7 @@ class RecordedRankings:
     """Rankings recorded elsewhere, used in place of a retriever.
 
     Args:
-        rankings: By query text.
+        rankings: The rankings by query text.
     """
 
     def __init__(self, rankings: Mapping[str, Ranking]) -> None:

@@ -93,7 +93,7 @@ def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) ->
     Args:
         probabilities: Shape (n,), P(relevant) of the best passage of contexts that hold a
             relevant passage, from queries that fitted nothing.
-        alpha: In (0, 1).
+        alpha: The share that may be called insufficient, in (0, 1).
         delta: The probability that the promise is false, in (0, 1).
 
     Returns:

@@ -29,7 +29,7 @@ LEAST_SAVED = 0.05
 
 RISK_PER_SAVED = 0.25
 """Recall that may be lost at the lower bound for each share of the tokens saved, where a context
-was not asked to be lean: what a shorter first k saves costs about as much. With 20 draws of 50
+was not asked to be lean: a shorter first k pays about as much for its saving. With 20 draws of 50
 labels of each of four sets, today = first 10, the worst set lost .003 of recall so and .011
 without; with 20 other draws .003 and .007."""
 
@@ -228,7 +228,7 @@ def lower_bound(differences: FloatArray, n: int | None = None) -> float:
     Where nothing was lost on any query, a plain standard error of 0 would say that nothing ever is.
 
     Args:
-        n: As of so many queries like these, over 1; of as many as there are unless given.
+        n: The number of queries like these to assume, over 1; the actual number unless given.
     """
     n = differences.size if n is None else n
     total = n + LOST_QUERIES

@@ -81,7 +81,7 @@ class Curve:
     """A policy by the size of the context.
 
     Attributes:
-        udcg: Of contexts of at most k passages, for k = 1, 2, …
+        udcg: UDCG of contexts of at most k passages, for k = 1, 2, …
         optimal_k: The k of highest mean UDCG; the smallest if several are equal.
         within_noise: Every k that is not worse than the optimal one by more than noise, paired
             by query.
@@ -122,7 +122,7 @@ class Compared:
         curve: UDCG by the size of the context.
         harm_share: Mean harm / (mean gain + mean harm) of UDCG over the queries with either,
             in [0, 1]; no value if there is none.
-        risk: By ``RULE``; None without an interval.
+        risk: The risk by ``RULE``; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
             encoding the query if query vectors were given.
     """

@@ -26,7 +26,7 @@ class SavedCandidate(BaseModel):
 
     Attributes:
         name: Its name in the comparison.
-        per_query: By metric, one value per query of the comparison; None where undefined.
+        per_query: For each metric, one value per query of the comparison; None where undefined.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -89,7 +89,7 @@ class RegressionCheck(NamedTuple):
     Attributes:
         candidate: Name of the new candidate.
         saved: Name of the saved candidate; None if there is none to compare with.
-        differences: By metric, new minus saved, paired by query; empty without a saved candidate.
+        differences: New minus saved by metric, paired by query; empty without a saved candidate.
         regressed: Whether a metric is worse beyond noise and tolerance.
     """
 

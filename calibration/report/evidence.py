@@ -38,7 +38,7 @@ _COMPARED = (*COMPARED, "pooled_recall", "served_mrr", "recall_loss", "judged", 
 
 @dataclass(frozen=True)
 class RouteReport:
-    """One route: what its policy does.
+    """The effects of one route's policy.
 
     Attributes:
         summary: The table of results, and what to beware of.
@@ -71,7 +71,7 @@ class ReportData:
     """The evidence of a calibration; it holds no label and no passage except the examples shown.
 
     Attributes:
-        profile: What was calibrated; it has no date, so equal calibrations give equal bytes.
+        profile: The calibrated profile; it has no date, so equal calibrations give equal bytes.
         dataset: Name of the labelled queries.
         serving_k: How many passages are served today; recall loss is relative to them.
         routes: The first answers while every stage works.

@@ -110,7 +110,7 @@ def write_judged(evidence: Mapping[str, Any], path: Path) -> None:
     """Write the table of judged requests by k, as JSON where the name ends in .json, else a page.
 
     Args:
-        evidence: As ``ctxguard calibrate --store --json`` prints it.
+        evidence: The output of ``ctxguard calibrate --store --json``.
 
     Raises:
         ConfigurationError: the file cannot be written.

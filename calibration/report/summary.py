@@ -44,10 +44,10 @@ class Summary:
             context that is at hand, from the least, and after it the first k of equal tokens.
             Those that serve the same contexts are one row, whose sizes a comma parts.
         chosen: The row of the choice.
-        in_short: What the choice serves in place of today's, and what is not shown yet.
-        asked: What the answers of a model that was asked are worth, or why they are not used, in
-            words; empty without one.
-        keeps: What each of these policies keeps, in words.
+        in_short: How the choice changes today's contexts, and what is not shown yet.
+        asked: The worth of a model's answers, or why they are not used, in words; empty without
+            one.
+        keeps: The passages each of these policies keeps, in words.
         judged: Share of the first ``serving_k`` that has a label.
         warnings: Warnings, one line each.
     """
@@ -211,7 +211,7 @@ def in_one_line(
         tokens: Likewise; None where unknown.
         recall: Less today's; None where the contexts are today's own.
         misleading: How many passages mislead, in words.
-        unshown: What is not shown yet; empty where nothing is left to show.
+        unshown: The claims not shown yet; empty if nothing is left to show.
 
     >>> saved, none = Interval(0.0, -0.02, 0.02, 40), "none labelled"
     >>> in_one_line(passages=(6.6, 10), tokens=(947, 1566), recall=saved, misleading=none)

@@ -149,7 +149,7 @@ class Output:
             otherwise to standard output.
 
     Attributes:
-        as_json: As given.
+        as_json: Whether the result is one JSON document.
         out: Standard output.
         err: Standard error.
     """

@@ -102,7 +102,7 @@ class JudgedRequests:
         where passages of a context were judged, or graded, without those above.
 
         Args:
-            ranks: As of ``Rows.served``.
+            ranks: As in ``Rows.served``.
         """
         rows = self.rows.served(ranks)
         found = dict(self._corrected(rows) if self.is_corrected else _by_judge(rows))
@@ -114,7 +114,7 @@ class JudgedRequests:
         """Estimate the paired gain of contexts over others, in the metrics of ``COMPARED``.
 
         Args:
-            new, old: As of ``Rows.served``.
+            new, old: As in ``Rows.served``.
         """
         rows, before = self.rows.served(new), self.rows.served(old)
         apart = predicted(rows, self.p, self.model)

@@ -203,10 +203,10 @@ class Graded(NamedTuple):
         """Select the graded requests from n requests.
 
         Args:
-            p: As of ``rows``.
+            p: As in ``rows``.
             chosen: Shape (n,), whether each is graded.
             stands_for: Shape (n,), how many judged requests each one represents.
-            before: As of ``Graded``, of all n.
+            before: As in ``Graded``, of all n.
         """
         own, requests = rows.take(chosen), rows.requests[chosen]
         # A session, or a request without a session, is one cluster.
@@ -357,7 +357,7 @@ def corrected_ratio(
         sums: The columns of all requests.
         quotient: The numerator, of the q corrected totals, shape (q,); and the denominator, of
             these or of the columns as they are, shape (p,).
-        n, effective, n_observable, bounds: As of ``linearised``.
+        n, effective, n_observable, bounds: As in ``linearised``.
 
     Returns:
         Without a value where the denominator is not above 0.

@@ -83,7 +83,7 @@ class Sums:
         Args:
             values: Shape (n, p), weighted by 1/π.
             session: Shape (n,), 0 for a request by itself; None where each is.
-            inclusion: As of ``metrics.weighted_terms``; None for other columns.
+            inclusion: As in ``metrics.weighted_terms``; None for other columns.
         """
         alone = np.ones(len(values), np.bool_) if session is None else session == 0
         if inclusion is None:
@@ -238,13 +238,13 @@ def linearised(
         metric: The estimated metric; one in [0, 1] has its interval on the logit scale.
         sums: Sums of the terms, with b > 0 and n > 1; a correction may carry a share beyond its
             range.
-        errors: Shape (l,), z: what each labelled cluster adds to the error of a − R·b; None if
+        errors: Shape (l,), z: each labelled cluster's contribution to the error of a − R·b; None if
             nothing is corrected.
         squares: As ``sums`` has it, or 0 where that is rounding.
         n: Clusters in which the metric is observed; the labelled ones of a correction.
         effective: Their effective number.
         n_observable: As ``RatioSums.n_observable``; infinite if nothing can have been missed.
-        bounds: What the metric of a request lies between.
+        bounds: The bounds of a request's metric.
     """
     value, squares = sums.a / sums.b, sums.n / (sums.n - 1) * max(squares, 0.0)
     df = effective - 1.0

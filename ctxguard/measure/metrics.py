@@ -82,7 +82,7 @@ def ndcg(gains: NDArray[Any], best: NDArray[Any]) -> FloatArray:
 
 
 def precision_sums(relevant: NDArray[np.bool_]) -> FloatArray:
-    """Add up precision at the ranks of the relevant passages, of which average precision is made.
+    """Sum precision at the ranks of the relevant passages, the numerator of average precision.
 
     >>> precision_sums(np.array([[True, False, True]])).round(3).tolist()
     [1.667]

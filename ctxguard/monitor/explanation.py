@@ -32,13 +32,13 @@ class ExplainedCandidate:
     """A candidate and everything known about it.
 
     Attributes:
-        title, text: Of the passage; empty where it has none, or none is stored.
-        rank: In the retriever's own order, from 1.
+        title, text: The passage's; empty if it has none, or none is stored.
+        rank: Rank in the retriever's own order, from 1.
         score: The score that decided; None where it is not a number.
         legs: The score of each stage, by its name.
         signals: The stored signals, by name.
         outcome: ``served``, ``dropped``, or ``unusable`` without a score that can be compared.
-        enforced: In shadow, what the policy would do: ``kept`` or ``dropped``; else None.
+        enforced: In shadow, the policy's decision: ``kept`` or ``dropped``; else None.
         probability: P(relevant) by the profile; None without a model or a profile.
         reason: Why it was dropped, or in shadow would be; None where it was not, or that is not
             known.
@@ -73,7 +73,7 @@ class Explanation:
         candidates: Served ones first, each best first.
         rejected: (passage id, reason, raw reply) of each reply that was no valid grade.
         picked: How many passages draws for labels ask about, by kind.
-        decision: What the profile decides; None without one, or where it has no policy for it.
+        decision: The profile's decision; None without a profile, or without a policy for the route.
         notes: Remarks on that decision.
     """
 
@@ -147,7 +147,7 @@ def explain_sample(
     """Gather everything the store knows about one sample.
 
     Args:
-        stored: As ``samples_of`` gave it.
+        stored: An item from ``samples_of``.
         profile: Decides again, which tells the reason of each drop; None for no reasons.
 
     Raises:
@@ -262,9 +262,9 @@ def candidates_of(
     """Explain every candidate of a sample, served ones first, each best first.
 
     Args:
-        decision: As ``decided`` gave it.
+        decision: The decision from ``decided``.
         judge: The judge's grades, by passage id.
-        labels: Those of people that were not taken back.
+        labels: People's labels that were not taken back.
     """
     decided = _by_position(decision)
     served, pool = set(record.served), {*record.served, *record.dropped}

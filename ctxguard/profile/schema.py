@@ -70,7 +70,7 @@ class RouteEvidence(Frozen):
     """The figures of a policy on labelled queries.
 
     Attributes:
-        queries: How many.
+        queries: Number of queries.
         metrics: Means with intervals, by metric.
         shown_by: ``folds``: each fifth of the queries was measured by the choice of the others.
             ``held_out``: they took no part in anything.
@@ -164,7 +164,7 @@ class RouteVerdict(Frozen):
         recall: Their mean recall less that of the first ``serving_k``; None where nothing was
             tested. Its lower bound is Student's t with half a lost query added, approximately 90%;
             the upper one is the plain t.
-        udcg: Likewise of UDCG, over all queries.
+        udcg: Likewise for UDCG, over all queries.
         tokens: Tokens less those of the first ``serving_k``, as a share of them, with plain bounds
             of 90%; passages where tokens are unknown.
         serving_k: How many passages are served today.
@@ -306,12 +306,13 @@ class SufficiencyProfile(Frozen):
         alpha: The largest share of false alarms.
         delta: The probability that the promise is false.
         n_sufficient: Contexts of queries without a part in the choice that hold a relevant passage.
-        n_insufficient: Those that hold none.
-        false_alarms: How many of the former fall below the threshold; None without one.
-        detected: How many of the latter do; None without a threshold.
+        n_insufficient: Such contexts that hold no relevant passage.
+        false_alarms: How many contexts with a relevant passage fall below the threshold; None
+            without one.
+        detected: How many contexts without one fall below it; None without a threshold.
         auroc: AUROC of the probability on these contexts; None if they are of one kind.
         needed: The fewest contexts with a relevant passage that give a threshold.
-        shown_by: As of ``RouteEvidence``.
+        shown_by: As in ``RouteEvidence``.
     """
 
     threshold: Annotated[float, Field(ge=0, le=1)] | None
@@ -351,7 +352,7 @@ class AssessorProfile(Frozen):
 
     Attributes:
         fingerprint: Identifies the assessor; any other is not asked.
-        name: Which of its answers counts: the one that tells most beside P.
+        name: The answer that counts: the one that adds most to P.
         model: The model that interprets the answers.
         policy: Applied to P after the answers; k and threshold were chosen with them. Without any
             answer, the route serves as it would without an assessor.

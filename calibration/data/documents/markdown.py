@@ -53,7 +53,7 @@ class Section(NamedTuple):
 
     Attributes:
         headings: The heading and those above it, outermost first; empty before the first.
-        text: What follows, up to the next heading.
+        text: The text up to the next heading.
     """
 
     headings: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The content of an HTML page as Markdown: what a person sees of it, without menus and footers."""
+"""Converts the visible content of an HTML page to Markdown, without menus and footers."""
 
 import re
 from collections.abc import Callable

@@ -40,7 +40,7 @@ class Alarm:
         target: The figure that ``value`` is compared with; None without one.
         n: Requests that ``value`` is a mean of.
         profile_id: The profile in force.
-        reference: What a judged loss was compared with; None for a warning.
+        reference: The kind of target that a judged loss was compared with; None for a warning.
     """
 
     kind: AlarmKind

@@ -134,7 +134,7 @@ class Days:
     """Sums over days of losses in [0, 1], which show how much days differ.
 
     Attributes:
-        days: How many.
+        days: Number of days.
         n: Judged requests.
         weight: Sum of the groups' weights.
         total: Weighted sum of their losses.
@@ -268,8 +268,8 @@ class ECusum:
 
         Args:
             day: Losses in [0, 1].
-            variance: Of a group's loss within a day, by the days before, > 0.
-            between: τ², of the days' means, by the days before.
+            variance: Variance of a group's loss within a day, from earlier days, > 0.
+            between: τ², the variance of the days' means, from earlier days.
 
         Raises:
             ConfigurationError: a loss above 1.

@@ -79,8 +79,8 @@ class LossMonitor:
     to day as it did before, alarms are on average about 2,000 days apart (see ``ECusum``).
 
     Attributes:
-        promise: What the profile promises.
-        reference: What the losses are compared with.
+        promise: The profile's promise.
+        reference: The kind of target that the losses are compared with.
         n: Losses seen.
         n_reference: Requests that the target was estimated from; 0 for a promise.
         ecusum: The evidence of a rise; its losses are divided by the bound. None while the baseline

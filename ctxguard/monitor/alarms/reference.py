@@ -29,8 +29,9 @@ LEAST_GRADED = 50
 _LEAST_LOSSES = 5
 """With fewer graded requests that have a loss, nothing shows how the judge sees a loss."""
 _CONFIDENCE = 0.95
-"""Of the upper limit, one-sided. The margin counts as if one more request had been seen, with the
-largest loss: otherwise a rare error of the judge that no request has shown would be left out."""
+"""Confidence of the one-sided upper limit. The margin counts as if one more request had been seen,
+with the largest loss: otherwise a rare error of the judge that no request has shown would be left
+out."""
 
 
 class ReferenceKind(StrEnum):

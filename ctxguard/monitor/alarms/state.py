@@ -113,7 +113,7 @@ class AlarmState:
 
         Args:
             promise: One of ``promises``.
-            correction: Of losses divided by their bound.
+            correction: The correction of losses divided by their bound.
         """
         if self.is_exact:
             return
@@ -198,7 +198,7 @@ class AlarmState:
         may have switched to, only the alarms are. For any other profile nothing is.
 
         Args:
-            text: What ``to_json`` returned.
+            text: The output of ``to_json``.
 
         Returns:
             Whether anything was restored.

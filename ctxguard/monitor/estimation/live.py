@@ -264,8 +264,8 @@ class _Judged:
         Args:
             page: The page, ordered by time.
             rows: Its rows, of n requests.
-            weights: As of ``failed_weights``.
-            own: As of ``weighted_terms``, by the judge's verdicts.
+            weights: As in ``failed_weights``.
+            own: As in ``weighted_terms``, by the judge's verdicts.
             predicted: The weighted columns of ``predicted``; None for an exact judge.
             is_labelled: Shape (n,), whether people have graded each.
         """

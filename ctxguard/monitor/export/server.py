@@ -25,7 +25,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     Args:
         host: Address or name to listen on.
         port: 0 for any free one; ``server_port`` says which.
-        registry: What is served.
+        registry: The registry to serve.
 
     Raises:
         OSError: the address cannot be listened on.

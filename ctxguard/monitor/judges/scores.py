@@ -85,7 +85,7 @@ class RerankJudge(ScoreJudge):
         key: As for ``RerankClient``.
         min_score: The lowest score of a relevant passage; None for a probability of one half.
         max_calls_per_second: Over all threads of this process, > 0; None disables it.
-        timeout_seconds: Of the calls for one list of passages, > 0.
+        timeout_seconds: Time limit of the calls for one list of passages, > 0.
 
     Raises:
         ConfigurationError: a setting that cannot work.

@@ -29,8 +29,8 @@ class BudgetLimits:
     Attributes:
         calls_per_hour: > 0.
         calls_per_day: > 0; days are those of UTC.
-        cost_per_day: In the currency of the judge's prices, > 0. What a sample costs is known
-            when it is judged: the limit may be passed by the sample in hand.
+        cost_per_day: In the currency of the judge's prices, > 0. A sample's cost is known only when
+            it is judged, so the last sample may exceed the limit.
 
     Raises:
         ConfigurationError: at construction, for a limit that is not finite and > 0.
@@ -63,7 +63,7 @@ class JudgingBudget:
 
     Args:
         limits: The limits of judging.
-        store: Whose samples wait.
+        store: The store whose samples wait.
         clock: Seconds since the epoch. If it is set forward by a day, the next day's budget begins
             early; if it is set back by at most a day, the present period goes on.
 

@@ -50,7 +50,7 @@ class SampleJudge:
 
     Args:
         judge: Grades passages.
-        utilities, lookup, redactor: As of ``Monitor``.
+        utilities, lookup, redactor: As in ``Monitor``.
 
     Attributes:
         ledger: The accounts of the judge; None for one that keeps none.
@@ -93,8 +93,8 @@ class SampleJudge:
         """Have a sample's ungraded passages graded; raises whatever the judge raises.
 
         Args:
-            probability: With which it was sampled and then taken up for judging; None for the
-                sampling alone.
+            probability: The probability with which it was sampled and taken up for judging; None
+                for the sampling alone.
             known: The grades that it has already, by passage id.
         """
         if record.query is None:

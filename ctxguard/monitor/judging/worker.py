@@ -62,7 +62,7 @@ class _Waiting:
     """A sample to judge.
 
     Attributes:
-        probability: With which it was sampled and taken up for judging.
+        probability: The probability with which it was sampled and taken up for judging.
         known: The grades that it has already; None for one that was never judged.
     """
 
@@ -118,7 +118,7 @@ class JudgingWorker:
         self._uncounted = Counter[tuple[str, ...]]()
         """Counts that belong to no sample."""
         self._to_ask = deque[int]()
-        """Of the present round: samples on which the judge had failed when it began."""
+        """Samples on which the judge had failed when the present round began."""
         self._round_at = time.monotonic()
         self._round_seconds = _ROUND_SECONDS[0]
         self._suspects: dict[int, _Waiting] = {}

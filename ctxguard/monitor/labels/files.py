@@ -84,8 +84,8 @@ def rows_to_label(
     """Return the passages of a sample that people may still need to grade, as rows of a file.
 
     Args:
-        picked: What draws ask about it.
-        grades: Those of people so far, by passage id.
+        picked: The passages draws ask about.
+        grades: People's grades so far, by passage id.
     """
     rows = []
     for position, when in rows_left(record, picked, grades):
@@ -102,7 +102,7 @@ def in_file_order(question: float, request_id: str) -> tuple[float, float]:
     """Sort requests by question at random, so that people reach a random part of the questions.
 
     Args:
-        question: As ``number_of`` gives it.
+        question: The number from ``number_of``.
     """
     return question, _ORDER.uniform(request_id)
 

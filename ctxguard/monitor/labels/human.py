@@ -102,8 +102,8 @@ def rows_left(
     relevant passage, and also wherever a coin came up (``sampling_design``).
 
     Args:
-        picked: What draws ask about it.
-        grades: Those of people so far, by passage id.
+        picked: The passages draws ask about.
+        grades: People's grades so far, by passage id.
 
     Returns:
         Pairs of position and ``ALWAYS`` or ``IF_NONE_ABOVE``; empty once all is graded.

@@ -82,7 +82,7 @@ def judged_request(
             the probability of sampling alone.
         first: Verdicts of the judge whose hits decided which passages were judged; None for the
             same judge.
-        people: None where nobody graded any of it.
+        people: People's verdicts; None if nobody graded any of it.
     """
     first = verdicts if first is None else first
     rates, has_hit = record.rates, record.has_hit(first)
@@ -196,8 +196,8 @@ def grade_chances(
     certain down to the first relevant one that is served, and else by its coin.
 
     Args:
-        picked: What draws ask of the sample.
-        verdicts: Those of people, by passage id.
+        picked: The draws' questions about the sample.
+        verdicts: People's verdicts, by passage id.
 
     Returns:
         Empty unless a draw opened the sample and everything it asks about is graded.

@@ -37,7 +37,7 @@ class GradedSample:
         record: The sample.
         people: The grades of people so far, by passage id.
         judge: The grades of the judge, by passage id.
-        picked: What people are asked about.
+        picked: The passages people are asked about.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
@@ -103,7 +103,7 @@ def graded_samples(
     Old ones have lost their text; damaged ones are logged.
 
     Args:
-        picked: What people are asked about them; None for what draws that were saved ask.
+        picked: The passages people are asked about; None for those of the saved draws.
     """
     grades = store.grades(series, sample_ids)
     payloads = store.payloads(list(grades))

@@ -96,7 +96,7 @@ class SampleRecord:
         query: The query, a keyed hash of it, or None, as ``Privacy`` says.
         passage_ids: The ids of all candidates.
         scores: Shape (n,), float32; NaN where there was garbage.
-        kind: What the scores mean.
+        kind: The meaning of the scores.
         legs: Each stage's own scores, float32.
         served: Positions of the served passages, best first.
         dropped: Positions of the rest of the pool, best first.
@@ -196,7 +196,7 @@ class SampleRecord:
         """Return the probability with which each candidate of the pool is judged, by position.
 
         Args:
-            grades: As of ``to_judge``.
+            grades: As in ``to_judge``.
         """
         has_hit, first = self.has_hit(grades), set(self.first(self.rates.baseline_k))
         of_dropped = {
@@ -360,7 +360,7 @@ def record_of(
     without its text; its missing grade is counted.
 
     Args:
-        sample: As the request path left it.
+        sample: The sample from the request path.
         rates: The probabilities with which its dropped passages are judged.
         seed: Seed of that choice.
     """

@@ -270,7 +270,7 @@ class Sampler:
 
         Args:
             context: The answer to the request.
-            probability: What ``draw`` returned; 0.0 for a request added by hand.
+            probability: The result of ``draw``; 0.0 for a request added by hand.
             time_seconds: When it was answered, in seconds since the epoch.
 
         Returns:

@@ -3,7 +3,7 @@
 A background thread of each process that serves requests. An error here never reaches a request,
 and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly
 (DESIGN.md §7). Each of the four is counted by itself and reported with each batch, in the batch's
-transaction; what a process that is killed held is unaccounted for. ``Privacy`` says how much of a
+transaction; samples held by a killed process are unaccounted for. ``Privacy`` says how much of a
 sample's text is stored.
 """
 
@@ -418,7 +418,7 @@ def sample_to(
             several hosts.
         rate, max_per_second, seed: As ``Sampler``'s.
         rates, privacy: As ``SampleWriter``'s.
-        limits: What the store keeps.
+        limits: Limits on how much the store keeps.
 
     Raises:
         ConfigurationError: a setting out of range, or a URL that cannot be used.

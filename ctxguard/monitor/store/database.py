@@ -54,7 +54,7 @@ class Store:
     Args:
         url: ``sqlite:///path/samples.db`` for the processes of one host, ``sqlite://`` for
             one in memory, ``postgresql://user@host/database`` for several hosts.
-        limits: What ``clean`` keeps.
+        limits: Limits on how much ``clean`` keeps.
         clock: Seconds since the epoch.
 
     Raises:

@@ -51,7 +51,7 @@ def store_error(
     """Turn a database's error into the store's; None for a fault of the program.
 
     Args:
-        error: As SQLAlchemy or the driver raised it.
+        error: The error from SQLAlchemy or the driver.
         name: The store's name in messages.
         file: The file of a SQLite store; None in memory and for PostgreSQL.
     """

@@ -175,7 +175,7 @@ def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> lis
     """Return the samples stored last, newest first, and how far each came.
 
     Args:
-        n: How many at most.
+        n: The most samples to return.
         before: Only samples stored before the one with this id; None for the newest of all.
     """
     query = _stored().order_by(_samples.sample_id.desc()).limit(n)
@@ -215,7 +215,7 @@ def _stored_sample(row: sa.Row[Any]) -> StoredSample:
 def to_grade(db: Transaction, series: str) -> dict[int, int]:
     """Return the judged samples with labels that their block in the series lacks.
 
-    Those that another series judged first count once they were judged again.
+    Samples that another series judged first count once this series has judged them.
 
     Returns:
         By sample, the id of its newest label.

@@ -111,7 +111,8 @@ def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tup
     """(sample id, label) in the order in which the labels were added.
 
     Args:
-        sample_ids: None for all. A request that was sampled twice has its labels twice.
+        sample_ids: The samples; None for all. A request that was sampled twice has its labels
+            twice.
     """
     query = sa.select(_samples.sample_id, schema.labels).join(
         schema.samples, _samples.request_id == _labels.request_id
@@ -186,7 +187,7 @@ def save_pick(
     Args:
         series: The series of the judged samples.
         passages: The drawn passages and opened requests.
-        last_pick: As ``to_pick`` gave it.
+        last_pick: The last draw, from ``to_pick``.
 
     Returns:
         False if another draw was saved meanwhile; nothing is written then.

@@ -39,8 +39,8 @@ class Ownership:
     """The lock of a store, held by one ``Store`` object; for any thread.
 
     Args:
-        file: Of a SQLite store; None for PostgreSQL.
-        name: Of the store, in messages.
+        file: The file of a SQLite store; None for PostgreSQL.
+        name: Name of the store, for messages.
         connect: Opens a connection to PostgreSQL.
     """
 

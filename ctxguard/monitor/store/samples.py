@@ -1,9 +1,9 @@
 """Samples on their way: written with their writers' counts, waiting for the judge, finished.
 
-A writer's report is added in the transaction that stores its samples. What a process held when it
-last reported is pending in that hour and the next, and unaccounted for then: one that lives has
-reported again, unless it cannot reach the store. Samples wait for the judge in the order of their
-ids, so that no change of a clock puts one before another.
+A writer's report is added in the transaction that stores its samples. Samples that a process held
+at its last report are pending in that hour and the next, then unaccounted for: a living process
+would have reported again, unless it cannot reach the store. Samples wait for the judge in the order
+of their ids, so that no change of a clock puts one before another.
 """
 
 import json
@@ -197,7 +197,7 @@ def waiting(db: Transaction, limit: int) -> dict[int, bytes]:
     """Return the samples that have waited longest for a judge, with their payloads.
 
     Args:
-        limit: How many at most, ≥ 1.
+        limit: The most samples to return, ≥ 1.
     """
     if limit < 1:
         raise ConfigurationError(f"limit {limit!r} must be at least 1")

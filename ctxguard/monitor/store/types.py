@@ -89,7 +89,7 @@ class WorkerCounts:
         lost: Lost samples, by reason.
         pending: Samples in its memory now, neither stored nor lost.
         hour: The present hour, in hours since the epoch; None for that of the store's clock.
-        earlier: Samples of other hours, by hour: what waited while the store was away.
+        earlier: Samples of other hours, by hour, which waited while the store was away.
     """
 
     sampled: int
@@ -206,7 +206,7 @@ class Finished:
     Attributes:
         state: ``JUDGED``, ``INCOMPLETE``, ``UNREADABLE`` or ``SKIPPED``.
         grades: JSON for people to read; it may quote passages, and is deleted with the payload.
-        block: What estimates need of a judged request; empty where nothing is known of it.
+        block: The part of a judged request that estimates need; empty if nothing is known of it.
         n_failed: Passages without a grade, because a call of the judge failed.
         rejected: (passage id, reason, raw reply) of the grades that were not valid.
         loss: The losses that alarms compare; None for a request of another profile, or without
@@ -273,8 +273,8 @@ class PickedPassage:
     """A passage that a draw asks people about, or a request that it opens.
 
     Attributes:
-        position: Among the retriever's candidates; −1 for an opened request.
-        probability: With which the coin came up; of an opened request, with which it is graded on
+        position: Position among the retriever's candidates; −1 for an opened request.
+        probability: The coin's probability; for an opened request, the probability of grading on
             below an irrelevant first passage.
         pick_id: The draw; 0 before it is saved.
         asked: The tenant whose file it was written to first; empty for a file of all tenants, None
@@ -359,7 +359,7 @@ class Added:
     """The result of adding labels.
 
     Attributes:
-        added: How many were added.
+        added: Number of labels added.
         unknown: Request ids without a sample in the store; theirs were left out.
         duplicates: Labels left out because the annotator's last one was the same.
     """
@@ -374,7 +374,7 @@ class PickedSample:
     """A sample that was picked for labels.
 
     Attributes:
-        question: As of ``PickedPassage``.
+        question: As in ``PickedPassage``.
         n_labels: How many labels of that request were added, including those taken back.
     """
 
