@@ -166,7 +166,7 @@ class RouteOutcome:
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Today's first k, the choice, then what contexts of other sizes would give."""
+        """Today's first k, the choice, then the options of other sizes."""
         return (self.today, self.chosen, *self.others.values())
 
 

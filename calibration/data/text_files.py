@@ -242,7 +242,7 @@ def read_columns(
 
     Args:
         columns: The numbers of columns that a line may have.
-        form: Says what they are, for the error.
+        form: Describes the columns, for the error.
 
     Raises:
         DataError: a line has another number of columns, or an empty one; or as ``read_lines``.

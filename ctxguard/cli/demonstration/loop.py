@@ -75,7 +75,7 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
 
 
 def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passes) -> Calibration:
-    """Calibrate every route; each question is measured by what the others choose.
+    """Calibrate every route; each question is measured by the choice of the others.
 
     What is served today is plain hybrid search, as most people have it: the first 10 of BM25 and
     of vectors, fused by rank.

@@ -96,7 +96,7 @@ def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanGrades:
 def rows_left(
     record: SampleRecord, picked: Sequence[PickedPassage], grades: Mapping[str, Judgment]
 ) -> list[tuple[int, str]]:
-    """List the passages that people may still have to grade, with when they grade each.
+    """List the passages that people may still need to grade, each with its condition.
 
     Served passages come by rank, then dropped ones. An opened request is graded down to its first
     relevant passage, and also wherever a coin came up (``sampling_design``).

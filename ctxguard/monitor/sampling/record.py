@@ -421,7 +421,7 @@ def record_of(
 
 
 def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAccount:
-    """Count a request's tokens, those of unreadable passages as 0."""
+    """Count a request's tokens; unreadable passages count as 0."""
     counts = {position: passage_tokens(passage) for position, passage in readable.items()}
     decision = context.decision
     by_policy = sum([counts.get(position, 0) for position in decision.kept])
