@@ -130,8 +130,8 @@ class RerankedCandidates:
         if apart is None or apart > reranker_probe.MOST_DIFFERENCE:
             raise StageError(
                 "rerank",
-                "the reranker changed while its scores were collected: it now scores the same texts "
-                "differently; calibrate again once it stays the same",
+                "the reranker changed while its scores were collected: it now scores the same "
+                "texts differently; calibrate again once it stays the same",
             )
         return self._probed
 
