@@ -310,7 +310,7 @@ def _answer(order: int) -> tuple[Decision, tuple[Passage, ...]]:
     """What is decided and served where the retriever has one of its own orders."""
     shifts = np.random.default_rng(order).normal(0.0, 3.0, DEPTH)
     by_retriever = np.argsort(np.arange(DEPTH) + shifts).tolist()
-    hits = [Hit(passage_id(rank), 1.0 - 0.01 * rank, text="text") for rank in by_retriever]
+    hits = [Hit(passage_id(rank), 1.0 - 0.01 * rank, text=f"text {rank}") for rank in by_retriever]
     ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
     decision = decide(ranking, RatioPolicy(k=DEFAULT_K, min_keep=DEFAULT_K))
     return decision, tuple([ranking.passages[place] for place in decision.kept])
