@@ -246,7 +246,7 @@ def _print_options(summary: "Summary", output: Output, *, with_words: bool) -> N
             for metric, each in found.items()
         ]
         if others or any(less):
-            below = Text(f"  {others}" if others else "", style=style)
+            below = Text(f"  = {others}" if others else "", style=style)
             rows.append((below, *(Text(words, style="dim") for words in less)))
     output.table(("  context", *(f"{name}>" for name in shown.values())), rows)
     if summary.missing:

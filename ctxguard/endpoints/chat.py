@@ -280,8 +280,8 @@ class ChatClient:
         key = api_key or environment("OPENAI_API_KEY")
         if not key:
             raise ConfigurationError(
-                "the model's endpoint needs a key: set OPENAI_API_KEY in the environment, or give "
-                "api_key (a local server takes any)"
+                "the model's endpoint needs a key: set OPENAI_API_KEY in the environment (a local "
+                "server takes any), or give api_key in Python"
             )
         accounts = {
             "OpenAI-Organization": environment("OPENAI_ORG_ID"),
