@@ -250,7 +250,7 @@ def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
     if verdict.decision == "enforce":
         shown = " ".join(verdict.gains)
         others = [each for each in noisy if each not in shown]
-        return f"whether {' and '.join(others)} differ{'s' * (len(others) == 1)}" if others else ""
+        return f"a difference in {' and '.join(others)}" if others else ""
     what = "that nothing is lost"
     if verdict.decision == "keep":
         what = "a gain at no more tokens" if wanted in ("leaner", "balanced") else "a gain"
