@@ -330,7 +330,7 @@ class StageFailure:
 
     Attributes:
         stage: Its name, such as ``dense``.
-        cause: The reason in words, which quote neither the query nor a passage.
+        cause: The reason in words; it quotes neither the query nor a passage.
         kind: The reason as a label.
     """
 

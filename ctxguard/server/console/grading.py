@@ -69,7 +69,7 @@ class GradedPassage:
         query: Its text; None if it is not stored.
         passage_ids: All passages that may be graded.
         shown: The passages on the page.
-        n_further: The most further passages to search if none so far is relevant.
+        n_further: How many more passages to look at, at most, while none is relevant.
         no_answer: Whether it is marked as having no answer; None if it cannot be marked.
     """
 
