@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
-from operator import ge, lt
+from operator import lt
 from typing import cast
 
 import numpy as np
@@ -229,8 +229,13 @@ def is_opposed(scores: Sequence[float | None], ranks: Sequence[int | None] | Non
     (True, False, False)
     """
     with suppress(TypeError):  # some are not numbers
-        if all(map(ge, scores, islice(scores, 1, None))) and (  # type: ignore[arg-type]
-            ranks is None or all(map(lt, ranks, islice(ranks, 1, None)))  # type: ignore[arg-type]
+        numbers = cast(Sequence[float], scores)
+        # Nearly always they fall; a third of the time of pairs compared one by one. NaN sorts
+        # anywhere, and shows in the sum.
+        if (
+            sorted(numbers, reverse=True) == [*numbers]
+            and math.isfinite(sum(numbers))
+            and (ranks is None or all(map(lt, ranks, islice(ranks, 1, None))))  # type: ignore[arg-type]
         ):
             return False
     share = concordance(scores, ranks)
