@@ -159,9 +159,11 @@ def _candidates(context: Context) -> Iterable[_Row]:
     decision = context.decision
     positions = [*decision.order, *[position for position, _ in decision.set_aside]]
     candidates = dict(zip(positions, context.decisions, strict=True))
-    at = -1
-    for passage in context.passages:
-        at = decision.ranking.passage_ids.index(passage.passage_id, at + 1)
+    places: dict[str, list[int]] = {}
+    for position, name in enumerate(decision.ranking.passage_ids):
+        places.setdefault(name, []).append(position)
+    for passage in context.passages:  # in any order, such as the best at both ends
+        at = places[passage.passage_id].pop(0)
         candidate = candidates[at]
         reason = None if candidate.reason is None else candidate.reason.value
         yield passage, at, candidate.rank, candidate.probability, reason

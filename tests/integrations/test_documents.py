@@ -1,6 +1,6 @@
 """A framework's documents as a ranking, and the decisions on what is served."""
 
-from ctxguard import Assembly, ContextGuard, Passage, RatioPolicy, ScoreKind
+from ctxguard import Assembly, ContextGuard, Hit, Passage, RatioPolicy, ScoreKind
 from ctxguard.integrations.documents import ranking_of_documents, served, text_digest
 
 
@@ -41,6 +41,21 @@ def test_served_have_rank_score_and_flags() -> None:
         "reason": None,
         "flags": ["uncalibrated"],
     }
+
+
+def test_unenforced_contexts_stand_in_any_order() -> None:
+    """With the best at both ends, a passage is not after the one that is served before it."""
+    hits = [Hit(each, 0.9 - place / 10, each) for place, each in enumerate("abcd")]
+
+    def search(query: str, *, depth: int) -> list[Hit]:
+        return hits
+
+    for policy in ({}, {"policy": RatioPolicy(k=3), "mode": "shadow"}):
+        guard = ContextGuard(
+            search, score_kind="cosine", k=3, assembly=Assembly(order="edges"), **policy
+        )
+        found = served(guard.retrieve("q"))
+        assert [(position, own["rank"]) for _, position, own in found] == [(0, 1), (2, 3), (1, 2)]
 
 
 def test_shadow_says_why_it_would_drop() -> None:

@@ -149,13 +149,13 @@ class TestFaultRowsOfARetriever(FaultRows):
 )
 def test_wrong_store_return_is_named(found: Any) -> None:
     guard = ContextGuard(WrappedVectorStore(Ready(found), score_kind="cosine"))
-    with pytest.raises(ConfigurationError, match=r"vector store returned|documents were expected"):
+    with pytest.raises(ConfigurationError, match=r"store returned|LangChain documents"):
         guard.retrieve("q")
 
 
 @pytest.mark.parametrize("found", [None, "", {}, 7, ["text"], [(Document("text"), 0.5)]], ids=repr)
 def test_wrong_retriever_return_is_named(found: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"retriever returned|documents were expected"):
+    with pytest.raises(ConfigurationError, match=r"retriever returned|LangChain documents"):
         ContextGuard(WrappedRetriever(Ready(found))).retrieve("q")
 
 
