@@ -419,7 +419,9 @@ def _answer(
             1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
             for rank, position in enumerate(order, start=1)
         ],
-        ("", "tokens"): _tokens(ranking, order, passages),
+        ("", "tokens"): [passages[each].tokens if each in passages else np.nan for each in order]
+        if (tokens := ranking.signals.get(TOKENS)) is None
+        else tokens[order],
     }
     columns |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
     columns |= {
@@ -465,16 +467,6 @@ def _whole_signals(
         else:
             whole[name] = values
     return whole, tuple(notes)
-
-
-def _tokens(
-    ranking: Ranking, order: Sequence[int], passages: Mapping[int, PassageRead]
-) -> list[float]:
-    """Return the candidates' tokens; NaN if there is no text."""
-    if (known := ranking.signals.get(TOKENS)) is not None:
-        own: list[float] = known[order].tolist()
-        return own
-    return [passages[position].tokens if position in passages else np.nan for position in order]
 
 
 def _readable(
