@@ -15,7 +15,7 @@ from calibration.asked_questions import JUDGED_DEPTH
 from calibration.calibrate_route import Settings
 from calibration.evaluate import contexts
 from calibration.fit import fit_model, pool_features, predicted
-from calibration.objectives import LOST_QUERIES
+from calibration.objectives import LOST_QUERIES, RICHEST
 from calibration.replay import Pools
 from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
@@ -29,8 +29,6 @@ from ctxguard.measure.interval import Interval
 from ctxguard.measure.metrics import IntArray, Metric
 
 KS = (1, 3, 5, 10, 20)
-RICHEST = 2.0
-"""Multiples of today's tokens."""
 MOST_PROBABLE = 0.99
 """The highest threshold."""
 METRICS: Mapping[str, Metric] = {
@@ -159,7 +157,7 @@ def _threshold(
         found = expected.ravel()[order].cumsum()
         n = min(n, np.searchsorted(found, expected[:, of_today].sum()) + 1)
     ranked = worth.ravel()[order]
-    return float(np.clip(ranked[min(int(n), ranked.size) - 1], least, MOST_PROBABLE))
+    return float(np.clip(ranked[min(max(int(n), 1), ranked.size) - 1], least, MOST_PROBABLE))
 
 
 def first_k(pools: Pools, k: int) -> IntArray:

@@ -18,6 +18,9 @@ from calibration.pool_labels import IntArray
 from calibration.settings import Context
 from ctxguard.core.types import FloatArray
 
+RICHEST = 2.0
+"""The most tokens of a richer context on the mean, as a share of today's."""
+
 
 class Step(NamedTuple):
     """One rung of the ladder from bold to careful choices.
@@ -37,7 +40,7 @@ LADDERS: Mapping[Context, Sequence[Step]] = {
         *(Step(0.0, 1.0), Step(0.0, 0.93), Step(0.0, 0.85)),
         *(Step(1.0, 0.93), Step(1.0, 0.85), Step(1.5, 0.9)),
     ),
-    "richer": (Step(0.5, 2.0),),
+    "richer": (Step(0.5, RICHEST),),
 }
 """The steps that are tried for each cost of a context, the boldest first. The first choice that
 may be enforced is taken: a bold one that few labels refute gives way to a careful one."""
