@@ -86,8 +86,6 @@ class JudgedStore:
         queries: Their questions.
         is_synthetic: Whether a model wrote some of the questions.
         left_out: How many judged samples were not used, by reason in words.
-        tokens: Shape (n, depth), an estimate of each candidate's tokens; NaN where its text was not
-            kept.
     """
 
     series: str
@@ -98,23 +96,24 @@ class JudgedStore:
     queries: tuple[Query, ...]
     is_synthetic: bool
     left_out: Mapping[str, int]
-    tokens: FloatArray
 
     def size(self, ranks: IntArray) -> Mapping[str, float | None]:
         """Return the mean passages and tokens of contexts, weighting requests by 1/π."""
         weight, kept = 1.0 / self.judged.rows.requests["probability"], ranks > 0
-        of_each = kept.sum(axis=1), np.where(kept, self.tokens, 0.0).sum(axis=1)
-        passages, tokens = (float(weight @ each / weight.sum()) for each in of_each)
-        return {"passages": passages, "tokens": None if np.isnan(tokens) else tokens}
+        sizes = self.judged.pools.tokens
+        tokens = None if sizes is None else np.where(kept, sizes, 0.0).sum(axis=1)
+        return {
+            name: None if each is None else float(weight @ each / weight.sum())
+            for name, each in (("passages", kept.sum(axis=1)), ("tokens", tokens))
+        }
 
     def tokens_differ(self, new: IntArray, old: IntArray) -> Interval:
         """Estimate by how much tokens of contexts differ, as a share of the old ones'.
 
-        Passages are counted if a text was not kept.
+        Passages are counted if no text was kept.
         """
-        weight = 1.0 / self.judged.rows.requests["probability"]
-        is_known = self.size(new)["tokens"] is not None and bool(self.size(old)["tokens"])
-        sizes = self.tokens if is_known else np.ones_like(self.tokens)
+        weight, sizes = 1.0 / self.judged.rows.requests["probability"], self.judged.pools.tokens
+        sizes = np.ones(new.shape) if sizes is None else sizes
         of_new, of_old = (np.where(ranks > 0, sizes, 0.0).sum(axis=1) for ranks in (new, old))
         return mean_interval(weight * (of_new - of_old) * weight.size / float(weight @ of_old))
 
@@ -200,8 +199,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         left_out["that cannot be decided on again"] += len(pools.skipped)
     by_name = {each.name: each for each in own}
     used = [by_name[name] for name in pools.query_ids]
-    tokens = _tokens(used, pools)
-    pools = replace(pools, tokens=_known(tokens, pools))
+    pools = replace(pools, tokens=_tokens(used, pools))
     bare = [
         len(each.sample.record.served)
         for each in used
@@ -223,23 +221,18 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         tuple([Query(each.name, each.sample.record.query or "") for each in used]),
         any(each.sample.record.request_id.startswith(WRITTEN) for each in used),
         left_out,
-        tokens,
     )
 
 
-def _known(tokens: FloatArray, pools: Pools) -> FloatArray | None:
-    """Return the tokens, the mean standing in for texts not kept; None if none were kept."""
-    if not np.isfinite(tokens).any():
-        return None
-    inside = np.arange(tokens.shape[1]) < pools.lengths[:, None]
-    return np.where(inside & np.isnan(tokens), np.nanmean(tokens), tokens)
-
-
-def _tokens(samples: Sequence[_Sample], pools: Pools) -> FloatArray:
+def _tokens(samples: Sequence[_Sample], pools: Pools) -> FloatArray | None:
+    """Estimate tokens, the mean standing in for texts not kept; None if there are none."""
     tokens = np.full(pools.scores.shape, np.nan)
     for row, (each, ids) in enumerate(zip(samples, pools.passage_ids, strict=True)):
         tokens[row, : len(ids)] = [each.tokens.get(passage_id, np.nan) for passage_id in ids]
-    return tokens
+    if not np.nansum(tokens):
+        return None
+    inside = ~np.isnan(pools.scores)
+    return np.where(inside & np.isnan(tokens), np.nanmean(tokens), tokens)
 
 
 def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
@@ -287,7 +280,7 @@ def _candidates(
     requests, passages = rows.requests, rows.passages
     first_pick = np.array([each.first_pick for each in samples])
     if exact:
-        # A passage without a label is not relevant, and worth what such a one is, as live.
+        # As in live figures, a passage without a label counts as not relevant.
         is_known = (passages["verdict"] != FAILED) & (passages["size"] > 0.0)
         passages["grade"] = np.where(is_known, passages["verdict"] == YES, UNGRADED)
         passages["people_worth"], passages["chance"] = passages["worth"], is_known
@@ -354,8 +347,8 @@ class StoreCalibration:
         gain: Gain of its policy over the first ``serving_k`` in recall and UDCG, each request
             decided by a policy that was fitted without its question.
         in_force: The same for the profile in force; None without one.
-        size: Mean passages and tokens of a context by its policy, likewise; tokens are None where
-            the text of one was not kept.
+        size: Mean passages and tokens of a context by its policy, likewise; a text not kept counts
+            as the mean, and tokens are None if none was kept.
         today: Mean passages and tokens of the first ``serving_k``.
     """
 

@@ -247,7 +247,7 @@ def test_contexts_bound_the_tokens(context: Wanted, most: float) -> None:
     tokens = np.where(np.isnan(found.judged.pools.scores), np.nan, rng.integers(50, 400, (160, 1)))
     tokens = tokens * rng.uniform(0.3, 1.7, tokens.shape)
     judged = replace(found.judged, pools=replace(found.judged.pools, tokens=tokens))
-    found = replace(found, tokens=tokens, judged=judged)
+    found = replace(found, judged=judged)
     made = calibrate_from_store(found, Settings(serving_k=3, context=context))
     size, today = made.size["tokens"], made.today["tokens"]
     assert size is not None
@@ -279,7 +279,8 @@ def test_unlabelled_passages_count_as_live() -> None:
 
 def test_texts_unknown_count_passages() -> None:
     found = read(watched(160))
-    found = replace(found, tokens=np.full_like(found.tokens, np.nan))
+    judged = replace(found.judged, pools=replace(found.judged.pools, tokens=None))
+    found = replace(found, judged=judged)
     made = calibrate_from_store(found, Settings(serving_k=3))
     assert made.size["tokens"] is None
     assert made.profile.verdict.tokens.value == pytest.approx(

@@ -145,6 +145,19 @@ def test_log_becomes_a_filtering_guard(
     assert all(row["precision"]["lower"] is not None for row in found["by_k"]["rows"])
     assert found["gain"]["udcg"]["lower"] < found["gain"]["udcg"]["upper"]
     assert "corrected by" in page.read_text(encoding="utf-8")
+    lean = run.read(
+        "calibrate",
+        "--index",
+        index,
+        "--store",
+        url,
+        "--context",
+        "leaner",
+        "--out",
+        folder / "lean.json",
+        "--json",
+    )
+    assert 0 < lean["context"]["tokens"] <= found["context"]["tokens"]
     profile = Profile.load(out)
     assert found["verdict"] == profile.verdict.decision
     assert not profile.unverified
