@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks._alarm_judges import quantile
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms import AlarmKind
+from ctxguard.monitor.alarms.decision import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.ecusum import Day, ECusum, groups
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 
 TARGET, IN_CONTROL, RAISED = 0.12, 0.10, 0.20
 QUIET_LOSSES, LOSSES_BEFORE, FEWEST_DAYS_BEFORE, DAYS_AFTER = 10_000, 2_000, 10, 60

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms import AlarmKind
+from ctxguard.monitor.alarms.decision import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, Day
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import Correction, corrected
 
 IntArray = NDArray[np.int64]

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks._alarm_judges import quantile
 from ctxguard.core.types import Route
 from ctxguard.monitor.alarms import AlarmKind
+from ctxguard.monitor.alarms.decision import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.ecusum import Day
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import ReferenceKind
 
 PROMISE = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.12)

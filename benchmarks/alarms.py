@@ -45,7 +45,7 @@ from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._timing import environment
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms import AlarmKind
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
+from ctxguard.monitor.alarms.decision import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import ReferenceKind
 
 IN_CONTROL, TARGET, RAISED = 0.10, 0.12, 0.20

@@ -54,7 +54,7 @@ from ctxguard.measure.metrics import (
 )
 from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.labels.judged_request import PeopleGrades, Scale, judged_request
+from ctxguard.monitor.labels.evidence import PeopleGrades, Scale, judged_request
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict

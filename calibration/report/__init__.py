@@ -3,7 +3,7 @@
 ``report`` gathers the evidence as data; ``write_html`` and ``write_json`` write it.
 """
 
-from calibration.report.evidence import ReportData, certificate_words, report
+from calibration.report.content import ReportData, certificate_words, report
 from calibration.report.page import write_html, write_json, write_judged
 from calibration.report.summary import summarise
 

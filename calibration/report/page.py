@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from calibration.evaluate import DESCRIPTIONS
 from calibration.report.chart import frontier
-from calibration.report.evidence import ReportData
+from calibration.report.content import ReportData
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.words import figure

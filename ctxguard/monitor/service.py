@@ -28,7 +28,7 @@ from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
 from ctxguard.measure.metrics import Metric
 from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.monitor.alarms import AlarmState
-from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.alarms.feed import AlarmMonitor
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
@@ -40,7 +40,7 @@ from ctxguard.monitor.judging.sample_judge import (
     SampleJudge,
 )
 from ctxguard.monitor.judging.worker import JudgingWorker
-from ctxguard.monitor.labels.judged_request import Scale, update_graded
+from ctxguard.monitor.labels.evidence import Scale, update_graded
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, Counts, SampleStore, State
 from ctxguard.profile.schema import Profile

@@ -26,8 +26,8 @@ from ctxguard.monitor.alarms import (
     PromisedLoss,
     ReferenceKind,
 )
+from ctxguard.monitor.alarms.decision import promises
 from ctxguard.monitor.alarms.ecusum import WEEK, Day
-from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import Correction
 from ctxguard.monitor.store import LossRow
 from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile, RouteVerdict

@@ -15,17 +15,17 @@ from ctxguard.measure.metrics import Metric, Rows
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.evidence import (
+    PeopleGrades,
+    Scale,
+    grade_chances,
+    judged_request,
+)
 from ctxguard.monitor.labels.human import (
     ALWAYS,
     IF_NONE_ABOVE,
     human_grades,
     rows_left,
-)
-from ctxguard.monitor.labels.judged_request import (
-    PeopleGrades,
-    Scale,
-    grade_chances,
-    judged_request,
 )
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates

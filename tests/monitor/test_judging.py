@@ -14,7 +14,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure.metrics import FAILED, NO, UNGRADED, YES, Metric, Rows, losses
 from ctxguard.measure.worth import READERS, STRICT, Negative
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.judged_request import (
+from ctxguard.monitor.labels.evidence import (
     PeopleGrades,
     Scale,
     judged_request,

@@ -17,7 +17,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.errors import JudgeError, StoreLockedError
-from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.alarms.feed import AlarmMonitor
 from ctxguard.monitor.judges import Judgment, Ledger
 from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits

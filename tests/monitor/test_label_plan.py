@@ -21,8 +21,8 @@ from ctxguard.monitor.estimation.sampling_design import (
     to_label,
     usable_labels,
 )
+from ctxguard.monitor.labels.evidence import grade_chances
 from ctxguard.monitor.labels.files import RowToLabel
-from ctxguard.monitor.labels.judged_request import grade_chances
 from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import OPENED, PickKind

@@ -24,7 +24,7 @@ from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import grades_to_json
-from ctxguard.monitor.labels.judged_request import Scale, update_graded
+from ctxguard.monitor.labels.evidence import Scale, update_graded
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
 from ctxguard.monitor.store import (

@@ -1,13 +1,14 @@
 """Alarms: detect that a profile's promises no longer hold, and act on it.
 
 ``ecusum`` collects evidence of a rise, ``reference`` holds the values that losses are compared
-with, ``loss_monitor`` joins the two for one route and loss, ``state`` holds the active alarms, and
-``monitor`` feeds it from the store, logs alarms and switches to the safe policy.
+with, ``decision`` decides for one route and loss whether to ring, ``state`` holds the active
+alarms, and ``feed`` reads judged requests from the store, logs alarms and switches to the safe
+policy.
 """
 
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
-from ctxguard.monitor.alarms.monitor import act_on, switch_to_safe
+from ctxguard.monitor.alarms.decision import LossMonitor, PromisedLoss
+from ctxguard.monitor.alarms.feed import act_on, switch_to_safe
 from ctxguard.monitor.alarms.reference import ReferenceKind
 from ctxguard.monitor.alarms.state import AlarmReport, AlarmState
 

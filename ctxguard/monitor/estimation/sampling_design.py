@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ctxguard.errors import StoreError
+from ctxguard.monitor.labels.evidence import grade_chances
 from ctxguard.monitor.labels.files import number_of
-from ctxguard.monitor.labels.judged_request import grade_chances
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore

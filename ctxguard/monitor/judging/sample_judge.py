@@ -14,7 +14,7 @@ from ctxguard.core.types import Mode, Passage, Route
 from ctxguard.errors import JudgeError
 from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import Judge, Judgment, Ledger
-from ctxguard.monitor.labels.judged_request import Scale, judged_request
+from ctxguard.monitor.labels.evidence import Scale, judged_request
 from ctxguard.monitor.redaction import Redactor, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount, as_written
 from ctxguard.monitor.store.types import Counts

@@ -19,7 +19,7 @@ from ctxguard.core.types import Flag, Route
 from ctxguard.errors import DataError, JudgeError, StoreError
 from ctxguard.measure.metrics import Metric, Rows, losses
 from ctxguard.monitor.alarms import AlarmKind
-from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.alarms.feed import AlarmMonitor
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import grades_from_json, grades_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget

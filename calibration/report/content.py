@@ -1,4 +1,4 @@
-"""The evidence of a calibration, shown in its report.
+"""Collects what the report of a calibration shows.
 
 Pure, except that it looks up the passages shown as examples. Figures are of queries that had no
 part in the choice: held out, or left out of it in turn.

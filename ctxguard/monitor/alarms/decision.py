@@ -1,4 +1,4 @@
-"""Monitors judged losses: raises an alarm if their mean is above its reference.
+"""Decides whether an alarm rings: whether the mean judged loss has risen above its reference.
 
 Pure: no I/O, no clock, no logging.
 """

@@ -21,7 +21,7 @@ from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.judged_request import is_whole, recall_loss
+from ctxguard.monitor.labels.evidence import is_whole, recall_loss
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LossRow, SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE

@@ -1,4 +1,4 @@
-"""Reduces a sample, its verdicts and people's grades to a block of rows.
+"""Turns a judge's and people's grades of one sample into evidence: a block of rows.
 
 All served passages are judged, and dropped ones with the probabilities that the sample holds.
 Blocks are made while the text is available and outlive it; labels that arrive later replace them.
