@@ -19,7 +19,7 @@ from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_QUESTIONS
 from ctxguard.endpoints.chat import ChatClient, ChatSettings
-from ctxguard.endpoints.failures import Failure, InvalidReason, stage_error
+from ctxguard.endpoints.failures import InvalidReason, stage_error
 from ctxguard.endpoints.forms import QUESTION_FORMS, QuestionForm
 from ctxguard.endpoints.replies import Reply, field_of, only_value, tokens_of, whole_number
 from ctxguard.endpoints.usage import Ledger
@@ -141,7 +141,7 @@ class ModelAssessor:
             if found is not InvalidReason.REFUSED:
                 model = self._client.model
                 words = reply.why or f"the reply of {model} is not an answer: {found.value}"
-                raise stage_error(ASSESS, Failure(found, words))
+                raise stage_error(ASSESS, found, words)
             return {name: np.full(len(texts), np.nan) for name in self.names}
         answered = np.isfinite(np.stack(list(found.values()))).any(axis=0)
         self.ledger.add(answers=int(answered.sum()))

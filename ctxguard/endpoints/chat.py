@@ -24,12 +24,11 @@ from ctxguard.endpoints.failures import (
     SERVER_ERROR,
     UNPROCESSABLE,
     CallError,
-    Failure,
     InvalidReason,
 )
 from ctxguard.endpoints.forms import CHAT_PATH, QUESTION_FORMS
 from ctxguard.endpoints.http import BACKGROUND, HttpClient
-from ctxguard.endpoints.replies import Reply, document_of, read_reply, spent_on_thoughts, text_of
+from ctxguard.endpoints.replies import Reply, document_of, read_reply, spent_on_thoughts
 from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError
 
@@ -165,12 +164,12 @@ class _Lessons:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return {name: value for name, value in body.items() if name not in self.without}
 
-    def learn(self, failure: Failure, sent: Mapping[str, object]) -> None:
+    def learn(self, failure: CallError, sent: Mapping[str, object]) -> None:
         """Note which part of its request an answer refuses; nothing if it is unclear.
 
         >>> lessons = _Lessons(256)
         >>> said = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
-        >>> failure = Failure(InvalidReason.REJECTED, "", 400, said, "max_tokens")
+        >>> failure = CallError(InvalidReason.REJECTED, "", 400, said, "max_tokens")
         >>> lessons.learn(failure, {"max_tokens": 256})
         >>> lessons.applied({"model": "m"})
         {'model': 'm', 'max_completion_tokens': 256}
@@ -393,8 +392,8 @@ class ChatClient:
             began = time.monotonic()
             try:
                 body, document = await self._once(path, sent)
-            except CallError as error:
-                failure, seconds = error.failure, time.monotonic() - began
+            except CallError as failure:
+                seconds = time.monotonic() - began
                 if lessons is not None and n_lessons < _MOST_LESSONS:
                     lessons.learn(failure, sent)
                     if lessons.applied(request) != sent:  # or another call has learned it
@@ -404,7 +403,7 @@ class ChatClient:
                     said = self._masked(failure.said) or failure.words
                     return Reply(failure.reason, said, seconds=seconds, why=failure.words)
                 n_failed += 1
-                await asyncio.sleep(_pause_seconds(n_failed, error.wait_seconds))
+                await asyncio.sleep(_pause_seconds(n_failed, failure.wait_seconds))
                 continue
             reply = read(document)
             self.ledger.add(
@@ -442,8 +441,8 @@ class ChatClient:
                 answer = await self._http.post(path, data, most)
         except TimeoutError:
             words = f"no whole answer from {self.host} within {limit:g} s: allow it more time"
-            raise CallError(Failure(InvalidReason.TIMED_OUT, words)) from None
-        return text_of(answer.body), document_of(answer, self.host, self.model)
+            raise CallError(InvalidReason.TIMED_OUT, words) from None
+        return answer.body.decode("utf-8", "replace"), document_of(answer, self.host, self.model)
 
     def _masked(self, text: str) -> str:
         return text.replace(self._key, "[key]") if len(self._key) >= _SHORTEST_KEY else text

@@ -1,6 +1,6 @@
 """Failures of calls to endpoints: a closed set of reasons, with causes and mends in words.
 
-The words never contain the key or the endpoint's messages, which may quote passages.
+The words hold neither the key nor the endpoint's messages, which may quote passages. Pure.
 """
 
 import errno
@@ -18,7 +18,6 @@ from ctxguard.errors import (
 )
 from ctxguard.resilience import UnansweredError
 
-REDIRECTS = range(300, 400)
 BAD_REQUEST, NOT_FOUND, TOO_LARGE, UNPROCESSABLE, TOO_MANY_REQUESTS = 400, 404, 413, 422, 429
 SERVER_ERROR = 500
 _REPEATED = (408, 409, 424, 425, TOO_MANY_REQUESTS)
@@ -66,9 +65,9 @@ UNAVAILABLE = frozenset(
 """Reasons that do not depend on what was asked: the model was unreachable, or refused all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One failed call.
+@dataclass(eq=False)
+class CallError(Exception):
+    """A call of an endpoint failed; nothing outside of this folder catches it.
 
     Attributes:
         reason: The kind of failure.
@@ -78,6 +77,7 @@ class Failure:
         named: The fields of the request that it blames, in its own spelling.
         is_final: Whether not to retry at once, regardless of the status, because the endpoint
             answered and may charge for the call.
+        wait_seconds: The time that the endpoint asks to wait; None if it does not say.
     """
 
     reason: InvalidReason
@@ -86,6 +86,10 @@ class Failure:
     said: str = ""
     named: str = ""
     is_final: bool = False
+    wait_seconds: float | None = None
+
+    def __str__(self) -> str:
+        return self.words
 
     @property
     def may_pass(self) -> bool:
@@ -97,23 +101,8 @@ class Failure:
         return self.reason in (InvalidReason.TIMED_OUT, InvalidReason.UNREACHABLE)
 
 
-class CallError(Exception):
-    """A call of an endpoint failed; nothing outside of this folder catches it.
-
-    Attributes:
-        failure: The failure.
-        wait_seconds: The time that the endpoint asks to wait; None if it does not say.
-    """
-
-    def __init__(self, failure: Failure, wait_seconds: float | None = None) -> None:
-        super().__init__(failure.words)
-        self.failure = failure
-        self.wait_seconds = wait_seconds
-
-
-def stage_error(stage: str, failure: Failure) -> StageError:
-    """Make the stage's error for the request path, without the endpoint's words."""
-    reason, words = failure.reason, failure.words
+def stage_error(stage: str, reason: InvalidReason, words: str) -> StageError:
+    """Make the stage's error for the request path, without the endpoint's own message."""
     if reason is InvalidReason.TIMED_OUT:
         return UnansweredError(stage, FailureKind.TIMEOUT, words)
     if reason is InvalidReason.RATE_LIMITED:
@@ -123,11 +112,14 @@ def stage_error(stage: str, failure: Failure) -> StageError:
     return (StageUnavailableError if reason in UNAVAILABLE else StageError)(stage, words)
 
 
+_DENIED = (401, 402, 403, NOT_FOUND, 405, 407)
 _CAUSES = {
     400: "it refuses the request: check the model's name and the protocol",
     401: "it does not accept the key",
     402: "it wants to be paid: check the account's balance",
     403: "it does not accept the key, or not for this model",
+    404: "it does not know that path: check the URL, which ends in /v1 at most servers, and the "
+    "model's name",
     405: "it takes no requests there: check the URL's path",
     407: "the proxy wants a user name and password: write them into its URL",
     413: "the request is too large for it: send fewer or shorter texts, or raise its limit "
@@ -138,9 +130,9 @@ _CAUSES = {
 }
 
 
-def failure_of_status(
+def status_error(
     at: str, status: int, said: str = "", named: str = "", model: str | None = None
-) -> Failure:
+) -> CallError:
     """Describe an error that the endpoint answered.
 
     Args:
@@ -152,36 +144,25 @@ def failure_of_status(
     """
     reason = InvalidReason.REJECTED
     cause = _CAUSES.get(status, "it failed, as its own log should tell")
-    if status == TOO_MANY_REQUESTS:
+    if status < 300:
+        reason, cause = InvalidReason.SERVER_ERROR, "an answer without content"
+    elif status < BAD_REQUEST:
+        reason = InvalidReason.DENIED
+        cause = "a redirect, which is not followed: give the URL that it leads to"
+    elif status == TOO_MANY_REQUESTS:
         reason = InvalidReason.RATE_LIMITED
     elif status >= SERVER_ERROR or status in _REPEATED:
         reason = InvalidReason.SERVER_ERROR
-    elif status in REDIRECTS:
+    elif status in _DENIED:
         reason = InvalidReason.DENIED
-        cause = "a redirect, which is not followed: give the URL that it leads to"
-    elif status in (401, 402, 403, NOT_FOUND, 405, 407):
-        reason = InvalidReason.DENIED
-    elif status < REDIRECTS[0]:
-        reason, cause = InvalidReason.SERVER_ERROR, "an answer without content"
-    if status == NOT_FOUND:
-        is_model = model is not None and ("model" in f"{said} {named}".lower())
-        cause = (
-            f"it does not know the model {model!r}: check its name"
-            if is_model
-            else "it does not know that path: check the URL, which ends in /v1 at most servers, "
-            "and the model's name"
-        )
-    return Failure(reason, f"{at} answered {status}: {cause}", status, said, named)
+    if status == NOT_FOUND and model is not None and "model" in f"{said} {named}".lower():
+        cause = f"it does not know the model {model!r}: check its name"
+    return CallError(reason, f"{at} answered {status}: {cause}", status, said, named)
 
 
-def failure_of_error(error: BaseException, at: str) -> Failure:
-    """Describe why a connection could not be made, or broke.
-
-    Args:
-        error: What the connection raised.
-        at: The host or proxy at the other end, such as ``api.openai.com``.
-    """
-    return Failure(InvalidReason.UNREACHABLE, f"{at} {_cause(error)}")
+def connection_error(error: BaseException, at: str) -> CallError:
+    """Describe why a connection to a host or proxy could not be made, or broke."""
+    return CallError(InvalidReason.UNREACHABLE, f"{at} {_cause(error)}")
 
 
 def _cause(error: BaseException) -> str:
@@ -197,10 +178,11 @@ def _cause(error: BaseException) -> str:
     return next((words for kind, words in _OF_TYPE if isinstance(error, kind)), str(error))
 
 
+_NO_ROUTE = "cannot be reached, since no route leads there: check the network"
 _OF_NUMBER = {
     errno.ECONNREFUSED: "refuses connections: check that the server runs, and the URL's port",
-    errno.ENETUNREACH: "cannot be reached, since no route leads there: check the network",
-    errno.EHOSTUNREACH: "cannot be reached, since no route leads there: check the network",
+    errno.ENETUNREACH: _NO_ROUTE,
+    errno.EHOSTUNREACH: _NO_ROUTE,
 }
 _OF_TYPE: tuple[tuple[type[Exception], str], ...] = (
     (

@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
-from ctxguard.endpoints.failures import CallError, Failure, InvalidReason, failure_of_error
+from ctxguard.endpoints.failures import CallError, InvalidReason, connection_error
 from ctxguard.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -199,7 +199,7 @@ class _Connection(asyncio.Protocol):
 
     def _fail(self, reason: InvalidReason, words: str) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(CallError(Failure(reason, words)))
+            self._answer.set_exception(CallError(reason, words))
         self.transport.abort()
 
 
@@ -298,12 +298,11 @@ class HttpClient:
                 answer = await connection.ask(request, most_bytes)
                 break
             except CallError as error:
-                failure = error.failure
-                raise CallError(Failure(failure.reason, f"{self.host}: {failure.words}")) from None
+                raise CallError(error.reason, f"{self.host}: {error.words}") from None
             except OSError as error:
                 # Servers close idle connections at any time, also just before a request comes.
                 if not is_used or connection.has_received:
-                    raise CallError(failure_of_error(error, self.host)) from error
+                    raise connection_error(error, self.host) from error
         connection.keep()
         return answer
 
@@ -350,13 +349,11 @@ class HttpClient:
                     self._context(),
                     server_hostname=self._host,
                 )
-        except OSError as error:
+        except BaseException as error:
             if connection.transport is not None:
                 connection.transport.abort()
-            raise CallError(failure_of_error(error, at)) from error
-        except asyncio.CancelledError:
-            if connection.transport is not None:
-                connection.transport.abort()
+            if isinstance(error, OSError):
+                raise connection_error(error, at) from error
             raise
         return connection, False
 
@@ -373,10 +370,9 @@ class HttpClient:
         request = f"CONNECT {self._authority} HTTP/1.1\r\n{head}\r\n".encode()
         answer = await connection.ask(request, 0, tunnels=True)
         if answer.status // 100 != 2:
-            connection.transport.abort()
             mend = "check its user name and password" if answer.status == 407 else "it refuses"
             words = f"{at} answered {answer.status}: {mend}"
-            raise CallError(Failure(InvalidReason.UNREACHABLE, words, answer.status))
+            raise CallError(InvalidReason.UNREACHABLE, words, answer.status)
 
     def _context(self) -> ssl.SSLContext:
         """The certificates that the system trusts, even if OpenSSL does not find them."""

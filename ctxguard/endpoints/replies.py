@@ -6,7 +6,7 @@ All of it is untrusted. Pure: no I/O, no clock, no logging.
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pydantic_core import from_json
@@ -18,9 +18,8 @@ from ctxguard.endpoints.failures import (
     SERVER_ERROR,
     TOO_MANY_REQUESTS,
     CallError,
-    Failure,
     InvalidReason,
-    failure_of_status,
+    status_error,
 )
 from ctxguard.endpoints.http import Answer
 
@@ -70,11 +69,6 @@ class Reply(Generic[T]):
     why: str = ""
 
 
-def text_of(body: bytes) -> str:
-    """Decode a body for display, replacing invalid UTF-8."""
-    return body.decode("utf-8", "replace")
-
-
 def document_of(answer: Answer, host: str, model: str | None = None) -> object:
     """Return the document of an answer.
 
@@ -88,22 +82,22 @@ def document_of(answer: Answer, host: str, model: str | None = None) -> object:
     """
     body = answer.body
     if answer.status != OK:
-        raise CallError(_failure(answer, host, model), answer.wait_seconds)
-    if body.lstrip()[:1] == b"<":
+        raise _status_error(answer, host, model)
+    start = body.lstrip()[:5]
+    if start[:1] == b"<":
         words = (
             f"{host} answered with a web page, not JSON: check the URL, which ends in /v1 at most "
             "servers"
         )
-        raise CallError(Failure(InvalidReason.DENIED, words))
-    if body.lstrip()[:5] in (b"data:", b"event") or body.lstrip()[:1] == b":":
-        document: object = _joined(body)
-    else:
-        document = _parsed(body, host)
+        raise CallError(InvalidReason.DENIED, words)
+    is_stream = start in (b"data:", b"event") or start[:1] == b":"
+    document = _joined(body) if is_stream else _parsed(body, host)
     found = _error_in(document)
     if found is not None:
-        error, status = found
-        said, named = said_of(error)
-        raise CallError(replace(failure_of_status(host, status, said, named, model), is_final=True))
+        part, status = found
+        error = status_error(host, status, *said_of(part), model)
+        error.is_final = True
+        raise error
     return document
 
 
@@ -120,27 +114,27 @@ def _parsed(body: bytes, host: str) -> object:
                 body.decode()
             except UnicodeDecodeError:
                 words = "is not JSON in UTF-8"
-    said = text_of(body[:_MOST_KEPT_BYTES])
-    raise CallError(Failure(InvalidReason.MALFORMED, f"the answer of {host} {words}", said=said))
+    said = body[:_MOST_KEPT_BYTES].decode("utf-8", "replace")
+    raise CallError(InvalidReason.MALFORMED, f"the answer of {host} {words}", said=said)
 
 
-def _failure(answer: Answer, host: str, model: str | None) -> Failure:
+def _status_error(answer: Answer, host: str, model: str | None) -> CallError:
+    named = ""
     if location := answer.headers.get("location"):
-        said, named = f"a redirect to {location}", ""
+        said = f"a redirect to {location}"
     else:
         try:
             said, named = said_of(_parsed(answer.body, host))
         except CallError:
-            said, named = "" if b"<" in answer.body[:1] else text_of(answer.body), ""
-    return failure_of_status(host, answer.status, said[:_MOST_SAID_CHARS], named, model)
+            said = "" if answer.body[:1] == b"<" else answer.body.decode("utf-8", "replace")
+    error = status_error(host, answer.status, said[:_MOST_SAID_CHARS], named, model)
+    error.wait_seconds = answer.wait_seconds
+    return error
 
 
 def _error_in(document: object) -> tuple[object, int] | None:
     """Return the error of an answer that claims success, and its status; None without one."""
-    error = field_of(document, "error")
-    choices = field_of(document, "choices")
-    if not error and isinstance(choices, list) and choices:
-        error = field_of(choices[0], "error")
+    error = field_of(document, "error") or field_of(_choice_in(document), "error")
     if not error or (field_of(document, "results") or field_of(document, "answers")):
         return None
     status = SERVER_ERROR
@@ -204,16 +198,13 @@ def _joined(body: bytes) -> dict[str, object]:
         if _error_in(event) is not None:
             return {"error": field_of(event, "error") or "failed"}
         found["usage"] = field_of(event, "usage") or found["usage"]
-        choices = field_of(event, "choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
+        choice = _choice_in(event)
         part = field_of(choice, "delta") or field_of(choice, "message")
         texts.append(content_of(field_of(part, "content")))
         reason = field_of(choice, "finish_reason") or reason
         refusal = field_of(part, "refusal") or refusal
     if reason is None and not is_over:
-        raise CallError(
-            Failure(InvalidReason.UNREACHABLE, "the stream ended before the answer did")
-        )
+        raise CallError(InvalidReason.UNREACHABLE, "the stream ended before the answer did")
     message = {"content": "".join(texts), "refusal": refusal}
     return {"choices": [{"message": message, "finish_reason": reason}], **found}
 
@@ -244,11 +235,10 @@ def read_reply(document: object, read: Callable[[str], T | InvalidReason]) -> Re
     """  # noqa: E501
     usage = field_of(document, "usage")
     tokens = tokens_of(usage, "prompt_tokens"), tokens_of(usage, "completion_tokens")
-    return Reply(_answer(field_of(document, "choices"), read), "", *tokens)
+    return Reply(_answer(_choice_in(document), read), "", *tokens)
 
 
-def _answer(choices: object, read: Callable[[str], T | InvalidReason]) -> T | InvalidReason:
-    choice = choices[0] if isinstance(choices, list) and choices else None
+def _answer(choice: object, read: Callable[[str], T | InvalidReason]) -> T | InvalidReason:
     message = field_of(choice, "message")
     if field_of(choice, "finish_reason") == "content_filter" or field_of(message, "refusal"):
         return InvalidReason.REFUSED
@@ -260,10 +250,14 @@ def _answer(choices: object, read: Callable[[str], T | InvalidReason]) -> T | In
 
 def spent_on_thoughts(document: object) -> bool:
     """Return whether a completion reached its limit of tokens before its first word."""
-    choices = field_of(document, "choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
+    choice = _choice_in(document)
     content = content_of(field_of(field_of(choice, "message"), "content"))
     return field_of(choice, "finish_reason") == "length" and not without_thoughts(content)
+
+
+def _choice_in(document: object) -> object:
+    choices = field_of(document, "choices")
+    return choices[0] if isinstance(choices, list) and choices else None
 
 
 def without_thoughts(content: str) -> str:
@@ -276,7 +270,7 @@ def without_thoughts(content: str) -> str:
     return "" if _OPEN_THOUGHT.match(content) else content.strip()
 
 
-def objects_in(content: str) -> Iterator[object]:
+def _objects_in(content: str) -> Iterator[object]:
     """Yield the objects of JSON in a reply: the whole, or those in a fence or in prose.
 
     Objects are tuples of pairs, since a dictionary would silently take the last value of a repeated
@@ -311,20 +305,22 @@ def only_value(content: str, name: str) -> object:
     >>> only_value('{"grade": 1} or {"grade": 2}', "grade").value
     'off_schema'
     """
-    objects = list(objects_in(content))
+    objects = list(_objects_in(content))
     if not objects:
         return InvalidReason.MALFORMED
-    pairs = [pair for each in objects if is_object(each) for pair in each]  # type: ignore[attr-defined]
-    values = [value for key, value in pairs if key == name]
-    own = [[key for key, _ in each].count(name) for each in objects if is_object(each)]  # type: ignore[attr-defined]
-    if not values or max(own) > 1 or any(repr(each) != repr(values[0]) for each in values):
+    found = [
+        [value for key, value in pairs if key == name]
+        for pairs in objects
+        if isinstance(pairs, tuple)
+    ]
+    values = [value for each in found for value in each]
+    if (
+        not values
+        or max(map(len, found)) > 1
+        or any(repr(each) != repr(values[0]) for each in values)
+    ):
         return InvalidReason.OFF_SCHEMA
     return values[0]
-
-
-def is_object(value: object) -> bool:
-    """Return whether a value of ``objects_in`` is an object."""
-    return isinstance(value, tuple)
 
 
 def whole_number(value: object) -> object:

@@ -21,7 +21,6 @@ from ctxguard.endpoints.failures import (
     TOO_LARGE,
     UNPROCESSABLE,
     CallError,
-    Failure,
     InvalidReason,
     stage_error,
 )
@@ -107,7 +106,7 @@ class _Request:
         self.limit = asyncio.timeout(seconds)
         self.query, self._documents, self._limits = query, documents, limits
         self.scores = np.full(len(documents), np.nan)
-        self.refusal: Failure | None = None
+        self.refusal: CallError | None = None
         self.parts: deque[_Part] = deque()
         self._n_calls = self._n_refusals = 0
         self.is_probed = False
@@ -146,7 +145,7 @@ class _Request:
             most_chars = min(limits.chars, most_chars or limits.chars)
         return texts if most_chars is None else [text[:most_chars] for text in texts]
 
-    def refused(self, part: _Part, sent: list[str], failure: Failure) -> bool:
+    def refused(self, part: _Part, sent: list[str], failure: CallError) -> bool:
         """Note that a part was refused, and what to try in its place.
 
         Returns:
@@ -283,9 +282,9 @@ class RerankClient:
         except TimeoutError:
             if np.isnan(request.scores).all() and request.refusal is None:
                 words = f"no whole answer from {self._http.host} within {self._timeout_seconds:g} s"
-                raise stage_error(RERANK, Failure(InvalidReason.TIMED_OUT, words)) from None
+                raise stage_error(RERANK, InvalidReason.TIMED_OUT, words) from None
         except CallError as error:
-            raise stage_error(RERANK, error.failure) from error
+            raise stage_error(RERANK, error.reason, error.words) from error
         if request.is_sent and np.isnan(request.scores).all():
             if request.refusal is not None:
                 raise StageRefusedError(RERANK, request.refusal.words)
@@ -316,15 +315,15 @@ class RerankClient:
         try:
             request.scores[part[0]] = await self._scores(request, texts, options)
         except CallError as error:
-            if not _is_about_content(error.failure):
+            if not _is_about_content(error):
                 raise
-            is_time = request.refused(part, texts, error.failure)
+            is_time = request.refused(part, texts, error)
             if is_time and not request.is_probed:
                 request.is_probed = True
                 try:
                     await self._scores(request, [_PROBE], options)
                 except CallError as refused:
-                    if not _is_about_content(refused.failure):
+                    if not _is_about_content(refused):
                         raise
                     request.parts.clear()  # it is about the query, or the settings
 
@@ -372,7 +371,7 @@ async def _at_once(calls: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> 
         raise several.exceptions[0] from None
 
 
-def _is_about_content(failure: Failure) -> bool:
+def _is_about_content(failure: CallError) -> bool:
     """Return whether an answer is about what one request holds, instead of the server's state."""
     if failure.status == SERVER_ERROR:  # llama.cpp
         return _IS_LENGTH.search(failure.said.lower()) is not None

@@ -81,4 +81,4 @@ def answered(body: bytes, read: Callable[[object], object]) -> object:
     try:
         return read(document_of(Answer(200, {}, body), "host"))
     except CallError as error:
-        return error.failure
+        return error
