@@ -231,8 +231,8 @@ def ask_reader(
     failed: list[Reply[str]] = []
     for first in range(0, len(waiting), _BATCH):
         batch = waiting[first : first + _BATCH]
-        sent = [several[0] for several in batch]
-        replies = client.complete_all(sent, lambda each: each.conversation, None, _read_answer)
+        conversations = [several[0].conversation for several in batch]
+        replies = client.complete(conversations, None, _read_answer)
         for several, reply in zip(batch, replies, strict=True):
             if isinstance(reply.answer, InvalidReason):
                 failed.append(reply)
@@ -361,8 +361,8 @@ def _judged(
 ) -> list[Reply[bool]]:
     """Ask a model about answers."""
 
-    def conversation(item: tuple[ToAnswer, Row]) -> Conversation:
-        query, answer = item[0].query, str(item[1]["answer"])
+    def conversation(each: ToAnswer, row: Row) -> Conversation:
+        query, answer = each.query, str(row["answer"])
         reference = "\n".join(known_answers(query)[0]) or references.get(query.query_id, "")
         data = [
             _REFERENCE.render_one(Passage("", reference[:_MOST_REFERENCE_CHARS], query.text), 1),
@@ -373,7 +373,8 @@ def _judged(
             {"role": "user", "content": "\n".join(data)},
         ]
 
-    replies = judge.complete_all(batch, conversation, response_format(_MARK_SCHEMA), _read_mark)
+    conversations = [conversation(each, row) for each, row in batch]
+    replies = judge.complete(conversations, response_format(_MARK_SCHEMA), _read_mark)
     if all(reply.answer in UNAVAILABLE for reply in replies):
         raise StageUnavailableError(
             "judge",

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Unpack
+from functools import partial
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -72,14 +73,13 @@ class ModelAssessor:
             without notice.
         form: The form of requests.
         questions: Names of ``QUESTIONS``.
-        max_passage_chars: Longer passages are cut and counted, ≥ 1.
+        max_passage_chars: Longer passages are cut and counted.
         prices: Prices of a million input and output tokens; None counts no cost.
         **connection: Settings of ``ChatClient``; by default without retries.
 
     Attributes:
         fingerprint: Form, model, and a digest of the questions and how they are asked.
         names: Names of its answers.
-        ledger: Calls, answers, refusals, tokens and cost.
 
     Raises:
         ConfigurationError: a setting is out of range, or there is no API key.
@@ -158,9 +158,6 @@ class ScoreAssessor:
     """A reranker, local or at a server, whose score is the answer ``score``.
 
     It must not be the reranker that orders the candidates: its score would add nothing.
-
-    Args:
-        reranker: A reranker, such as a ``RerankClient`` or a ``CrossEncoderReranker``.
     """
 
     names = ("score",)
@@ -187,10 +184,11 @@ def _ask_chat(client: ChatClient, material: str, n: int, names: Sequence[str]) -
         {"role": "system", "content": _INSTRUCTIONS.replace("{questions}", questions)},
         {"role": "user", "content": material},
     ]
-    return client.complete(conversation, answer_form(names), lambda text: read_list(text, n, names))
+    read = partial(_read_list, n=n, names=names)
+    return client.complete([conversation], _answer_form(names), read)[0]
 
 
-def answer_form(names: Sequence[str]) -> dict[str, object]:
+def _answer_form(names: Sequence[str]) -> dict[str, object]:
     """Describe structured output: for each passage of a list, numbers by name."""
     number = {"type": ["integer", "null"]}
     properties = {"passage": {"type": "integer"}, **dict.fromkeys(names, number)}
@@ -209,12 +207,12 @@ def _object(properties: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def read_list(content: str, n: int, names: Sequence[str]) -> Answers | InvalidReason:
+def _read_list(content: str, n: int, names: Sequence[str]) -> Answers | InvalidReason:
     """Read numbers by name for each of n passages; NaN where one is missing or out of range.
 
-    >>> read_list('{"answers": [{"passage": 2, "relevant": 80}]}', 2, ["relevant"])
+    >>> _read_list('{"answers": [{"passage": 2, "relevant": 80}]}', 2, ["relevant"])
     {'relevant': array([nan, 0.8])}
-    >>> read_list('{"answers": [{"passage": 3, "relevant": 80}]}', 2, ["relevant"]).value
+    >>> _read_list('{"answers": [{"passage": 3, "relevant": 80}]}', 2, ["relevant"]).value
     'off_schema'
     """
     rows = only_value(content, "answers")
@@ -251,14 +249,11 @@ def _ask_by_question(form: QuestionForm) -> Ask:
             for number in range(1, n + 1)
             for name in names
         }
-        questions: object = {
+        questions: Any = {
             name: {"type": form.kind, "instructions": question} for name, question in asked.items()
         }
         if form.is_listed:
-            questions = [
-                {"type": form.kind, "name": name, "instructions": question}
-                for name, question in asked.items()
-            ]
+            questions = [{**question, "name": name} for name, question in questions.items()]
 
         def read(document: object) -> Reply[Answers]:
             usage = field_of(document, "usage")
@@ -278,7 +273,7 @@ def _ask_by_question(form: QuestionForm) -> Ask:
 def _by_name(
     answers: object, asked: Sequence[str], form: QuestionForm
 ) -> Mapping[str, object] | None:
-    """Return answers by the names of their questions; None if they answer other questions."""
+    """Return answers by question; None if they answer other questions."""
     if not form.is_listed:
         return answers if isinstance(answers, dict) and answers.keys() <= {*asked} else None
     if not isinstance(answers, list) or len(answers) != len(asked):

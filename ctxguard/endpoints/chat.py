@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
@@ -33,7 +33,6 @@ from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 Conversation = list[dict[str, str]]
 
@@ -56,12 +55,7 @@ _MOST_QUOTED_CHARS = 200
 
 
 class Pacer:
-    """Spaces calls evenly, over all threads and event loops.
-
-    Args:
-        per_second: Maximum rate of calls, > 0; None disables it.
-        clock: Monotonic seconds.
-    """
+    """Spaces calls evenly, over all threads and event loops; None sets no rate."""
 
     _lock = OfProcess(threading.Lock)
 
@@ -89,17 +83,14 @@ class ChatSettings(TypedDict, total=False):
     Attributes:
         base_url: URL of the endpoint; None for ``OPENAI_BASE_URL`` of the environment, or OpenAI's.
         api_key: Key; None for the environment's ``OPENAI_API_KEY``; a local server accepts any.
-        max_reply_tokens: Maximum length of a reply, ≥ 1, by default 256; bounds the cost of a model
-            that ignores the schema. A model that spends it all on thinking is asked once more with
-            16 times as much.
+        max_reply_tokens: Maximum length of a reply, by default 256; bounds the cost of a model that
+            ignores the schema. A model that spends it all on thinking is asked once more with 16
+            times as much.
         temperature: By default 0; left out if the endpoint refuses it.
-        concurrency: Maximum number of concurrent calls within one ``complete_all``, ≥ 1, by default
-            4.
-        max_calls_per_second: Maximum rate over all threads of this process, including retries, > 0;
-            None disables it.
-        timeout_seconds: Limit of one call from connecting to the end of the reply, > 0, by default
-            30.
-        retries: Number of times to repeat a failed call, ≥ 0, by default 3.
+        concurrency: Maximum number of concurrent calls, by default 4.
+        max_calls_per_second: Maximum rate over all threads of this process, including retries.
+        timeout_seconds: Limit of one call from connecting to the end of the reply, by default 30.
+        retries: Number of times to repeat a failed call, by default 3.
     """
 
     base_url: str | None
@@ -237,19 +228,12 @@ class ChatClient:
     ``max_completion_tokens``, a schema becomes any JSON object and then none, the system's message
     moves into the user's, and the answer is streamed; any other refused field is left out.
 
-    The endpoint is not trusted; see ``HttpClient``. An answer of more than 1 MiB, or one that takes
-    too long in total, is aborted.
-
-    Threads may share a client. A forked child starts with its own connections and counts.
+    The endpoint is not trusted; see ``HttpClient``. An answer of more than 1 MiB is aborted.
 
     Args:
         model: Name of the model at the endpoint.
         ledger: Counts calls and tokens.
         base_url, api_key, …: See `ChatSettings`.
-
-    Attributes:
-        host: The host of the endpoint.
-        max_reply_tokens, temperature: As given.
 
     Raises:
         ConfigurationError: a setting is out of range, or there is no API key.
@@ -305,47 +289,45 @@ class ChatClient:
         self._pacer = Pacer(max_calls_per_second)
         self._lessons = _Lessons(self.max_reply_tokens)
 
-    def complete_all(
+    def complete(
         self,
-        items: Sequence[U],
-        conversation: Callable[[U], Conversation],
+        conversations: Iterable[Conversation],
         form: dict[str, object] | None,
         read: Callable[[str], T | InvalidReason],
     ) -> list[Reply[T]]:
-        """Send one conversation for each item, concurrently; see ``complete``."""
+        """Send conversations concurrently, and return their replies in order.
+
+        Args:
+            conversations: The messages of each.
+            form: The form of structured output; None for free text.
+            read: Reads the content of a reply.
+        """
+        fixed: dict[str, object] = {"model": self.model, "temperature": self.temperature}
+        if form is not None:
+            fixed["response_format"] = form
 
         async def all_of_them() -> list[Reply[T]]:
             free = asyncio.Semaphore(self._concurrency)
 
-            async def ask(item: U) -> Reply[T]:
+            async def ask(conversation: Conversation) -> Reply[T]:
                 async with free:
-                    return await self._complete(conversation(item), form, read)
+                    return await self._asked(
+                        CHAT_PATH,
+                        {**fixed, "messages": conversation},
+                        lambda document: read_reply(document, read),
+                        self._lessons,
+                    )
 
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(ask(item)) for item in items]
+                tasks = [group.create_task(ask(each)) for each in conversations]
             return [task.result() for task in tasks]
 
         return BACKGROUND.run(all_of_them())
 
-    def complete(
-        self,
-        conversation: Conversation,
-        form: dict[str, object] | None,
-        read: Callable[[str], T | InvalidReason],
-    ) -> Reply[T]:
-        """Send one conversation.
-
-        Args:
-            conversation: Its messages.
-            form: The form of structured output; None for free text.
-            read: Reads the content of the reply.
-        """
-        return BACKGROUND.run(self._complete(conversation, form, read))
-
     def post(
         self, path: str, request: Mapping[str, object], read: Callable[[object], Reply[T]]
     ) -> Reply[T]:
-        """Send a request of another form to the endpoint, within the same bounds and counts.
+        """Send a request of another form, within the same bounds and counts.
 
         Args:
             path: Path below the endpoint's URL, such as ``/decisions``.
@@ -357,23 +339,6 @@ class ChatClient:
     def close(self) -> None:
         """Close the connections; asking again opens new ones."""
         self._http.close()
-
-    async def _complete(
-        self,
-        conversation: Conversation,
-        form: dict[str, object] | None,
-        read: Callable[[str], T | InvalidReason],
-    ) -> Reply[T]:
-        request: dict[str, object] = {
-            "model": self.model,
-            "messages": conversation,
-            "temperature": self.temperature,
-        }
-        if form is not None:
-            request["response_format"] = form
-        return await self._asked(
-            CHAT_PATH, request, lambda document: read_reply(document, read), self._lessons
-        )
 
     async def _asked(
         self,
@@ -430,8 +395,7 @@ class ChatClient:
 
     async def _once(self, path: str, sent: Mapping[str, object]) -> tuple[str, object]:
         """Send one request; return the body of its answer, and its document."""
-        limit = self._timeout_seconds
-        most = _MAX_ANSWER_BYTES
+        limit, most = self._timeout_seconds, _MAX_ANSWER_BYTES
         if "stream" in sent:
             most += _BYTES_PER_EVENT * self._lessons.max_tokens
         # A lone surrogate is sent as a question mark.
@@ -456,11 +420,9 @@ def _pause_seconds(n_failed: int, asked: float | None) -> float:
 
 
 def why_failed(replies: Iterable[Reply[Any]], ledger: Ledger) -> str:
-    """Explain why replies hold no answer, with at most three causes, the most frequent first.
+    """Name at most three causes why replies hold no answer, the most frequent first.
 
-    Args:
-        replies: The replies; those with an answer are ignored.
-        ledger: Redacts the endpoint's messages.
+    ``ledger`` redacts the endpoint's messages.
     """
     causes: Counter[str] = Counter()
     for reply in replies:

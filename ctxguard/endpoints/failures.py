@@ -67,14 +67,14 @@ UNAVAILABLE = frozenset(
 
 @dataclass(eq=False)
 class CallError(Exception):
-    """A call of an endpoint failed; nothing outside of this folder catches it.
+    """A call of an endpoint failed; only this folder catches it.
 
     Attributes:
         reason: The kind of failure.
         words: The cause and how to fix it.
         status: The status of the answer, or the one that its error names; None without either.
         said: The endpoint's own message, cut; it may quote the request.
-        named: The fields of the request that it blames, in its own spelling.
+        named: The fields of the request that it blames, in its own spelling, and its code.
         is_final: Whether not to retry at once, regardless of the status, because the endpoint
             answered and may charge for the call.
         wait_seconds: The time that the endpoint asks to wait; None if it does not say.
@@ -133,15 +133,7 @@ _CAUSES = {
 def status_error(
     at: str, status: int, said: str = "", named: str = "", model: str | None = None
 ) -> CallError:
-    """Describe an error that the endpoint answered.
-
-    Args:
-        at: The host that was asked, such as ``api.openai.com``.
-        status: The HTTP status.
-        said: The error's message.
-        named: The fields of the request that the error blames, and its code.
-        model: The requested model.
-    """
+    """Describe an error that the host ``at`` answered; for the others see `CallError`."""
     reason = InvalidReason.REJECTED
     cause = _CAUSES.get(status, "it failed, as its own log should tell")
     if status < 300:

@@ -29,19 +29,17 @@ class RerankForm:
 
     Attributes:
         paths: Its paths; the others end with the first.
-        query: Field of the request with the query.
-        documents: Field of the request with the documents.
-        most: Field of the request with the number of results; None without one.
+        query, documents, most: Fields of a request with the query, the documents and the number of
+            results.
         always: Further fields of every request.
-        options: Options that a request may have; others are left out.
+        options: Options that a request may have.
         marks: Fields of a request that tell it from the other forms.
         results: Field of the answer with the results; None if the answer is the list itself.
         score: Field of a result with its score.
-        echo: Field of the request that asks for the documents back; None without one.
+        echo: Field of the request that asks for the documents back.
         echoed: Field of a result with its document.
         echoes_object: Whether that is an object with ``text``, instead of the text.
-        each: Further fields of every result.
-        envelope: Further fields of the answer.
+        each, envelope: Further fields of every result, and of the answer.
         in_order: Whether results are in the order of the documents, instead of best first.
         kind: The kind of the scores.
     """

@@ -37,13 +37,7 @@ _of_parents: list[object] = []
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer.
-
-    Attributes:
-        status: The status of the HTTP answer.
-        headers: The headers in use here, by lower-case name.
-        body: Its bytes, undecoded.
-    """
+    """A server's answer; of its headers those in use here, by lower-case name."""
 
     status: int
     headers: dict[str, str]
@@ -51,7 +45,7 @@ class Answer:
 
     @property
     def wait_seconds(self) -> float | None:
-        """The time that ``Retry-After`` asks to wait, as seconds or a date; None without one."""
+        """The time that ``Retry-After`` asks to wait, given as seconds or a date."""
         text = self.headers.get("retry-after", "")
         try:
             return float(text)
@@ -94,7 +88,7 @@ class _Connection(asyncio.Protocol):
             self._answer = None
 
     def keep(self) -> None:
-        """Keep this connection for another call for a while, if it can be reused."""
+        """Keep this connection for another call, or close it."""
         if not self._stays_open or self.transport.is_closing():
             self.transport.abort()
             return
@@ -108,7 +102,6 @@ class _Connection(asyncio.Protocol):
         return not self.transport.is_closing()
 
     def close(self) -> None:
-        """Close it at once."""
         if self in self._idle:
             self._idle.remove(self)
         self.transport.abort()
@@ -127,7 +120,8 @@ class _Connection(asyncio.Protocol):
                 self._parser.feed_data(piece)
                 grew = len(self._body) > n_before
                 self._n_empty_bytes = 0 if grew else self._n_empty_bytes + len(piece)
-                if self._has_too_much() or self._is_whole:
+                self._check_length()
+                if self._answer.done() or self._is_whole:
                     break
         except Exception:  # the parser's, of several types
             if not self._is_whole:
@@ -137,7 +131,7 @@ class _Connection(asyncio.Protocol):
         if self._is_whole:
             self._succeed()
 
-    def _has_too_much(self) -> bool:
+    def _check_length(self) -> None:
         """Abort an answer that is too long, or too many bytes outside of answers."""
         if len(self._body) > self._most_bytes:
             words = f"an answer of more than {self._most_bytes:,} bytes"
@@ -145,9 +139,6 @@ class _Connection(asyncio.Protocol):
         elif self._n_empty_bytes > _MAX_EMPTY_BYTES:
             words = f"more than {_MAX_EMPTY_BYTES:,} bytes that belong to no answer"
             self._fail(InvalidReason.UNREACHABLE, words)
-        else:
-            return False
-        return True
 
     def on_message_begin(self) -> None:
         if self._is_whole:
@@ -164,9 +155,8 @@ class _Connection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
         if self._status < 200:
             self._headers.clear()
-            return
-        self._has_head = True
-        self._is_whole = self._tunnels
+        else:
+            self._has_head, self._is_whole = True, self._tunnels
 
     def on_body(self, body: bytes) -> None:
         if not self._is_whole:
@@ -177,21 +167,16 @@ class _Connection(asyncio.Protocol):
             self._is_whole = True
             self._stays_open = self._parser.should_keep_alive()
 
-    def eof_received(self) -> bool:
-        if self._answer is not None and self._has_head and not self._is_delimited:
+    def eof_received(self) -> None:
+        is_delimited = not {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
+        if self._answer is not None and self._has_head and not is_delimited:
             self._succeed()
-        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self in self._idle:
             self._idle.remove(self)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(exc or ConnectionResetError())
-
-    @property
-    def _is_delimited(self) -> bool:
-        """Whether the answer's end is marked by more than the end of the connection."""
-        return not {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
 
     def _succeed(self) -> None:
         if self._answer is not None and not self._answer.done():
@@ -206,16 +191,16 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """POSTs JSON to one server.
 
-    It does not follow redirects, which could send texts and key to a host that nobody chose;
-    proxies are taken from the environment. It does not decompress answers. Threads and event loops
-    may share a client. A forked child opens connections of its own.
+    It does not follow redirects, which could send texts and key to a host that nobody chose, and
+    does not decompress answers. Proxies are taken from the environment. Threads and event loops may
+    share a client; a forked child opens connections of its own.
 
     Args:
         url: The server's base, such as ``https://api.openai.com/v1``, or the URL of one of
             ``paths``.
         paths: Paths that may follow the base, such as ``/rerank``.
         what: Names the endpoint in errors about its URL and key, such as ``rerank``.
-        key: Sent as ``Authorization: Bearer``, and nowhere else; None without one.
+        key: Sent as ``Authorization: Bearer``, and nowhere else.
         extra: The extra that installs the libraries.
         headers: Further headers to send.
 
@@ -245,7 +230,7 @@ class HttpClient:
     ) -> None:
         self._parser = require("httptools", extra).HttpResponseParser
         self._truststore = require("truststore", extra)
-        parsed = parsed_url(url, what)
+        parsed = _parsed_url(url, what)
         base = parsed.path.rstrip("/")
         for path in paths:
             base = base.removesuffix(path)
@@ -265,9 +250,9 @@ class HttpClient:
             **(headers or {}),
         }
         for name, value in (headers or {}).items():
-            check_key(value, f"{what} {name}")
+            _check_key(value, f"{what} {name}")
         if key is not None:
-            check_key(key, what)
+            _check_key(key, what)
             fixed["Authorization"] = f"Bearer {key}"
         self._origin = ""
         if self._proxy is not None and not self._has_tls:
@@ -277,19 +262,14 @@ class HttpClient:
         self._tls: ssl.SSLContext | None = None
 
     async def post(self, path: str, body: bytes, most_bytes: int) -> Answer:
-        """Send a body and return the answer, of any status; the caller limits the time.
-
-        Args:
-            path: Path below the base.
-            body: JSON.
-            most_bytes: The longest body of an answer.
+        """Send JSON to a path and return the answer, of any status; the caller limits the time.
 
         Raises:
-            CallError: the answer is incomplete or too long.
+            CallError: the answer is incomplete, or longer than ``most_bytes``.
         """
-        target = quote(self._base + path, safe=_SAFE) + (
-            f"?{quote(self._query, safe=_SAFE)}" if self._query else ""
-        )
+        target = quote(self._base + path, safe=_SAFE)
+        if self._query:
+            target += f"?{quote(self._query, safe=_SAFE)}"
         head = f"POST {self._origin}{target} HTTP/1.1\r\n{self._head}"
         request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
         while True:
@@ -410,19 +390,13 @@ class _Background:
 
 
 BACKGROUND = _Background()
-"""That of this process."""
-
 
 _Proxy = tuple[str, int, bool, dict[str, str]]
 """Host, port, whether it speaks TLS, and the headers with its password."""
 
 
 def _proxy_of(url: SplitResult) -> _Proxy | None:
-    """Return the proxy that the environment names for a URL; None without one.
-
-    Raises:
-        ConfigurationError: the proxy's kind is not supported.
-    """
+    """Return the proxy that the environment names for a URL."""
     proxies = getproxies()
     named = proxies.get(url.scheme) or proxies.get("all")
     if not named or proxy_bypass(url.hostname or ""):
@@ -445,12 +419,8 @@ def _proxy_of(url: SplitResult) -> _Proxy | None:
     return parsed.hostname, port, parsed.scheme == "https", headers
 
 
-def parsed_url(url: str, what: str) -> SplitResult:
-    """Return the parts of an endpoint's URL.
-
-    Raises:
-        ConfigurationError: the URL is invalid, or holds a user name or password.
-    """
+def _parsed_url(url: str, what: str) -> SplitResult:
+    """Split an endpoint's URL; refuse one that is invalid, or holds a user name or password."""
     try:
         parsed = urlsplit(url)
         parsed.hostname.encode("idna")  # type: ignore[union-attr]
@@ -470,13 +440,10 @@ def parsed_url(url: str, what: str) -> SplitResult:
     return parsed
 
 
-def check_key(key: str, what: str) -> None:
-    """Check that a header can carry a key.
+def _check_key(key: str, what: str) -> None:
+    """Check that a header can carry a key; an error names only the invalid character.
 
-    Raises:
-        ConfigurationError: it cannot; the message names only the invalid character.
-
-    >>> check_key("sk-1\\n", "rerank")
+    >>> _check_key("sk-1\\n", "rerank")
     Traceback (most recent call last):
     ctxguard.errors.ConfigurationError: the rerank key must be printable ASCII characters, not \
 empty: it holds a line break; copy it again

@@ -54,9 +54,8 @@ class Reply(Generic[T]):
 
     Attributes:
         answer: The requested value, such as a grade in 0..3, or the reason why there is none.
-        body: The body of the reply, or the failure in words and in the endpoint's; without the key.
-        input_tokens: Tokens of the prompt; None if the reply does not report them.
-        output_tokens: Tokens of the reply; None if it does not report them.
+        body: The body of the reply, or the endpoint's message or our words; without the key.
+        input_tokens, output_tokens: None if the reply does not report them.
         seconds: Duration of the last attempt; None if not measured.
         why: Why there is no answer, without quotes; empty if there is one.
     """
@@ -70,12 +69,7 @@ class Reply(Generic[T]):
 
 
 def document_of(answer: Answer, host: str, model: str | None = None) -> object:
-    """Return the document of an answer.
-
-    Args:
-        answer: An answer of any status.
-        host: The host that answered.
-        model: The requested model.
+    """Parse a host's answer of any status; ``model`` is the requested one, for errors.
 
     Raises:
         CallError: the answer is an error (even with HTTP 200), is not JSON, or has too many values.
@@ -153,7 +147,7 @@ def _error_in(document: object) -> tuple[object, int] | None:
 def said_of(document: object) -> tuple[str, str]:
     """Return the message of an error in any usual form, and the fields and codes that it names.
 
-    FastAPI's copy of the request (``input``) is left out.
+    FastAPI's copy of the request (``input``) is not read.
 
     >>> said_of({"error": {"message": "no", "param": "max_tokens"}})
     ('no', 'max_tokens')
@@ -261,7 +255,7 @@ def _choice_in(document: object) -> object:
 
 
 def without_thoughts(content: str) -> str:
-    """Leave out what a model thought before its answer, in tags that it opened, closed or both.
+    """Remove a model's thoughts before its answer, in tags that it opened, closed or both.
 
     >>> without_thoughts("so</think> yes"), without_thoughts("<think>so")
     ('yes', '')
@@ -271,10 +265,9 @@ def without_thoughts(content: str) -> str:
 
 
 def _objects_in(content: str) -> Iterator[object]:
-    """Yield the objects of JSON in a reply: the whole, or those in a fence or in prose.
+    """Yield the JSON of a reply: the whole, or the objects in a fence or in prose.
 
-    Objects are tuples of pairs, since a dictionary would silently take the last value of a repeated
-    key.
+    Objects are tuples of pairs, since a dictionary would hide repeated keys.
     """
     decoder = json.JSONDecoder(object_pairs_hook=tuple)
     try:

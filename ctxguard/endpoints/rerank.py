@@ -4,9 +4,8 @@ import asyncio
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from pydantic_core import PydanticSerializationError, to_json
@@ -74,12 +73,12 @@ _IS_OF_ALL = re.compile(r"total|per.{0,15} batch|in the (?:batch|request)")
 
 @dataclass(slots=True)
 class _Limits:
-    """What a server takes in one call, as far as it has said.
+    """The most that a server takes in one call, of what it has refused so far.
 
     Attributes:
-        documents: The most documents; None as long as it has refused no number.
-        tokens: The most tokens of a document with the query; None as for ``documents``.
-        chars: The most characters of a document; None as for ``documents``.
+        documents: Documents.
+        tokens: Tokens of a document with the query.
+        chars: Characters of a document.
     """
 
     documents: int | None
@@ -96,7 +95,8 @@ class _Request:
 
     Attributes:
         scores: Of each document; NaN where there is none.
-        refusal: The last answer that refused some; None without one.
+        refusal: The last answer that refused some documents.
+        is_sent: Whether there was anything to send.
         limit: Of the time for all calls, moved by what they wait for their turn.
     """
 
@@ -111,19 +111,15 @@ class _Request:
         self._n_calls = self._n_refusals = 0
         self.is_probed = False
         self._add([at for at, each in enumerate(documents) if each and not each.isspace()])
+        self.is_sent = bool(self.parts)
 
     def _add(self, places: list[int], most_chars: int | None = None) -> None:
         most = self._limits.documents or len(places) or 1
         starts = range(0, len(places), most)
         self.parts.extend((places[start : start + most], most_chars) for start in starts)
 
-    @property
-    def is_sent(self) -> bool:
-        """Whether there was anything to send."""
-        return self._n_calls > 0
-
     def next(self) -> _Part | None:
-        """Take the part that is sent next; None where all are sent, or no call is left."""
+        """Take the next part to send; None when all are sent, or no call is left."""
         if not self.parts or self._n_calls >= MOST_CALLS:
             return None
         self._n_calls += 1
@@ -146,7 +142,7 @@ class _Request:
         return texts if most_chars is None else [text[:most_chars] for text in texts]
 
     def refused(self, part: _Part, sent: list[str], failure: CallError) -> bool:
-        """Note that a part was refused, and what to try in its place.
+        """Decide what to try in place of a refused part.
 
         Returns:
             Whether it is time to find out if the documents are to blame at all.
@@ -190,7 +186,7 @@ class RerankClient:
 
     Documents are sent in several calls where the server takes few at a time, and cut where it says
     that they are too long: both limits are learned from its answers. Blank ones are not sent. One
-    that the server refuses all the same has no score, as has what is left after 128 calls or at the
+    that the server still refuses has no score, nor has any that is left after 128 calls or at the
     time limit; the others keep theirs.
 
     Args:
@@ -198,11 +194,11 @@ class RerankClient:
             the whole URL of its endpoint, which ends in ``/rerank`` or ``/score``.
         protocol: The form of requests and answers; see ``ctxguard.endpoints.forms``. TEI is asked
             for logits.
-        key: Sent as ``Authorization: Bearer`` in the header, and nowhere else; None without one.
+        key: Sent as ``Authorization: Bearer``, and nowhere else.
         model: Name of the model at the server; None for the server's own choice.
-        timeout_seconds: For all calls of a request, from connecting to the last byte, > 0.
+        timeout_seconds: For all calls of a request, from connecting to the last byte.
         most_documents: The most that the server takes in one call; None to learn it.
-        max_calls_per_second: Over all threads of this process, > 0; None disables it.
+        max_calls_per_second: Over all threads of this process.
 
     Attributes:
         fingerprint: Names the protocol and the model, without the URL.
@@ -247,16 +243,15 @@ class RerankClient:
         model: str | None = None,
         max_tokens_per_doc: int | None = None,
     ) -> FloatArray:
-        """Score each document, shape (n,), higher is better.
+        """Score each document, shape (n,), higher is better; NaN if it is blank or refused.
 
-        NaN where there is no finite score: the document is blank, or the server refused it. Lone
-        surrogates, which UTF-8 cannot hold, are sent as U+FFFD.
+        Lone surrogates, which UTF-8 cannot hold, are sent as U+FFFD.
 
         Args:
             query: The query.
             documents: The documents; none, or blank ones alone, make no call.
             model: Name of the model for this call; None for the client's.
-            max_tokens_per_doc: Passed on if the protocol has it; None leaves it to the server.
+            max_tokens_per_doc: Passed on if the protocol has it.
 
         Raises:
             UnansweredError: no whole answer in time.
@@ -278,13 +273,15 @@ class RerankClient:
                 if len(request.parts) == 1:
                     await send_all()
                 if request.parts:
-                    await _at_once([send_all] * min(_AT_ONCE, len(request.parts)))
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(min(_AT_ONCE, len(request.parts))):
+                            group.create_task(send_all())
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
         except TimeoutError:
             if np.isnan(request.scores).all() and request.refusal is None:
                 words = f"no whole answer from {self._http.host} within {self._timeout_seconds:g} s"
                 raise stage_error(RERANK, InvalidReason.TIMED_OUT, words) from None
-        except CallError as error:
-            raise stage_error(RERANK, error.reason, error.words) from error
         if request.is_sent and np.isnan(request.scores).all():
             if request.refusal is not None:
                 raise StageRefusedError(RERANK, request.refusal.words)
@@ -315,16 +312,14 @@ class RerankClient:
         try:
             request.scores[part[0]] = await self._scores(request, texts, options)
         except CallError as error:
-            if not _is_about_content(error):
-                raise
+            _check_is_about_content(error)
             is_time = request.refused(part, texts, error)
             if is_time and not request.is_probed:
                 request.is_probed = True
                 try:
                     await self._scores(request, [_PROBE], options)
                 except CallError as refused:
-                    if not _is_about_content(refused):
-                        raise
+                    _check_is_about_content(refused)
                     request.parts.clear()  # it is about the query, or the settings
 
     async def _scores(
@@ -342,40 +337,27 @@ class RerankClient:
         return read_scores(document, len(texts), self._protocol)
 
     def _body(self, query: str, texts: Sequence[str], options: dict[str, object]) -> bytes:
-        try:
-            return to_json(self._request(query, texts, options))
-        except PydanticSerializationError:
-            repaired = [without_surrogates(text) for text in texts]
-            return to_json(self._request(without_surrogates(query), repaired, options))
-
-    def _request(
-        self, query: str, texts: Sequence[str], options: dict[str, object]
-    ) -> dict[str, object]:
         form = self._form
-        request = {form.query: query, form.documents: list(texts), **form.always}
+        request = {form.query: query, form.documents: texts, **form.always}
         if form.most is not None:
             request[form.most] = len(texts)
-        for name in form.options:
-            if options[name] is not None:
-                request[name] = options[name]
-        return request
+        request |= {name: options[name] for name in form.options if options[name] is not None}
+        try:
+            return to_json(request)
+        except PydanticSerializationError:
+            repaired = [without_surrogates(text) for text in texts]
+            return to_json(
+                {**request, form.query: without_surrogates(query), form.documents: repaired}
+            )
 
 
-async def _at_once(calls: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    """Await calls together; the first that fails ends the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(call())
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
-
-
-def _is_about_content(failure: CallError) -> bool:
-    """Return whether an answer is about what one request holds, instead of the server's state."""
-    if failure.status == SERVER_ERROR:  # llama.cpp
-        return _IS_LENGTH.search(failure.said.lower()) is not None
-    return failure.status in (BAD_REQUEST, TOO_LARGE, UNPROCESSABLE)
+def _check_is_about_content(error: CallError) -> None:
+    """Raise unless a server refuses the content of one request, and would answer others."""
+    is_refusal = error.status in (BAD_REQUEST, TOO_LARGE, UNPROCESSABLE)
+    if error.status == SERVER_ERROR:  # llama.cpp
+        is_refusal = _IS_LENGTH.search(error.said.lower()) is not None
+    if not is_refusal:
+        raise stage_error(RERANK, error.reason, error.words) from error
 
 
 def _number_in(pattern: re.Pattern[str], said: str) -> int | None:
@@ -394,13 +376,8 @@ def _cut(text: str, most_tokens: int) -> str:
 def read_scores(content: object, n_documents: int, protocol: Protocol) -> FloatArray:
     """Read the score of each document, shape (n_documents,); NaN without a finite one.
 
-    Args:
-        content: The document of a server's answer.
-        n_documents: How many documents were sent, ≥ 1.
-        protocol: The form of the answer.
-
     Raises:
-        StageError: the answer has another form, a result for a document that was not sent, two
+        StageError: the answer has another form, a result for a document that was not sent, or two
             results for one document.
 
     >>> read_scores([{"index": 1, "score": 2.5}], 2, "tei")

@@ -27,8 +27,7 @@ class JudgeAccounts:
         answers: Passages with a valid grade, or valid answers.
         invalid: Those without one, by reason.
         cut_passages: Passages truncated because they were longer than the model reads.
-        input_tokens: Prompt tokens, as the endpoint reported them.
-        output_tokens: Reply tokens, as the endpoint reported them.
+        input_tokens, output_tokens: As the endpoint reported them.
         unmetered: Replies that did not report tokens; tokens and cost are then too low.
         cost: Cost of the reported tokens, in the currency of the prices; None without prices.
     """
@@ -53,7 +52,6 @@ class RejectedReply:
 
     Attributes:
         passage_id: The passage to be graded, or the question to be answered.
-        reason: Why the reply is not a grade.
         reply: Its first 4,000 characters, redacted; empty if redaction failed. It may quote the
             passage.
     """
@@ -89,7 +87,6 @@ class Ledger:
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Reset every count, and drop the replies kept."""
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._invalid = dict.fromkeys(InvalidReason, 0)

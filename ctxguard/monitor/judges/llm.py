@@ -131,7 +131,7 @@ class LLMJudge:
                 self.ledger.add(cut_passages=1)
             return conversation(text)
 
-        replies = self._client.complete_all(passages, converse, form, read)
+        replies = self._client.complete(map(converse, passages), form, read)
         for passage, reply in zip(passages, replies, strict=True):
             if isinstance(reply.answer, InvalidReason):
                 self.ledger.add_invalid(passage.passage_id, reply.answer, reply.body)
