@@ -34,7 +34,7 @@ from ctxguard.endpoints.http import HttpClient
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.run import serve
-from ctxguard.server.settings import Secrets, ServiceSettings
+from ctxguard.server.settings import ServiceSettings
 from tests.doubles import FaultyRetriever
 
 FINGERPRINT = "scores at hand"
@@ -154,7 +154,8 @@ def _app(what: str, folder: Path, port: str) -> tuple[ServiceSettings, ASGIApp]:
         port=0,
         store=f"sqlite:///{folder}/samples.db",
         rerank_upstream=url,
-        secrets=Secrets(token=TOKEN, console_token=TOKEN),
+        token=TOKEN,
+        console_token=TOKEN,
     )
     passages = [Passage(str(n), f"passage {n}", metadata={"n": n}) for n in range(1_000)]
     return settings, create_app(settings, retriever=FaultyRetriever(passages).retriever)

@@ -161,7 +161,7 @@ class LabelCommand(System):
         from ctxguard.server.settings import ServiceSettings
 
         settings = ServiceSettings(port=self.port)
-        token = settings.secrets.console_token
+        token = settings.console_token
         routes = label_routes(lambda pages: QuestionGrading(pages, work), token=token)
         app = console_app(settings, routes)
         with suppress(KeyboardInterrupt):

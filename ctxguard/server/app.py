@@ -1,13 +1,13 @@
 """Builds the ASGI application from `ServiceSettings`, behind the gate."""
 
 import os
+from asyncio import to_thread
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 
@@ -58,14 +58,10 @@ def create_app(
     operations, rules = _operations(service, registry), rules_of(settings)
     # Described when it is first asked for: that takes longer than all else here.
     described = cache(lambda: openapi(operations, __version__, rules))
-    routes: list[BaseRoute] = [
-        Route(each.path, each if each.asks else each.endpoint, methods=[each.method])
-        for each in operations
-    ]
-    routes.append(Route("/openapi.json", lambda _: answer(described()), methods=["GET"]))
-    routes += _console(service)
-    router = Router(routes, lifespan=service.running)
-    return _gated(router, operations, settings, registry)
+    routes = [Route("/openapi.json", lambda _: answer(described()), methods=["GET"])]
+    router = Router([*routes, *_console(service)], lifespan=service.running)
+    metrics = made_once(registry, HttpMetrics, all_metrics=settings.all_metrics)
+    return Gate(router, operations, rules, metrics)
 
 
 def console_app(
@@ -73,29 +69,9 @@ def console_app(
     routes: Sequence[BaseRoute],
     registry: CollectorRegistry = REGISTRY,
 ) -> Gate:
-    """Build an application that serves only a console, behind the same gate.
-
-    Args:
-        settings: The limits.
-        routes: The console's routes.
-        registry: Where requests are counted.
-    """
-    return _gated(Router([Mount("/console", routes=routes)]), [], settings, registry)
-
-
-def _gated(
-    router: Router,
-    operations: Sequence[Operation],
-    settings: ServiceSettings,
-    registry: CollectorRegistry,
-) -> Gate:
-    return Gate(
-        router,
-        {each.path: each for each in operations},
-        rules_of(settings),
-        settings.receive_seconds,
-        made_once(registry, HttpMetrics, all_metrics=settings.all_metrics),
-    )
+    """Build an application that serves only a console, behind the same gate."""
+    router = Router([Mount("/console", routes=routes)])
+    return Gate(router, [], rules_of(settings), made_once(registry, HttpMetrics))
 
 
 def _operations(service: Service, registry: CollectorRegistry) -> list[Operation]:
@@ -156,7 +132,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
 
 def _console(service: Service) -> list[BaseRoute]:
     """Mount the console if there is a store, and either a token or only local access."""
-    token, store = service.settings.secrets.console_token, service.samples
+    token, store = service.settings.console_token, service.samples
     if store is None or not (token or is_loopback(service.settings.host)):
         return []
     from ctxguard.server.console.routes import console_routes
@@ -165,7 +141,7 @@ def _console(service: Service) -> list[BaseRoute]:
     return [Mount("/console", routes=routes)]
 
 
-async def _health(service: Service, _: Request) -> Response:
+async def _health(service: Service, *_: object) -> tuple[dict[str, str | None], None]:
     """Report that the process is up, and whether its reranker and profile are in use."""
     is_open = None if service.scorer is None else service.scorer.is_open
     profile = None
@@ -173,20 +149,27 @@ async def _health(service: Service, _: Request) -> Response:
         differences = "; ".join(service.guard.comparison.mismatches)
         profile = f"does not apply, the top k are served: {differences}"
         profile = profile if differences else "applies"
-    return answer({"status": "ok", "reranker": _HEALTH_WORDS[is_open], "profile": profile})
+    return {"status": "ok", "reranker": _HEALTH_WORDS[is_open], "profile": profile}, None
 
 
-def _metrics(registry: CollectorRegistry, all_metrics: bool, _: Request) -> Response:
-    """Return the metrics of this process or of all workers, read from many files on a thread."""
+async def _metrics(
+    registry: CollectorRegistry, all_metrics: bool, *_: object
+) -> tuple[Response, None]:
+    text = await to_thread(_written, registry, all_metrics=all_metrics)
+    return Response(text, media_type=CONTENT_TYPE_LATEST), None
+
+
+def _written(registry: CollectorRegistry, *, all_metrics: bool) -> bytes:
+    """Write the metrics of this process, or of all workers from their many files."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if folder and registry is REGISTRY:
         from ctxguard.monitor.export.multiprocess import registry_for_scrape
 
         forget_dead_workers(Path(folder))
         registry = registry_for_scrape(all_metrics=all_metrics)
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    return generate_latest(registry)
 
 
-async def _tell(content: object, _: Request) -> Response:
-    """Return a fixed answer."""
-    return answer(content)
+async def _tell(content: object, *_: object) -> tuple[object, None]:
+    """Give a fixed answer."""
+    return content, None

@@ -1,6 +1,5 @@
 """The gate: request ids, admission, accounting, and problem documents."""
 
-import asyncio
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.errors import QueryError, StageError
-from ctxguard.server.limits import EndpointRule, Head
+from ctxguard.server.limits import EndpointRule
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from ctxguard.server.problems import Problem, ProblemKind, problem_of
 from ctxguard.server.wire import Operation
@@ -39,38 +38,36 @@ _ONCE = frozenset({b"host", b"authorization"})
 class Gate:
     """The application in front of all others.
 
-    It gives each request an id, refuses it or reads its body, passes it on, turns a `Problem` into
-    a document, and counts the outcome. It sets ``request_id``, ``body_bytes`` and ``body`` in the
-    scope's state; the reader of the body removes it.
+    It gives each request an id, refuses it or reads its body, has an operation or the application
+    answer, turns a `Problem` into a document, and counts the outcome. It sets ``request_id``,
+    ``body_bytes`` and ``body`` in the scope's state; the reader of the body removes it.
 
     Args:
-        app: Answers admitted requests. Posts to an operation bypass it, because routing takes
-            longer than many decisions.
-        operations: The operations by path.
+        app: Answers what is not an operation.
+        operations: All operations of the service.
         rules: The requirements and limits of each endpoint's requests.
-        receive_seconds: Longest time to receive a body.
         metrics: Where requests are counted.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        operations: Mapping[str, Operation],
+        operations: Iterable[Operation],
         rules: Mapping[Endpoint, EndpointRule],
-        receive_seconds: float,
         metrics: HttpMetrics,
     ) -> None:
         self.app = app
-        self._operations, self._rules = operations, rules
-        self._receive_seconds, self._metrics = receive_seconds, metrics
+        self._operations = {each.path: each for each in operations}
+        self._rules, self._metrics = rules, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and count its outcome."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, operation = perf_counter(), self._operations.get(scope["path"])
-        endpoint = operation.what if operation else _endpoint_of(scope["path"])
+        start, path = perf_counter(), scope["path"].removeprefix(scope.get("root_path", ""))
+        operation = self._operations.get(path)
+        endpoint = operation.what if operation else _endpoint_of(path)
         self._metrics.received(endpoint)
         given = dict(scope["headers"])
         label, request_id = given.get(b"x-request-id"), os.urandom(8).hex()
@@ -91,11 +88,10 @@ class Gate:
             if len(given) < len(scope["headers"]):
                 _check_repeated(scope["headers"])
             rule = self._rules[endpoint]
-            state["body"] = await self._received(rule, given, receive)
+            state["body"] = await rule.enter(given, receive)
             n_bytes = state["body_bytes"] = len(state["body"])
             try:
-                is_post = scope["method"] == "POST" and not scope.get("root_path")
-                if is_post and operation and operation.asks:
+                if operation:
                     answer = await operation.answered(scope)
                     answer.raw_headers.append(named)
                     status = answer.status_code
@@ -111,31 +107,22 @@ class Gate:
         except ClientDisconnect:
             pass
         except Exception as error:
-            outcome, refusal = self._refusal(error, endpoint, request_id)
+            outcome, answer = _refused(error, endpoint, request_id)
             if status == 0:
-                await refusal(scope, receive, send_named)
+                await answer(scope, receive, send_named)
         finally:
             self._metrics.ended(endpoint, outcome, perf_counter() - start)
 
-    async def _received(self, rule: EndpointRule, given: Head, receive: Receive) -> bytearray:
-        try:
-            async with asyncio.timeout(self._receive_seconds):
-                return await rule.enter(given, receive)
-        except TimeoutError:
-            late = f"the body was not whole after {self._receive_seconds:g} s"
-            raise Problem(ProblemKind.TOO_SLOW, late) from None
 
-    def _refusal(
-        self, error: Exception, endpoint: Endpoint, request_id: str
-    ) -> tuple[Outcome, Response]:
-        """Return the outcome of a request that raised an error, and its answer."""
-        if not isinstance(error, (Problem, StageError, QueryError, HTTPException)):
-            _log.error("request %s failed: %s", request_id, describe_error(error))
-        problem = problem_of(error)
-        is_shed = problem.kind is ProblemKind.OVERLOADED
-        outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100, False]
-        retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
-        return outcome, problem.answer(request_id, retry_after=retry_after)
+def _refused(error: Exception, endpoint: Endpoint, request_id: str) -> tuple[Outcome, Response]:
+    """Return the outcome of a request that raised an error, and its answer."""
+    if not isinstance(error, (Problem, StageError, QueryError, HTTPException)):
+        _log.error("request %s failed: %s", request_id, describe_error(error))
+    problem = problem_of(error)
+    is_shed = problem.kind is ProblemKind.OVERLOADED
+    outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100, False]
+    retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
+    return outcome, problem.answer(request_id, retry_after=retry_after)
 
 
 def _endpoint_of(path: str) -> Endpoint:

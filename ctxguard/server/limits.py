@@ -4,9 +4,10 @@ No body is parsed before admission. It is read here, within its limits, and pass
 limits that an operator may change are in ``ServiceSettings``; the others are here.
 """
 
+import asyncio
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from starlette.requests import ClientDisconnect
@@ -49,14 +50,7 @@ Head = Mapping[bytes, bytes]
 
 @dataclass(slots=True)
 class Budget:
-    """Counts requests and the bytes of their bodies, against their limits.
-
-    Attributes:
-        max_in_flight: The most requests at once.
-        max_buffered_bytes: The most bytes of their bodies at once.
-        in_flight: Requests in progress.
-        buffered: Bytes of their bodies in memory.
-    """
+    """Counts requests in progress and the bytes of their bodies, against their limits."""
 
     max_in_flight: int
     max_buffered_bytes: int
@@ -72,18 +66,20 @@ class EndpointRule:
     reach the service through a name of its own.
 
     Attributes:
-        token: The required token; None for none.
+        token: The required token.
         is_any_host: Whether they may name another host than this machine.
         most_bytes: The longest body.
-        is_form: Whether the body may be a form instead of JSON.
+        receive_seconds: The longest time for it to arrive.
         budget: Counts requests in progress.
+        is_form: Whether the body may be a form instead of JSON.
     """
 
     token: bytes | None
     is_any_host: bool
     most_bytes: int
-    is_form: bool
+    receive_seconds: float
     budget: Budget
+    is_form: bool = False
 
     def admit(self, head: Head) -> bool:
         """Admit a request by its headers; return whether it has a body.
@@ -114,39 +110,40 @@ class EndpointRule:
         return True
 
     async def enter(self, head: Head, receive: Receive) -> bytearray:
-        """Admit a request, read its body, and count it until the block ends.
+        """Admit a request, read its body, and count both as in progress.
 
         One array grows, because joining pieces would take the memory twice, and small pieces are
         not returned to the system.
 
         Raises:
-            Problem: it is refused, or too much is in progress.
+            Problem: it is refused or late, or too much is in progress.
             ClientDisconnect: the client left before sending the whole body.
         """
         budget, more = self.budget, self.admit(head)
         body = bytearray()
         try:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                chunk: bytes = message.get("body", b"")
-                body += chunk
-                budget.buffered += len(chunk)
-                if len(body) > self.most_bytes:
-                    raise self._too_large()
-                if budget.buffered > budget.max_buffered_bytes:
-                    raise Problem(
-                        ProblemKind.OVERLOADED, "too many bytes are being received at once"
-                    )
-                more = message.get("more_body", False)
+            async with asyncio.timeout(self.receive_seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    chunk: bytes = message.get("body", b"")
+                    body += chunk
+                    budget.buffered += len(chunk)
+                    if len(body) > self.most_bytes:
+                        raise self._too_large()
+                    if budget.buffered > budget.max_buffered_bytes:
+                        busy = "too many bytes are being received at once"
+                        raise Problem(ProblemKind.OVERLOADED, busy)
+                    more = message.get("more_body", False)
             if budget.in_flight >= budget.max_in_flight:
-                raise Problem(
-                    ProblemKind.OVERLOADED,
-                    f"{budget.in_flight:,} requests are under way, the maximum",
-                )
-        except BaseException:
+                busy = f"{budget.in_flight:,} requests are under way, the maximum"
+                raise Problem(ProblemKind.OVERLOADED, busy)
+        except BaseException as error:
             budget.buffered -= len(body)
+            if isinstance(error, TimeoutError):
+                late = f"the body was not whole after {self.receive_seconds:g} s"
+                raise Problem(ProblemKind.TOO_SLOW, late) from None
             raise
         budget.in_flight += 1
         return body
@@ -162,25 +159,25 @@ class EndpointRule:
 
 
 def rules_of(settings: ServiceSettings) -> dict[Endpoint, EndpointRule]:
-    """Make the rule of each endpoint.
-
-    Requests without a token, to the console, have their own budget.
-    """
-    secrets, most = settings.secrets, settings.max_body_bytes
-    token = None if secrets.token is None else secrets.token.encode()
-    metrics = token if secrets.metrics_token is None else secrets.metrics_token.encode()
-    is_open, search = token is not None, min(most, MOST_QUERY_BODY_BYTES)
+    """Make the rule of each endpoint; requests to the console, without a token, count apart."""
+    most, seconds = settings.max_body_bytes, settings.receive_seconds
+    token = None if settings.token is None else settings.token.encode()
+    metrics = token if settings.metrics_token is None else settings.metrics_token.encode()
     common = Budget(settings.max_in_flight, settings.max_buffered_bytes)
     never_shed = Budget(2**62, settings.max_buffered_bytes)
-    console = Budget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES)
+    usual = EndpointRule(token, token is not None, most, seconds, common)
     return {
-        **dict.fromkeys(Endpoint, EndpointRule(token, is_open, most, False, common)),
-        Endpoint.CONTEXT: EndpointRule(token, is_open, search, False, common),
-        Endpoint.METRICS: EndpointRule(metrics, is_open, 0, False, never_shed),
-        Endpoint.HEALTH: EndpointRule(None, is_open, 0, False, never_shed),
-        # It has a sign-in of its own.
+        **dict.fromkeys(Endpoint, usual),
+        Endpoint.CONTEXT: replace(usual, most_bytes=min(most, MOST_QUERY_BODY_BYTES)),
+        Endpoint.METRICS: replace(usual, token=metrics, most_bytes=0, budget=never_shed),
+        Endpoint.HEALTH: replace(usual, token=None, most_bytes=0, budget=never_shed),
         Endpoint.CONSOLE: EndpointRule(
-            None, secrets.console_token is not None, min(most, MOST_FORM_BYTES), True, console
+            None,  # it has a sign-in of its own
+            settings.console_token is not None,
+            min(most, MOST_FORM_BYTES),
+            seconds,
+            Budget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES),
+            is_form=True,
         ),
     }
 

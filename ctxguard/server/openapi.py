@@ -36,13 +36,7 @@ class ProblemDocument(TypedDict, total=False):
 def openapi(
     operations: Sequence[Operation], version: str, rules: Mapping[Endpoint, EndpointRule]
 ) -> dict[str, Any]:
-    """Write the OpenAPI 3.1 document of these operations.
-
-    Args:
-        operations: All operations of the service.
-        version: The package's version.
-        rules: The requirements of each endpoint's requests.
-    """
+    """Write the OpenAPI 3.1 document of these operations."""
     adapters: dict[int, TypeAdapter[Any]] = {0: TypeAdapter(ProblemDocument)}
     for each in operations:
         if each.asks is not None:
@@ -56,9 +50,8 @@ def openapi(
     schema_of = {key: schema for (key, _), schema in schemas.items()}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = _described(
-            each, schema_of, needs_token=rules[each.what].token is not None
-        )
+        described = _described(each, schema_of, needs_token=rules[each.what].token is not None)
+        paths[each.path] = {"get" if each.asks is None else "post": described}
     return {
         "openapi": "3.1.0",
         "info": {

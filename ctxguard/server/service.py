@@ -145,7 +145,7 @@ def _tracing(settings: ServiceSettings) -> Tracing | None:
 def _scorer(settings: ServiceSettings) -> Scorer | None:
     seconds = settings.deadline_seconds
     if settings.rerank_upstream is not None:
-        key = settings.secrets.upstream_key
+        key = settings.upstream_key
         return settings.upstream(settings.rerank_upstream, key, seconds, settings.rerank_model)
     if settings.reranker is None or settings.searches:
         return None

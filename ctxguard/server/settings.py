@@ -3,9 +3,8 @@
 import ipaddress
 import json
 import os
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -27,55 +26,35 @@ ENVIRONMENT = "CTXGUARD_SERVE"
 _LEAST_TOKEN_CHARS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Secrets:
-    """Tokens and keys; never command options, which other users can read.
+def _secret(variable: str, description: str) -> Any:
+    """Describe a token or key, by default the environment's.
 
-    Attributes:
-        token: Required by every request except for metrics, console and health; None disables it.
-        metrics_token: Required for metrics; if None, ``token`` is required.
-        console_token: Required to sign in to the console; None limits the console to this machine.
-        upstream_key: Sent to the upstream reranker as a Bearer token; None sends none.
-
-    Raises:
-        ConfigurationError: a token is too short, or cannot be sent.
+    It is never a command's option, which other users can read, nor written anywhere.
     """
-
-    token: str | None = field(default=None, repr=False)
-    metrics_token: str | None = field(default=None, repr=False)
-    console_token: str | None = field(default=None, repr=False)
-    upstream_key: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        for name in ("token", "metrics_token", "console_token"):
-            value = getattr(self, name)
-            if value is not None and (
-                len(value) < _LEAST_TOKEN_CHARS or not (value.isascii() and value.isprintable())
-            ):
-                raise ConfigurationError(
-                    f"{variable_of(name)} must have at least {_LEAST_TOKEN_CHARS} printable ASCII "
-                    "characters, such as `openssl rand -hex 16` prints"
-                )
-
-    @classmethod
-    def from_environment(cls) -> "Secrets":
-        """Read the secrets from the environment; an empty one counts as unset."""
-        return cls(
-            **{each.name: os.environ.get(variable_of(each.name)) or None for each in fields(cls)}
-        )
-
-
-def variable_of(secret: str) -> str:
-    """Name the environment variable that holds a secret.
-
-    >>> variable_of("metrics_token")
-    'CTXGUARD_METRICS_TOKEN'
-    """
-    return f"CTXGUARD_{secret.upper()}"
+    return Field(
+        default_factory=lambda: os.environ.get(variable) or None,
+        description=description,
+        exclude=True,
+        repr=False,
+    )
 
 
 class ServiceSettings(AssessorSettings):
     """Settings of the service: the system it serves, its address and its limits."""
+
+    token: str | None = _secret(
+        "CTXGUARD_TOKEN", "Required by every request except for metrics, console and health."
+    )
+    metrics_token: str | None = _secret(
+        "CTXGUARD_METRICS_TOKEN", "Required for metrics; if None, ``token`` is required."
+    )
+    console_token: str | None = _secret(
+        "CTXGUARD_CONSOLE_TOKEN",
+        "Required to sign in to the console; None limits the console to this machine.",
+    )
+    upstream_key: str | None = _secret(
+        "CTXGUARD_UPSTREAM_KEY", "Sent to the upstream reranker as a Bearer token."
+    )
 
     all_metrics: AllMetrics = False
     rerank_upstream: str | None = optional(RERANK_UPSTREAM, "URL")
@@ -152,13 +131,19 @@ class ServiceSettings(AssessorSettings):
     shutdown_seconds: float = key(
         "Longest that requests under way may take after a signal to end.", gt=0, value=15.0
     )
-    secrets: Annotated[
-        Secrets, Field(description="Tokens and keys; by default the environment's.", exclude=True)
-    ] = Field(default_factory=Secrets.from_environment)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_sources()
+        for name in ("token", "metrics_token", "console_token"):
+            value = getattr(self, name)
+            if value is not None and not (
+                len(value) >= _LEAST_TOKEN_CHARS and value.isascii() and value.isprintable()
+            ):
+                raise ConfigurationError(
+                    f"CTXGUARD_{name.upper()} must have at least {_LEAST_TOKEN_CHARS} printable "
+                    "ASCII characters, such as `openssl rand -hex 16` prints"
+                )
         for proxy in self.trusted_proxies:
             try:
                 ipaddress.ip_network(proxy)
@@ -167,11 +152,11 @@ class ServiceSettings(AssessorSettings):
                     f"trusted-proxies {proxy!r} must be an address or a network, such as 10.0.0.7 "
                     "or 10.0.0.0/24"
                 ) from None
-        if self.secrets.token is None and not is_loopback(self.host):
+        if self.token is None and not is_loopback(self.host):
             raise ConfigurationError(
-                f"host {self.host!r} can be reached from other machines: set "
-                f"{variable_of('token')} in the environment, which every request must then send as "
-                "a Bearer token, or listen on 127.0.0.1"
+                f"host {self.host!r} can be reached from other machines: set CTXGUARD_TOKEN in the "
+                "environment, which every request must then send as a Bearer token, or listen on "
+                "127.0.0.1"
             )
         return self
 
@@ -196,7 +181,7 @@ class ServiceSettings(AssessorSettings):
 
     @property
     def index_name(self) -> str:
-        """Name the index to clients: by its folder, or as the engine does."""
+        """The index's name for clients: its folder's, or the engine's."""
         if self.engine is not None:
             return self.engine.partition("#")[2] or "index"
         return "index" if self.index is None else self.index.resolve().name
@@ -211,16 +196,12 @@ class ServiceSettings(AssessorSettings):
         return FORMS[self.rerank_protocol].kind
 
     def to_environment(self) -> dict[str, str]:
-        """Return the environment variable that passes a worker these settings, without secrets."""
+        """Return the variable that passes a worker these settings, without secrets."""
         return {ENVIRONMENT: self.model_dump_json()}
 
     @classmethod
     def from_environment(cls) -> "ServiceSettings":
-        """Read the settings from the environment, with defaults for missing ones.
-
-        Raises:
-            ConfigurationError: they cannot be read or are invalid.
-        """
+        """Read the settings that ``to_environment`` wrote."""
         try:
             values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
         except ValueError:

@@ -1,8 +1,8 @@
-"""Operations: the path, body and handler of each request."""
+"""Operations: the path, body and handler of each kind of request."""
 
 import json
 from asyncio import wrap_future
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard._support.json_values import MOST_VALUES, has_more_values
 from ctxguard.core.types import StageFailure
 from ctxguard.resilience.threads import DaemonThreads
 from ctxguard.server.metrics import Endpoint
-from ctxguard.server.problems import answer, invalid, invalid_body
+from ctxguard.server.problems import Problem, ProblemKind, answer, invalid, invalid_body
 
 _T = TypeVar("_T")
 
@@ -39,26 +39,13 @@ def named(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def check_values(body: bytes | bytearray) -> None:
-    """Refuse JSON with too many values before parsing it.
-
-    Raises:
-        Problem: it has more than `MOST_VALUES`.
-    """
-    if has_more_values(body):
-        raise invalid(
-            f"the body has more than {MOST_VALUES:,} values: send fewer documents, or less "
-            "metadata with each"
-        )
-
-
 # One: each of several would hold the interpreter in turn, and the loop would wait for all of them.
 _thread = DaemonThreads("body", workers=1, waiting=2**20)
 reset_in_children(_thread)
 
 
 async def off_the_loop(scope: Scope, work: Callable[..., _T], *arguments: Any) -> _T:
-    """Do some work for a request, on the thread for long bodies if its body is long."""
+    """Do work for a request, on the thread for long bodies if its body is long."""
     if scope["state"]["body_bytes"] <= _QUICK_BYTES:
         return work(*arguments)
     return await wrap_future(_thread.submit(partial(work, *arguments)))
@@ -72,7 +59,11 @@ def read_body(asked: TypeAdapter[Any], body: bytes | bytearray) -> Any:
     Raises:
         Problem: it is not JSON, does not fit, or has too many values.
     """
-    check_values(body)
+    if has_more_values(body):
+        raise invalid(
+            f"the body has more than {MOST_VALUES:,} values: send fewer documents, or less "
+            "metadata with each"
+        )
     try:
         return asked.validate_json(body)
     except ValidationError as error:
@@ -88,30 +79,24 @@ def read_body(asked: TypeAdapter[Any], body: bytes | bytearray) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path with its method and handler; an ASGI application if it has a body.
+    """One path with its handler.
 
     Attributes:
         path: The path of the URL.
-        endpoint: Answers it. With a body: a coroutine of what was asked and the scope, which
-            returns the answer's content, and the failure of a stage without which it was found.
-            Without one: an endpoint as Starlette takes it.
+        endpoint: Takes the body's content and the scope; returns the answer's content, and the
+            failure of a stage without which it was found.
         what: The metric label of its requests.
         summary: One line for people.
         answers: The type of the answer; None for text, ``Any`` where another API documents it.
-        asks: Reads the body; None without one, and the method is then ``GET`` instead of ``POST``.
+        asks: Reads the body of a ``POST``; without one it is a ``GET``.
     """
 
     path: str
-    endpoint: Callable[..., Any]
+    endpoint: Callable[[Any, Scope], Awaitable[tuple[Any, StageFailure | None]]]
     what: Endpoint
     summary: str
     answers: Any
     asks: TypeAdapter[Any] | None = None
-
-    @property
-    def method(self) -> str:
-        """``POST`` for those with a body."""
-        return "GET" if self.asks is None else "POST"
 
     async def answered(self, scope: Scope) -> Response:
         """Answer a request whose body is in the scope's state, and take it from there.
@@ -119,17 +104,15 @@ class Operation:
         Raises:
             Problem: it cannot be answered.
         """
-        assert self.asks is not None  # noqa: S101 - others are answered by Starlette
-        state = scope["state"]
-        given = await off_the_loop(scope, read_body, self.asks, state.pop("body"))
-        failure: StageFailure | None
+        state, given = scope["state"], None
+        methods = ("GET", "HEAD") if self.asks is None else ("POST",)
+        if scope["method"] not in methods:
+            allowed = {"allow": ", ".join(methods)}
+            raise Problem(ProblemKind.METHOD_NOT_ALLOWED, "Method Not Allowed", headers=allowed)
+        if self.asks is not None:
+            given = await off_the_loop(scope, read_body, self.asks, state.pop("body"))
         content, failure = await self.endpoint(given, scope)
-        if failure is None:
-            return answer(content)
-        state["degraded"] = True
-        return answer(content, {"x-ctxguard-degraded": failure.kind.value})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request from Starlette's router."""
-        answered = await self.answered(scope)
-        await answered(scope, receive, send)
+        if failure is not None:
+            state["degraded"] = True
+            return answer(content, {"x-ctxguard-degraded": failure.kind.value})
+        return content if isinstance(content, Response) else answer(content)

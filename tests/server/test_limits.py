@@ -17,7 +17,7 @@ from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import SampleStore
 from ctxguard.server import limits, rerank, wire
 from ctxguard.server.metrics import HttpMetrics
-from ctxguard.server.settings import Secrets, ServiceSettings
+from ctxguard.server.settings import ServiceSettings
 
 TOKEN, METRICS_TOKEN = "a" * 16, "b" * 16
 BODY = {"query": "q", "documents": ["0.5"]}
@@ -28,7 +28,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def test_token_is_needed_if_set(serve: Serve) -> None:
-    client = serve(host="0.0.0.0", secrets=Secrets(token=TOKEN))  # noqa: S104
+    client = serve(host="0.0.0.0", token=TOKEN)  # noqa: S104
     for headers in ({}, bearer("c" * 16), {"authorization": f"Basic {TOKEN}"}, bearer(TOKEN + "a")):
         response = client.post("/rerank", json=BODY, headers=headers)
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
@@ -39,7 +39,7 @@ def test_token_is_needed_if_set(serve: Serve) -> None:
 
 
 def test_metrics_have_their_own_token(serve: Serve) -> None:
-    client = serve(secrets=Secrets(token=TOKEN, metrics_token=METRICS_TOKEN))
+    client = serve(token=TOKEN, metrics_token=METRICS_TOKEN)
     assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 401
     assert client.get("/metrics", headers=bearer(METRICS_TOKEN)).status_code == 200
     assert client.post("/rerank", json=BODY, headers=bearer(METRICS_TOKEN)).status_code == 401
@@ -200,7 +200,7 @@ def test_caller_cannot_choose_samples(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["host", "authorization"])
 def test_callers_header_comes_once(serve: Serve, name: str) -> None:
-    client = serve(secrets=Secrets(token=TOKEN))
+    client = serve(token=TOKEN)
     twice = [*bearer(TOKEN).items(), ("host", "localhost"), (name, "another")]
     response = client.get("/openapi.json", headers=twice)
     assert response.status_code == 400
@@ -220,7 +220,7 @@ def test_health_and_metrics_take_no_body(serve: Serve) -> None:
 def test_tokenless_requests_have_a_budget(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_OPEN_BUFFERED_BYTES", 10)
     monkeypatch.setattr(limits, "MOST_FORM_BYTES", 20)
-    client = serve(secrets=Secrets(token=TOKEN), max_buffered_bytes=1_000)
+    client = serve(token=TOKEN, max_buffered_bytes=1_000)
     form = {"content-type": "application/x-www-form-urlencoded"}
     for size, status in ((10, 404), (11, 503), (21, 413)):
         response = client.post("/console/sign-in", content=b"a" * size, headers=form)
@@ -255,8 +255,8 @@ def test_own_error_tells_nothing(
     [
         {"host": "0.0.0.0"},  # noqa: S104
         {"host": "search.example"},
-        {"secrets": {"token": "short"}},
-        {"secrets": {"console_token": "é" * 20}},
+        {"token": "short"},
+        {"console_token": "é" * 20},
         {"workers": 0},
         {"trusted_proxies": ["*"]},
         {"trusted_proxies": ["proxy.example"]},
@@ -269,11 +269,11 @@ def test_own_error_tells_nothing(
 )
 def test_settings_that_cannot_work_are_refused(settings: dict) -> None:
     with pytest.raises(ConfigurationError):
-        ServiceSettings(**{**settings, "secrets": Secrets(**settings.get("secrets", {}))})
+        ServiceSettings(**settings)
 
 
 def test_settings_reach_workers_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ServiceSettings(port=1, fingerprint={"engine": "x"}, secrets=Secrets(token=TOKEN))
+    settings = ServiceSettings(port=1, fingerprint={"engine": "x"}, token=TOKEN)
     variables = settings.to_environment()
     assert TOKEN not in str(variables)
     assert TOKEN not in repr(settings)

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Hit
 from ctxguard.server.app import create_app
-from ctxguard.server.settings import Secrets, ServiceSettings
+from ctxguard.server.settings import ServiceSettings
 
 CHECKS = (
     "not_a_server_error",
@@ -38,7 +38,7 @@ class AnyScores(NamedScores):
 
 def application(name: str) -> Any:
     return create_app(
-        ServiceSettings(secrets=Secrets(token=TOKEN)),
+        ServiceSettings(token=TOKEN),
         scorer=AnyScores() if name == "reranking" else None,
         retriever=retrieve if name == "searching" else None,
         registry=CollectorRegistry(),

@@ -17,7 +17,7 @@ from ctxguard.cli.label import QuestionWork
 from ctxguard.core.types import Passage
 from ctxguard.server.app import console_app
 from ctxguard.server.console.routes import label_routes
-from ctxguard.server.settings import Secrets, ServiceSettings
+from ctxguard.server.settings import ServiceSettings
 
 N = 12
 IDS = [f"p{number} \r\n{'é' * number}" for number in range(7)]
@@ -37,7 +37,7 @@ def client_of(
     pools = {query.query_id: pooled(query.text, [IDS[:6]]) for query in file.queries}
     work = QuestionWork(file, Texts(), 1, pools)  # type: ignore[arg-type]
     work.next_step = "ctxguard calibrate"
-    settings = ServiceSettings(secrets=Secrets(console_token=token))
+    settings = ServiceSettings(console_token=token)
     routes = label_routes(lambda pages: QuestionGrading(pages, work), token=token)
     app = console_app(settings, routes, CollectorRegistry())
     return TestClient(app, headers=SAME_SITE, base_url=f"http://{host}")
