@@ -7,9 +7,17 @@ from typing import Any
 
 from ctxguard.core.context import Context
 from ctxguard.core.scores import is_valid
-from ctxguard.core.types import Passage, PassagesBy, Ranking, ScoreKind
+from ctxguard.core.types import (
+    Passage,
+    PassagesBy,
+    Ranking,
+    ScoreKind,
+    ScoreKindName,
+    member_of,
+)
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.wrapped_retriever import describe
 
 METADATA_KEY = "ctxguard"
 """Where a decision is in a document's metadata."""
@@ -18,11 +26,28 @@ Read = Callable[[str, Any], Passage]
 """The passage of an id and a framework's document."""
 
 
+def columns_of(
+    documents: Sequence[Any], expected: str, *read: Callable[[Any], Any]
+) -> list[list[Any]]:
+    """Read columns of a framework's documents, such as ids and scores.
+
+    Raises:
+        ConfigurationError: they are not the ``expected`` documents.
+    """
+    try:
+        return [list(map(each, documents)) for each in read]
+    except (AttributeError, TypeError):
+        kinds = describe(documents)
+        if isinstance(documents, list | tuple):
+            kinds = ", ".join(sorted({type(each).__name__ for each in documents}))
+        raise ConfigurationError(f"expected {expected}, got {kinds}") from None
+
+
 def ranking_of_documents(
     documents: Sequence[Any],
     ids: Sequence[str | None],
     scores: Sequence[Any] | None,
-    score_kind: ScoreKind | None,
+    score_kind: ScoreKind | ScoreKindName | None,
     read: Read,
 ) -> Ranking:
     """Make the ranking of a framework's documents, best first.
@@ -36,22 +61,23 @@ def ranking_of_documents(
         read: Converts a document to a passage.
 
     Raises:
-        ConfigurationError: there are scores but no kind.
+        ConfigurationError: there are scores but no kind, or the kind is unknown.
     """
-    if score_kind is None and scores is not None and any(score is not None for score in scores):
+    kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
+    if kind is None and scores is not None and any(score is not None for score in scores):
         raise ConfigurationError(
             "these documents have scores: set the guard's score_kind to their kind, one of "
             + ", ".join(kind.value for kind in ScoreKind)
         )
-    if scores is None or score_kind is None:
-        scores, score_kind = [None] * len(documents), ScoreKind.RANK
-    elif score_kind is ScoreKind.DISTANCE:
+    if scores is None or kind is None:
+        scores, kind = [None] * len(documents), ScoreKind.RANK
+    elif kind is ScoreKind.DISTANCE:
         scores = [-score if is_valid(score) else None for score in scores]
     known = _known_ids(documents, ids, read)
     return Ranking(
         passage_ids=known,
         scores=scores,
-        kind=score_kind,
+        kind=kind,
         passages=PassagesBy(lambda at: read(known[at], documents[at])),
         ranks=range(1, len(documents) + 1),
     )
@@ -60,8 +86,7 @@ def ranking_of_documents(
 def _known_ids(documents: Sequence[Any], ids: Sequence[str | None], read: Read) -> Sequence[str]:
     """Return the ids, with a digest of its text for each document that has none.
 
-    If several such documents share a text, all after the first get a number, since they may be
-    different documents.
+    Of several that share a text, all after the first get a number: they may be different documents.
     """
     if all(ids):
         return tuple(ids)  # type: ignore[arg-type]
@@ -94,20 +119,15 @@ def text_digest(text: object) -> str:
 
 
 def filtered(guard: ContextGuard, query: str, ranking: Ranking, **options: Any) -> Context:
-    """Filter a framework's documents; all pass if no policy is enforced.
-
-    Args:
-        guard: Decides; its ``k``, if set, applies.
-        query: The query.
-        ranking: The ranking of the documents.
-        options: As for ``ContextGuard.filter``.
-    """
+    """Filter a framework's documents; all pass if no policy is enforced, or the guard's ``k``."""
     k = max(len(ranking), 1) if guard.k is None else guard.k
     return guard.filter(query, ranking, k=k, **options)
 
 
 Served = tuple[Passage, int, dict[str, Any]]
 """A passage that is served, its candidate's position in the ranking, and what was decided on it."""
+_Row = tuple[int, int | None, float | None, str | None]
+"""Position, rank, probability and reason of a candidate."""
 
 
 def served(context: Context) -> list[Served]:
@@ -118,52 +138,33 @@ def served(context: Context) -> list[Served]:
     the ``reason`` for which it would be dropped (None if it is kept; where it is enforced all are),
     and the answer's ``flags``.
     """
-    request_id, scores = context.request_id, context.decision.ranking.scores
-    flags = [flag.value for flag in context.flags]
-    rows = _kept(context) if context.enforced else _candidates(context)
-    return [
-        (
-            passage,
-            position,
-            {
-                "request_id": request_id,
-                "score": float(score) if is_valid(score := scores[position]) else None,  # type: ignore[arg-type]
-                "probability": probability,
-                "rank": rank,
-                "reason": reason,
-                "flags": [*flags],
-            },
-        )
-        for passage, position, rank, probability, reason in rows
-    ]
+    ranking, flags = context.decision.ranking, [flag.value for flag in context.flags]
+    rows_of: dict[str, list[_Row]] = {}
+    for row in sorted(_rows(context)):  # candidates may share an id where nothing is dropped
+        rows_of.setdefault(ranking.passage_ids[row[0]], []).append(row)
+    found = []
+    for passage in context.passages:
+        position, rank, probability, reason = rows_of[passage.passage_id].pop(0)
+        score = ranking.scores[position]
+        decision = {
+            "request_id": context.request_id,
+            "score": float(score) if is_valid(score) else None,  # type: ignore[arg-type]
+            "probability": probability,
+            "rank": rank,
+            "reason": reason,
+            "flags": [*flags],
+        }
+        found.append((passage, position, decision))
+    return found
 
 
-_Row = tuple[Passage, int, int | None, float | None, str | None]
-"""Passage, position, rank, probability and reason of a candidate."""
-
-
-def _kept(context: Context) -> Iterable[_Row]:
-    """Pair kept passages with their decisions; decisions on all would take ten times as long."""
-    decision, passages = context.decision, context.passages
-    kept, probabilities = decision.kept, decision.probabilities or repeat(None)
-    if context.assembly.order == "rank" and not context.dropped_in_assembly:
-        return zip(passages, kept, count(1), probabilities, repeat(None))
-    ids = decision.ranking.passage_ids
-    rows = zip(kept, count(1), probabilities, repeat(None))
-    row_of = {ids[row[0]]: row for row in rows}
-    return [(passage, *row_of[passage.passage_id]) for passage in passages]
-
-
-def _candidates(context: Context) -> Iterable[_Row]:
-    """Pair served passages with their decisions, even dropped ones and those that share an id."""
+def _rows(context: Context) -> Iterable[_Row]:
+    """List the candidates that may be served; decisions on all would take ten times as long."""
     decision = context.decision
+    if context.enforced:
+        return zip(decision.kept, count(1), decision.probabilities or repeat(None), repeat(None))
     positions = [*decision.order, *[position for position, _ in decision.set_aside]]
-    candidates = dict(zip(positions, context.decisions, strict=True))
-    places: dict[str, list[int]] = {}
-    for position, name in enumerate(decision.ranking.passage_ids):
-        places.setdefault(name, []).append(position)
-    for passage in context.passages:  # in any order, such as the best at both ends
-        at = places[passage.passage_id].pop(0)
-        candidate = candidates[at]
-        reason = None if candidate.reason is None else candidate.reason.value
-        yield passage, at, candidate.rank, candidate.probability, reason
+    return [
+        (at, each.rank, each.probability, None if each.reason is None else each.reason.value)
+        for at, each in zip(positions, context.decisions, strict=True)
+    ]

@@ -6,6 +6,7 @@ Needs ``langchain-core`` alone. For agents see ``langchain_agents``.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from ctxguard._support.extras import require
@@ -17,6 +18,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.guard.wrapped_retriever import describe
 from ctxguard.integrations.documents import (
     METADATA_KEY,
+    columns_of,
     filtered,
     ranking_of_documents,
     served,
@@ -44,7 +46,7 @@ class WrappedVectorStore:
 
     Args:
         store: The vector store.
-        score_kind: The kind of its scores. For ``distance``, lower is better.
+        score_kind: The kind of its scores.
         where_arguments: Translates a request's filter into keyword arguments of the search, such as
             ``lambda where: {"filter": ...}``. None for a store that is never asked with a filter.
             The guard checks every document's metadata again.
@@ -85,7 +87,7 @@ class WrappedVectorStore:
         return self._ranking(pairs, depth)
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """Retrieve, awaited."""
+        """Do what ``retrieve`` does, awaited."""
         pairs = await self._store.asimilarity_search_with_score(
             query, k=depth, **self._arguments, **_translated(where, self._where_arguments)
         )
@@ -114,9 +116,6 @@ class WrappedRetriever:
         retriever: Anything with ``invoke(query)`` that returns documents, best first. It sets the
             number of documents itself.
         where_arguments: As for `WrappedVectorStore`, but into keyword arguments of ``invoke``.
-
-    Raises:
-        ConfigurationError: ``retriever`` cannot be invoked.
     """
 
     def __init__(self, retriever: Any, *, where_arguments: WhereArguments | None = None) -> None:
@@ -138,7 +137,7 @@ class WrappedRetriever:
         return _first(self._retriever.invoke(query, _child_config(), **arguments), depth)
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """Retrieve, awaited."""
+        """Do what ``retrieve`` does, awaited."""
         arguments = _translated(where, self._where_arguments)
         return _first(await self._retriever.ainvoke(query, _child_config(), **arguments), depth)
 
@@ -146,16 +145,15 @@ class WrappedRetriever:
 class GuardedRetriever(BaseRetriever):  # type: ignore[misc]
     """A ``ContextGuard`` as a LangChain retriever.
 
-    The id of its run is the request's id. Each document has in ``metadata["ctxguard"]`` what was
-    decided on it: ``request_id``, ``score``, ``probability``, ``rank``, ``reason`` (in mode
-    ``shadow``, why it would be dropped; else None) and ``flags``. ``invoke`` also takes ``where``,
-    ``session_id`` and ``sample``, as ``ContextGuard.retrieve`` does.
+    The id of its run is the request's id. Each document has the decision on it in
+    ``metadata["ctxguard"]`` (`ctxguard.integrations.documents.served`). ``invoke`` also takes
+    ``where``, ``session_id`` and ``sample``, as ``ContextGuard.retrieve`` does.
 
     Attributes:
         guard: What retrieves and decides; of `WrappedVectorStore`, `WrappedRetriever`,
             ``SeparateLegs`` or any other retriever.
-        k: The most documents to return, the best ones that the guard serves; None for all.
-            ``invoke`` accepts it too.
+        k: The most documents to return, the best ones that the guard serves. ``invoke`` accepts it
+            too.
     """
 
     guard: ContextGuard
@@ -188,7 +186,12 @@ class GuardedRetriever(BaseRetriever):  # type: ignore[misc]
         The guard's ``assembly`` applies: sanitised, delimiters escaped. In a chain, write
         ``retriever | retriever.render``.
         """
-        return text_of(self.guard, documents)
+        insufficient = self.guard.mode is Mode.ENFORCE and (
+            not documents
+            or Flag.INSUFFICIENT in documents[0].metadata.get(METADATA_KEY, {}).get("flags", ())
+        )
+        passages = [_passage(document.id or "", document) for document in documents]
+        return self.guard.assembly.render(passages, insufficient=insufficient)
 
 
 class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
@@ -199,7 +202,7 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
     Attributes:
         guard: Decides; it needs no retriever. Its ``score_kind`` is the kind of the scores.
         score_key: Where the score is in a document's metadata, such as ``relevance_score`` behind a
-            reranker; None if there is none, and only the order counts.
+            reranker; None if only the order counts.
     """
 
     guard: ContextGuard
@@ -229,16 +232,8 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
 def ranking_of(
     documents: Sequence[Document], score_kind: ScoreKind | None, scores: Sequence[Any] | None
 ) -> Ranking:
-    """Build the ranking of documents and their scores, best first.
-
-    Raises:
-        ConfigurationError: an item is not a document, or there are scores without a kind.
-    """
-    try:
-        ids = [document.id for document in documents]
-    except AttributeError:
-        kinds = sorted({type(document).__name__ for document in documents})
-        raise ConfigurationError(f"expected LangChain documents, got {', '.join(kinds)}") from None
+    """Build the ranking of documents and their scores, best first."""
+    (ids,) = columns_of(documents, "LangChain documents", attrgetter("id"))
     return ranking_of_documents(documents, ids, scores, score_kind, _passage)
 
 
@@ -253,23 +248,11 @@ def ranking_by_metadata(
 
 
 def documents_of(context: Context, k: int | None = None) -> list[Document]:
-    """Return the served passages as documents with decisions, in the order of presentation.
-
-    Args:
-        context: The guard's answer.
-        k: Maximum number of documents; the best ones stay. None for all.
-
-    Raises:
-        ConfigurationError: ``k`` is below 1.
-    """
+    """Return the served passages, at most the best ``k``, in the order of presentation."""
     if k is not None and k < 1:
         raise ConfigurationError(f"k {k!r} must be at least 1, or None for all that are kept")
     documents = [
-        Document(
-            id=passage.passage_id,
-            page_content=passage.text,
-            metadata=_metadata(passage, decision),
-        )
+        Document(passage.text, id=passage.passage_id, metadata=_metadata(passage, decision))
         for passage, _, decision in served(context)
     ]
     if k is None or k >= len(documents):
@@ -279,16 +262,6 @@ def documents_of(context: Context, k: int | None = None) -> list[Document]:
     ranks = [document.metadata[METADATA_KEY]["rank"] for document in documents]
     last = sorted(ranks)[k - 1]
     return [document for document, rank in zip(documents, ranks, strict=True) if rank <= last]
-
-
-def text_of(guard: ContextGuard, documents: Sequence[Document]) -> str:
-    """Render documents that a guard served; see `GuardedRetriever.render`."""
-    insufficient = guard.mode is Mode.ENFORCE and (
-        not documents
-        or Flag.INSUFFICIENT in documents[0].metadata.get(METADATA_KEY, {}).get("flags", ())
-    )
-    passages = [_passage(document.id or "", document) for document in documents]
-    return guard.assembly.render(passages, insufficient=insufficient)
 
 
 def _passage(passage_id: str, document: Document) -> Passage:
@@ -315,7 +288,7 @@ def _translated(where: Where | None, translate: WhereArguments | None) -> Mappin
 
 
 def _child_config() -> dict[str, Any]:
-    """Return the configuration of a child of the guarded retriever's run; else an empty one."""
+    """Configure a child of the guarded retriever's run, if there is one."""
     run = _run.get()
     return {} if run is None else {"callbacks": run.get_child()}
 

@@ -29,18 +29,10 @@ _UNFILTERED = "[This text was not filtered: the tool returned it without separat
 
 
 def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> Any:
-    """Make an agent's tool from a guarded search.
+    """Make an agent's tool, with the argument ``query``, from a guarded search.
 
     The model reads the passages as the guard's ``assembly`` renders them; the tool message's
     ``artifact`` has them as documents with their decisions.
-
-    Args:
-        retriever: The guarded retriever that searches.
-        name: The tool's name, for the model.
-        description: The tool's description, for the model.
-
-    Returns:
-        A ``StructuredTool`` with the argument ``query``.
     """
 
     def search(query: str, callbacks: Callbacks = None) -> tuple[str, list[Document]]:
@@ -101,7 +93,7 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         return self._filtered(request.tool_call, handler(request))
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Do what `wrap_tool_call` does, awaited."""
+        """Do what ``wrap_tool_call`` does, awaited."""
         return self._filtered(request.tool_call, await handler(request))
 
     def _filtered(self, call: dict[str, Any], result: Any) -> Any:

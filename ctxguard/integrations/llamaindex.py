@@ -1,15 +1,17 @@
 """LlamaIndex: a guard as a node postprocessor."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from ctxguard._support.extras import require
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Flag, Passage, Ranking, ScoreKind, ScoreKindName, member_of
-from ctxguard.errors import ConfigurationError, QueryError
+from ctxguard.core.types import Flag, Passage, Ranking, ScoreKind, ScoreKindName
+from ctxguard.errors import QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.integrations.documents import (
     METADATA_KEY,
+    columns_of,
     filtered,
     ranking_of_documents,
     served,
@@ -26,16 +28,15 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
     """A ``ContextGuard`` as a LlamaIndex node postprocessor: it filters what was retrieved.
 
-    Nodes without a score are of kind ``rank``. Each node that is returned is a copy, with
-    ``node.metadata["ctxguard"]``: ``request_id``, ``score``, ``probability``, ``rank``, ``reason``
-    (in mode ``shadow``, why it would be dropped; else None) and ``flags``. The key is hidden from
-    models and embeddings.
+    Nodes without a score are of kind ``rank``. Each node that is returned is a copy, with the
+    decision in ``node.metadata["ctxguard"]`` (`ctxguard.integrations.documents.served`). The key is
+    hidden from models and embeddings.
 
     Attributes:
         guard: What decides; it needs no retriever. Its ``score_kind`` says what the nodes' scores
-            mean; of kind ``distance``, lower is better.
-        where: Which nodes may be returned, by their metadata; None for all. A node that it forbids
-            is an error: the vector store's own filter must leave it out.
+            mean.
+        where: Which nodes may be returned, by their metadata. A node that it forbids is an error:
+            the vector store's own filter must leave it out.
     """
 
     guard: ContextGuard = Field(exclude=True)
@@ -69,28 +70,14 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
 def ranking_of_nodes(
     nodes: Sequence[NodeWithScore], score_kind: ScoreKind | ScoreKindName | None
 ) -> Ranking:
-    """Make the ranking of nodes, for a retriever to pass to ``calibrate``.
+    """Make the ranking of nodes, best first, for a retriever to pass to ``calibrate``.
 
     As in ``lambda query, *, depth: ranking_of_nodes(index.as_retriever(similarity_top_k=depth)
-    .retrieve(query), "cosine")``.
-
-    Args:
-        nodes: The nodes of a LlamaIndex retriever, best first.
-        score_kind: What their scores mean; of kind ``distance``, lower is better. None if they have
-            none.
-
-    Raises:
-        ConfigurationError: they are not nodes with scores, or have scores without a kind.
+    .retrieve(query), "cosine")``. See `ctxguard.integrations.documents.ranking_of_documents`.
     """
-    try:
-        ids = [each.node.id_ for each in nodes]
-        scores = [each.score for each in nodes]
-    except (AttributeError, TypeError):
-        raise ConfigurationError(
-            f"expected a list of NodeWithScore, got a {type(nodes).__name__} of other objects"
-        ) from None
-    kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
-    return ranking_of_documents(nodes, ids, scores, kind, _passage)
+    read = attrgetter("node.id_"), attrgetter("score")
+    ids, scores = columns_of(nodes, "a list of NodeWithScore", *read)
+    return ranking_of_documents(nodes, ids, scores, score_kind, _passage)
 
 
 def _passage(passage_id: str, found: NodeWithScore) -> Passage:

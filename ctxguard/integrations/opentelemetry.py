@@ -7,6 +7,7 @@ development in November 2026), through ``opentelemetry-util-genai``. Other names
 The module exports nothing: it uses the process's configured providers.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ctxguard import __version__
@@ -30,15 +31,13 @@ _NANOSECONDS = 10**9
 class OpenTelemetryTracing:
     """A ``retrieval`` span for each request of a guard, with child spans of stages and decision.
 
-    Stages are those in the ranking's ``timings``, such as ``rerank``.
-
     A request whose caller gives no id is called ``<trace id>-<span id>``, so that its sample leads
     back to its trace. Failures here are counted in ``ctxguard_observer_failures_total`` and fail no
     request.
 
     Args:
         data_source: Name of the searched source, such as an index; part of the span's name.
-        redactor: Applied to the query before it enters a span. It does so only where
+        redactor: Applied to the query before it enters a span, which it does only where
             ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` is set to ``SPAN_ONLY`` or
             ``SPAN_AND_EVENT``. None for no redaction.
         tracer_provider: None for the process's own.
@@ -90,7 +89,7 @@ class _RequestSpan:
 
     @property
     def request_id(self) -> str | None:
-        """The ids of the trace and the span; None if the span has none."""
+        """The ids of the trace and the span, if it has any."""
         found = self._invocation.span.get_span_context()
         return f"{found.trace_id:032x}-{found.span_id:016x}" if found.is_valid else None
 
@@ -155,27 +154,20 @@ class _RequestSpan:
     def _describe(self, context: Context) -> None:
         invocation = self._invocation
         invocation.attributes["ctxguard.request_id"] = context.request_id
-        if not invocation.span.is_recording():
-            return
-        if not invocation.should_capture_content:
+        if not (invocation.span.is_recording() and invocation.should_capture_content):
             return
         types = require("opentelemetry.util.genai.types", _EXTRA)
-        invocation.query_text = self._redacted(self._query)
+        redactor = self._tracing.redactor
+        with suppress(RedactionError):  # which leaves the query out
+            query = self._query
+            invocation.query_text = query if redactor is None else redacted(query, redactor)
         ranking = context.decision.ranking
         scores = dict(zip(ranking.passage_ids, ranking.scores, strict=True))
-        served = [(one.passage_id, scores.get(one.passage_id)) for one in context.passages]
         invocation.documents = [
-            types.RetrievalDocument(passage_id, None if score is None else float(score))
-            for passage_id, score in served
+            types.RetrievalDocument(one.passage_id, None if score is None else float(score))
+            for one in context.passages
+            for score in [scores.get(one.passage_id)]
         ]
-
-    def _redacted(self, text: str) -> str | None:
-        """Redact a text for writing; None if it cannot be redacted."""
-        try:
-            redactor = self._tracing.redactor
-            return text if redactor is None else redacted(text, redactor)
-        except RedactionError:
-            return None
 
 
 def _decision_attributes(context: Context, probability: float) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class SeparateLegs:
     Args:
         legs: Two retrievers or more by name, each anything that ``ContextGuard`` takes.
         score_kinds: The kind of the scores of plain hits, by the leg's name.
-        leg_seconds: Maximum duration of one leg; None disables it. With a limit, a leg that failed
-            repeatedly is not called for a while.
+        leg_seconds: Maximum duration of one leg. With a limit, a leg that failed repeatedly is not
+            called for a while.
 
     Raises:
         ConfigurationError: fewer than two legs, one that is not a retriever, or ``score_kinds``
@@ -81,17 +81,24 @@ class SeparateLegs:
             StageUnavailableError: every leg failed.
         """
         options = self._options(depth, where)
-        started: dict[str, StageCall[Retrieval] | StageError] = {}
+        waiting: dict[str, StageCall[Retrieval]] = {}
+        found: dict[str, _Outcome] = {}
         for name, calls in self._calls.items():
             if calls.acall == calls.call:
                 raise ConfigurationError(f"leg {name!r} is asynchronous: await aretrieve()")
-            started[name] = self._started(name, query, options)
-        return self._united(
-            {name: self._outcome(name, call) for name, call in started.items()}, depth
-        )
+            try:
+                waiting[name] = self._submitted(name, query, options)
+            except StageError as error:
+                found[name] = error
+        for name, call in waiting.items():
+            try:
+                found[name] = self._ranking(name, call.result())
+            except Exception as error:
+                found[name] = error
+        return self._united(found, depth)
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """Retrieve, awaited. A leg without an asynchronous call runs on a thread."""
+        """Do what ``retrieve`` does; a leg without an asynchronous call runs on a thread."""
         options = self._options(depth, where)
         found = await asyncio.gather(
             *[self._aretrieved(name, query, options) for name in self._calls],
@@ -110,31 +117,24 @@ class SeparateLegs:
                 )
         return {"depth": depth, "where": where}
 
-    def _started(
+    def _submitted(
         self, name: str, query: str, options: Mapping[str, Any]
-    ) -> "StageCall[Retrieval] | StageError":
+    ) -> "StageCall[Retrieval]":
         work: Any = partial(self._calls[name].call, query, **options)
-        try:
-            return self._stages[name].submit(work, self._seconds)
-        except StageError as error:
-            return error
-
-    def _outcome(self, name: str, call: "StageCall[Retrieval] | StageError") -> _Outcome:
-        if isinstance(call, StageError):
-            return call
-        try:
-            return _compared(ranking_of(call.result(), self._kinds.get(name)))
-        except Exception as error:
-            return error
+        return self._stages[name].submit(work, self._seconds)
 
     async def _aretrieved(self, name: str, query: str, options: Mapping[str, Any]) -> Ranking:
-        acall, stage = self._calls[name].acall, self._stages[name]
+        acall = self._calls[name].acall
         if acall is None:
-            work: Any = partial(self._calls[name].call, query, **options)
-            found = await stage.submit(work, self._seconds).aresult()
+            found = await self._submitted(name, query, options).aresult()
         else:
-            found = await stage.await_within(partial(acall, query, **options), self._seconds)
-        return _compared(ranking_of(found, self._kinds.get(name)))
+            call = partial(acall, query, **options)
+            found = await self._stages[name].await_within(call, self._seconds)
+        return self._ranking(name, found)
+
+    def _ranking(self, name: str, found: "Retrieval") -> Ranking:
+        ranking = ranking_of(found, self._kinds.get(name))
+        return replace(ranking, contradicted=True) if is_contradicted(ranking) else ranking
 
     def _united(self, outcomes: Mapping[str, _Outcome], depth: int) -> Ranking:
         """Combine the legs' results and errors into one ranking."""
@@ -165,7 +165,3 @@ class SeparateLegs:
             # Of such a leg the order alone counts, and a policy of its scores cannot apply.
             contradicted=any(each.contradicted for each in rankings.values()) or None,
         )
-
-
-def _compared(ranking: Ranking) -> Ranking:
-    return replace(ranking, contradicted=True) if is_contradicted(ranking) else ranking

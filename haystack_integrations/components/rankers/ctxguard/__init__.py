@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from ctxguard import ConfigurationError, ContextGuard, Where
 from ctxguard._support.extras import require
-from ctxguard.core.context import Context
-from ctxguard.core.types import ModeName, Passage, Ranking, ScoreKind, ScoreKindName, member_of
+from ctxguard.core.types import ModeName, Passage, Ranking, ScoreKind, ScoreKindName
 from ctxguard.integrations.documents import (
     METADATA_KEY,
+    columns_of,
     filtered,
     ranking_of_documents,
     served,
@@ -29,17 +30,16 @@ __all__ = ["ContextGuardRanker", "ranking_of"]
 class ContextGuardRanker:
     """Keeps the documents that a calibrated policy lets through.
 
-    Each document that is returned is a copy, with ``meta["ctxguard"]``: ``request_id``, ``score``,
-    ``probability``, ``rank``, ``reason`` (in mode ``shadow``, why it would be dropped; else None)
-    and ``flags``.
+    Each document that is returned is a copy, with the decision in ``meta["ctxguard"]``
+    (`ctxguard.integrations.documents.served`).
 
     Args:
         profile: The path of a calibrated profile; None to pass all documents, or the first ``k``.
-        score_kind: What the documents' scores mean; of kind ``distance``, lower is better. None if
-            they have none, and only the order counts.
+        score_kind: What the documents' scores mean. None if they have none, and only the order
+            counts.
         k: The most documents while nothing is calibrated or enforced; None for all.
-        mode: ``enforce``; ``shadow`` decides and records, but passes the list; ``off``. None
-            for the profile's verdict.
+        mode: ``enforce``; ``shadow`` decides and records, but passes the list; ``off``; None for
+            the profile's verdict.
         fingerprint: Identifies the system that retrieves, for the profile.
         strict: Raise if the profile was made for another system, or is unverified.
         guard: A guard in place of all these settings, such as one that samples. A pipeline with one
@@ -90,13 +90,13 @@ class ContextGuardRanker:
         request_id: str | None = None,
         session_id: str | None = None,
     ) -> Mapping[str, Any]:
-        """Keep the clean ones of the documents that were retrieved for a query.
+        """Keep the clean ones of the documents that were retrieved for a query, best first.
 
         Args:
             query: The question that was searched.
             documents: What was retrieved, best first.
-            where: Fields of ``meta`` and their allowed values, which every document must satisfy;
-                None for no condition. It is only checked: the document store's filter applies it.
+            where: Fields of ``meta`` and their allowed values, which every document must satisfy.
+                It is only checked: the document store's filter applies it.
             request_id: Identifies the request in samples; None for a random one.
             session_id: The session that the request belongs to.
 
@@ -119,8 +119,16 @@ class ContextGuardRanker:
             session_id=session_id,
             where=None if where is None else Where(where),
         )
+        kept = [
+            replace(
+                documents[at],
+                content=passage.text,
+                meta={**documents[at].meta, METADATA_KEY: decided},
+            )
+            for passage, at, decided in served(context)
+        ]
         return {
-            "documents": _documents_of(context, documents),
+            "documents": kept,
             "text": context.text,
             "flags": [flag.value for flag in context.flags],
         }
@@ -134,12 +142,12 @@ class ContextGuardRanker:
         request_id: str | None = None,
         session_id: str | None = None,
     ) -> Mapping[str, Any]:
-        """`run` on the event loop: it takes microseconds and waits for nothing."""
+        """Do what ``run`` does, on the event loop: it takes microseconds and waits for nothing."""
         answer: Mapping[str, Any] = self.run(query, documents, where, request_id, session_id)
         return answer
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings, for a pipeline that is saved.
+        """Return the settings, for a pipeline that is saved.
 
         Raises:
             SerializationError: the component was given a guard.
@@ -154,7 +162,7 @@ class ContextGuardRanker:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ContextGuardRanker":
-        """The component of saved settings."""
+        """Make the component of saved settings."""
         ranker: ContextGuardRanker = default_from_dict(cls, data)
         return ranker
 
@@ -162,46 +170,14 @@ class ContextGuardRanker:
 def ranking_of(
     documents: Sequence[Document], score_kind: ScoreKind | ScoreKindName | None
 ) -> Ranking:
-    """Make the ranking of documents, for a retriever to pass to ``calibrate``.
+    """Make the ranking of documents, best first, for a retriever to pass to ``calibrate``.
 
     As in ``lambda query, *, depth: ranking_of(search.run(query, top_k=depth)["documents"],
-    "ratio")``.
-
-    Args:
-        documents: The documents of a Haystack retriever, best first.
-        score_kind: What their scores mean; of kind ``distance``, lower is better. None if they have
-            none.
-
-    Raises:
-        ConfigurationError: they are not documents, or have scores without a kind.
+    "ratio")``. See `ctxguard.integrations.documents.ranking_of_documents`.
     """
-    try:
-        ids = [document.id for document in documents]
-        scores = [document.score for document in documents]
-    except (AttributeError, TypeError):
-        raise ConfigurationError(
-            f"expected a list of Haystack documents, got a {type(documents).__name__} of other "
-            "objects"
-        ) from None
-    kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
-    return ranking_of_documents(documents, ids, scores, kind, _passage)
-
-
-def _documents_of(context: Context, documents: Sequence[Document]) -> list[Document]:
-    """Return copies of the served documents, with their decisions in ``meta["ctxguard"]``.
-
-    Args:
-        context: The guard's answer.
-        documents: The guard's input, in the same order.
-    """
-    return [
-        replace(
-            documents[position],
-            content=passage.text,
-            meta={**documents[position].meta, METADATA_KEY: decision},
-        )
-        for passage, position, decision in served(context)
-    ]
+    read = attrgetter("id"), attrgetter("score")
+    ids, scores = columns_of(documents, "a list of Haystack documents", *read)
+    return ranking_of_documents(documents, ids, scores, score_kind, _passage)
 
 
 def _passage(passage_id: str, document: Document) -> Passage:
