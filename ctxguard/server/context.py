@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage, StageFailure
 from ctxguard.errors import ConfigurationError
-from ctxguard.server.filtering import CandidateFields, Name, WouldKeepIds
+from ctxguard.server.filtering import CandidateFields, SessionId, WouldKeepIds
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
@@ -38,7 +38,7 @@ class ContextRequest(TypedDict):
             ),
         ]
     ]
-    session_id: NotRequired[Name | None]
+    session_id: NotRequired[SessionId]
 
 
 class ContextDecision(CandidateFields):
@@ -76,27 +76,19 @@ CONTEXT_REQUEST = TypeAdapter(ContextRequest)
 async def answer_context(
     service: Service, given: ContextRequest, scope: Scope
 ) -> tuple[dict[str, object], StageFailure | None]:
-    """Answer a query with a context.
-
-    Raises:
-        Problem: the query cannot be answered.
-    """
+    """Answer a query with a context."""
     conditions = given.get("where")
     context = await service.guard.aretrieve(
         given["query"],
-        where=None if conditions is None else await where_of(conditions),
+        where=None if conditions is None else await _where_of(conditions),
         request_id=scope["state"]["request_id"],
         session_id=given.get("session_id"),
     )
     return context.to_dict(), next(iter(context.decision.ranking.failures), None)
 
 
-async def where_of(conditions: dict[str, Allowed]) -> Where:
-    """Build the filter of these conditions.
-
-    Raises:
-        Problem: there are no conditions, or more conditions or values than allowed.
-    """
+async def _where_of(conditions: dict[str, Allowed]) -> Where:
+    """Build a filter; refuse one without conditions, or with too many of them or of values."""
     n = sum([len(each) if isinstance(each, list) else 1 for each in conditions.values()])
     if len(conditions) > MOST_CONDITIONS or n > MOST_VALUES:
         raise invalid(

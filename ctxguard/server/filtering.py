@@ -24,10 +24,7 @@ from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
 from ctxguard.server.wire import STRICT, named, off_the_loop
 
-Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
-"""A session id."""
-
-
+SessionId = Annotated[str, Field(max_length=MOST_NAME_CHARS)] | None
 WouldKeepIds = Annotated[
     list[str], Field(description="Ids that enforcing the policy would keep, best first.")
 ]
@@ -84,7 +81,7 @@ class FilterRequest(TypedDict):
         ]
     ]
     leg_kinds: NotRequired[Annotated[dict[str, ScoreKindName], named(MOST_NAMES)]]
-    session_id: NotRequired[Name | None]
+    session_id: NotRequired[SessionId]
 
 
 class WouldKeep(TypedDict):
@@ -138,34 +135,22 @@ REQUEST = TypeAdapter(FilterRequest)
 
 
 async def decide(service: Service, given: FilterRequest, scope: Scope) -> tuple[Any, None]:
-    """Answer a filter request.
-
-    Raises:
-        Problem: it cannot be answered.
-    """
+    """Answer a filter request."""
     n = len(given["candidates"])
     if n > service.settings.max_documents:
         raise service.too_many(n, "candidates")
     context = await service.guard.afilter(
         given["query"],
-        await off_the_loop(scope, ranking_of, given, service.kind),
+        await off_the_loop(scope, _ranking_of, given, service.kind),
         request_id=scope["state"]["request_id"],
         session_id=given.get("session_id"),
         k=service.settings.k or max(n, 1),
     )
-    return await off_the_loop(scope, decision_of, context), None
+    return await off_the_loop(scope, _decision_of, context), None
 
 
-def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
-    """Build a ranking of a request's candidates.
-
-    Args:
-        given: The request.
-        kind: The kind of the scores if the request names none.
-
-    Raises:
-        Problem: a leg has no kind, or there are too many names of legs or signals.
-    """
+def _ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
+    """Build the ranking of a request's candidates; ``kind`` holds if the request names none."""
     candidates = given["candidates"]
     ids, texts = [one["id"] for one in candidates], [one.get("text", "") for one in candidates]
     titles = [one.get("title", "") for one in candidates]
@@ -188,11 +173,7 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
 
 
 def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
-    """Make the columns of named numbers by name, shape (n,) each, NaN where a candidate has none.
-
-    Raises:
-        Problem: there are more than `MOST_NAMES`.
-    """
+    """Make columns of named numbers by name, shape (n,) each, NaN where a candidate has none."""
     columns: dict[str, FloatArray] = {}
     for at, one in enumerate(candidates):
         for name, value in (one.get(field) or {}).items():
@@ -208,7 +189,7 @@ def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
     return dict(sorted(columns.items()))
 
 
-def decision_of(context: Context) -> dict[str, object]:
+def _decision_of(context: Context) -> dict[str, object]:
     """Write a `FilterAnswer`."""
     is_enforced = context.enforced
     dropped = {_NAMES[reason]: n for reason, n in context.dropped_by_reason.items()}

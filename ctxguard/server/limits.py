@@ -20,7 +20,7 @@ from ctxguard.server.settings import ServiceSettings, is_loopback
 MOST_HEAD_BYTES = 64 * 2**10
 """Bytes of a request's head."""
 MOST_PIPELINED = 8
-"""Requests of one connection that wait for an answer; hardly any client sends the next before."""
+"""Requests of one connection that wait for an answer; hardly any client sends the next early."""
 MOST_UNREAD_SECONDS = 30.0
 """The longest that a client may leave its answer unread."""
 

@@ -69,9 +69,7 @@ def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
     ``fetch`` returns only passages that a search of this server has kept: the guard cannot decide
     by an id alone, and a model that guesses ids would get dropped or forbidden passages.
 
-    Args:
-        guard: Retrieves and decides.
-        where: A filter that every search obeys; None disables it.
+    Every search obeys the filter ``where``.
 
     Raises:
         MissingExtraError: the extra ``mcp`` is not installed.

@@ -48,7 +48,7 @@ class Outcome(StrEnum):
 class HttpMetrics:
     """The counters of one registry; one instance serves any number of applications.
 
-    A failing count, such as when the disk of the workers' files is full, fails no request.
+    A count that fails, such as when the disk of the workers' files is full, fails no request.
     """
 
     def __init__(self, registry: CollectorRegistry, *, all_metrics: bool = False) -> None:
@@ -83,12 +83,12 @@ class HttpMetrics:
         ChosenMetrics(registry, target, all_metrics=all_metrics)
 
     def received(self, endpoint: Endpoint) -> None:
-        """Count one received request; never raises."""
+        """Count a received request; never raises."""
         with suppress(Exception):
             self._received[endpoint].inc()
 
     def ended(self, endpoint: Endpoint, outcome: Outcome, seconds: float) -> None:
-        """Count one request that ended after so many seconds; never raises."""
+        """Count a request that ended; never raises."""
         with suppress(Exception):
             self._requests[endpoint, outcome].inc()
             self._seconds[endpoint].observe(seconds)

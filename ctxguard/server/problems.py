@@ -35,14 +35,7 @@ def answer(
     status: int = 200,
     media_type: str = "application/json",
 ) -> Response:
-    """Write an answer in JSON; a number that JSON cannot carry is null.
-
-    Args:
-        content: Its body.
-        headers: Headers other than length and type.
-        status: The HTTP status.
-        media_type: Type of the body.
-    """
+    """Write an answer in JSON; a number that JSON cannot carry is null."""
     return Response(to_json(content, inf_nan_mode="null"), status, headers, media_type)
 
 
@@ -78,7 +71,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
 
     Args:
         kind: The kind of fault.
-        detail: The fault and its mend in words; quotes neither a query nor a document.
+        detail: The fault and its mend; quotes neither a query nor a document.
         errors: The faulty parts of the body, each with ``loc`` and ``msg``.
         headers: Further headers of the answer.
     """
@@ -92,28 +85,20 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
-        self.kind = kind
-        self.detail = detail
-        self.errors = errors
-        self.headers = headers
+        self.kind, self.detail = kind, detail
+        self.errors, self.headers = errors, headers
 
-    def answer(self, request_id: str | None = None, *, retry_after: bool = False) -> Response:
-        """Write the problem document.
-
-        Args:
-            request_id: The request's id; None if it has none.
-            retry_after: Whether the client is told to try again after a second.
-        """
+    def answer(self, request_id: str, *, retry_after: bool) -> Response:
+        """Write the problem document; ``retry_after`` asks the client to try again in a second."""
         document: dict[str, object] = {
             "type": TYPES + self.kind.name.lower().replace("_", "-"),
             "title": self.kind.title,
             "status": self.kind.status,
             "detail": self.detail,
+            "request_id": request_id,
         }
         if self.errors is not None:
             document["errors"] = self.errors
-        if request_id is not None:
-            document["request_id"] = request_id
         headers = dict(self.headers or {})
         if retry_after:
             headers["retry-after"] = "1"
@@ -124,12 +109,12 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
 
 
 def invalid(detail: str) -> Problem:
-    """Make the problem of an invalid request; the detail says how to fix it."""
+    """Refuse an invalid request; the detail says how to fix it."""
     return Problem(ProblemKind.INVALID_REQUEST, detail)
 
 
 def invalid_body(error: ValidationError) -> Problem:
-    """Make the problem of a body that is not JSON, or not of the requested type."""
+    """Refuse a body that is not JSON, or not of the requested type."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     if found[0]["type"] == "json_invalid":
         return Problem(ProblemKind.INVALID_JSON, found[0]["msg"])

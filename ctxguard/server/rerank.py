@@ -123,11 +123,7 @@ def _names(most: int) -> tuple[str, ...]:
 async def rerank(
     service: Service, scorer: BoundedScorer, given: Mapping[str, Any], scope: Scope
 ) -> tuple[Any, StageFailure | None]:
-    """Answer a rerank request.
-
-    Raises:
-        Problem: it cannot be answered.
-    """
+    """Answer a rerank request."""
     form, query, texts = _asked_of(service, given)
     asked = given.get("model")
     if asked is not None and asked.startswith(ALIAS) and asked not in (OMIT, FULL):
@@ -183,11 +179,7 @@ async def rerank(
 
 
 def _asked_of(service: Service, given: Mapping[str, Any]) -> tuple[RerankForm, str, list[str]]:
-    """Find the form, the query and the texts of a request.
-
-    Raises:
-        Problem: no field has documents, or something is too long.
-    """
+    """Find the form, the query and the texts of a request."""
     form = FORMS["cohere"]
     for mark in MARKS:
         if mark in given:
@@ -205,10 +197,8 @@ def _asked_of(service: Service, given: Mapping[str, Any]) -> tuple[RerankForm, s
         texts = [each if isinstance(each, str) else each["text"] for each in documents]
     if len(texts) > service.settings.max_documents:
         raise service.too_many(len(texts), "documents")
-    if len(query) > service.most_chars:
-        raise invalid(
-            f"the query has {len(query):,} characters, the limit is {service.most_chars:,}"
-        )
+    if len(query) > (most := service.guard.max_query_chars):
+        raise invalid(f"the query has {len(query):,} characters, the limit is {most:,}")
     return form, query, texts
 
 
@@ -221,11 +211,10 @@ async def _scored(
     *,
     copies: dict[int, int],
 ) -> tuple[Ranking, Sequence[int]]:
-    """Rank the documents by the reranker's scores, or by position with the failure.
+    """Rank the documents by the reranker's scores, or in their order with its failure.
 
     Returns:
-        The ranking in the reranker's order, or without one in that of the request; and the position
-        in the request of each candidate.
+        The ranking, and the position in the request of each candidate.
     """
     settings, n, model = service.settings, len(texts), given.get("model")
     # A profile is of one model, whatever a request names.
@@ -277,13 +266,11 @@ async def _scored(
 
 
 def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
-    """Order all documents as the answer does, with scores, and count the kept and dropped ones.
-
-    Copies of others are not counted as kept; drops are counted by their reason.
+    """Order all documents as the answer does, with scores; count the kept, and drops by reason.
 
     Degraded: the documents' own order, with scores that fall from below 1 to above 0. Where no
-    policy is enforced: the reranker's order and scores, and nothing is dropped. A copy
-    follows the document that it repeats, with the same score.
+    policy is enforced: the reranker's order and scores, and nothing is dropped. A copy follows the
+    document that it repeats, with the same score, and does not count as kept.
     """
     decision, ranking = context.decision, context.decision.ranking
     if ranking.failures:

@@ -29,9 +29,9 @@ async def keep_comparing(
 
     Args:
         guard: Has the profile.
-        scorer: Scores.
+        scorer: The reranker.
         fingerprint: The system's, without the scores.
-        interval_seconds: Between two answers.
+        interval_seconds: Time between two answers.
         compared: Set after the first attempt.
     """
     due, is_silent, former = 0.0, False, None

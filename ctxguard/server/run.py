@@ -44,8 +44,7 @@ def serve(
         app: The application of a single process; None builds the one in the settings.
 
     Raises:
-        ConfigurationError: the server cannot listen on the address.
-        CtxguardError: a part named in the settings cannot be opened.
+        CtxguardError: the server cannot listen on the address, or open a part of the system.
     """
     _raise_file_limit(settings.max_connections)
     listening = _listening(settings)
@@ -161,7 +160,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Received since that head began, which may be one long part of it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection, or close it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._max_connections:
             transport.abort()
@@ -169,7 +167,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a connection."""
         self._late = _cancelled(self._late)
         self._unread = _cancelled(self._unread)
         # Whoever waits for an answer's turn waits for nothing.
@@ -177,26 +174,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived."""
         self._part_bytes += len(data)
         super().data_received(data)
         if self._late is not None and self._part_bytes > MOST_HEAD_BYTES:
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        """Note that a request begins."""
         super().on_message_begin()
         self._head_bytes = self._part_bytes = 0
         if self._late is None:
             self._expect_head()
 
     def on_url(self, url: bytes) -> None:
-        """Count a part of the URL."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a whole header."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
@@ -214,7 +207,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unread = self.loop.call_later(MOST_UNREAD_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the clock once the client has read."""
         self._unread = _cancelled(self._unread)
         super().resume_writing()
 

@@ -43,9 +43,6 @@ class Scorer(Protocol):
             documents: Their texts.
             model: The model that the request asks for; None for the scorer's own.
             max_tokens_per_doc: Length at which documents are cut; None for the scorer's own limit.
-
-        Raises:
-            StageError: the reply is invalid.
         """
         ...
 
@@ -57,10 +54,7 @@ class Scorer(Protocol):
 class LocalScorer:
     """A cross-encoder in this process, loaded and warmed up, on its own threads.
 
-    Args:
-        reranker: Scores on the calling thread.
-        deadline_seconds: Time after which a call is abandoned and its thread replaced.
-        max_waiting: The most calls that wait for a thread.
+    A call that misses the deadline is abandoned, and its thread replaced.
     """
 
     def __init__(self, reranker: Reranker, deadline_seconds: float, max_waiting: int) -> None:
@@ -82,13 +76,9 @@ class LocalScorer:
 
 
 class BoundedScorer:
-    """A scorer with a deadline, a limit on the requests that wait for it, and a circuit breaker.
+    """A scorer with a limit on the requests that wait for it, a circuit breaker, and a deadline.
 
-    Args:
-        scorer: Scores.
-        deadline_seconds: Longest time for one call; None if the scorer limits it.
-        max_in_flight: The most calls at once.
-        telemetry: Told when the circuit opens or closes.
+    The deadline is None for a scorer that keeps its own.
     """
 
     def __init__(

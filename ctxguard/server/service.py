@@ -24,24 +24,12 @@ _NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=UNBOUNDED_CHARS)
 
 
 class Service:
-    """The guard, scorer and store named in the settings.
-
-    Args:
-        settings: The system to serve.
-        scorer: Scores documents; replaces the settings' reranker.
-        retriever: Replaces the settings' index.
-        telemetry: Counts the guard's requests.
-        tracing: Begins a span for each request; replaces OpenTelemetry's.
+    """The guard, scorer and store named in the settings; see ``create_app`` for the others.
 
     Attributes:
-        guard: Decides.
         scorer: Scores documents; None without a reranker.
         samples: Writes sampled requests; None without a store.
         kind: The kind of the scores.
-        most_chars: The longest query.
-
-    Raises:
-        CtxguardError: something cannot be opened.
     """
 
     def __init__(
@@ -75,7 +63,6 @@ class Service:
             tracing=_tracing(settings) if tracing is None else tracing,
             assessor=self._assessor,
         )
-        self.most_chars = self.guard.max_query_chars
         self.scorer: BoundedScorer | None = None
         if self._scorer is not None:
             # The settings' own scorers keep the deadline themselves.
@@ -83,14 +70,14 @@ class Service:
             self.scorer = BoundedScorer(self._scorer, seconds, settings.max_scoring, telemetry)
 
     def too_many(self, n: int, what: str) -> Problem:
-        """Make the problem of a request with too many documents or candidates."""
+        """Refuse a request with too many documents or candidates."""
         return invalid(
             f"{n:,} {what}, the limit is {self.settings.max_documents:,}: send fewer, or start the "
             "service with a larger max-documents"
         )
 
     def _fingerprint(self) -> Mapping[str, str] | None:
-        """Return the fingerprint of the system behind the candidates; None for the index's own."""
+        """Identify the system behind the candidates; None for the index's own fingerprint."""
         if self._scorer is not None:
             return {"reranker": self._scorer.fingerprint, "score_kind": self.kind.value}
         return self.settings.fingerprint if self._retriever is None else None
@@ -108,25 +95,16 @@ class Service:
             if self.samples is not None:
                 stack.callback(self.samples.stop)
             if self.settings.profile is not None:
-                watcher = ProfileWatcher(
-                    self.guard, self.settings.profile, telemetry=self._telemetry
-                )
-                stack.enter_context(watcher)
+                profile = self.settings.profile
+                stack.enter_context(ProfileWatcher(self.guard, profile, telemetry=self._telemetry))
+            seconds = self.settings.probe_seconds
             if self._scorer is not None:
                 fingerprint, compared = self._fingerprint() or {}, asyncio.Event()
-                task = asyncio.create_task(
-                    keep_comparing(
-                        self.guard,
-                        self._scorer,
-                        fingerprint,
-                        self.settings.probe_seconds,
-                        compared=compared,
-                    )
-                )
-                stack.push_async_callback(_cancelled, task)
+                keep = keep_comparing(self.guard, self._scorer, fingerprint, seconds, compared)
+                stack.push_async_callback(_cancelled, asyncio.create_task(keep))
                 await compared.wait()
             if isinstance(self._retriever, ProbedRetriever):
-                probing = asyncio.create_task(keep_probing(self.guard, self.settings.probe_seconds))
+                probing = asyncio.create_task(keep_probing(self.guard, seconds))
                 stack.push_async_callback(_cancelled, probing)
             log_differences(self.guard)
             if getattr(self._retriever, "folder", None) is not None:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
 
-_PATIENT_SECONDS = 60.0
-_PATIENT_PER_SECOND = 1e6
-"""Calibration asks about each labelled query once, as fast as the answers come."""
+_PATIENT_SECONDS, _PATIENT_PER_SECOND = 60.0, 1e6
 
 RERANK_UPSTREAM = (
     "Server with a reranker, such as http://localhost:8080 or https://api.jina.ai/v1; its key is "
@@ -31,24 +29,18 @@ RERANK_MODEL = "Model that the server is asked for."
 THEIR_MODEL = "the one that a request names, or the server's own choice"
 """The settings of a reranker's server are keys of a command, and options of `ctxguard serve`."""
 
-IndexFolder = Annotated[Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")]
-
 
 class IndexSystem(SettingsModel):
     """An index, with the models that order its candidates."""
 
-    index: IndexFolder = None
+    index: Path | None = optional("Index folder that `ctxguard index` wrote.", "FOLDER")
     reranker: str | None = optional_key(
         "Cross-encoder that reranks the candidates of the index, or that scores documents in "
         "this process: a model name, or a folder."
     )
 
     def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
-        """Load the index with its embedder, and the reranker if named.
-
-        Raises:
-            ConfigurationError: no index is named.
-        """
+        """Load the index with its embedder, and the reranker if named."""
         from ctxguard.retrieval import HybridRetriever
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
@@ -108,7 +100,7 @@ class RankedSystem(IndexSystem):
     def upstream(
         self, url: str, key: str | None, seconds: float, model: str | None
     ) -> "RerankClient":
-        """Make the client of a server with a reranker, by this system's protocol."""
+        """Make the client of a server with a reranker, of this system's protocol."""
         from ctxguard.endpoints.rerank import RerankClient
 
         return RerankClient(
@@ -169,11 +161,7 @@ class AssessorSettings(RankedSystem):
 
     @property
     def asked(self) -> Asked | None:
-        """The model to ask, from the option or the keys; None without one.
-
-        Raises:
-            ConfigurationError: ``ask`` has another form, or both name a model.
-        """
+        """The model to ask, from the option or the keys."""
         if self.ask is None:
             named = self.assessor
             return named and (named, self.assessor_model, self.assessor_url)
@@ -191,14 +179,10 @@ class AssessorSettings(RankedSystem):
         )
 
     def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
-        """Make the stage that asks the assessor; None without one.
+        """Make the stage that asks the assessor, if one is named.
 
-        Args:
-            patient: Wait a minute for each answer and do not limit the rate, as calibration does.
-
-        Raises:
-            ConfigurationError: the assessor lacks a model or an endpoint.
-            MissingExtraError: the client's extra is not installed.
+        A ``patient`` one waits a minute for each answer and does not limit the rate: calibration
+        asks about each labelled query once, as fast as the answers come.
         """
         from ctxguard.guard.assess import AssessorStage
         from ctxguard.monitor.redaction import redact

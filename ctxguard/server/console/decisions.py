@@ -52,10 +52,9 @@ def one_request(pages: Pages, request: Request, _form: Form) -> Response:
 
 
 def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
-    """Show a day's requests whose relevant passages were dropped, of one tenant or all.
+    """Show a day's requests whose relevant passages were dropped, those that lost most first.
 
-    They are shown a page at a time, those that lost most first. By default the day is the latest
-    that has any.
+    By default the day is the latest that has any.
     """
     named = request.query_params.get("day")
     try:

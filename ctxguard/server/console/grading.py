@@ -22,12 +22,12 @@ KEYS = {"d": Negative.DISTRACTOR, "h": Negative.HARD_NEGATIVE}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A person's grading task.
+    """A person's grading task; empty fields are not set.
 
     Attributes:
-        annotator: The person's name; empty if labels have none.
-        series: The judge that the labels correct; empty without one.
-        tenant: The tenant, as for ``label export --tenant``; empty for all.
+        annotator: The person's name.
+        series: The judge that the labels correct.
+        tenant: The tenant, as for ``label export --tenant``.
     """
 
     annotator: str = ""
@@ -81,11 +81,7 @@ class GradedPassage:
 
 
 class Grading(ABC):
-    """Handles the screen's requests, and stores each grade immediately.
-
-    Args:
-        pages: Renders templates.
-    """
+    """Handles the screen's requests, and stores each grade immediately."""
 
     noun = "request"
 
@@ -111,11 +107,7 @@ class Grading(ABC):
 
     @abstractmethod
     def question(self, task: Task, number: int) -> GradedPassage:
-        """Read a question.
-
-        Raises:
-            RefusedPage: the question must not be graded.
-        """
+        """Read a question; refuse one that must not be graded."""
 
     @abstractmethod
     def put(self, task: Task, number: int, passage_id: str, judgment: Judgment | None) -> None:
@@ -208,11 +200,7 @@ class Grading(ABC):
         return self.pages.page(request, "guide.html", **self._guide())
 
     def the_task(self, form: Form) -> Task:
-        """Read the task of a form.
-
-        Raises:
-            RefusedPage: it has none.
-        """
+        """Read the task of a form, which has to have one."""
         task = self.task(form)
         if task is None:
             raise RefusedPage(400, "Whose labels?", "Enter your name on the page Label first.")

@@ -29,18 +29,12 @@ _AT_ONCE = 100
 
 
 class Label(Grading):
-    """Grades the picked requests of a store, in the order of label files.
-
-    Data read from a sample are cached until it has more labels.
-
-    Args:
-        pages: Renders templates from the store.
-    """
+    """Grades the picked requests of a store, in the order of label files."""
 
     def __init__(self, pages: Pages) -> None:
         super().__init__(pages)
         self._store, self._clock = pages.store, pages.clock
-        # By sample, number of labels and task, whether people graded enough; None where it is
+        # Whether people graded enough, by sample, number of labels and task; None where it is
         # another tenant's, or cannot be read.
         self._known: dict[tuple[int, int, str, str], bool | None] = {}
 
@@ -156,7 +150,7 @@ class Label(Grading):
         return go_to(task.address(f"{base(request)}/label"))
 
     def task(self, fields: Form) -> Task | None:
-        """Read the task from the fields of an address or a form; None without a person."""
+        """Read the task from an address or a form; None without a person."""
         annotator = " ".join(sanitise(fields.get("annotator", "")).split())
         if not annotator:
             return None
@@ -172,11 +166,7 @@ class Label(Grading):
         return graded_samples(self._store, task.series, [sample_id]).get(sample_id)
 
     def _sample(self, task: Task, sample_id: int) -> GradedSample:
-        """Read a sample that was picked for this task.
-
-        Raises:
-            RefusedPage: it was not picked, or its text is deleted.
-        """
+        """Read a sample that was picked for this task."""
         is_picked = sample_id in self._store.picked(task.series, [sample_id])
         sample = self._read(task, sample_id) if is_picked else None
         if sample is None or (task.tenant and not sample.is_of_tenant(task.tenant)):

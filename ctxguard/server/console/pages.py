@@ -51,13 +51,7 @@ Handler = Callable[[Request, Form], Response]
 
 
 class RefusedPage(Exception):  # noqa: N818 - it is an answer, and never leaves the console
-    """An answer other than the one asked for, as a page.
-
-    Args:
-        status: The HTTP status.
-        title: What is wrong, in a few words.
-        text: How to fix it.
-    """
+    """An answer other than the one asked for: a page that names the fault and its mend."""
 
     def __init__(self, status: int, title: str, text: str) -> None:
         super().__init__(title)
@@ -70,7 +64,7 @@ class Pages:
     Args:
         sessions: Decide who may see pages.
         store: Holds samples, judgments and labels.
-        profile: Gives each drop its reason, and decides on requests in shadow; None for neither.
+        profile: Gives each drop its reason, and decides on requests in shadow.
         clock: Seconds since the epoch.
         named: The pages in the navigation, by path; the first is the console's home.
     """
@@ -100,9 +94,7 @@ class Pages:
     def endpoint(self, handler: Handler, *, is_open: bool = False) -> Callable[..., Any]:
         """Make an endpoint from a handler, which runs on a thread.
 
-        Args:
-            handler: Takes the request and the fields of its form.
-            is_open: Whether it can be used without signing in.
+        An open one can be used without signing in.
         """
 
         async def answer(request: Request) -> Response:

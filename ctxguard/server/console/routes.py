@@ -25,12 +25,9 @@ def console_routes(
 ) -> Sequence[BaseRoute]:
     """Make the routes of the console, to be mounted at one path, such as ``/console``.
 
-    Handlers run on threads, and read the store on each request. Between requests only the graded
-    state of picked requests is kept.
-
     Args:
         store: Holds samples and labels; the caller closes it.
-        profile: Gives each drop its reason and threshold; None for none.
+        profile: Gives each drop its reason and threshold.
         token: The token for signing in; None admits everybody who can reach the server, which must
             then listen only on this machine, and refuse foreign names in `Host`.
         clock: Seconds since the epoch.
@@ -55,13 +52,7 @@ def label_routes(
     token: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Sequence[BaseRoute]:
-    """Make the routes of a console that only grades.
-
-    Args:
-        grading: Serves the screen and stores the grades.
-        token: See `console_routes`.
-        clock: See `console_routes`.
-    """
+    """Make the routes of a console that only grades; see `console_routes`."""
     # In memory: it remembers who signed out.
     store = SampleStore.open("sqlite://")
     pages = Pages(Sessions(token, store, clock), store, None, clock, {"label": "Label"})

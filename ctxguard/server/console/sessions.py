@@ -34,7 +34,7 @@ class Sessions:
     Changing the token ends all sessions.
 
     Args:
-        token: The token; None admits everybody, for a server that only this machine can reach.
+        token: None admits everybody, for a server that only this machine can reach.
         store: Remembers ended sessions.
         clock: Seconds since the epoch.
     """
@@ -54,7 +54,7 @@ class Sessions:
         return self._token is not None
 
     def allows(self, request: Request) -> bool:
-        """Return whether the request has a valid cookie, or needs none; reads the store."""
+        """Return whether the request has a valid cookie, or needs none."""
         if self._token is None:
             return True
         session = self._signed(request)
@@ -104,7 +104,7 @@ class Sessions:
         response.delete_cookie(_COOKIE, path=request.scope.get("root_path") or "/")
 
     def _signed(self, request: Request) -> str | None:
-        """Return the session of a request's cookie; None if it is missing, forged or expired."""
+        """Return the session of a request's cookie, if that is neither forged nor expired."""
         session, _, signature = request.cookies.get(_COOKIE, "").rpartition(".")
         expires = session.partition(".")[0]
         if not (expires.isascii() and expires.isdecimal() and len(expires) < 20):
@@ -113,7 +113,6 @@ class Sessions:
         return session if is_signed and self._clock() < int(expires) else None
 
     def _ended(self) -> list[str]:
-        """Return the sessions that were ended before they expired."""
         return (self._store.get_state(_ENDED_KEY) or "").split()
 
     def _signature(self, session: str) -> str:
