@@ -99,7 +99,7 @@ class Embedded(SearchPeer):
         self._routes = [self._hybrid.on_route(route) for route in (Route.LEXICAL, Route.DENSE)]
         self._queries = corpus.queries
         self._given = query_states(corpus.queries, corpus.query_vectors)
-        files = [*folder.rglob("vectors.npy"), *folder.rglob("postings.*.npy")]
+        files = [*folder.rglob("vectors.npy"), *folder.rglob("weights.*.npy")]
         self._floor_bytes = sum(file.stat().st_size for file in files)
         return seconds | {"load": perf_counter() - started}
 

@@ -52,25 +52,19 @@ class AsyncRetriever(Protocol):
     same object may be too.
     """
 
-    def aretrieve(self, query: str, /, *, depth: int) -> Awaitable[Retrieval]:
-        """`Retriever.retrieve`, awaited."""
-        ...
+    def aretrieve(self, query: str, /, *, depth: int) -> Awaitable[Retrieval]: ...
 
 
 class AwaitableRetriever(Protocol):
     """An object whose only method is an asynchronous ``retrieve``; see `AsyncRetriever`."""
 
-    def retrieve(self, query: str, /, *, depth: int) -> Awaitable[Retrieval]:
-        """`Retriever.retrieve`, awaited."""
-        ...
+    def retrieve(self, query: str, /, *, depth: int) -> Awaitable[Retrieval]: ...
 
 
 class RetrieverFunction(Protocol):
     """A function that finds candidates for a query; plain or asynchronous."""
 
-    def __call__(self, query: str, /, *, depth: int) -> Retrieval | Awaitable[Retrieval]:
-        """`Retriever.retrieve`, or `AsyncRetriever.aretrieve`."""
-        ...
+    def __call__(self, query: str, /, *, depth: int) -> Retrieval | Awaitable[Retrieval]: ...
 
 
 @runtime_checkable
@@ -119,9 +113,7 @@ class SwappingRetriever(Protocol):
         """Return this retriever fixed to the current generation."""
         ...
 
-    def retrieve(self, query: str, /, *, depth: int) -> Retrieval:
-        """`Retriever.retrieve`."""
-        ...
+    def retrieve(self, query: str, /, *, depth: int) -> Retrieval: ...
 
 
 AnyRetriever = Retriever | AsyncRetriever | AwaitableRetriever | RetrieverFunction
@@ -233,19 +225,18 @@ class Analyser(Protocol):
         ...
 
 
-class LexicalHits(NamedTuple):
-    """The result of a lexical search.
+class LegHits(NamedTuple):
+    """One leg's result.
 
     Attributes:
-        rows: The best rows that score above zero, best first, ties by row.
-        scores: BM25 score of each row in ``rows``, same shape.
-        all_scores: BM25 score of every row of the index, shape (n,). A search computes them all;
-            the hybrid retriever looks up those of the dense leg's candidates.
+        rows: The best rows, best first, ties by row; of the lexical leg those above zero.
+        scores: The score of each, same shape.
+        scores_of: Returns the leg's scores of any rows, such as those that the other leg found.
     """
 
     rows: RowArray
     scores: FloatArray
-    all_scores: Float32Array
+    scores_of: Callable[[RowArray], FloatArray]
 
 
 class Assessor(Protocol):

@@ -62,23 +62,19 @@ class Read(NamedTuple):
     """Some passages, read.
 
     Attributes:
-        candidates: Without legs, and not fused.
+        features: As signals read them.
         numbers: The hash of each term, ascending, shape (n_terms,).
-        weights: BM25's weight of each entry of the candidates' terms.
+        weights: BM25's weight of each entry of the passages' terms.
     """
 
-    candidates: CandidateFeatures
+    features: CandidateFeatures
     numbers: NDArray[np.int32]
     weights: FloatArray
 
     def bm25(self, terms: Sequence[str]) -> FloatArray:
         """Compute Lucene's BM25 of the passages for the terms of a query, shape (n,)."""
-        times = np.zeros(self.numbers.size)
-        for number in _hashes(terms).tolist():
-            at = int(np.searchsorted(self.numbers, number))
-            if at < self.numbers.size and self.numbers[at] == number:
-                times[at] += 1.0
-        rows, n = self.candidates.terms, self.candidates.lengths.size
+        times = (self.numbers[:, np.newaxis] == _hashes(terms)).sum(axis=1, dtype=np.float64)
+        rows, n = self.features.terms, self.features.lengths.size
         scores = np.bincount(rows.row_of_each, self.weights * times[rows.numbers], n)
         return scores.astype(np.float64, copy=False)
 
@@ -129,8 +125,6 @@ class TextReader:
         pieces = SparseRows.of([text.pieces for text in texts])
         return Read(
             CandidateFeatures(
-                {},
-                np.zeros(len(texts)),
                 lengths,
                 rows,
                 unit_weights(rows, weights),
@@ -143,7 +137,7 @@ class TextReader:
 
     def query_pieces(self, states: QueryStates | None, read: Read) -> QueryPieces | None:
         """Weigh a query's word pieces by how rare they are in the candidates."""
-        encoder, pieces = self.encoder, read.candidates.pieces
+        encoder, pieces = self.encoder, read.features.pieces
         if states is None or encoder is None or pieces is None:
             return None
         table, own = encoder.piece_table, states.piece_ids
@@ -243,18 +237,16 @@ class TextSignals:
         read = self._reader.read(passages)
         legs = {"lexical": Leg(read.bm25(self._analyser.analyse(query)), ScoreKind.RATIO)}
         own, states = {"bm25": np.log1p(legs["lexical"].scores)}, None
-        vectors = read.candidates.vectors
+        vectors = read.features.vectors
         if self._embedder is not None and vectors is not None:
             encoder = self._reader.encoder
             states = None if encoder is None else encoder.query(query)
             vector = self._embedder.encode_query(query) if states is None else states.vector
             own["cosine"] = np.einsum("nd,d->n", vectors, vector).astype(np.float64)
             legs["dense"] = Leg(own["cosine"], ScoreKind.COSINE)
-        return own | likeness.signals(
-            read.candidates._replace(legs=legs, fused=fuse(legs, Fusion())),
-            self._reader.query_pieces(states, read),
-            self._ranker,
-        )
+        pieces = self._reader.query_pieces(states, read)
+        fused = fuse(legs, Fusion())
+        return own | likeness.signals(read.features, legs, fused, pieces, self._ranker)
 
 
 def _hashes(terms: Iterable[str]) -> NDArray[np.int32]:

@@ -131,7 +131,7 @@ class FaultyRetriever:
         self.retriever = HybridRetriever(index, embedder=self.embedder)
         self.faults = {
             # The lookup of a query's words is the first step of every search.
-            "lexical": Fault.of(index.lexical, "numbers"),
+            "lexical": Fault.of(index.lexical, "scores"),
             "dense": self.embedder.fault,
             "rerank": self.reranker.fault,
         }

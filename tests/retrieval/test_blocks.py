@@ -21,7 +21,7 @@ CORPUS = [
 
 
 def arrays(index: HybridIndex) -> dict[str, np.ndarray]:
-    return dict(index._arrays())
+    return index._arrays()
 
 
 def built() -> HybridIndex:
@@ -48,7 +48,7 @@ def test_block_size_does_not_show(size: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_weights_are_those_of_bm25() -> None:
     """Each posting has the weight of its entry, whose row has unit length."""
     index = built().lexical
-    rows, postings, unit = index.terms.rows, *index.weights
+    rows, postings = index.terms.rows, index.weights
     entries: dict[tuple[int, int], float] = {}
     for number in range(len(index.terms.vocabulary)):
         own = slice(postings.starts[number], postings.starts[number + 1])
@@ -60,7 +60,7 @@ def test_weights_are_those_of_bm25() -> None:
         own = slice(rows.starts[row], rows.starts[row + 1])
         weights = np.array([entries.pop((row, number)) for number in rows.numbers[own]])
         length = np.linalg.norm(weights) or 1.0
-        assert unit[own] == pytest.approx(weights / length, abs=1e-6)
+        assert postings.unit[own] == pytest.approx(weights / length, abs=1e-6)
     assert not entries
 
 

@@ -143,7 +143,7 @@ def test_legs_without_threads_are_overload(system: System) -> None:
     full = {leg: Stage(leg, workers=1, waiting=0) for leg in ("lexical", "dense")}
     settings = SearchSettings(embedder=FaultyEmbedder(), fusion=Fusion())
     index = system.bare.generation
-    search = Search(index, settings, full, QUERY, depth=5)
+    search = Search(index=index, settings=settings, stages=full, query=QUERY, depth=5, dimension=64)
     with pytest.raises(OverloadedError, match="lexical and dense: no thread is free"):
         search.legs(AMPLE.start())
 

@@ -6,7 +6,6 @@ import pytest
 
 from ctxguard.errors import DataError
 from ctxguard.retrieval.index.dense import DenseIndex, build_codes, unit_rows
-from ctxguard.retrieval.index.filters import AllowedRows
 
 
 def random_units(n: int, dimension: int = 16, seed: int = 0) -> np.ndarray:
@@ -20,7 +19,7 @@ def test_codes_first_finds_nearly_the_same() -> None:
     exact, coded = DenseIndex(vectors), DenseIndex(vectors, exact_limit=1)
     assert exact.codes is None
     assert build_codes(vectors).code_size == 16
-    shared = [len(set(exact.search(q, 10)[0]) & set(coded.search(q, 10)[0])) for q in queries]
+    shared = [len(set(exact.search(q, 10).rows) & set(coded.search(q, 10).rows)) for q in queries]
     assert np.mean(shared) > 9.8
 
 
@@ -28,7 +27,7 @@ def test_cosines_are_exact_after_codes() -> None:
     """Cosines are those of the vectors also where codes were compared first."""
     vectors = random_units(2000)
     query = random_units(1, seed=1)[0]
-    rows, scores = DenseIndex(vectors, exact_limit=1).search(query, 30)
+    rows, scores, _ = DenseIndex(vectors, exact_limit=1).search(query, 30)
     assert scores == pytest.approx(vectors[rows] @ query)
     assert (np.diff(scores) <= 0.0).all()
 
@@ -40,12 +39,12 @@ class TestAllowedRows:
         vectors = random_units(2000, dimension=64)
         query = random_units(1, dimension=64, seed=1)[0]
         picked = np.random.default_rng(2).permutation(2000)[:n_allowed]
-        allowed = AllowedRows(np.sort(picked), 2000)
+        allowed = np.sort(picked)
         index = DenseIndex(vectors, exact_limit=exact_limit)
-        rows, scores = index.search(query, 20, allowed)
-        best = np.sort(vectors[allowed.rows] @ query)[::-1][:20]
+        rows, scores, _ = index.search(query, 20, allowed)
+        best = np.sort(vectors[allowed] @ query)[::-1][:20]
         assert rows.size == min(20, n_allowed)
-        assert set(rows.tolist()) <= set(allowed.rows.tolist())
+        assert set(rows.tolist()) <= set(allowed.tolist())
         assert scores == pytest.approx(vectors[rows] @ query, abs=1e-6)
         assert np.mean(scores) >= np.mean(best) - 0.02
 
@@ -54,20 +53,20 @@ class TestAllowedRows:
         vectors = random_units(2000)
         query = random_units(1, seed=1)[0]
         nearest_first = np.argsort(-(vectors @ query))
-        allowed = AllowedRows(np.sort(nearest_first[1000:]), 2000)
-        rows, scores = DenseIndex(vectors, exact_limit=20).search(query, 50, allowed)
-        assert set(rows.tolist()) <= set(allowed.rows.tolist())
+        allowed = np.sort(nearest_first[1000:])
+        rows, scores, _ = DenseIndex(vectors, exact_limit=20).search(query, 50, allowed)
+        assert set(rows.tolist()) <= set(allowed.tolist())
         assert scores == pytest.approx((vectors @ query)[nearest_first[1000:1050]], abs=1e-6)
 
     def test_no_allowed_row_gives_nothing(self) -> None:
-        none = AllowedRows(np.zeros(0, np.int64), 500)
-        rows, scores = DenseIndex(random_units(500)).search(random_units(1)[0], 5, none)
+        none = np.zeros(0, np.int64)
+        rows, scores, _ = DenseIndex(random_units(500)).search(random_units(1)[0], 5, none)
         assert rows.size == scores.size == 0
 
 
 def test_codes_leave_no_gap() -> None:
     vectors = random_units(1500)
-    rows, scores = DenseIndex(vectors, exact_limit=1).search(vectors[0], 9999)
+    rows, scores, _ = DenseIndex(vectors, exact_limit=1).search(vectors[0], 9999)
     assert (sorted(rows.tolist()), rows.size) == (list(range(1500)), scores.size)
 
 

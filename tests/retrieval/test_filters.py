@@ -33,8 +33,8 @@ from ctxguard.errors import ConfigurationError, FilterViolationError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.index.filters import AllowedRows, MetadataRows
-from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.filters import MetadataRows
+from ctxguard.retrieval.index.lexical import Bm25sIndex
 from ctxguard.retrieval.index.passages import PassageTable, read_passages
 from tests.doubles import FaultyRetriever, WordHashEmbedder
 from tests.timing import PATIENCE_SECONDS
@@ -323,11 +323,11 @@ class TestReadingFields:
         for names in prepared:
             held.prepare(names)
             assert set(held.fields) <= {"t", "u", "f0"}
-        assert (held.allowed(where).rows.tolist(), read.count) == (rows, 1)
+        assert (held.allowed(where).tolist(), read.count) == (rows, 1)
 
     def test_impossible_filter_reads_nothing(self) -> None:
         read = Readings(self.every)
-        assert (MetadataRows(read, 60).allowed(Where(t=1, u=[])).rows.size, read.count) == (0, 0)
+        assert (MetadataRows(read, 60).allowed(Where(t=1, u=[])).size, read.count) == (0, 0)
 
     def test_reading_blocks_no_other_fields(self) -> None:
         read = HeldUp(self.every)
@@ -348,7 +348,7 @@ class TestReadingFields:
             finally:
                 read.let_go.set()
             preparing.result(PATIENCE_SECONDS)
-        assert (absent.rows.size, found.rows.tolist()) == (0, list(range(2, 60, 5)))
+        assert (absent.size, found.tolist()) == (0, list(range(2, 60, 5)))
         assert held.fields == ("t", "u")
 
     def test_readers_of_one_field_share_it(self) -> None:
@@ -362,7 +362,7 @@ class TestReadingFields:
             asked = [pool.submit(held.allowed, Where(t=n % 5)) for n in range(8)]
             read.let_go.set()
             preparing.result(PATIENCE_SECONDS)
-            found = [each.result(PATIENCE_SECONDS).rows.tolist() for each in asked]
+            found = [each.result(PATIENCE_SECONDS).tolist() for each in asked]
         assert (found, read.count) == ([list(range(n % 5, 60, 5)) for n in range(8)], 1)
 
     def test_failed_pass_is_read_again(self) -> None:
@@ -377,13 +377,13 @@ class TestReadingFields:
         held = MetadataRows(unsure, 60)
         with pytest.raises(OSError, match="a page"):
             held.prepare(["t"])
-        assert held.allowed(Where(t=1)).rows.size == 12
+        assert held.allowed(Where(t=1)).size == 12
 
     def test_forked_child_waits_for_nobody(self) -> None:
         held = MetadataRows(Readings(self.every), 60)
         with held._reading:
             fork_safety._reset_all()
-            assert held.allowed(Where(t=1)).rows.size == 12
+            assert held.allowed(Where(t=1)).size == 12
 
 
 class TestWarmingUp:
@@ -444,7 +444,7 @@ class TestRowsOfMetadata:
     @settings(max_examples=50, deadline=None)
     def test_allowed_rows_follow_the_filter(self, corpus: list[Passage], where: Where) -> None:
         held = MetadataRows(lambda: [each.metadata for each in corpus], len(corpus))
-        rows = held.allowed(where).rows.tolist()
+        rows = held.allowed(where).tolist()
         assert rows == [n for n, each in enumerate(corpus) if where.allows(each.metadata)]
 
     def test_text_cannot_claim_metadata(self) -> None:
@@ -458,10 +458,10 @@ class TestRowsOfMetadata:
             Passage("p4", "red", metadata={}),
         ]
         table = read_passages(corpus)[0]
-        assert table.metadata_rows.allowed(Where(t="a")).rows.tolist() == [3]
+        assert table.metadata_rows.allowed(Where(t="a")).tolist() == [3]
         lines = [b'{"_id": "p", "metadata":{"t":"a"}}\n', b'{"_id": "q", "metadata": [1}\n']
         odd = PassageTable.of(lines, ["p", "q"], np.zeros(2, np.uint64))
-        assert odd.metadata_rows.allowed(Where(t="a")).rows.size == 0
+        assert odd.metadata_rows.allowed(Where(t="a")).size == 0
 
     def test_unencodable_tenants_stay_apart(self, tmp_path: Path) -> None:
         tenants = ("a?", "a\ud800", "a\ufffd")
@@ -472,11 +472,12 @@ class TestRowsOfMetadata:
 
     def test_forbidden_row_of_leg_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         retriever = build(passages(0, 1, 2))
-        unfiltered = lambda index, query, k, allowed: index.lexical.search(query, k)  # noqa: E731
-        monkeypatch.setattr(HybridIndex, "search_lexical", unfiltered)
+        search = Bm25sIndex.search
+        monkeypatch.setattr(
+            Bm25sIndex, "search", lambda index, query, k, _: search(index, query, k)
+        )
         with pytest.raises(FilterViolationError, match="`where` excludes: a bug"):
             retriever.retrieve("red", where=Where(t=1))
-        assert AllowedRows(np.array([1, 4]), 5).hold(np.array([4, 1]))
 
 
 class Ranked:

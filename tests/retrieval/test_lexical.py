@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.retrieval.index.lexical import K1, B, Bm25sIndex, RankBm25Index, lexical_index
+from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.lexical import K1, B, Bm25sIndex, RankBm25Index
+from tests.doubles import WordHashEmbedder
 
 words = st.sampled_from(["red", "dog", "fox", "rose", "cat", "sun"])
 texts = st.lists(st.lists(words, max_size=8).map(" ".join), min_size=1, max_size=30)
@@ -56,14 +58,13 @@ def test_ties_at_cut_keep_lowest_rows(index_of: Build) -> None:
 
 def test_every_row_has_a_score(index_of: Build) -> None:
     hits = index_of(TEXTS).search("red dog", 2)
-    assert hits.all_scores.shape == (len(TEXTS),)
-    assert (hits.all_scores[hits.rows].tolist(), hits.all_scores[3]) == (hits.scores.tolist(), 0.0)
+    assert hits.scores_of(hits.rows).tolist() == hits.scores.tolist()
+    assert hits.scores_of(np.array([3])).tolist() == [0.0]
 
 
 def test_unknown_words_find_nothing(index_of: Build) -> None:
     hits = index_of(TEXTS).search("zebra quagga", 5)
     assert hits.rows.size == hits.scores.size == 0
-    assert not hits.all_scores.any()
 
 
 def test_stop_words_and_signs_find_nothing(index_of: Build) -> None:
@@ -75,8 +76,8 @@ def test_k_may_exceed_the_corpus(index_of: Build) -> None:
 
 
 def test_scores_are_never_negative(index_of: Build) -> None:
-    hits = index_of(["common word", "common thing", "common place"]).search("common", 3)
-    assert (hits.all_scores >= 0.0).all()
+    index = index_of(["common word", "common thing", "common place"])
+    assert (index.scores("common") >= 0.0).all()
 
 
 def test_identifier_is_found_by_its_words(index_of: Build) -> None:
@@ -92,7 +93,7 @@ def test_passages_without_words_do_no_harm(index_of: Build) -> None:
 
 def test_empty_indexes_find_nothing(index_of: Build) -> None:
     assert index_of(["...", ""]).search("word", 3).rows.size == 0
-    assert (index_of([]).search("word", 3).rows.size, len(index_of([]))) == (0, 0)
+    assert index_of([]).search("word", 3).rows.size == 0
 
 
 def test_words_times_passages_exceed_32_bits() -> None:
@@ -113,26 +114,23 @@ def test_bm25s_scores_are_the_librarys_own(texts: list[str], query: str) -> None
     engine.index(words, show_progress=False)
     known = [word for word in ENGLISH.analyse(query) if word in engine.vocab_dict]
     expected = engine.get_scores(known) if known else np.zeros(len(texts))
-    assert Bm25sIndex.build(texts, ENGLISH).search(query, 5).all_scores == pytest.approx(
-        expected, abs=1e-5
-    )
+    assert Bm25sIndex.build(texts, ENGLISH).scores(query) == pytest.approx(expected, abs=1e-5)
 
 
 @given(texts=texts, k=st.integers(1, 40))
 @settings(max_examples=100, deadline=None)
 def test_search_keeps_what_sorting_keeps(texts: list[str], k: int) -> None:
-    hits = Bm25sIndex.build(texts, ENGLISH).search("red fox sun", k)
-    everything = sorted(
-        (-score, row) for row, score in enumerate(hits.all_scores.tolist()) if score > 0
-    )
-    assert hits.rows.tolist() == [row for _, row in everything[:k]]
+    index = Bm25sIndex.build(texts, ENGLISH)
+    scores = index.scores("red fox sun").tolist()
+    everything = sorted((-score, row) for row, score in enumerate(scores) if score > 0)
+    assert index.search("red fox sun", k).rows.tolist() == [row for _, row in everything[:k]]
 
 
 def test_positive_rank_bm25_scores_are_original() -> None:
     rank_bm25 = pytest.importorskip("rank_bm25")
     texts = ["red fox", "blue fox sleeps", "green dog", "a red dog runs", "sun"]
     expected = rank_bm25.BM25Okapi([ENGLISH.analyse(text) for text in texts]).get_scores(["red"])
-    scores = RankBm25Index.build(texts, ENGLISH).search("red", 5).all_scores
+    scores = RankBm25Index.build(texts, ENGLISH).scores("red")
     assert scores == pytest.approx(expected, rel=1e-6)
 
 
@@ -143,4 +141,4 @@ def test_negative_rank_bm25_score_is_none() -> None:
 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'lucene' is unknown; use 'bm25s' or 'rank-bm25'"):
-        lexical_index("lucene")  # type: ignore[arg-type]
+        HybridIndex.build([], embedder=WordHashEmbedder(), engine="lucene")  # type: ignore[arg-type]

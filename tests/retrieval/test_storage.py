@@ -93,7 +93,7 @@ def change(file: Path, changed: Callable[[bytes], bytes]) -> None:
             for name in (
                 "passages.jsonl",
                 "vectors.npy",
-                "postings.scores.npy",
+                "weights.scores.npy",
                 "passages.ids.json",
             )
         ],
@@ -167,7 +167,7 @@ def test_term_outside_vocabulary_is_refused_early(saved: Path) -> None:
     numbers[0] = np.iinfo(np.int32).max
     np.save(file, numbers)
     list_as_it_is(saved, file)
-    with pytest.raises(IndexFolderError, match="names terms outside"):
+    with pytest.raises(IndexFolderError, match="name terms that there are not"):
         load(saved)
 
 
@@ -241,16 +241,19 @@ def _changed(array: np.ndarray, how: str) -> np.ndarray:
     return changed
 
 
-OFFSETS = ("passages.offsets", "lexical.starts", "postings.starts")
+OFFSETS = ("passages.offsets", "lexical.starts", "weights.starts")
 
 
 @pytest.mark.parametrize(
     ("name", "how"),
     [
         *[(name, how) for name in OFFSETS for how in ("shorter", "longer", "beyond", "not rising")],
-        *[("postings.rows", how) for how in ("shorter", "below", "beyond")],
+        *[("weights.rows", how) for how in ("shorter", "below", "beyond")],
         *[("lexical.numbers", how) for how in ("shorter", "below", "beyond")],
-        *[(name, "shorter") for name in ("lexical.counts", "postings.scores", "vectors")],
+        *[
+            (name, "shorter")
+            for name in ("lexical.counts", "weights.scores", "weights.unit", "vectors")
+        ],
         *[("lexical.lengths", how) for how in ("longer", "below")],
         ("passages.digests", "longer"),
     ],

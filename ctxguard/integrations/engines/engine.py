@@ -27,10 +27,8 @@ from ctxguard.errors import (
 from ctxguard.integrations.engines.address import ENGINES, EngineAddress, nothing_there
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings, passage_of
 from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEG_KINDS, LEXICAL
 from ctxguard.retrieval.protocols import Float32Array
-
-KINDS = {LEXICAL: ScoreKind.RATIO, DENSE: ScoreKind.COSINE}
 
 Legs = dict[str, Ranking | CtxguardError]
 """The result of each leg, or the error with which it failed."""
@@ -192,8 +190,6 @@ class Engine(ABC):
         Raises:
             CtxguardError: the engine failed as a whole, or the request is refused.
         """
-        if query.vector is not None:
-            self._check_vector("the query", query.vector)
         try:
             return self.find(query)
         except (EngineDownError, OverloadedError, UnansweredError):
@@ -226,12 +222,12 @@ class Engine(ABC):
             leg: ``lexical`` or ``dense``.
             rows: The stored fields of each, and its score, higher is better; best first.
             query: The request.
-            kind: The kind of the scores; None for the leg's of `KINDS`.
+            kind: The kind of the scores; None for the leg's of `LEG_KINDS`.
 
         Returns:
             The ranking; an error if there are rows and none holds a passage.
         """
-        kind = KINDS[leg] if kind is None else kind
+        kind = LEG_KINDS[leg] if kind is None else kind
         most = (2 if self.scores_both else 1) * query.depth
         read = [(passage_of(row), number(score)) for row, score in islice(rows, most)]
         if read and not any(passage for passage, _ in read):
@@ -254,16 +250,14 @@ class Engine(ABC):
             ConfigurationError: a vector's length differs from the index's.
         """
         for one in passages:
-            self._check_vector(f"passage {one.passage.passage_id!r}", one.vector)
+            if one.vector.shape != (self.settings.dimension,):
+                raise ConfigurationError(
+                    f"the vector of passage {one.passage.passage_id!r} has shape "
+                    f"{one.vector.shape}, those of the index ({self.settings.dimension},): encode "
+                    "with the index's embedder"
+                )
         for start in range(0, len(passages), self.rows_per_write):
             self.insert(passages[start : start + self.rows_per_write])
-
-    def _check_vector(self, whose: str, vector: Float32Array) -> None:
-        if vector.shape != (self.settings.dimension,):
-            raise ConfigurationError(
-                f"the vector of {whose} has shape {vector.shape}, those of the index "
-                f"({self.settings.dimension},): encode with the index's embedder"
-            )
 
     def _foreign(self) -> DataError:
         return DataError(

@@ -184,13 +184,8 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         return self._engine.settings.embedder
 
     @property
-    def has_signals(self) -> bool:
-        """Whether candidates have signals; see ``Ranking.signals``."""
-        return self._engine.settings.signals != "none"
-
-    @property
-    def signals(self) -> str:
-        """Whether candidates have signals, a `SignalLevel`."""
+    def signals(self) -> SignalLevel:
+        """The level of the candidates' signals; see ``Ranking.signals``."""
         return self._engine.settings.signals
 
     def _usable(self, fusion: Fusion) -> Fusion:
@@ -214,7 +209,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             "embedder": portable_name(settings.embedder),
             "embedder_weights": settings.embedder_weights,
             "analyser": settings.analyser_fingerprint,
-            "fusion": self._fusion_in_words(self.signals),
+            "fusion": self._fusion_in_words(),
             **({} if reranker is None else {"reranker": reranker.fingerprint}),
         }
 
@@ -373,20 +368,6 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         if (encoder := self._reader.encoder) is not None:
             encoder.piece_table  # noqa: B018  computed once
 
-    def encode_query(self, query: str) -> Float32Array | QueryStates:
-        """Encode a query, for callers that retrieve it more than once.
-
-        Returns:
-            Its vector, shape (dimension,); with its word pieces if there are signals.
-
-        Raises:
-            QueryError: As for ``retrieve``.
-        """
-        encoder, text = self._reader.encoder, self._checked(query)
-        return (
-            self._settings.embedder.encode_query(text) if encoder is None else encoder.query(text)
-        )
-
     def _search(
         self,
         query: str,
@@ -395,15 +376,16 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         where: Where | None,
     ) -> EngineSearch:
         return EngineSearch(
-            self._engine,
-            self._settings,
-            self.analyser,
-            self._reader,
-            query,
-            depth,
-            query_vector,
-            where_tokens(where),
-            with_signals=self.fusion.method == "ranker",
+            settings=self._settings,
+            query=query,
+            depth=depth,
+            given=query_vector,
+            dimension=self._engine.settings.dimension,
+            encoder=self._reader.encoder,
+            engine=self._engine,
+            analyser=self.analyser,
+            reader=self._reader,
+            any_of=where_tokens(where),
         )
 
 

@@ -1,79 +1,71 @@
 """Searches a query in an engine, and computes the signals of its candidates.
 
-Signals are computed from the candidates' texts, and from the vectors that the engine keeps.
+Signals are computed from the candidates' texts, and from the vectors that the engine keeps. Asks
+the engine over its client.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ctxguard.core.fusion import fuse
 from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind, StageFailure
 from ctxguard.errors import StageUnavailableError
-from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
+from ctxguard.integrations.engines.engine import Engine, LegQuery
 from ctxguard.resilience import Budget, attempt, failure_of
-from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, Candidates, Pool, alone, united
-from ctxguard.retrieval.hybrid.pipeline import SearchSettings
-from ctxguard.retrieval.hybrid.search import vector_of
-from ctxguard.retrieval.protocols import Analyser, Float32Array, QueryStates
-from ctxguard.retrieval.signals import likeness
+from ctxguard.retrieval.hybrid.candidates import (
+    DENSE,
+    LEG_KINDS,
+    LEXICAL,
+    Candidates,
+    alone,
+    united,
+)
+from ctxguard.retrieval.hybrid.pipeline import LegSearch
+from ctxguard.retrieval.protocols import Analyser, Float32Array
+from ctxguard.retrieval.signals.likeness import signals
 from ctxguard.retrieval.text_signals import TextReader
 
 
-@dataclass(slots=True)
-class EngineSearch:
-    """One checked query over an index in an engine.
+@dataclass(eq=False, kw_only=True)
+class EngineSearch(LegSearch):
+    """A search of an index in an engine.
 
     Attributes:
         engine: The index.
-        settings: The settings of the view that searches.
         analyser: Splits the query into terms.
         reader: Reads the candidates' texts.
-        query: The query's text, without lone surrogates.
-        depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
-        query_vector: The caller's vector of the query; None to encode it.
         any_of: As for `LegQuery`, but a set may be empty: nothing satisfies it.
-        with_signals: Whether the candidates' signals are computed.
-        passages: The candidates' passages, once the legs have answered.
-        states: The query's word pieces; None if they are not known.
         vector: The query's unit vector; None if it was not encoded.
     """
 
     engine: Engine
-    settings: SearchSettings
     analyser: Analyser
     reader: TextReader
-    query: str
-    depth: int
-    query_vector: Float32Array | QueryStates | None
     any_of: tuple[tuple[str, ...], ...]
-    with_signals: bool
-    passages: Pool = field(default_factory=lambda: Pool((), ()), init=False)
-    states: QueryStates | None = field(default=None, init=False)
-    vector: Float32Array | None = field(default=None, init=False)
+    vector: Float32Array | None = None
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:  # noqa: ARG002
         """Encode the query, ask for the legs, and unite the candidates of those that answered.
 
-        If the query cannot be encoded, the lexical leg answers alone.
-
-        Raises:
-            StageError: no leg answered.
+        If the query cannot be encoded, the lexical leg answers alone. See `LegSearch`.
         """
         failures: list[StageFailure] = []
         stages = self.settings.stages
         if DENSE in stages:
-            encoded = attempt(DENSE, self._encode)
-            if isinstance(encoded, StageFailure):
+            encoded = attempt(DENSE, self.unit_vector)
+            if not isinstance(encoded, StageFailure):
+                self.vector = encoded
+            elif LEXICAL in stages:
                 failures.append(encoded)
-                if LEXICAL not in stages:
-                    raise StageUnavailableError(DENSE, encoded.cause)
+            else:
+                raise StageUnavailableError(DENSE, encoded.cause)
         terms = self.analyser.analyse(self.query) if LEXICAL in stages else None
         asked = LegQuery(terms, self.vector, self.depth, self.any_of)
         answers = (
             self.engine.search(asked)
             if all(self.any_of)
-            else {leg: Ranking.from_hits([], KINDS[leg]) for leg in asked.legs}
+            else {leg: Ranking.from_hits([], LEG_KINDS[leg]) for leg in asked.legs}
         )
         rankings: dict[str, Ranking] = {}
         errors = []
@@ -92,30 +84,11 @@ class EngineSearch:
             self.passages, candidates = united(rankings, self.depth, self.settings.leg_fusion)
         return candidates, failures
 
-    def _encode(self) -> None:
-        given = self.query_vector
-        if given is None:
-            encoder = self.reader.encoder if self.with_signals else None
-            given = (
-                self.settings.embedder.encode_query(self.query)
-                if encoder is None
-                else encoder.query(self.query)
-            )
-        self.states = given if isinstance(given, QueryStates) else None
-        vector = vector_of(given)
-        # One without a direction stays as it is.
-        length = float(np.linalg.norm(vector)) or 1.0
-        self.vector = np.asarray(vector / length, np.float32)
-
     def signalled(self, candidates: Candidates) -> Candidates:
-        """Add the candidates' signals, and order those of both legs by the ranker.
+        """See `LegSearch`.
 
         Passages that were deleted since the legs were searched are left out. Document frequencies
         are counted over the candidates.
-
-        Raises:
-            StageError: the engine does not answer.
-            Exception: whatever the embedder raises.
         """
         passage_ids, _ = self.passages.select(candidates.rows)
         kept = {
@@ -135,14 +108,13 @@ class EngineSearch:
             lexical = _completed(candidates.legs[LEXICAL], bm25)
             legs = {LEXICAL: lexical, DENSE: Leg(cosines, ScoreKind.COSINE)}
             candidates = replace(candidates, legs=legs)
-        states, encoder = self.states, self.reader.encoder
-        if states is None and self.vector is not None and encoder is not None:
-            states = encoder.query(self.query)
+        # Without the dense leg the query is not encoded.
+        states = None if self.vector is None else self.states
         return candidates.signalled(
-            likeness.signals(
-                read.candidates._replace(
-                    legs=candidates.legs, fused=fuse(candidates.legs, self.settings.leg_fusion)
-                ),
+            signals(
+                read.features,
+                candidates.legs,
+                fuse(candidates.legs, self.settings.leg_fusion),
                 self.reader.query_pieces(states, read),
                 self.settings.ranker,
             )

@@ -3,12 +3,15 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
+
+from pydantic import TypeAdapter
 
 from ctxguard.core.metadata_filter import Where, tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
+from ctxguard.retrieval.index.hybrid_index import SignalLevel
 from ctxguard.retrieval.protocols import Float32Array
 
 FORMAT = 3
@@ -33,7 +36,7 @@ class IndexSettings:
         analyser: Name of the analyser that splits texts into terms.
         analyser_fingerprint: Its rules.
         mean_length: Mean number of terms of a passage when the index was built, > 0.
-        signals: Whether candidates have signals, a `SignalLevel`.
+        signals: The level of the candidates' signals.
         format: `FORMAT` of the release that built it.
     """
 
@@ -43,7 +46,7 @@ class IndexSettings:
     analyser: str
     analyser_fingerprint: str
     mean_length: float
-    signals: str
+    signals: SignalLevel
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -61,7 +64,7 @@ class IndexSettings:
             found = json.loads(text)
             version = found["format"]
             if version == FORMAT:
-                return cls(**{each.name: each.type(found[each.name]) for each in fields(cls)})  # type: ignore[operator]
+                return TypeAdapter(cls).validate_python(found)
         except Exception as error:
             raise DataError(
                 f"the settings of the index cannot be read ({type(error).__name__}: {error}); "

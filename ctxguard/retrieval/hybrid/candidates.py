@@ -1,4 +1,4 @@
-"""The candidates of one search: their stages, their scores, and the union of several legs."""
+"""The candidates of one search: their stages, their scores, and the union of several legs. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +26,9 @@ RERANK = "rerank"
 SIGNALS = "signals"
 SEARCH = "search"
 """Both legs as one stage of a trace: they run in one call, or side by side."""
+
+LEG_KINDS = {LEXICAL: ScoreKind.RATIO, DENSE: ScoreKind.COSINE}
+"""The legs, and the kinds of their scores: BM25, and cosines."""
 
 STAGES: Mapping[Route, tuple[str, ...]] = {
     Route.HYBRID_RERANK: (LEXICAL, DENSE, RERANK),
@@ -71,7 +74,7 @@ class Candidates:
     def signalled(self, signals: Mapping[str, FloatArray]) -> "Candidates":
         """Add signals, shape (n,) each; if both legs answered, order by the ranker's."""
         found = replace(self, signals=signals)
-        if not {LEXICAL, DENSE} <= self.legs.keys():
+        if not LEG_KINDS.keys() <= self.legs.keys():
             return found
         return found.ordered_by(signals[RANKER_SIGNAL], ScoreKind.LOGIT)
 
@@ -82,14 +85,13 @@ class Candidates:
 
     def at(self, positions: RowArray | slice) -> "Candidates":
         """Return the candidates at some positions, in their order."""
-        return Candidates(
-            self.rows[positions],
-            self.scores[positions],
-            self.kind,
-            self.answered,
-            {name: Leg(leg.scores[positions], leg.kind) for name, leg in self.legs.items()},
-            {name: values[positions] for name, values in self.signals.items()},
-        )
+        legs, signals = dict[str, Leg](), dict[str, FloatArray]()
+        for name, leg in self.legs.items():
+            legs[name] = Leg(leg.scores[positions], leg.kind)
+        for name, values in self.signals.items():
+            signals[name] = values[positions]
+        rows, scores = self.rows[positions], self.scores[positions]
+        return Candidates(rows, scores, self.kind, self.answered, legs, signals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +185,6 @@ def _leg(own: FloatArray, found: RowArray, kind: ScoreKind, n: int) -> Leg | Non
 
 
 def check_finite(stage: str, scores: FloatArray) -> None:
-    """Refuse scores that are NaN or infinite.
-
-    Raises:
-        StageError: one is.
-    """
+    """Raise a `StageError` if a score is NaN or infinite."""
     if not np.isfinite(scores).all():
         raise StageError(stage, "gave NaN or an infinity for a passage")

@@ -1,15 +1,15 @@
 """The pipeline of every hybrid retriever: legs → union → fusion → signals → rerank.
 
-Retrievers over an index of ctxguard, an engine or a cluster differ only in how they search the legs
+Retrievers over an index of ctxguard or an engine differ only in how they search the legs
 (`LegSearch`). Settings are immutable: a view with other settings is another object.
 """
 
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter, time
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from ctxguard.core.types import (
 from ctxguard.errors import ConfigurationError, QueryError, StageError
 from ctxguard.resilience import Budget, Deadlines, Stage, Watcher, attempt
 from ctxguard.retrieval.hybrid.candidates import (
+    DENSE,
     RERANK,
     ROUTES,
     SEARCH,
@@ -37,8 +38,15 @@ from ctxguard.retrieval.hybrid.candidates import (
     Pool,
     check_finite,
 )
+from ctxguard.retrieval.index.hybrid_index import SignalLevel
 from ctxguard.retrieval.index.passages import PassageTable, searchable_text, without_surrogates
-from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryStates, Reranker
+from ctxguard.retrieval.protocols import (
+    Embedder,
+    Float32Array,
+    QueryStates,
+    Reranker,
+    TokenEncoder,
+)
 from ctxguard.retrieval.signals.ranker import Ranker
 
 DEFAULT_RERANK_DEPTH = 50
@@ -67,6 +75,7 @@ class SearchSettings:
         ranker: Orders the candidates if the fusion is ``ranker``.
         leg_fusion: Finds the candidates: ``fusion``, or reciprocal ranks for ``ranker``.
         leg_kind: The kind of ``leg_fusion``'s scores.
+        with_signals: Whether the candidates' signals are computed, which the ranker reads.
 
     Raises:
         ConfigurationError: a setting is out of range.
@@ -83,6 +92,7 @@ class SearchSettings:
     ranker: Ranker = field(default_factory=Ranker.default)
     leg_fusion: Fusion = field(init=False)
     leg_kind: ScoreKind = field(init=False)
+    with_signals: bool = field(init=False)
 
     def __post_init__(self) -> None:
         check_at_least(1, rerank_depth=self.rerank_depth, max_query_chars=self.max_query_chars)
@@ -90,21 +100,33 @@ class SearchSettings:
         found_by = replace(self.fusion, method="reciprocal_rank") if by_ranker else self.fusion
         object.__setattr__(self, "leg_fusion", found_by)
         object.__setattr__(self, "leg_kind", found_by.kind)
+        object.__setattr__(self, "with_signals", by_ranker)
 
 
-class LegSearch(Protocol):
-    """One checked query over one generation of an index."""
+@dataclass(eq=False, kw_only=True)
+class LegSearch(ABC):
+    """One checked query over one generation of an index.
 
-    @property
-    def passages(self) -> Pool | PassageTable:
-        """The passages by row; available once the legs have been searched."""
-        ...
+    Attributes:
+        settings: The settings of the view that searches.
+        query: The query's text, without lone surrogates.
+        depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
+        given: The caller's vector of the query, shape (dimension,), of any norm, optionally with
+            its word pieces; None to encode the query.
+        dimension: Length of the index's vectors.
+        encoder: Reads the query's word pieces; None if there are no signals of them.
+        passages: The passages by row, once the legs have been searched.
+    """
 
-    @property
-    def with_signals(self) -> bool:
-        """Whether to compute the candidates' signals."""
-        ...
+    settings: SearchSettings
+    query: str
+    depth: int
+    given: Float32Array | QueryStates | None = None
+    dimension: int
+    encoder: TokenEncoder | None = None
+    passages: Pool | PassageTable = field(default=Pool((), ()))
 
+    @abstractmethod
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
         """Search the legs, and unite and fuse their candidates.
 
@@ -112,19 +134,69 @@ class LegSearch(Protocol):
             The candidates, and the failures of legs that did not answer.
 
         Raises:
-            StageError: no leg answered.
+            StageUnavailableError: no leg answered.
+            OverloadedError: no leg had a free thread.
         """
-        ...
 
+    @abstractmethod
     def signalled(self, candidates: Candidates) -> Candidates:
-        """Add the candidates' signals, and order by the ranker if the fusion says so."""
-        ...
+        """Add the candidates' signals; order those of both legs by the ranker.
+
+        Errors of the embedder are raised.
+        """
+
+    @cached_property
+    def states(self) -> QueryStates | None:
+        """The query's word pieces, given or encoded once; None without an encoder."""
+        if isinstance(self.given, QueryStates):
+            return self.given
+        return None if self.encoder is None else self.encoder.query(self.query)
+
+    def unit_vector(self) -> Float32Array:
+        """Return the query's vector at unit length, shape (dimension,).
+
+        Raises:
+            StageError: the embedder gave no usable vector.
+            ConfigurationError: the given one has no direction.
+            Exception: whatever the embedder raises.
+        """
+        found = self.given
+        if found is None and self.encoder is not None and self.settings.with_signals:
+            found = self.states
+        if found is None:
+            found = self.settings.embedder.encode_query(self.query)
+        vector = np.ascontiguousarray(vector_of(found), np.float32)
+        if vector.shape != (self.dimension,):
+            raise StageError(
+                DENSE,
+                f"the query's vector has shape {vector.shape}, the index has ({self.dimension},)",
+            )
+        length = float(np.linalg.norm(vector))
+        if not 0.0 < length < np.inf:
+            message = f"the query's vector has length {length}, so no direction"
+            raise StageError(DENSE, message) if self.given is None else ConfigurationError(message)
+        return vector / np.float32(length)
+
+
+def vector_of(query_vector: Float32Array | QueryStates) -> Float32Array:
+    """Return a query's vector, without its word pieces."""
+    return query_vector.vector if isinstance(query_vector, QueryStates) else query_vector
 
 
 class Hybrid(ABC):
     """A retriever by this pipeline, and its views; safe to use from several threads at once."""
 
     _settings: SearchSettings
+
+    @property
+    @abstractmethod
+    def signals(self) -> SignalLevel:
+        """The level of the candidates' signals; see ``Ranking.signals``."""
+
+    @property
+    def has_signals(self) -> bool:
+        """Whether candidates have signals."""
+        return self.signals != "none"
 
     @abstractmethod
     def _search(
@@ -186,10 +258,17 @@ class Hybrid(ABC):
         is_reranked = RERANK in settings.stages and settings.reranker is not None
         fetched = max(depth, settings.rerank_depth) if is_reranked else depth
         search = self._search(text, fetched, query_vector, where)
+        if query_vector is not None:
+            shape = np.shape(vector_of(query_vector))
+            if shape != (search.dimension,):
+                raise ConfigurationError(
+                    f"query_vector has shape {shape}, the index's vectors have "
+                    f"({search.dimension},): encode the query with the index's embedder"
+                )
         began_at, began = time(), perf_counter()
         candidates, failures = search.legs(budget)
         timings = [StageTiming(SEARCH, began_at, perf_counter() - began)]
-        if search.with_signals and candidates.rows.size:
+        if settings.with_signals and candidates.rows.size:
             began_at, began = time(), perf_counter()
             most = max(SIGNAL_DEPTH, round(0.6 * depth), settings.rerank_depth * is_reranked)
             signalled = attempt(SIGNALS, search.signalled, candidates.best(most))
@@ -235,6 +314,19 @@ class Hybrid(ABC):
             )
         return query if query.isascii() else without_surrogates(query)
 
+    def encode_query(self, query: str) -> Float32Array | QueryStates:
+        """Encode a query, for callers that retrieve it more than once.
+
+        Returns:
+            Its vector, shape (dimension,); with its word pieces if there are signals of them.
+
+        Raises:
+            QueryError: As for ``retrieve``.
+        """
+        search = self._search(self._checked(query), DEFAULT_DEPTH, None, None)
+        states = search.states
+        return self._settings.embedder.encode_query(search.query) if states is None else states
+
     def _reranked(
         self, search: LegSearch, query: str, candidates: Candidates, budget: Budget | None
     ) -> FloatArray | StageFailure:
@@ -266,7 +358,6 @@ class Hybrid(ABC):
         return self._view(fusion=self._usable(fusion))
 
     def _usable(self, fusion: Fusion) -> Fusion:
-        """Refuse a fusion that cannot be used here."""
         return fusion
 
     def with_reranker(
@@ -327,11 +418,9 @@ class Hybrid(ABC):
         """Combines the legs' scores."""
         return self._settings.fusion
 
-    def _fusion_in_words(self, signals: str) -> str:
+    def _fusion_in_words(self) -> str:
         """Describe the fusion with the ranker and the level of signals that it reads."""
-        fusion = self.fusion
-        if fusion.method == "ranker":
-            return (
-                f"ranker {self._settings.ranker.digest()}, signals {signals}, {fusion.fingerprint}"
-            )
-        return fusion.fingerprint
+        words = self.fusion.fingerprint
+        if self._settings.with_signals:
+            words = f"ranker {self._settings.ranker.digest()}, signals {self.signals}, {words}"
+        return words

@@ -1,6 +1,7 @@
 """The embedded hybrid retriever: building, loading and updating its index (DESIGN.md §2 and §5).
 
-Views of a retriever share the index's changes, the threads and the circuit breakers.
+Views of a retriever share the index's changes, the threads and the circuit breakers. Reads and
+writes the index's folder.
 """
 
 import copy
@@ -8,12 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
-import numpy as np
-
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route, id_text
+from ctxguard.core.types import Passage, Route, id_text
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import Deadlines, Watcher
 from ctxguard.resilience.threads import processors
@@ -22,7 +21,7 @@ from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.candidates import STAGES
 from ctxguard.retrieval.hybrid.live_index import LiveIndex, leg_threads, open_index
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
-from ctxguard.retrieval.hybrid.search import Search, vector_of
+from ctxguard.retrieval.hybrid.search import Search
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel, check_embedder
 from ctxguard.retrieval.index.lexical import LexicalEngine
@@ -36,6 +35,7 @@ from ctxguard.retrieval.protocols import (
     Float32Array,
     QueryStates,
     Reranker,
+    token_encoder_of,
 )
 from ctxguard.retrieval.signals.ranker import Ranker
 
@@ -227,9 +227,9 @@ class HybridRetriever(Hybrid):
         return processors() + 2 - 2 * leg_threads()
 
     @property
-    def has_signals(self) -> bool:
-        """Whether candidates have signals; see ``Ranking.signals``."""
-        return self.generation.signals != "none"
+    def signals(self) -> SignalLevel:
+        """The level of the candidates' signals; see ``Ranking.signals``."""
+        return self.generation.signals
 
     @property
     def report(self) -> BuildReport:
@@ -303,7 +303,7 @@ class HybridRetriever(Hybrid):
             "embedder": portable_name(index.embedder),
             "embedder_weights": index.embedder_weights,
             "lexical": index.lexical.fingerprint,
-            "fusion": self._fusion_in_words(index.signals),
+            "fusion": self._fusion_in_words(),
             "reranker": "none" if reranker is None else reranker.fingerprint,
             "corpus_size": str(len(index.passages)),
             "corpus_digest": index.corpus_digest,
@@ -336,19 +336,6 @@ class HybridRetriever(Hybrid):
         query = searchable_text(index.passages[0])[: settings.max_query_chars]
         self.with_deadlines(None).retrieve(query)
 
-    def encode_query(self, query: str) -> Float32Array | QueryStates:
-        """Encode a query, for callers that retrieve it more than once.
-
-        Returns:
-            Its vector, shape (dimension,); with its word pieces if the index has them.
-
-        Raises:
-            QueryError: As for ``retrieve``.
-        """
-        search = self._search(self._checked(query), DEFAULT_DEPTH)
-        states = search.query_states
-        return self._settings.embedder.encode_query(search.query) if states is None else states
-
     def _search(
         self,
         query: str,
@@ -357,21 +344,16 @@ class HybridRetriever(Hybrid):
         where: Where | None = None,
     ) -> Search:
         index = self.generation
-        if query_vector is not None:
-            shape, dimension = np.shape(vector_of(query_vector)), index.dense.dimension
-            if shape != (dimension,):
-                raise ConfigurationError(
-                    f"query_vector has shape {shape}, the index's vectors have ({dimension},): "
-                    "encode the query with the index's embedder"
-                )
-        allowed = None if where is None else index.passages.metadata_rows.allowed(where)
+        pieces, embedder = index.pieces, self._settings.embedder
         return Search(
-            index,
-            self._settings,
-            self._live.legs,
-            query,
-            min(depth, len(index.passages.ids)),
-            query_vector,
-            allowed,
-            with_signals=self._settings.fusion.method == "ranker",
+            settings=self._settings,
+            query=query,
+            depth=min(depth, len(index.passages.ids)),
+            given=query_vector,
+            dimension=index.dense.dimension,
+            encoder=None if pieces is None else token_encoder_of(embedder),
+            passages=index.passages,
+            index=index,
+            stages=self._live.legs,
+            allowed=None if where is None else index.passages.metadata_rows.allowed(where),
         )

@@ -11,6 +11,7 @@ them.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ import numpy as np
 from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
-from ctxguard.retrieval.index.filters import AllowedRows
-from ctxguard.retrieval.protocols import Float32Array, RowArray
+from ctxguard.retrieval.protocols import Float32Array, LegHits, RowArray
 
 EXACT_LIMIT = 20_000
 """Up to this many passages every vector is compared; above, codes first."""
@@ -86,9 +86,8 @@ class DenseIndex:
             and vectors of an odd dimension, are always searched exactly.
 
     Attributes:
-        vectors: As given.
-        exact_limit: As given.
-        codes: The codes; None if every search is exact.
+        codes: None if every search is exact.
+        dimension: Length of a vector.
     """
 
     def __init__(
@@ -96,31 +95,22 @@ class DenseIndex:
     ) -> None:
         self._faiss = require("faiss", "embedded")
         is_exact = len(vectors) <= max(exact_limit, _MIN_CODED) or vectors.shape[1] % 2 == 1
-        self.vectors, self.exact_limit = vectors, exact_limit
+        self.vectors, self.exact_limit, self.dimension = vectors, exact_limit, vectors.shape[1]
         self.codes = codes if is_exact or codes is not None else build_codes(vectors)
 
-    @property
-    def dimension(self) -> int:
-        """Length of a vector."""
-        return int(self.vectors.shape[1])
-
-    def search(
-        self, vector: Float32Array, k: int, allowed: AllowedRows | None = None
-    ) -> tuple[RowArray, FloatArray]:
-        """Find at most ``k`` rows nearest to a unit vector, best first, with their cosines.
+    def search(self, vector: Float32Array, k: int, allowed: RowArray | None = None) -> LegHits:
+        """Find at most ``k`` rows nearest to a unit vector, with their cosines.
 
         Args:
             vector: Shape (dimension,).
             k: ≥ 1.
-            allowed: The only rows to return; None for all.
+            allowed: The only rows to return, ascending; None for all.
         """
-        k = min(k, len(self.vectors) if allowed is None else allowed.rows.size)
-        if k == 0:
-            return np.zeros(0, np.int64), np.zeros(0)
-        rows = self._compared(vector, k, allowed)
+        k = min(k, len(self.vectors) if allowed is None else allowed.size)
+        rows = self._compared(vector, k, allowed) if k else np.zeros(0, np.int64)
         cosines = self.cosines(vector, rows)
         best = np.lexsort((rows, -cosines))[:k]
-        return rows[best], cosines[best]
+        return LegHits(rows[best], cosines[best], partial(self.cosines, vector))
 
     def cosines(self, vector: Float32Array, rows: RowArray) -> FloatArray:
         """Compute the cosines of rows with a unit vector, shape (n_rows,)."""
@@ -129,38 +119,32 @@ class DenseIndex:
         cosines: FloatArray = found.astype(np.float64)
         return cosines
 
-    def _compared(self, vector: Float32Array, k: int, allowed: AllowedRows | None) -> RowArray:
+    def _compared(self, vector: Float32Array, k: int, allowed: RowArray | None) -> RowArray:
         """Return the rows to compare for the ``k`` nearest.
 
         If a filter allows more than ``exact_limit`` rows, extra codes make up for the expected
         forbidden rows. If that finds fewer than ``k``, all allowed rows are compared.
         """
-        if allowed is None:
-            if self.codes is not None:
-                return self._nearest_codes(vector, k, 1.0)
+        n = len(self.vectors)
+        if allowed is not None and (self.codes is None or allowed.size <= self.exact_limit):
+            return allowed
+        if self.codes is None:
             # Some more than k, of equal ones of which the order of rows then decides.
-            more = min(k + _MIN_RESCORED // 8, len(self.vectors))
+            more = min(k + _MIN_RESCORED // 8, n)
             _, (rows,) = self._faiss.knn(
                 vector[np.newaxis], self.vectors, more, self._faiss.METRIC_INNER_PRODUCT
             )
-            return self._found(rows)
-        if self.codes is None or allowed.rows.size <= self.exact_limit:
-            return allowed.rows
-        is_allowed = np.zeros(allowed.n_passages, np.bool_)
-        is_allowed[allowed.rows] = True
-        rows = self._nearest_codes(vector, k, allowed.rows.size / allowed.n_passages)
-        rows = rows[is_allowed[rows]]
-        return rows if rows.size >= k else allowed.rows
-
-    def _nearest_codes(self, vector: Float32Array, k: int, share: float) -> RowArray:
-        """Return the rows with the best codes, more of them if only a share is allowed."""
-        n = math.ceil(max(RESCORE_FACTOR * k, _MIN_RESCORED) / share)
-        _, (rows,) = self.codes.search(vector[np.newaxis], min(n, len(self.vectors)))
-        return self._found(rows)
-
-    def _found(self, rows: RowArray) -> RowArray:
-        # faiss pads with row -1 where it finds fewer.
-        return rows[rows >= 0]
+        else:
+            share = 1.0 if allowed is None else allowed.size / n
+            wanted = math.ceil(max(RESCORE_FACTOR * k, _MIN_RESCORED) / share)
+            _, (rows,) = self.codes.search(vector[np.newaxis], min(wanted, n))
+        found: RowArray = rows[rows >= 0]  # faiss pads with row -1 where it finds fewer
+        if allowed is None:
+            return found
+        is_allowed = np.zeros(n, np.bool_)
+        is_allowed[allowed] = True
+        found = found[is_allowed[found]]
+        return found if found.size >= k else allowed
 
     def save_codes(self, file: Path) -> None:
         """Write the codes as faiss does."""

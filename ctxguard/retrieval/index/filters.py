@@ -1,13 +1,11 @@
-"""Finds the rows of an index that a filter allows.
+"""Finds the rows of an index that a filter allows, and keeps the values of the fields it read.
 
 A filter is applied inside the search, before the best are chosen, so that a search returns as many
-allowed passages as its depth, if they exist. The values of a field are read once and stay in
-memory.
+allowed passages as its depth, if they exist. Pure.
 """
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from threading import Lock
 from typing import Self
 
@@ -19,37 +17,17 @@ from ctxguard.core.metadata_filter import Token, Where, tokens
 from ctxguard.retrieval.protocols import RowArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AllowedRows:
-    """The rows that a filter allows in one index.
-
-    Attributes:
-        rows: Ascending, shape (n_allowed,).
-        n_passages: The size of the whole index.
-    """
-
-    rows: RowArray
-    n_passages: int
-
-    def hold(self, rows: RowArray) -> bool:
-        """Return whether every one of these rows is allowed."""
-        return bool(np.isin(rows, self.rows, assume_unique=True).all())
-
-
 class _Field:
-    """The rows that hold each value of one field, added row by row, then put in order.
-
-    Attributes:
-        numbers: The number assigned to each value, from 0.
-    """
+    """The rows that hold each value of one field, added row by row, then put in order."""
 
     def __init__(self) -> None:
-        self.numbers: dict[Token, int] = {}
+        # Values are numbered from 0.
+        self._numbers: dict[Token, int] = {}
         self._held, self._at = array("q"), array("q")
 
     def add(self, row: int, value: object) -> None:
         for token in dict.fromkeys(tokens(value)):
-            self._held.append(self.numbers.setdefault(token, len(self.numbers)))
+            self._held.append(self._numbers.setdefault(token, len(self._numbers)))
             self._at.append(row)
 
     def in_order(self) -> Self:
@@ -57,7 +35,7 @@ class _Field:
         held, rows = np.array(self._held, np.int64), np.array(self._at, np.int64)
         # Stable, so that the rows of each value stay ascending.
         self._rows: RowArray = rows[np.argsort(held, kind="stable")]
-        counts = np.bincount(held, minlength=len(self.numbers))
+        counts = np.bincount(held, minlength=len(self._numbers))
         self._ends: RowArray = np.cumsum([0, *counts.tolist()], dtype=np.int64)
         del self._held, self._at
         return self
@@ -66,7 +44,7 @@ class _Field:
         """Return whether each row holds any of the values, shape (n_passages,)."""
         holds = np.zeros(n_passages, np.bool_)
         for token in wanted:
-            number = self.numbers.get(token)
+            number = self._numbers.get(token)
             if number is not None:
                 holds[self._rows[self._ends[number] : self._ends[number + 1]]] = True
         return holds
@@ -75,11 +53,7 @@ class _Field:
 def _read_fields(
     names: Iterable[str], each_metadata: Iterable[object]
 ) -> tuple[dict[str, _Field], frozenset[str]]:
-    """Read fields in one pass.
-
-    Returns:
-        The requested fields that occur, and the names of all fields that occur.
-    """
+    """Read the named fields that occur, and the names of all that occur, in one pass."""
     wanted = {name: _Field() for name in names}
     existing: set[str] = set()
     for row, metadata in enumerate(each_metadata):
@@ -103,7 +77,6 @@ class MetadataRows:
 
     Args:
         read: Returns the metadata of every passage, by row.
-        n_passages: The number of passages.
     """
 
     _reading = OfProcess(Lock)
@@ -115,8 +88,8 @@ class MetadataRows:
         # Replaced as a whole, so that nobody waits to look a field up.
         self._fields: dict[str, _Field] = {}
 
-    def allowed(self, where: Where) -> AllowedRows:
-        """Find the rows that a filter allows."""
+    def allowed(self, where: Where) -> RowArray:
+        """Find the rows that a filter allows, ascending, shape (n_allowed,)."""
         rows: RowArray = np.zeros(0, np.int64)
         if all(wanted for _, wanted in where.conditions):
             self.prepare(where.fields)
@@ -124,7 +97,7 @@ class MetadataRows:
             if all(name in fields for name in where.fields):
                 masks = [fields[name].mask(wanted, n) for name, wanted in where.conditions]
                 rows = np.flatnonzero(np.logical_and.reduce(masks))
-        return AllowedRows(rows, self._n_passages)
+        return rows
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -132,10 +105,7 @@ class MetadataRows:
         return tuple(self._fields)
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Read fields before the first filter needs them, all in one pass.
-
-        A field that no passage has is not an error.
-        """
+        """Read fields in one pass, before the first filter needs them; unknown ones are ignored."""
         names = tuple(names)
         if not self._unread(names):
             return
@@ -146,6 +116,6 @@ class MetadataRows:
                 self._fields = {**self._fields, **read}
 
     def _unread(self, names: Iterable[str]) -> list[str]:
-        """Return the names of fields that may exist but were not read yet."""
+        """List the fields that may exist but were not read yet."""
         exist, fields = self._names, self._fields
         return [name for name in names if name not in fields and (exist is None or name in exist)]

@@ -1,11 +1,11 @@
 """The index of a hybrid retriever: one generation, which never changes, in memory or on disk."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import lt
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,12 @@ from ctxguard.retrieval.analysers import analyser_of_index
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.dense import EXACT_LIMIT, DenseIndex, unit_rows
-from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.lexical import (
+    LEXICAL_INDEXES,
     Bm25sIndex,
     LexicalEngine,
-    Postings,
     Terms,
     Weights,
-    best_first,
-    lexical_index,
 )
 from ctxguard.retrieval.index.passages import (
     BuildReport,
@@ -39,7 +36,6 @@ from ctxguard.retrieval.protocols import (
     BuildProgress,
     Embedder,
     Float32Array,
-    LexicalHits,
     Progress,
     RowArray,
     token_encoder_of,
@@ -57,8 +53,7 @@ _BLOCK = 512
 """Passages that are encoded at once."""
 
 _MAPPED_FROM_BYTES = 2**20
-_MOST_WORD_PIECES = 2**24
-"""Of a model's vocabulary; the largest have a quarter of a million."""
+_Part = TypeVar("_Part", SparseRows, Weights, Pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +84,6 @@ class HybridIndex:
         lexical: Their BM25 index.
         dense: Their vectors.
         pieces: Their word pieces; None if they are not kept.
-        engine: The lexical engine.
         signals: The level of the candidates' signals.
         embedder: The name of the model that made the vectors.
         embedder_weights: The digest of its weights.
@@ -100,7 +94,6 @@ class HybridIndex:
     lexical: Bm25sIndex
     dense: DenseIndex
     pieces: Pieces | None
-    engine: LexicalEngine
     signals: SignalLevel
     embedder: str
     embedder_weights: str
@@ -126,7 +119,10 @@ class HybridIndex:
         """
         if signals not in ("none", "full"):
             raise ConfigurationError(f"signals {signals!r} must be 'full' or 'none'")
-        make_lexical = lexical_index(engine)
+        if engine not in LEXICAL_INDEXES:
+            raise ConfigurationError(
+                f"lexical engine {engine!r} is unknown; use 'bm25s' or 'rank-bm25'"
+            )
         valid, report = read_passages(passages)
         # The texts are read again for each part: all at once, they would take most of the memory.
         vectors = np.empty((len(valid), embedder.dimension), np.float32)
@@ -134,10 +130,9 @@ class HybridIndex:
         encoder = None if signals == "none" else token_encoder_of(embedder)
         return cls(
             passages=valid,
-            lexical=make_lexical(analyser, Terms.read(valid.texts(), analyser)),
+            lexical=LEXICAL_INDEXES[engine].build(valid.texts(), analyser),
             dense=DenseIndex(vectors, exact_limit=exact_limit),
             pieces=None if encoder is None else Pieces.read(valid.texts(), encoder),
-            engine=engine,
             signals=signals,
             embedder=embedder.name,
             embedder_weights=embedder.fingerprint(),
@@ -211,22 +206,6 @@ class HybridIndex:
         """sha256 over the digests of ids, titles and texts; the same in any order of the corpus."""
         return self.passages.digest
 
-    def search_lexical(self, query: str, k: int, allowed: AllowedRows | None) -> LexicalHits:
-        """Find at most the ``k`` best rows that share a word with a query.
-
-        Args:
-            query: The query's text.
-            k: ≥ 1.
-            allowed: The only rows to return; None for all. Scores do not depend on it: document
-                frequencies count all passages.
-        """
-        hits = self.lexical.search(query, k)
-        if allowed is None:
-            return hits
-        scores = hits.all_scores[allowed.rows]
-        best = best_first(scores, k)
-        return LexicalHits(allowed.rows[best], scores[best].astype(np.float64), hits.all_scores)
-
     def save(self, folder: Path) -> None:
         """Save as a folder of plain files.
 
@@ -239,7 +218,7 @@ class HybridIndex:
             "corpus_digest": self.corpus_digest,
             "signals": self.signals,
             "lexical": {
-                "engine": self.engine,
+                "engine": self.lexical.engine,
                 "analyser": self.lexical.analyser.name,
                 "fingerprint": self.lexical.fingerprint,
             },
@@ -247,7 +226,6 @@ class HybridIndex:
                 "embedder": self.embedder,
                 "weights": self.embedder_weights,
                 "exact_limit": self.dense.exact_limit,
-                "word_pieces": 0 if self.pieces is None else self.pieces.weights.size,
             },
         }
         storage.save(folder, content, self._write)
@@ -257,24 +235,28 @@ class HybridIndex:
         (folder / _IDS).write_text(json.dumps(self.passages.ids), encoding="utf-8")
         vocabulary = json.dumps(list(self.lexical.terms.vocabulary))
         (folder / _VOCABULARY).write_text(vocabulary, encoding="utf-8")
-        for name, array in self._arrays():
+        for name, array in self._arrays().items():
             np.save(folder / f"{name}.npy", array)
         if self.dense.codes is not None:
             self.dense.save_codes(folder / _CODES)
 
-    def _arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        yield "passages.offsets", self.passages.offsets
-        yield "passages.digests", self.passages.digests
-        yield "lexical.lengths", self.lexical.terms.lengths
-        yield from zip(_named("lexical", *SparseRows._fields), self.lexical.terms.rows, strict=True)
-        postings, unit = self.lexical.weights
-        yield from zip(_named("postings", *Postings._fields), postings, strict=True)
-        yield "lexical.unit", unit
-        yield "vectors", self.dense.vectors
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays by the names of their files."""
+        arrays: dict[str, NDArray[Any]] = {
+            "passages.offsets": self.passages.offsets,
+            "passages.digests": self.passages.digests,
+            "lexical.lengths": self.lexical.terms.lengths,
+            "vectors": self.dense.vectors,
+        }
+        parts: dict[str, SparseRows | Weights | Pieces] = {
+            "lexical": self.lexical.terms.rows,
+            "weights": self.lexical.weights,
+        }
         if self.pieces is not None:
-            yield "pieces.numbers", self.pieces.rows.numbers
-            yield "pieces.starts", self.pieces.rows.starts
-            yield "pieces.weights", self.pieces.weights
+            parts["pieces"] = self.pieces
+        for part, values in parts.items():
+            arrays |= {f"{part}.{name}": array for name, array in values._asdict().items()}
+        return arrays
 
     @classmethod
     def load(cls, folder: Path, *, analyser: Analyser | None = None) -> "HybridIndex":
@@ -309,6 +291,9 @@ class HybridIndex:
         def array(name: str) -> NDArray[Any]:
             return _array(files / f"{name}.npy")
 
+        def part(kind: type[_Part], name: str) -> _Part:
+            return kind(*[array(f"{name}.{field}") for field in kind._fields])
+
         lexical, dense = manifest["lexical"], manifest["dense"]
         lines = np.memmap(files / _LINES, np.uint8, "r").view(np.ndarray)
         ids = json.loads((files / _IDS).read_bytes())
@@ -316,32 +301,20 @@ class HybridIndex:
         names = json.loads((files / _VOCABULARY).read_bytes())
         terms = Terms(
             {name: number for number, name in enumerate(names)},
-            SparseRows(*map(array, _named("lexical", *SparseRows._fields))).checked(len(names)),
+            part(SparseRows, "lexical"),
             array("lexical.lengths"),
         )
-        postings = Postings(*map(array, _named("postings", *Postings._fields)))
-        own = lexical_index(lexical["engine"])(
-            analyser_of_index(lexical["analyser"], analyser),
-            terms,
-            Weights(postings, array("lexical.unit")),
+        own = LEXICAL_INDEXES[lexical["engine"]](
+            analyser_of_index(lexical["analyser"], analyser), terms, part(Weights, "weights")
         )
-        codes = files / _CODES
-        n_pieces, pieces = dense["word_pieces"], None
-        if not 0 <= n_pieces <= _MOST_WORD_PIECES:
-            raise ValueError(f"a model has no {n_pieces:,} word pieces")
-        if n_pieces:
-            pieces = Pieces.of(
-                array("pieces.numbers"), array("pieces.starts"), array("pieces.weights")
-            )
-            pieces.rows.checked(n_pieces)
-        vectors = array("vectors")
-        # Mapped now, row by row: the first search would wait for each page that it needs.
-        vectors[:, 0].max(initial=0.0)
         if own.fingerprint != lexical["fingerprint"]:
             raise ValueError(
                 f"it was analysed as {lexical['fingerprint']!r}, its queries would be as "
                 f"{own.fingerprint!r}"
             )
+        codes, vectors = files / _CODES, array("vectors")
+        # Mapped now, row by row: the first search would wait for each page that it needs.
+        vectors[:, 0].max(initial=0.0)
         found = cls(
             passages=table,
             lexical=own,
@@ -350,50 +323,53 @@ class HybridIndex:
                 exact_limit=dense["exact_limit"],
                 codes=DenseIndex.read_codes(codes) if codes.exists() else None,
             ),
-            pieces=pieces,
-            engine=lexical["engine"],
+            pieces=part(Pieces, "pieces") if (files / "pieces.numbers.npy").exists() else None,
             signals=manifest["signals"],
             embedder=dense["embedder"],
             embedder_weights=dense["weights"],
             report=BuildReport(**manifest["report"]),
         )
-        _check_rows(found, manifest["passages"], n_pieces)
+        _check_rows(found, manifest["passages"])
         return found
 
 
-def _check_rows(index: HybridIndex, n: int, n_pieces: int) -> None:
+def _check_rows(index: HybridIndex, n: int) -> None:
     """Check that the arrays of an index are about the same n passages.
 
     Raises:
-        ValueError: they are not, so that a search would find wrong passages or none.
+        ValueError: they are not, so that a search would find wrong passages or none, or take memory
+            for the largest number that an array names.
     """
     table, terms, weights = index.passages, index.lexical.terms, index.lexical.weights
-    postings, pieces = weights.postings, index.pieces
-    vectors, codes = index.dense.vectors, index.dense.codes
-    sizes = [len(table.ids), table.digests.size, terms.lengths.size, len(vectors)]
-    sizes += [rows.starts.size - 1 for rows in (terms.rows, *([pieces.rows] if pieces else []))]
+    pieces, vectors, codes = index.pieces, index.dense.vectors, index.dense.codes
+    n_terms, entries = len(terms.vocabulary), terms.rows.numbers
+    sizes = {len(table.ids), table.digests.size, terms.lengths.size, len(vectors)}
     shapes = (table.digests.ndim, terms.lengths.ndim, vectors.ndim)
-    n_terms, ids = len(terms.vocabulary), table.ids
+    texts = all(isinstance(each, str) for each in table.ids)
+    each_size = (terms.rows.counts, weights.rows, weights.scores, weights.unit)
     checks = {
-        "have other numbers of rows": {*sizes} != {n} or shapes != (1, 1, 2),
+        "have other numbers of rows": sizes != {n} or shapes != (1, 1, 2),
         "have ids that are not texts in order": not (
-            all(isinstance(each, str) for each in ids) and all(map(lt, ids, ids[1:]))
+            texts and all(map(lt, table.ids, table.ids[1:]))
         ),
         "place passages outside of their lines": not _are_starts(
             table.offsets, n, table.lines.size
         ),
-        "count terms otherwise than they name them": terms.rows.counts.shape
-        != terms.rows.numbers.shape,
-        "weigh other terms than they name": weights.unit.shape != terms.rows.numbers.shape,
-        "weigh other pieces than the model has": pieces is not None
-        and pieces.weights.shape != (n_pieces,),
-        "have lengths below 0": terms.lengths.min(initial=0) < 0,
         "place terms outside of their passages": not (
-            _are_starts(postings.starts, n_terms, postings.rows.size)
-            and postings.rows.shape == postings.scores.shape
+            _are_starts(terms.rows.starts, n, entries.size)
+            and _are_starts(weights.starts, n_terms, entries.size)
         ),
-        "name passages that there are not": postings.rows.min(initial=0) < 0
-        or postings.rows.max(initial=-1) >= n,
+        "weigh and count other terms than they name": any(
+            each.shape != entries.shape for each in each_size
+        ),
+        "have lengths below 0": terms.lengths.min(initial=0) < 0,
+        "name terms that there are not": not _are_below(entries, n_terms),
+        "name passages that there are not": not _are_below(weights.rows, n),
+        "have other word pieces than the model": pieces is not None
+        and not (
+            _are_starts(pieces.starts, n, pieces.numbers.size)
+            and _are_below(pieces.numbers, pieces.weights.size)
+        ),
         "have codes of other vectors": codes is not None
         and (codes.ntotal, codes.d) != vectors.shape,
     }
@@ -408,14 +384,14 @@ def _are_starts(starts: NDArray[Any], n: int, end: int) -> bool:
     return ends == [0, end] and bool((np.diff(starts) >= 0).all())
 
 
+def _are_below(numbers: NDArray[Any], n: int) -> bool:
+    return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < n)
+
+
 def _fitted(report: BuildReport, texts: Iterable[str], analyser: Analyser) -> BuildReport:
     """Add to a report the share of letters in scripts that the analyser does not support."""
     share, warning = unhandled_letters(texts, analyser)
     return replace(report, unhandled_letters=share, script_warning=warning)
-
-
-def _named(part: str, *fields: str) -> list[str]:
-    return [f"{part}.{field}" for field in fields]
 
 
 def _array(file: Path) -> NDArray[Any]:

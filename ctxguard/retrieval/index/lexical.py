@@ -1,18 +1,17 @@
-"""The lexical leg: BM25 as bm25s scores it (the default), or as rank-bm25 does."""
+"""The lexical leg: BM25 as bm25s scores it (the default), or as rank-bm25 does. Pure."""
 
 from array import array
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import chain, islice, repeat
-from typing import Any, Literal, NamedTuple
+from itertools import chain, islice
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalHits, RowArray
+from ctxguard.retrieval.protocols import Analyser, Float32Array, LegHits, RowArray
 from ctxguard.retrieval.signals.sparse import SparseRows, occurrences, unit_weights
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
@@ -75,29 +74,19 @@ class Terms(NamedTuple):
         )
 
 
-class Postings(NamedTuple):
-    """The passages of each term, one term after the other.
+class Weights(NamedTuple):
+    """BM25's weight of every term of every passage: by term as it is, by passage at unit length.
 
     Attributes:
-        rows: The rows, ascending for each term, shape (n_entries,).
+        rows: The passages of each term, ascending, one term after the other, shape (n_entries,).
         scores: The BM25 score of each, same shape.
         starts: Where each term begins, shape (n_terms + 1,).
+        unit: In the order of `Terms.rows`, each passage's at unit length, shape (n_entries,).
     """
 
     rows: NDArray[np.int32]
     scores: Float32Array
     starts: RowArray
-
-
-class Weights(NamedTuple):
-    """BM25's weight of every term of every passage.
-
-    Attributes:
-        postings: By term.
-        unit: In the order of `Terms.rows`, each passage's at unit length, shape (n_entries,).
-    """
-
-    postings: Postings
     unit: Float32Array
 
     @classmethod
@@ -108,27 +97,29 @@ class Weights(NamedTuple):
         rarity, norms = idf(passages_with, n), length_norms(terms.lengths)
         starts = np.concatenate(([0], np.cumsum(passages_with)))
         free = starts[:-1].copy()
-        postings = Postings(
-            np.empty(rows.numbers.size, np.int32), np.empty(rows.numbers.size, np.float32), starts
+        weights = cls(
+            np.empty(rows.numbers.size, np.int32),
+            np.empty(rows.numbers.size, np.float32),
+            starts,
+            np.empty(rows.numbers.size, np.float32),
         )
-        unit = np.empty(rows.numbers.size, np.float32)
         for begin in range(0, n, _BLOCK):
             block = rows.between(begin, min(begin + _BLOCK, n))
             own = block.row_of_each
             counts = block.counts.astype(np.float64)
             scores = rarity[block.numbers] * counts / (counts + norms[begin + own])
             at = slice(rows.starts[begin], rows.starts[begin] + own.size)
-            unit[at] = unit_weights(block, scores)
+            weights.unit[at] = unit_weights(block, scores)
             # Each term's entries go behind those of the blocks before.
             order = np.argsort(block.numbers, kind="stable")
             numbers, first, sizes = np.unique(
                 block.numbers[order], return_index=True, return_counts=True
             )
             place = np.arange(own.size) + np.repeat(free[numbers] - first, sizes)
-            postings.rows[place] = begin + own[order]
-            postings.scores[place] = scores[order]
+            weights.rows[place] = begin + own[order]
+            weights.scores[place] = scores[order]
             free[numbers] += sizes
-        return cls(postings, unit)
+        return weights
 
 
 class Bm25sIndex:
@@ -144,10 +135,10 @@ class Bm25sIndex:
         weights: Their weights; None to compute them.
 
     Attributes:
-        analyser: As given.
-        terms: As given.
-        weights: As given, or computed.
+        engine: The name of the library whose scores these are.
     """
+
+    engine: ClassVar[LexicalEngine] = "bm25s"
 
     def __init__(self, analyser: Analyser, terms: Terms, weights: Weights | None = None) -> None:
         self.analyser, self.terms = analyser, terms
@@ -158,29 +149,40 @@ class Bm25sIndex:
         """Analyse and score texts, one per row."""
         return cls(analyser, Terms.read(texts, analyser))
 
-    def __len__(self) -> int:
-        return self.terms.lengths.size
-
     def term_vectors(self, rows: RowArray) -> tuple[SparseRows, Float32Array]:
         """Return the terms of rows with their BM25 weights, each row at unit length."""
         terms = self.terms.rows
         at, starts = terms.places(rows)
         return SparseRows(terms.numbers[at], terms.counts[at], starts), self.weights.unit[at]
 
-    def search(self, query: str, k: int) -> LexicalHits:
-        """Find at most the ``k`` best rows; also return every row's score."""
-        rows, scores, starts = self.weights.postings
-        all_scores = np.zeros(len(self), np.float32)
-        for number in self.numbers(query):
-            own = slice(starts[number], starts[number + 1])
-            all_scores[rows[own]] += scores[own]
-        best = best_first(all_scores, k)
-        return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
+    def search(self, query: str, k: int, allowed: RowArray | None = None) -> LegHits:
+        """Find at most the ``k`` best rows that share a word with a query.
 
-    def numbers(self, query: str) -> list[int]:
-        """Return the numbers of a query's terms that occur in passages, with repetitions."""
-        found = map(self.terms.vocabulary.get, self.analyser.analyse(query), repeat(-1))
-        return [number for number in found if number >= 0]
+        Args:
+            query: The query's text.
+            k: ≥ 1.
+            allowed: The only rows to return, ascending; None for all. Scores do not depend on it:
+                document frequencies count all passages.
+        """
+        scores = self.scores(query)
+        rows = best_first(scores if allowed is None else scores[allowed], k)
+        rows = rows if allowed is None else allowed[rows]
+
+        def scores_of(rows: RowArray) -> FloatArray:
+            return scores[rows].astype(np.float64)
+
+        return LegHits(rows, scores_of(rows), scores_of)
+
+    def scores(self, query: str) -> Float32Array:
+        """Compute the BM25 score of every row, ≥ 0, shape (n_passages,)."""
+        rows, weights, starts, _ = self.weights
+        scores = np.zeros(self.terms.lengths.size, np.float32)
+        for term in self.analyser.analyse(query):
+            number = self.terms.vocabulary.get(term)
+            if number is not None:
+                own = slice(starts[number], starts[number + 1])
+                scores[rows[own]] += weights[own]
+        return scores
 
     @property
     def fingerprint(self) -> str:
@@ -195,13 +197,15 @@ class RankBm25Index(Bm25sIndex):
     become zero here, because scores of kind ``ratio`` are never negative.
     """
 
+    engine = "rank-bm25"
+
     @cached_property
     def _okapi(self) -> Any:
         """The library's index; None without terms, since it divides by their number."""
         rows, names = self.terms.rows, list(self.terms.vocabulary)
         if not rows.numbers.size:
             return None
-        passages: list[list[str]] = [[] for _ in range(len(self))]
+        passages: list[list[str]] = [[] for _ in self.terms.lengths]
         entries = zip(
             rows.row_of_each.tolist(), rows.numbers.tolist(), rows.counts.tolist(), strict=True
         )
@@ -209,13 +213,12 @@ class RankBm25Index(Bm25sIndex):
             passages[row] += [names[number]] * count
         return require("rank_bm25", "embedded").BM25Okapi(passages, k1=K1, b=B, epsilon=0.25)
 
-    def search(self, query: str, k: int) -> LexicalHits:
+    def scores(self, query: str) -> Float32Array:
         words = self.analyser.analyse(query)
         if self._okapi is None or not words:
-            return LexicalHits(np.zeros(0, np.int64), np.zeros(0), np.zeros(len(self), np.float32))
-        all_scores = np.maximum(self._okapi.get_scores(words), 0.0).astype(np.float32)
-        best = best_first(all_scores, k)
-        return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
+            return np.zeros(self.terms.lengths.size, np.float32)
+        scores: Float32Array = np.maximum(self._okapi.get_scores(words), 0.0).astype(np.float32)
+        return scores
 
     @property
     def fingerprint(self) -> str:
@@ -239,24 +242,10 @@ def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:
 
 
 def length_norms(lengths: NDArray[np.number]) -> FloatArray:
-    """Compute k1 (1 − b + b · length / mean length) of each passage, same shape.
-
-    Args:
-        lengths: The number of terms of each, shape (n,).
-    """
+    """Compute k1 (1 − b + b · length / mean length) of passages, by their numbers of terms."""
     mean = float(lengths.sum()) / max(lengths.size, 1)
     norms: FloatArray = K1 * (1.0 - B + B / (mean or 1.0) * lengths.astype(np.float64))
     return norms
 
 
-def lexical_index(engine: LexicalEngine) -> type[Bm25sIndex]:
-    """Return the lexical index of an engine.
-
-    Raises:
-        ConfigurationError: the engine is unknown.
-    """
-    if engine == "bm25s":
-        return Bm25sIndex
-    if engine == "rank-bm25":
-        return RankBm25Index
-    raise ConfigurationError(f"lexical engine {engine!r} is unknown; use 'bm25s' or 'rank-bm25'")
+LEXICAL_INDEXES = {each.engine: each for each in (Bm25sIndex, RankBm25Index)}

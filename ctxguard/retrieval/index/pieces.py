@@ -1,4 +1,4 @@
-"""The word pieces of an index's passages, matched against a query's pieces."""
+"""The word pieces of an index's passages, matched against a query's pieces. Pure."""
 
 from array import array
 from collections.abc import Iterable
@@ -19,32 +19,22 @@ _BLOCK = 64
 
 
 class Pieces(NamedTuple):
-    """The word pieces of passages.
+    """The distinct word pieces among the first `MOST_PIECES` of each passage.
 
     Attributes:
-        rows: The distinct pieces among the first `MOST_PIECES` of each passage.
+        numbers: One passage's after the other's, ascending in each, shape (n_entries,).
+        starts: Where each passage's begin, shape (n_passages + 1,).
         weights: The inverse document frequency of each piece of the model, shape (n_pieces,).
     """
 
-    rows: SparseRows
+    numbers: NDArray[np.int32]
+    starts: RowArray
     weights: FloatArray
-
-    @classmethod
-    def of(
-        cls,
-        numbers: NDArray[np.int32],
-        starts: RowArray,
-        weights: FloatArray,
-    ) -> "Pieces":
-        """Build from the pieces of passages, ignoring repetitions within a passage."""
-        counts = np.broadcast_to(np.ones(1, np.uint16), numbers.shape)  # takes no memory
-        return cls(SparseRows(numbers, counts, starts), weights)
 
     @classmethod
     def counted(cls, numbers: NDArray[np.int32], starts: RowArray, n_pieces: int) -> "Pieces":
         """Weigh the pieces of passages by their rarity."""
-        weights = idf(occurrences(numbers, n_pieces), starts.size - 1)
-        return cls.of(numbers, starts, weights)
+        return cls(numbers, starts, idf(occurrences(numbers, n_pieces), starts.size - 1))
 
     @classmethod
     def read(cls, texts: Iterable[str], encoder: TokenEncoder) -> "Pieces":
@@ -65,3 +55,9 @@ class Pieces(NamedTuple):
         """Take rows of both, numbered consecutively."""
         both = self.rows.followed_by(new.rows).taken(rows)
         return self.counted(both.numbers, both.starts, self.weights.size)
+
+    @property
+    def rows(self) -> SparseRows:
+        """The pieces of each passage, each counted once."""
+        ones = np.broadcast_to(np.ones(1, np.uint16), self.numbers.shape)  # takes no memory
+        return SparseRows(self.numbers, ones, self.starts)

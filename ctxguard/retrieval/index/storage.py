@@ -29,7 +29,7 @@ from ctxguard._support.atomic_write import PRIVATE, PRIVATE_FOLDER, atomic_write
 from ctxguard._support.regular_file import read_regular
 from ctxguard.errors import IndexFolderError
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 _MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 2**20

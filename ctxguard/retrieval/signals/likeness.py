@@ -77,8 +77,6 @@ class CandidateFeatures(NamedTuple):
     """One query's candidates as signals read them; row i is the same candidate in all of it.
 
     Attributes:
-        legs: ``lexical``, ``dense``, or both: each leg's scores, shape (n,).
-        fused: The reciprocal ranks of the legs, shape (n,).
         lengths: The number of terms of each, shape (n,).
         terms: Their terms.
         term_weights: BM25's weight of each entry of ``terms``, each row at unit length.
@@ -86,8 +84,6 @@ class CandidateFeatures(NamedTuple):
         pieces: Their word pieces; None if they are unknown.
     """
 
-    legs: Mapping[str, Leg]
-    fused: FloatArray
     lengths: FloatArray
     terms: SparseRows
     term_weights: Float32Array
@@ -124,7 +120,11 @@ class QueryPieces(NamedTuple):
 
 
 def signals(
-    candidates: CandidateFeatures, query: QueryPieces | None, ranker: Ranker
+    candidates: CandidateFeatures,
+    legs: Mapping[str, Leg],
+    fused: FloatArray,
+    query: QueryPieces | None,
+    ranker: Ranker,
 ) -> dict[str, FloatArray]:
     """Compute the signals by name, shape (n,) each, in the order of `NAMES`.
 
@@ -132,20 +132,22 @@ def signals(
 
     Args:
         candidates: At least one.
-        query: Its word pieces; None if they are unknown.
+        legs: ``lexical``, ``dense``, or both: each leg's scores of the candidates, shape (n,).
+        fused: The reciprocal ranks of the legs, shape (n,).
+        query: The query's word pieces; None if they are unknown.
         ranker: The weights.
     """
-    vectors, pieces = candidates.vectors, candidates.pieces
-    order = np.argsort(-candidates.fused, kind="stable")
+    lengths, entries, weights, vectors, pieces = candidates
+    order = np.argsort(-fused, kind="stable")
     compared = order[:MOST_COMPARED]
-    terms = term_cosines(candidates.terms, candidates.term_weights, compared)
+    terms = term_cosines(entries, weights, compared)
     near = None if vectors is None else Cosines.of(vectors @ vectors[compared].T, compared)
     found: dict[str, FloatArray] = {}
     if query is not None and pieces is not None and vectors is not None:
         found["match"], found["vector_match"] = soft_match(query, pieces, vectors)
-    found["length"] = np.log1p(candidates.lengths)
+    found["length"] = np.log1p(lengths)
     found |= list_signals(near, terms, order)
-    r: FloatArray = ranker.in_order @ ranker_inputs(candidates.legs, found, candidates.fused)
+    r: FloatArray = ranker.in_order @ ranker_inputs(legs, found, fused)
     found[RANKER_SIGNAL] = r
     return found | second_pass(near, terms, r)
 

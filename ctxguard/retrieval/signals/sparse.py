@@ -54,20 +54,6 @@ class SparseRows(NamedTuple):
         numbers = np.concatenate([np.zeros(0, np.int32), *rows])
         return cls.counted(numbers, np.array([len(row) for row in rows], np.int64))
 
-    def checked(self, n_terms: int) -> "SparseRows":
-        """Return the rows as they are, as they were read from a file.
-
-        Raises:
-            ValueError: a term is not below ``n_terms``, or a row does not lie within the terms. A
-                sum by term would take memory for the largest number.
-        """
-        numbers = self.numbers
-        if numbers.min(initial=0) < 0 or numbers.max(initial=-1) >= n_terms:
-            raise ValueError(f"it names terms outside of the {n_terms:,} that it has")
-        if (np.diff(self.starts) < 0).any() or self.starts[[0, -1]].tolist() != [0, numbers.size]:
-            raise ValueError("its rows are not in order, or do not end with its terms")
-        return self
-
     @property
     def row_of_each(self) -> RowArray:
         """The row of each entry."""

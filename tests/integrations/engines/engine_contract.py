@@ -12,10 +12,9 @@ import pytest
 from ctxguard import ContextGuard, Flag, Passage, Ranking, Route, ScoreKind, Where
 from ctxguard.core import corpus_sketch
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
-from ctxguard.errors import ConfigurationError, CtxguardError, DataError
+from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.guard.wrapped_retriever import RetrieverAdapter
 from ctxguard.integrations.engines import retriever
-from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.signals.likeness import NAMES
@@ -282,8 +281,8 @@ class EngineContract(RetrieverContract):
             assert built.labelled_ids(asked) == {"whole", "whole#2", PASSAGES[0].passage_id}
 
     def test_vector_of_other_length_is_refused(self) -> None:
-        with self.built() as built, pytest.raises(CtxguardError):
-            built._engine.search(LegQuery(["fox"], np.ones(3, np.float32), 5))
+        with self.built() as built, pytest.raises(ConfigurationError, match=r"shape \(3,\)"):
+            built.retrieve("fox", query_vector=np.ones(3, np.float32))
 
     def test_metadata_must_be_json(self) -> None:
         with pytest.raises(DataError, match="p1"):

@@ -88,8 +88,8 @@ class MemoryEngine(Engine):
 
     def _bm25(self, terms: Sequence[str]) -> dict[str, float]:
         texts = [" ".join(row.terms) for row in self.stored.values()]
-        hits = Bm25sIndex.build(texts, _Spaces()).search(" ".join(terms), 1)
-        return dict(zip(self.stored, hits.all_scores.tolist(), strict=True))
+        scores = Bm25sIndex.build(texts, _Spaces()).scores(" ".join(terms))
+        return dict(zip(self.stored, scores.tolist(), strict=True))
 
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None

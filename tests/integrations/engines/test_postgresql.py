@@ -21,8 +21,8 @@ from ctxguard.integrations.engines import postgresql
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.retrieval.hybrid.pipeline import vector_of
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.retrieval.hybrid.search import vector_of
 from tests.doubles import WordHashEmbedder
 
 _server = ""

@@ -49,10 +49,7 @@ class Pool:
     def candidates(self, positions: list[int] | None = None) -> CandidateFeatures:
         at = list(range(len(self.vectors))) if positions is None else positions
         terms = SparseRows.of([self.terms[i] for i in at])
-        legs = {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()}
         return CandidateFeatures(
-            legs,
-            fuse(legs, Fusion()),
             np.array([float(self.terms[i].size) for i in at]),
             terms,
             unit_weights(terms, terms.counts.astype(np.float64)),
@@ -62,7 +59,19 @@ class Pool:
 
     def ranked(self, positions: list[int] | None = None) -> dict[str, FloatArray]:
         """The signals of the candidates at some positions, in that order."""
-        return likeness.signals(self.candidates(positions), self.query, Ranker.default())
+        at = slice(None) if positions is None else positions
+        legs = {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()}
+        return self.signals(self.candidates(positions), legs)
+
+    def signals(
+        self,
+        candidates: CandidateFeatures,
+        legs: dict[str, Leg] | None = None,
+        fused: FloatArray | None = None,
+    ) -> dict[str, FloatArray]:
+        legs = self.legs if legs is None else legs
+        fused = fuse(legs, Fusion()) if fused is None else fused
+        return likeness.signals(candidates, legs, fused, self.query, Ranker.default())
 
 
 def _units(rng: np.random.Generator, n: int, dimension: int) -> np.ndarray:
@@ -229,8 +238,7 @@ class TestSignals:
 
     def test_unknown_is_left_out(self) -> None:
         pool = Pool(12)
-        candidates = pool.candidates()._replace(vectors=None)
-        found = likeness.signals(candidates, pool.query, Ranker.default())
+        found = pool.signals(pool.candidates()._replace(vectors=None))
         assert {name for name in NAMES if name not in found} == {
             *("match", "vector_match", "redundancy", "similarity_3", "similarity_10"),
             *("vector_support_3", "smoothed_by_vectors", "vector_redundancy"),
@@ -243,10 +251,9 @@ class TestSignals:
         """Another constant of the reciprocal ranks, or ranks among more, may order otherwise."""
         pool = Pool(n, seed)
         fused = fuse(pool.legs, Fusion(constant=constant))
-        own = pool.candidates()._replace(fused=fused)
         order = plain_best_first(fused.tolist())
         s = pool.vectors.astype(np.float64) @ pool.vectors.astype(np.float64).T
-        found = likeness.signals(own, pool.query, Ranker.default())
+        found = pool.signals(pool.candidates(), fused=fused)
         expected = [plain_highest(s.tolist(), order, i) for i in range(n)]
         assert found["redundancy"].tolist() == pytest.approx(expected, abs=1e-5)
 
@@ -254,8 +261,8 @@ class TestSignals:
     def test_unanswered_leg_says_nothing(self, leg: str) -> None:
         pool = Pool(12)
         legs = {leg: pool.legs[leg]}
-        only = pool.candidates()._replace(legs=legs, fused=fuse(legs, Fusion()))
-        found = likeness.signals(only, None, Ranker.default())
+        fused = fuse(legs, Fusion())
+        found = likeness.signals(pool.candidates(), legs, fused, None, Ranker.default())
         assert set(NAMES) - found.keys() == {"match", "vector_match"}
         assert np.isfinite(found["ranker"]).all()
 
