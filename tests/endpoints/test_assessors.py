@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -25,25 +26,21 @@ Make = Callable[..., ModelAssessor]
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelEndpoint]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    served = ModelEndpoint()
-    yield served
-    served.close()
+def endpoint() -> Iterator[ModelEndpoint]:
+    with ModelEndpoint() as served:
+        yield served
 
 
 @pytest.fixture
 def make(endpoint: ModelEndpoint) -> Iterator[Make]:
-    made: list[ModelAssessor] = []
+    with ExitStack() as made:
 
-    def make_assessor(form: Form = "chat", **settings: Any) -> ModelAssessor:
-        connection = {"base_url": endpoint.url, "api_key": KEY}
-        made.append(ModelAssessor("m-2026", form=form, **(connection | settings)))
-        return made[-1]
+        def make_assessor(form: Form = "chat", **settings: Any) -> ModelAssessor:
+            connection = {"base_url": endpoint.url, "api_key": KEY}
+            own = ModelAssessor("m-2026", form=form, **(connection | settings))
+            return made.enter_context(closing(own))
 
-    yield make_assessor
-    for assessor in made:
-        assessor.close()
+        yield make_assessor
 
 
 every_form = pytest.mark.parametrize("form", FORMS)

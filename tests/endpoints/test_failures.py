@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -27,37 +27,24 @@ Call = Callable[[str], None]
 
 def judge(url: str) -> None:
     made = LLMJudge("m-1", base_url=url, api_key=KEY, retries=0, timeout_seconds=5.0)
-    try:
+    with closing(made):
         (reply,) = made.questions([Passage("p", "fox")])
-        if reply.why:
-            raise StageError("judge", reply.why)
-    finally:
-        made.close()
+    if reply.why:
+        raise StageError("judge", reply.why)
 
 
 def rerank(url: str) -> None:
-    client = RerankClient(url, key=KEY, model="m-1", timeout_seconds=5.0)
-    try:
+    with closing(RerankClient(url, key=KEY, model="m-1", timeout_seconds=5.0)) as client:
         client.score("fox", ["fox"])
-    finally:
-        client.close()
 
 
 every_client = pytest.mark.parametrize("call", [judge, rerank])
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-
-
 @pytest.fixture
 def endpoint() -> Iterator[ChatEndpoint]:
-    served = ChatEndpoint()
-    yield served
-    served.close()
+    with ChatEndpoint() as served:
+        yield served
 
 
 def free_port() -> int:
@@ -248,9 +235,8 @@ def test_environment_names_of_openai_hold(
         ("OPENAI_PROJECT_ID", "project"),
     ):
         monkeypatch.setenv(name, value)
-    made = LLMJudge("m")
-    made.judge("fox", [Passage("p", "fox")])
-    made.close()
+    with closing(LLMJudge("m")) as made:
+        made.judge("fox", [Passage("p", "fox")])
     sent = endpoint.headers[0]
     assert sent["Authorization"] == f"Bearer {KEY}"
     assert (sent["OpenAI-Organization"], sent["OpenAI-Project"]) == ("org", "project")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -37,18 +38,16 @@ class PickyEndpoint(ChatEndpoint):
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[PickyEndpoint]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    served = PickyEndpoint()
-    yield served
-    served.close()
+def endpoint() -> Iterator[PickyEndpoint]:
+    with PickyEndpoint() as served:
+        yield served
 
 
 @pytest.fixture
 def judge(endpoint: PickyEndpoint) -> Iterator[LLMJudge]:
     made = LLMJudge("m", base_url=endpoint.url, api_key="secret-key", retries=0, concurrency=1)
-    yield made
-    made.close()
+    with closing(made):
+        yield made
 
 
 GRADED = [Judgment("p", 2), Judgment("other", 1)]

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
 from ctxguard import ContextGuard, Flag, RatioPolicy, ScoreKind, StageUnavailableError
 from ctxguard.core.context import Context
+from ctxguard.core.types import Route
+from tests.profiles import profile_with, unenforced
 
 
 class Row(NamedTuple):
@@ -20,6 +22,24 @@ class Row(NamedTuple):
 
 def rows(scores: Sequence[Any]) -> list[Row]:
     return [Row(f"d{at}", f"Text number {at}.", score) for at, score in enumerate(scores)]
+
+
+class PassesAll(ABC):
+    """What a framework's filter passes where nothing is enforced; inherit as ``FaultRows``."""
+
+    @abstractmethod
+    def passed(self, guard: ContextGuard, found: Sequence[Row]) -> list[tuple[str, float]]:
+        """The ids and scores of the documents that a guard's filter passes."""
+
+    @pytest.mark.parametrize("decision", ["keep", "shadow", None])
+    def test_all_pass_in_their_order(self, decision: Literal["keep", "shadow"] | None) -> None:
+        """Copies of one text too."""
+        profile = decision and profile_with(
+            {Route.EXTERNAL: unenforced(decision, ScoreKind.COSINE)}
+        )
+        guard = ContextGuard(profile=profile, score_kind="cosine")
+        found = [row._replace(text="Text.") for row in rows([0.9, 0.2, 0.8, 0.7, 0.4, 0.6, 0.1])]
+        assert self.passed(guard, found) == [(row.id, row.score) for row in found]
 
 
 class FaultRows(ABC):

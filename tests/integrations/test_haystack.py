@@ -3,10 +3,10 @@
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from fault_rows import FaultRows, Row
+from fault_rows import FaultRows, PassesAll, Row
 
 os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")
 pytest.importorskip("haystack")
@@ -19,10 +19,8 @@ from haystack.dataclasses import ByteStream
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
 from ctxguard import ConfigurationError, ContextGuard, FilterViolationError, Passage, RatioPolicy
-from ctxguard.core.types import Route, ScoreKind
 from ctxguard.testing import RetrieverContract
 from haystack_integrations.components.rankers.ctxguard import ContextGuardRanker, ranking_of
-from tests.profiles import profile_with, unenforced
 
 DOCUMENTS = [
     Document(id=f"d{at}", content=f"Text {at}.", meta={"tenant": "a"}, score=score)
@@ -149,14 +147,8 @@ def test_unworkable_inputs_are_named() -> None:
             ContextGuardRanker().run("q", wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("decision", ["keep", "shadow", None])
-def test_all_pass_where_nothing_is_enforced(decision: Literal["keep", "shadow"] | None) -> None:
-    """In their order, copies of one text too."""
-    routes = {} if decision is None else {Route.EXTERNAL: unenforced(decision, ScoreKind.COSINE)}
-    profile = profile_with(routes) if routes else None
-    guard = ContextGuard(profile=profile, score_kind="cosine")
-    rows = [*enumerate([0.9, 0.2, 0.8, 0.7, 0.4, 0.6, 0.1, 0.5])]
-    documents = [Document(id=f"d{at}", content="Text.", score=score) for at, score in rows]
-    ranker = ContextGuardRanker(guard=guard)
-    passed = [(each.id, each.score) for each in ranker.run("q", documents)["documents"]]
-    assert passed == [(f"d{at}", score) for at, score in rows]
+class TestPassesAll(PassesAll):
+    def passed(self, guard: ContextGuard, found: Sequence[Row]) -> list[tuple[str, float]]:
+        documents = [Document(id=row.id, content=row.text, score=row.score) for row in found]
+        answer = ContextGuardRanker(guard=guard).run("q", documents)
+        return [(each.id, each.score) for each in answer["documents"]]

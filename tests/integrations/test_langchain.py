@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import pytest
-from fault_rows import FaultRows, Row
+from fault_rows import FaultRows, PassesAll, Row
 
 pytest.importorskip("langchain_core")
 
@@ -24,7 +24,6 @@ from ctxguard import (
     RatioPolicy,
     Where,
 )
-from ctxguard.core.types import Route, ScoreKind
 from ctxguard.integrations.langchain import (
     GuardedCompressor,
     GuardedRetriever,
@@ -36,7 +35,6 @@ from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.resilience import RequestLimits
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
-from tests.profiles import profile_with, unenforced
 
 
 class WordHashes(Embeddings):
@@ -360,18 +358,11 @@ class TestStandard(standard.RetrieversIntegrationTests):  # type: ignore[name-de
         return "a red fox, a queue"
 
 
-@pytest.mark.parametrize("decision", ["keep", "shadow", None])
-def test_all_pass_where_nothing_is_enforced(decision: Literal["keep", "shadow"] | None) -> None:
-    """In their order, copies of one text too."""
-    routes = {} if decision is None else {Route.EXTERNAL: unenforced(decision, ScoreKind.COSINE)}
-    profile = profile_with(routes) if routes else None
-    guard = ContextGuard(profile=profile, score_kind="cosine")
-    rows = [*enumerate([0.9, 0.2, 0.8, 0.7, 0.4, 0.6, 0.1, 0.5])]
-    documents = [
-        Document("Text.", id=f"d{at}", metadata={"relevance_score": score}) for at, score in rows
-    ]
-    compressor = GuardedCompressor(guard=guard, score_key="relevance_score")
-    passed = compressor.compress_documents(documents, "q")
-    assert [(each.id, each.metadata["relevance_score"]) for each in passed] == [
-        (f"d{at}", score) for at, score in rows
-    ]
+class TestPassesAll(PassesAll):
+    def passed(self, guard: ContextGuard, found: Sequence[Row]) -> list[tuple[str, float]]:
+        documents = [
+            Document(row.text, id=row.id, metadata={"relevance_score": row.score}) for row in found
+        ]
+        compressor = GuardedCompressor(guard=guard, score_key="relevance_score")
+        passed = compressor.compress_documents(documents, "q")
+        return [(str(each.id), each.metadata["relevance_score"]) for each in passed]

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from fault_rows import FaultRows, Row
+from fault_rows import FaultRows, PassesAll, Row
 
 pytest.importorskip("llama_index.core")
 
@@ -24,11 +24,9 @@ from ctxguard import (
     RatioPolicy,
     Where,
 )
-from ctxguard.core.types import Route, ScoreKind
 from ctxguard.integrations.llamaindex import GuardPostprocessor, ranking_of_nodes
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
-from tests.profiles import profile_with, unenforced
 
 _HASHES = WordHashEmbedder()
 
@@ -162,17 +160,8 @@ def test_query_engine_answers_from_the_kept() -> None:
     assert [each.node_id for each in again.source_nodes] == ["fox"]
 
 
-@pytest.mark.parametrize("decision", ["keep", "shadow", None])
-def test_all_pass_where_nothing_is_enforced(decision: Literal["keep", "shadow"] | None) -> None:
-    """In their order, copies of one text too."""
-    routes = {} if decision is None else {Route.EXTERNAL: unenforced(decision, ScoreKind.COSINE)}
-    profile = profile_with(routes) if routes else None
-    guard = ContextGuard(profile=profile, score_kind="cosine")
-    rows = [*enumerate([0.9, 0.2, 0.8, 0.7, 0.4, 0.6, 0.1, 0.5])]
-    nodes = [
-        NodeWithScore(node=TextNode(text="Text.", id_=f"n{at}"), score=score) for at, score in rows
-    ]
-    passed = GuardPostprocessor(guard=guard).postprocess_nodes(nodes, query_str="q")
-    assert [(each.node_id, each.score) for each in passed] == [
-        (f"n{at}", score) for at, score in rows
-    ]
+class TestPassesAll(PassesAll):
+    def passed(self, guard: ContextGuard, found: Sequence[Row]) -> list[tuple[str, float]]:
+        nodes = [node(row) for row in found]
+        passed = GuardPostprocessor(guard=guard).postprocess_nodes(nodes, query_str="q")
+        return [(each.node_id, each.score) for each in passed]

@@ -19,7 +19,7 @@ from ctxguard.profile.schema import RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
 from tests.doubles import FaultyRetriever
-from tests.profiles import profile_with
+from tests.profiles import profile_with, unenforced
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,6 +49,18 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fingerprint={"reranker": "named scores", "score_kind": "probability"},
     ).save(file)
     return file
+
+
+@pytest.fixture(params=["keep", "shadow", "off", "no profile"])
+def unenforced_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    """Settings of a service that enforces no policy."""
+    if request.param in ("off", "no profile"):
+        return {"mode": "off"} if request.param == "off" else {}
+    profile_with(
+        {Route.EXTERNAL: unenforced(request.param, ScoreKind.PROBABILITY)},
+        fingerprint={"reranker": "named scores", "score_kind": "probability"},
+    ).save(tmp_path / "profile.json")
+    return {"profile": tmp_path / "profile.json"}
 
 
 @pytest.fixture(scope="module")

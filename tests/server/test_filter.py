@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from http_service import Serve
 
-from ctxguard.core.types import Route, ScoreKind
+from ctxguard.core.types import ScoreKind
 from ctxguard.server.limits import MOST_NAMES
 from ctxguard.server.problems import answer
-from tests.profiles import profile_with, unenforced
 
 CANDIDATES = [
     {"id": "a", "score": 0.9, "text": "one", "metadata": {"tenant": "x"}},
@@ -102,23 +101,17 @@ def test_answer_is_json_despite_metadata(value: object, written: object) -> None
     assert json.loads(body) == {"field": written}
 
 
-@pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
-def test_all_kept_where_nothing_enforced(serve: Serve, tmp_path: Path, settings: str) -> None:
+def test_all_kept_where_nothing_enforced(serve: Serve, unenforced_settings: dict) -> None:
     """In their order; the decisions say what the policy would do."""
-    options: dict[str, object] = {"mode": "off"} if settings == "off" else {}
-    if settings in ("keep", "shadow"):
-        route = unenforced(settings, ScoreKind.PROBABILITY)
-        fingerprint = {"reranker": "named scores", "score_kind": "probability"}
-        options["profile"] = tmp_path / "profile.json"
-        profile_with({Route.EXTERNAL: route}, fingerprint=fingerprint).save(options["profile"])
     scores = [0.9, 0.2, 0.8, 0.7, None, 0.6, 0.1, 0.5]
     candidates = [{"id": f"c{at}", "score": score} for at, score in enumerate(scores)]
-    answer = serve(**options).post("/v1/filter", json={"query": "q", "candidates": candidates})
-    assert answer.json()["kept_ids"] == [one["id"] for one in candidates]
-    assert answer.json()["dropped"] == {}
-    if settings == "shadow":
-        would_keep = [one["id"] for one in answer.json()["decisions"] if one["kept"]]
-        assert answer.json()["would_keep_ids"] == would_keep
+    body = {"query": "q", "candidates": candidates}
+    answer = serve(**unenforced_settings).post("/v1/filter", json=body).json()
+    assert answer["kept_ids"] == [one["id"] for one in candidates]
+    assert answer["dropped"] == {}
+    if answer["mode"] == "shadow":
+        would_keep = [one["id"] for one in answer["decisions"] if one["kept"]]
+        assert answer["would_keep_ids"] == would_keep
         assert 0 < len(would_keep) < 8
 
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
 from ctxguard.core.context import Context
-from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import StageError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.record import record_of
@@ -25,7 +24,6 @@ from ctxguard.profile.schema import Profile
 from ctxguard.server import service
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
-from tests.profiles import profile_with, unenforced
 from tests.timing import until
 
 DOCUMENTS = ["0.1 none", "0.9 best", "0.85 good", "0.2 poor", "0.88 fine", "0.84 fourth"]
@@ -75,31 +73,18 @@ def test_fewer_results_leave_out_dropped(
 
 
 @pytest.mark.parametrize(
-    ("settings", "fingerprint", "flag"),
-    [
-        ({"profile": None}, "named scores", "uncalibrated"),
-        ({"mode": "shadow"}, "named scores", None),
-        ({"mode": "off"}, "named scores", None),
-        ({}, "another", "profile_mismatch"),
-    ],
+    ("is_calibrated", "flag"), [(False, "uncalibrated"), (True, "profile_mismatch")]
 )
 def test_plain_reranking_without_calibrated_policy(
-    serve: Serve,
-    scorer: NamedScores,
-    profile: Path,
-    *,
-    settings: dict,
-    fingerprint: str,
-    flag: str | None,
+    serve: Serve, scorer: NamedScores, profile: Path, *, is_calibrated: bool, flag: str
 ) -> None:
-    scorer.fingerprint = fingerprint
-    answer = post(serve(**{"profile": profile, **settings}), DOCUMENTS).json()
-    assert scores_of(answer) == {1: 0.9, 4: 0.88, 2: 0.85, 5: 0.84, 3: 0.2, 0: 0.1}
-    assert list(scores_of(answer)) == [1, 4, 2, 5, 3, 0]
+    scorer.fingerprint = "another"
+    answer = post(serve(profile=profile if is_calibrated else None), DOCUMENTS).json()
+    assert [*scores_of(answer).items()] == [
+        *((1, 0.9), (4, 0.88), (2, 0.85), (5, 0.84), (3, 0.2), (0, 0.1))
+    ]
     meta = answer["meta"]["ctxguard"]
-    assert flag in meta["flags"] if flag else not meta["flags"]
-    if flag == "uncalibrated":
-        assert meta["dropped"] == {}
+    assert (flag in meta["flags"], meta["dropped"]) == (True, {})
 
 
 @pytest.mark.parametrize(
@@ -367,61 +352,36 @@ def test_each_text_is_scored_once(serve: Serve, scorer: NamedScores) -> None:
     assert (len(post(serve(), COPIES).json()["results"]), scorer.asked[0]["documents"]) == (6, 3)
 
 
-def unenforced_profile(folder: Path, decision: Literal["keep", "shadow"]) -> Path:
-    profile = profile_with(
-        {Route.EXTERNAL: unenforced(decision, ScoreKind.PROBABILITY)},
-        fingerprint={"reranker": "named scores", "score_kind": "probability"},
-    )
-    file = folder / f"{decision}.json"
-    profile.save(file)
-    return file
-
-
 FOURTEEN = [f"{at / 100:.2f} text {at}" for at in (4, 1, 19, 7, 2, 3, 11, 5, 13, 17, 8, 6, 12, 9)]
 
 
-@pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
 @pytest.mark.parametrize("top_n", [None, 1, 3, 10, 14, 50])
 @pytest.mark.parametrize("model", [None, "ctxguard:omit", "ctxguard:full"])
 def test_answer_passes_where_nothing_enforced(
-    serve: Serve, tmp_path: Path, settings: str, top_n: int | None, model: str | None
+    serve: Serve, unenforced_settings: dict, top_n: int | None, model: str | None
 ) -> None:
     """All documents or ``top_n``, by the reranker's order, with its own scores."""
-    options = {
-        "keep": {"profile": unenforced_profile(tmp_path, "keep")},
-        "shadow": {"profile": unenforced_profile(tmp_path, "shadow")},
-        "off": {"profile": unenforced_profile(tmp_path, "keep"), "mode": "off"},
-        "no profile": {},
-    }[settings]
-    answer = post(serve(**options), FOURTEEN, top_n=top_n, model=model).json()
+    answer = post(serve(**unenforced_settings), FOURTEEN, top_n=top_n, model=model).json()
     own = [float(text.partition(" ")[0]) for text in FOURTEEN]
     expected = sorted(enumerate(own), key=lambda pair: -pair[1])[: top_n or len(FOURTEEN)]
     assert list(scores_of(answer).items()) == expected
     meta = answer["meta"]["ctxguard"]
     assert (meta["kept"], meta["dropped"]) == (len(FOURTEEN), {})
-    assert settings != "shadow" or 0 < meta["would_keep"] < len(FOURTEEN)
+    assert meta["mode"] != "shadow" or 0 < meta["would_keep"] < len(FOURTEEN)
 
 
-@pytest.mark.parametrize("settings", ["keep", "shadow", "off", "no profile"])
 @pytest.mark.parametrize(("top_n", "served"), [(None, 14), (10, 10), (3, 3)])
 @pytest.mark.parametrize("is_degraded", [False, True])
 def test_a_sample_says_what_was_served(
     serve: Serve,
     scorer: NamedScores,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    unenforced_settings: dict,
     *,
-    settings: str,
     top_n: int | None,
     served: int,
     is_degraded: bool,
 ) -> None:
-    options = {
-        "keep": {"profile": unenforced_profile(tmp_path, "keep")},
-        "shadow": {"profile": unenforced_profile(tmp_path, "shadow")},
-        "off": {"mode": "off"},
-        "no profile": {},
-    }[settings]
     contexts: list[Context] = []
     afilter = ContextGuard.afilter
 
@@ -430,7 +390,7 @@ def test_a_sample_says_what_was_served(
         return contexts[-1]
 
     monkeypatch.setattr(ContextGuard, "afilter", noted)
-    client = serve(**options)
+    client = serve(**unenforced_settings)
     with scorer.fault.injected(down) if is_degraded else nullcontext():
         answer = post(client, FOURTEEN, top_n=top_n).json()
     record = record_of(Sample(contexts[-1], 1.0, 0.0))

@@ -20,7 +20,7 @@ from ctxguard.profile.comparison import ProfileCheck
 
 require("haystack", "haystack")
 
-from haystack import Document, component, default_from_dict, default_to_dict
+from haystack import Document, component, default_to_dict
 from haystack.core.errors import SerializationError
 
 __all__ = ["ContextGuardRanker", "ranking_of"]
@@ -159,12 +159,6 @@ class ContextGuardRanker:
             )
         data: dict[str, Any] = default_to_dict(self, **self._settings)
         return data
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "ContextGuardRanker":
-        """Make the component of saved settings."""
-        ranker: ContextGuardRanker = default_from_dict(cls, data)
-        return ranker
 
 
 def ranking_of(
