@@ -7,12 +7,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_corpus, splits
-from calibration.pool_labels import PoolLabels, label
-from calibration.replay import Pools, replay
+from calibration.pools import LabelledPools, label
+from calibration.replay import replay
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.cli.demonstration.corpus import passages as demo_passages
 from ctxguard.cli.demonstration.labelled_questions import questions
@@ -36,13 +35,6 @@ DEMO = Path("demo")
 def default_cache() -> Path:
     """Where indexes of collections are kept."""
     return cache_folder() / "benchmarks"
-
-
-class View(NamedTuple):
-    """The candidates of a collection's queries under one fusion, and what is known of them."""
-
-    pools: Pools
-    labels: PoolLabels
 
 
 class Collection:
@@ -73,11 +65,11 @@ class Collection:
         self.depth = depth
         self.retriever = indexed(folder, cache, embedder, ranker or unseen_ranker(self.name))
 
-    def under(self, fusion: Fusion) -> View:
-        """All queries under a fusion."""
+    def under(self, fusion: Fusion) -> LabelledPools:
+        """The labelled candidates of all queries under a fusion."""
         retriever = self.retriever.with_fusion(fusion).on_route(Route.HYBRID)
         pools = replay(retriever, self.dataset.queries, depth=self.depth)
-        return View(pools, label(pools, self.dataset))
+        return label(pools, self.dataset)
 
 
 def all_splits(folder: Path) -> Dataset:

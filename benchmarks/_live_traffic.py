@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.pool_labels import IntArray
+from calibration.pools import IntArray
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import Where

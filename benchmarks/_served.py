@@ -20,8 +20,7 @@ from calibration.asking import DEFAULT_PRICE, FIRST, Asking
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
-from calibration.pool_labels import IntArray, label
-from calibration.replay import Pools
+from calibration.pools import IntArray, Pools, label
 from calibration.retrievers import RecordedRankings
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import DEFAULT_K, FloatArray, ModeName, Passage, PassagesBy
@@ -125,8 +124,7 @@ class Recorded:
     """
 
     def __init__(self, name: str, dataset: Dataset, pools: Pools) -> None:
-        self.name, self.dataset, self.pools = name, dataset, pools
-        self.labels = label(pools, dataset)
+        self.name, self.dataset, self.pools = name, dataset, label(pools, dataset)
         texts = {query.query_id: query.text for query in dataset.queries}
         self.texts = [texts[query_id] for query_id in pools.query_ids]
         rankings = [
@@ -196,7 +194,7 @@ class Recorded:
 
     def measured(self, rows: IntArray, contexts: Sequence[Sequence[int]]) -> Served:
         """Contexts of some queries, as columns of the pools, best first."""
-        labels, discount = self.labels.rows(rows), discounts(self.pools.scores.shape[1])
+        labels, discount = self.pools.rows(rows), discounts(self.pools.scores.shape[1])
         kept = np.array([len(own) for own in contexts], dtype=np.float64)
         udcg, found, tokens, misleading = np.zeros((4, rows.size))
         sizes = self.pools.tokens
@@ -222,7 +220,7 @@ class Recorded:
 
         Between two sizes of context it is interpolated.
         """
-        labels, sizes = self.labels.rows(rows), self.pools.tokens
+        labels, sizes = self.pools.rows(rows), self.pools.tokens
         costs = labels.retrieved * 1.0 if sizes is None else np.nan_to_num(sizes[rows])
         some = labels.n_relevant > 0
         found = labels.relevant[some].cumsum(axis=1) / labels.n_relevant[some, None]

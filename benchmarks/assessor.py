@@ -68,7 +68,7 @@ class Assessor:
     def answers(self, collection: Recorded, seed: int) -> Answers:
         """Its answers about all candidates; equal seeds give equal ones."""
         rng = np.random.default_rng(seed)
-        relevant = collection.labels.relevant
+        relevant = collection.pools.relevant
         found = self.d * relevant + rng.standard_normal(relevant.shape)
         found += self.shift * rng.standard_normal((len(relevant), 1))
         wild = rng.random(relevant.shape) < self.garbage

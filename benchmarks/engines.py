@@ -29,7 +29,7 @@ from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_corpus
 from calibration.evaluate import per_query
-from calibration.pool_labels import label
+from calibration.pools import label
 from calibration.replay import replay
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
@@ -83,7 +83,7 @@ def outcome(retriever: AnyIndex, dataset: Dataset) -> Outcome:
         calibration.pools[Route.HYBRID],
         replay(plain, dataset.queries, depth=DEPTH),
     )
-    ndcg = [per_query(each, label(each, dataset), RatioPolicy(k=5))["ndcg_at_10"] for each in pools]
+    ndcg = [per_query(label(each, dataset), RatioPolicy(k=5))["ndcg_at_10"] for each in pools]
     chosen = calibration.outcomes[Route.HYBRID].chosen
     return Outcome(ndcg[0], ndcg[1], chosen.metrics["udcg"])
 

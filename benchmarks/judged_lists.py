@@ -78,10 +78,10 @@ def judged_list(recorded: Recorded, judge: Answers, settings: Settings) -> Judge
         first = ids[:JUDGED_DEPTH]
         found = judge.assess(recorded.texts[place], first)[judge.fingerprint]
         verdicts[place, : len(first)] = np.where(np.isnan(found), np.nan, found >= least)
-    rows = rows_of(np.where(recorded.labels.retrieved, verdicts, -1.0), k, settings.utilities)
+    rows = rows_of(np.where(recorded.pools.retrieved, verdicts, -1.0), k, settings.utilities)
     folds, stands_for = fold_numbers(pools.query_ids), np.zeros(len(pools))
     column = rows.passages["position"]
-    relevant = recorded.labels.relevant[rows.request, column].astype(np.float64)
+    relevant = recorded.pools.relevant[rows.request, column].astype(np.float64)
     return JudgedList(JudgedCandidates(rows, folds, stands_for, pools), relevant)
 
 
@@ -179,7 +179,7 @@ def drawn(
     by_rank = np.concatenate([[0.0], discounts(new.shape[1])])
     apart = by_rank[new] - by_rank[old]
     truth = apart[judged.rows.request, judged.rows.passages["position"]] @ worth / len(judged.pools)
-    labels = recorded.labels
+    labels = recorded.pools
     by_all = (np.where(labels.retrieved, labels.utilities, 0.0) * apart).sum(axis=1).mean()
     value, (lower, upper) = udcg.value or 0.0, udcg.bounds or (0.0, 0.0)
     return Draw(

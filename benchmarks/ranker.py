@@ -39,8 +39,8 @@ import ctxguard.retrieval.signals.ranker
 from benchmarks._collection import RANKERS, Collection, default_cache
 from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._gains import Gain, environment, gain
-from calibration.pool_labels import PoolLabels, label
-from calibration.replay import Pools, replay
+from calibration.pools import LabelledPools, label
+from calibration.replay import replay
 from ctxguard._support.words import significant
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Route
@@ -80,8 +80,7 @@ class Family:
     """The replayed queries of one collection, with their labels."""
 
     name: str
-    pools: Pools
-    labels: PoolLabels
+    pools: LabelledPools
 
 
 def family(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> Family:
@@ -90,13 +89,13 @@ def family(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> 
     collection = Collection(folder, cache, embedder, ranker=Ranker.default())
     view = collection.retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
     pools = replay(view, collection.dataset.queries)
-    return Family(collection.name, pools, label(pools, collection.dataset))
+    return Family(collection.name, label(pools, collection.dataset))
 
 
 def training_lists(own: Family) -> Lists:
     """The queries of which a relevant passage was retrieved: others do not tell which is better."""
-    pools, labels = own.pools, own.labels
-    gains = np.maximum(labels.grades, 0) * labels.retrieved
+    pools = own.pools
+    gains = np.maximum(pools.grades, 0) * pools.retrieved
     taken = np.flatnonzero(gains.any(axis=1))
     inputs = np.zeros((taken.size, len(INPUTS), pools.scores.shape[1]))
     for row, ranking in enumerate(pools.rows(taken).rankings()):
@@ -104,7 +103,7 @@ def training_lists(own: Family) -> Lists:
         inputs[row, :, : found.shape[1]] = found
     gains = gains[taken]
     shares = gains / gains.sum(axis=1, keepdims=True)
-    return Lists(inputs, shares, labels.retrieved[taken])
+    return Lists(inputs, shares, pools.retrieved[taken])
 
 
 def train(sets: Sequence[Lists], penalty: float = PENALTY) -> FloatArray:
@@ -169,15 +168,15 @@ def ndcg_by_query(own: Family, ranker: Ranker | None) -> FloatArray:
         own: The candidates and their labels.
         ranker: Orders the candidates; None for reciprocal ranks.
     """
-    grades = np.zeros_like(own.labels.grades)
+    grades = np.zeros_like(own.pools.grades)
     for row, ranking in enumerate(own.pools.rankings()):
         scores = fuse(ranking.legs, Fusion())
         if ranker is not None:
             scores = ranker.in_order @ ranker_inputs(ranking.legs, ranking.signals, scores)
         # Ties go by passage id, as in a search.
         order = np.lexsort((np.array(ranking.passage_ids), -scores))
-        grades[row, : len(order)] = own.labels.grades[row, order]
-    return ndcg(grades, own.labels.best_grades)
+        grades[row, : len(order)] = own.pools.grades[row, order]
+    return ndcg(grades, own.pools.best_grades)
 
 
 def unseen_rankers(families: Sequence[Family]) -> dict[str, Ranker]:

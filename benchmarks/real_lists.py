@@ -47,7 +47,7 @@ from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_trec_run
 from calibration.fit import fit_relevance, predicted
-from calibration.pool_labels import IntArray
+from calibration.pools import IntArray
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
 from calibration.settings import Context
@@ -86,8 +86,8 @@ def above(least: Callable[[FloatArray], FloatArray]) -> Rule:
 
 def probable(collection: Recorded, labelled: IntArray, rows: IntArray) -> IntArray:
     """Keep what is relevant with a probability above a half, by the labelled queries."""
-    model = fit_relevance(collection.pools.rows(labelled), collection.labels.rows(labelled))
-    kept: IntArray = (predicted(model, collection.pools, rows) > 0.5).sum(axis=1)
+    model = fit_relevance(collection.pools.rows(labelled))
+    kept: IntArray = (predicted(model, collection.pools.rows(rows)) > 0.5).sum(axis=1)
     return kept
 
 
@@ -100,7 +100,7 @@ def elbow(collection: Recorded, _labelled: IntArray, rows: IntArray) -> IntArray
 
 def best_k(collection: Recorded, labelled: IntArray, rows: IntArray) -> IntArray:
     """Keep the number that has the highest UDCG on the labelled queries."""
-    worth = collection.labels.utilities[labelled, :MAX_K] * discounts(MAX_K)
+    worth = collection.pools.utilities[labelled, :MAX_K] * discounts(MAX_K)
     return np.full(rows.size, int(worth.cumsum(axis=1).mean(axis=0).argmax()) + 1)
 
 

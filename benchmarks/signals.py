@@ -25,8 +25,7 @@ from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._timing import environment
 from calibration.fit import fit_relevance, out_of_fold
 from calibration.grid import utility_grid
-from calibration.pool_labels import PoolLabels
-from calibration.replay import Pools
+from calibration.pools import LabelledPools
 from ctxguard.core.fusion import Fusion
 from ctxguard.measure.metrics import ndcg as of_ranks
 from ctxguard.measure.worth import READERS
@@ -50,7 +49,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 """The families of `ctxguard.retrieval.signals`; the legs' own scores are one beside them."""
 
 
-def udcg_gains(pools: Pools, labels: PoolLabels) -> dict[str, float]:
+def udcg_gains(pools: LabelledPools) -> dict[str, float]:
     """What each family that the retriever gives adds to UDCG, by P(relevant) without it.
 
     Passages are kept while they are worth it by the utilities, P ≥ c / (c + 1) where c is what an
@@ -58,7 +57,7 @@ def udcg_gains(pools: Pools, labels: PoolLabels) -> dict[str, float]:
     candidates; what is taken away is taken from P alone, of queries that the fit did not see.
     """
     families = {"legs": tuple(pools.legs), **FAMILIES}
-    whole = _udcg(pools, labels)
+    whole = _udcg(pools)
     found = {}
     for family, names in families.items():
         rest = replace(
@@ -66,15 +65,16 @@ def udcg_gains(pools: Pools, labels: PoolLabels) -> dict[str, float]:
             legs={name: values for name, values in pools.legs.items() if name not in names},
             signals={name: own for name, own in pools.signals.items() if name not in names},
         )
-        found[family] = whole - _udcg(rest, labels)
+        found[family] = whole - _udcg(rest)
     return found
 
 
-def _udcg(pools: Pools, labels: PoolLabels) -> float:
-    model, values = fit_relevance(pools, labels), out_of_fold(pools, labels)
+def _udcg(pools: LabelledPools) -> float:
+    model = fit_relevance(pools)
+    values = out_of_fold(pools, model)
     cost = max(-READERS.irrelevant, 0.0)
     ks, thresholds = (values.shape[1],), np.array([cost / (cost + 1.0)])
-    grid = utility_grid(pools, labels, values, model, ks=ks, thresholds=thresholds, min_keep=1)
+    grid = utility_grid(pools, values, model, ks=ks, thresholds=thresholds, min_keep=1)
     return float(np.nanmean(grid.at([(0, 0)])[0]))
 
 
@@ -104,8 +104,8 @@ def search_milliseconds(retriever: HybridRetriever, queries: Sequence[str]) -> f
 def measured(folder: Path, embedder: SentenceTransformerEmbedder, n_timed: int) -> dict[str, Any]:
     """The figures of one collection."""
     own = Collection(folder, default_cache(), embedder)
-    view = own.under(Fusion("ranker"))
-    ndcg = of_ranks(view.labels.grades, view.labels.best_grades)
+    pools = own.under(Fusion("ranker"))
+    ndcg = of_ranks(pools.grades, pools.best_grades)
     timed = [query.text for query in own.dataset.queries[:n_timed]]
     plain = own.retriever.with_fusion(Fusion())
     return {
@@ -113,7 +113,7 @@ def measured(folder: Path, embedder: SentenceTransformerEmbedder, n_timed: int) 
         "queries": len(own.dataset.queries),
         "bytes_per_passage": bytes_by_kind(own.retriever),
         "ndcg": statistics.fmean(ndcg[~np.isnan(ndcg)].tolist()),
-        "udcg_gain": udcg_gains(view.pools, view.labels),
+        "udcg_gain": udcg_gains(pools),
         "milliseconds": {
             "signals": search_milliseconds(own.retriever, timed),
             "none": search_milliseconds(plain, timed),

@@ -35,7 +35,8 @@ from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._gains import environment
 from calibration.calibrate_route import Settings, calibrate_route
 from calibration.data.dataset import Dataset, DistractorKind, Query
-from calibration.replay import Pools, replay
+from calibration.pools import LabelledPools, Pools, label
+from calibration.replay import replay
 from calibration.retrievers import wrapped
 from calibration.signal_columns import read_columns, without
 from ctxguard.core.columns import with_columns
@@ -222,7 +223,8 @@ def measure(
     queries = documents.dataset.queries
     view = wrapped(retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID))
     columns = read_columns(view, queries, COLUMNS, DEPTH)
-    whole = replay(view, queries, depth=DEPTH, columns=columns)
+    replayed = replay(view, queries, depth=DEPTH, columns=columns)
+    whole = label(replayed, documents.dataset, baseline_k=DEFAULT_K)
     versions = {
         "without columns": without(whole, columns),
         "updated_at, version": without(whole, columns[2:]),
@@ -240,7 +242,7 @@ def measure(
         found[TODAY].append(served(whole, first, documents, others))
         for name, pools in versions.items():
             own = pools.subset(labelled)
-            chosen = calibrate_route(own, chosen_on, chosen_on, None, settings).profile.policy
+            chosen = calibrate_route(own, chosen_on, None, settings).profile.policy
             policies = {f"{name}, highest utility": chosen}
             if isinstance(chosen, ExpectedUtilityPolicy):
                 policies[f"{name}, {DEFAULT_K} most probable"] = replace(
@@ -268,7 +270,7 @@ def costs(documents: Documentation, retriever: HybridRetriever) -> float:
     return float(np.median(seconds)) * 1e3
 
 
-def _at_random(pools: Pools, seed: int) -> Pools:
+def _at_random(pools: LabelledPools, seed: int) -> LabelledPools:
     """The same with the columns' signals dealt to other candidates of the list."""
     luck = np.random.default_rng(seed)
     signals = dict(pools.signals)

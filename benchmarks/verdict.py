@@ -45,8 +45,7 @@ from benchmarks._served import (
     write_report,
 )
 from calibration.calibrate_route import Settings
-from calibration.fit import out_of_fold
-from calibration.pool_labels import label
+from calibration.fit import fit_relevance, out_of_fold
 from calibration.replay import replay
 from calibration.settings import TOLERANCE, Context
 from calibration.verdict import CONFIDENCE
@@ -136,11 +135,11 @@ def measured(collection: Recorded, context: Context, k: int, n: int, seed: int) 
 
 def reachable(collection: Recorded, k: int) -> dict[str, float]:
     """Recall less that of the first k, by P from all labels at some shares of their tokens."""
-    pools, labels = collection.pools, label(collection.pools, collection.dataset)
-    sizes = np.ones(pools.scores.shape) if pools.tokens is None else pools.tokens
-    some, tokens = labels.n_relevant > 0, np.nan_to_num(sizes)
-    share = labels.relevant[some] / labels.n_relevant[some, None]
-    worth = np.nan_to_num(out_of_fold(pools, labels)) * weight_of(tokens) * labels.retrieved
+    pools = collection.pools
+    some, tokens = pools.n_relevant > 0, pools.sizes
+    share = pools.relevant[some] / pools.n_relevant[some, None]
+    probabilities = np.nan_to_num(out_of_fold(pools, fit_relevance(pools)))
+    worth = probabilities * weight_of(tokens) * pools.retrieved
     order = np.argsort(-worth, axis=None)
     spent = tokens.ravel()[order].cumsum()
     today, found = float(tokens[:, :k].sum()), {}

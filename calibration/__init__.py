@@ -5,7 +5,7 @@
     calibrate        the whole way, for every route of a retriever
       retrievers       any retriever a guard accepts, or a recorded run
       replay           every query through the retriever once
-      pool_labels      the labels of every candidate
+      pools            the candidates with their labels
       fit              fusion weight, temperature, P(relevant)
       grid             every policy of a family at once
       certify          the policies that pass, and the one chosen
@@ -24,7 +24,6 @@ they say more:
 
     dataset     labelled queries, or the labels of the pools
     pools       the replay of one route: the candidates of each query
-    labels      the labels of these pools, row by row
     policy      what is kept; utilities: the worth of a passage
     serving_k   how many passages are served today
     depth       candidates per query

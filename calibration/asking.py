@@ -26,8 +26,8 @@ from calibration.objectives import (
     choose,
     highest_utility,
 )
-from calibration.pool_labels import IntArray, PoolLabels
-from calibration.replay import Pools, Progress
+from calibration.pools import IntArray, LabelledPools
+from calibration.replay import Progress
 from calibration.reranked_candidates import PAUSES_SECONDS
 from calibration.verdict import CONFIDENCE, mean_interval
 from ctxguard._support.words import significant
@@ -97,24 +97,22 @@ class _AnsweredPools:
     """
 
     name: str
-    pools: Pools
-    labels: PoolLabels
+    pools: LabelledPools
     probabilities: FloatArray
     answers: FloatArray
     places: FloatArray
     cost: float | None
 
-    def fitted(self, rows: IntArray | None = None) -> AnswerModel | None:
+    def fitted(self, rows: IntArray | slice = slice(None)) -> AnswerModel | None:
         """Fit the model of the answer to these queries, or to some of them."""
-        own = np.arange(len(self.pools)) if rows is None else rows
-        asked = ~np.isnan(self.places[own])
-        groups = np.broadcast_to(own[:, None], asked.shape)
+        asked = ~np.isnan(self.places[rows])
+        groups = np.arange(len(self.pools))[rows, None]
         return AnswerModel.fit(
-            self.answers[own][asked],
-            self.probabilities[own][asked],
-            self.labels.relevant[own][asked],
-            groups[asked],
-            self.places[own][asked],
+            self.answers[rows][asked],
+            self.probabilities[rows][asked],
+            self.pools.relevant[rows][asked],
+            np.broadcast_to(groups, asked.shape)[asked],
+            self.places[rows][asked],
         )
 
 
@@ -173,9 +171,10 @@ def calibrate_asking(
         fitted = route.by_probability()
     except CalibrationError as error:
         return unasked(str(error))
-    if fitted.out_of_fold is None:
+    probabilities = fitted.pools.probabilities
+    if probabilities is None:
         return unasked("there is no probability that answers could change")
-    answered = _asked(*route.own, fitted.out_of_fold, texts=texts, asking=asking, progress=progress)
+    answered = _asked(fitted.pools, probabilities, texts=texts, asking=asking, progress=progress)
     models = {name: each.fitted() for name, each in answered.items()}
     name, model = max(
         models.items(), key=lambda each: -1.0 if each[1] is None else each[1].distance
@@ -204,7 +203,7 @@ def _choose(
     route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float, choose_by: Choose
 ) -> _Choice:
     """Choose (k, t) twice, each time with the answers worth asking for at the previous one."""
-    by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
+    by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.pools.groups)]
 
     def rule(sums: PolicySums) -> int | None:
         place, wanted = choose_by(sums), route.settings.context
@@ -220,7 +219,7 @@ def _choose(
 
     def chosen(probabilities: FloatArray) -> tuple[Folded, GridIndex, bool]:
         # The value of asking is computed from P alone.
-        grid = fitted.grid(own.pools, own.labels, probabilities, per_token=False)
+        grid = fitted.grid(replace(own.pools, probabilities=probabilities), per_token=False)
         policies = among(grid, route.settings)
         index = policies.chosen(rule)
         best = policies.chosen(highest_utility) if index is None else index
@@ -331,8 +330,7 @@ def forecast_of(gain: Interval) -> float | None:
 
 
 def _asked(
-    pools: Pools,
-    labels: PoolLabels,
+    pools: LabelledPools,
     probabilities: FloatArray,
     *,
     texts: Mapping[str, str],
@@ -365,7 +363,7 @@ def _asked(
         )
     each = cost / max(n_asked, 1) or None
     return {
-        name: _AnsweredPools(name, pools, labels, probabilities, own, places, each)
+        name: _AnsweredPools(name, pools, probabilities, own, places, each)
         for name, own in answers.items()
     }
 

@@ -14,9 +14,8 @@ from calibration.calibrate_route import (
 )
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
-from calibration.pool_labels import label, unlabelled_note
+from calibration.pools import LabelledPools, Pools, label, unlabelled_note
 from calibration.replay import (
-    Pools,
     Progress,
     Readings,
     check_labels_are_found,
@@ -55,7 +54,7 @@ class Calibration:
 
     Attributes:
         profile: The file that the guard loads.
-        pools: The replay of each route, over all queries.
+        pools: The labelled candidates of each route, over all queries.
         outcomes: Each route's choice and the alternatives.
         dataset: All labelled queries.
         chosen_on: The queries that chose, and with a promise certified.
@@ -64,7 +63,7 @@ class Calibration:
     """
 
     profile: Profile
-    pools: Mapping[Route, Pools]
+    pools: Mapping[Route, LabelledPools]
     outcomes: Mapping[Route, RouteOutcome]
     dataset: Dataset
     chosen_on: Dataset
@@ -110,13 +109,13 @@ def calibrate(
     source: RankingSource | MultiRoute
     views: Mapping[str, AnyRetriever | RankingSource]
     if hasattr(retriever, "on_route"):
-        several = cast(MultiRoute, retriever)
-        vectors = encode_queries(several, dataset.queries, passes("encoding queries", len(dataset)))
+        stages = cast(MultiRoute, retriever)
+        vectors = encode_queries(stages, dataset.queries, passes("encoding queries", len(dataset)))
         if fusion == "fit":
             fusion = _fit_fusion(
-                several, dataset, chosen_on, settings, vectors=vectors, passes=passes
+                stages, dataset, chosen_on, settings, vectors=vectors, passes=passes
             )
-        source = several.with_fusion(fusion)
+        source = stages.with_fusion(fusion)
         views = {route.value: source.on_route(route) for route in source.routes}
     else:
         fusion = Fusion() if fusion == "fit" else fusion
@@ -127,7 +126,7 @@ def calibrate(
         main, names = wrapped(next(iter(views.values()))), settings.signal_columns
         columns = read_columns(main, dataset.queries, names, settings.depth, vectors)
     readings = Readings()
-    replayed = [
+    several = [
         replay(
             view,
             dataset.queries,
@@ -141,21 +140,22 @@ def calibrate(
         for name, view in views.items()
     ]
     if vectors is None:
-        check_labels_are_found(replayed[0], dataset)
+        check_labels_are_found(several[0], dataset)
+    k = settings.serving_k
+    labelled = [label(each, dataset, settings.utilities, baseline_k=k) for each in several]
     notes: list[str] = []
     if columns:
-        leaking = leaks(replayed[0], label(replayed[0], dataset, settings.utilities), columns)
+        leaking = leaks(labelled[0], columns)
         notes = [
             f"signal column {column.name!r} is left out: alone it puts {auroc:.0%} of the relevant "
             "candidates above the others, as a column made from the labels does"
             for column, auroc in leaking.items()
         ]
-        replayed = [without(each, leaking) for each in replayed]
+        labelled = [without(each, leaking) for each in labelled]
         columns = tuple([each for each in columns if each not in leaking])
-    pools = {each.route: each for each in replayed}
+    pools = {each.route: each for each in labelled}
     outcomes = {
-        route: calibrate_route(own, dataset, chosen_on, held_out, settings)
-        for route, own in pools.items()
+        route: calibrate_route(own, chosen_on, held_out, settings) for route, own in pools.items()
     }
     if asking is not None:
         texts = {query.query_id: query.text for query in dataset.queries}
@@ -233,7 +233,7 @@ def _fit_fusion(
         progress=passes("replaying hybrid, to fit the fusion", len(fit_on)),
         labels=fit_on,
     )
-    return fit_fusion(pools, label(pools, dataset, settings.utilities))
+    return fit_fusion(label(pools, dataset, settings.utilities))
 
 
 def provenance(

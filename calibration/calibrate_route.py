@@ -1,8 +1,8 @@
 """Calibrate one route: the family of policies, the choice, its verdict and its evidence."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Self, get_args
 
@@ -14,7 +14,7 @@ from calibration.certify import Certification, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
-from calibration.grid import Grid, GridIndex, ratio_grid, sizes, utility_grid
+from calibration.grid import Grid, ratio_grid, sizes, utility_grid
 from calibration.objectives import (
     LADDERS,
     Choose,
@@ -24,8 +24,7 @@ from calibration.objectives import (
     highest_utility,
     tried,
 )
-from calibration.pool_labels import IntArray, PoolLabels, label
-from calibration.replay import Pools
+from calibration.pools import IntArray, LabelledPools
 from calibration.settings import ChoiceSettings, Context, Family
 from calibration.sufficiency import calibrate_sufficiency
 from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
@@ -94,10 +93,6 @@ class Settings(ChoiceSettings):
                 "retrieved: raise depth"
             )
         return self
-
-
-_Measured = tuple[IntArray, NDArray[np.bool_], Measured]
-"""Contexts as an `Option` has them, and their metrics."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +166,7 @@ class RouteOutcome:
 
 
 def calibrate_route(
-    pools: Pools, dataset: Dataset, chosen_on: Dataset, held_out: Dataset | None, settings: Settings
+    pools: LabelledPools, chosen_on: Dataset, held_out: Dataset | None, settings: Settings
 ) -> RouteOutcome:
     """Choose one route's policy on ``chosen_on``, and say whether it may be served.
 
@@ -183,10 +178,13 @@ def calibrate_route(
     that pays (`calibration.objectives.extend`); where nothing is accepted or certified, or what
     was chosen is refuted, the first ``serving_k`` passages are kept as today.
 
+    Args:
+        pools: All queries' candidates; the first ``serving_k`` are the baseline of recall loss.
+
     Raises:
         CalibrationError: the labels do not support a choice.
     """
-    route = LabelledRoute.of(pools, dataset, chosen_on, held_out, settings)
+    route = LabelledRoute.of(pools, chosen_on, held_out, settings)
     certification, others = None, dict[Context, Option]()
     if settings.promise is not None:
         chosen, certification = route.promised(chosen_on, settings.promise)
@@ -204,7 +202,14 @@ def calibrate_route(
     is_today, found = chosen.policy == route.today.policy, chosen.metrics
     certificate = None
     if certification is not None and settings.promise is not None and not is_today:
-        certificate = _certificate(certification, settings.promise, settings)
+        certificate = Certificate(
+            alpha=settings.promise.alpha,
+            delta=settings.promise.delta,
+            baseline_k=settings.serving_k,
+            test="betting p-values, fixed sequence",
+            recall_loss=significant(certification.recall_loss),
+            n_recall=certification.n_recall,
+        )
     elif route.held_out and not is_today:
         certificate = _cost_certificate(found, route.recall_gained(found), settings)
     in_profile = {name: found[name] for name in PROFILE_METRICS}
@@ -212,15 +217,14 @@ def calibrate_route(
     most = None
     if losses.size > 1 and not is_today:
         most = min(math.ceil(-lower_bound(-losses) * 1e4) / 1e4, 1.0)
-    measured, _ = route.measured
     profile = RouteProfile(
         policy=chosen.policy,
-        score_kind=measured.kind,
+        score_kind=pools.kind,
         why=_why(route, chosen),
         verdict=chosen.verdict,
         certificate=certificate,
         evidence=RouteEvidence(
-            queries=len(measured),
+            queries=len(route.measured),
             metrics=intervals(in_profile, found, settings.seed),
             shown_by=route.shown_by,
             most_recall_loss=most,
@@ -233,77 +237,65 @@ def calibrate_route(
 
 @dataclass(frozen=True)
 class LabelledRoute:
-    """One route's candidates and labels, and the policies among which to choose.
+    """One route's labelled candidates, and the policies among which to choose.
 
     Attributes:
-        part: The pools and labels of a part of the queries.
-        own: The pools and labels of the queries that choose.
+        pools: Of all queries.
         why: Why the family of policies was taken, in words.
-        fitted: The fit of the family.
+        fitted: The fit of the family to the queries that choose.
         choosing: The family's policies.
         extending: Policies that extend today's order.
-        probabilities: Shape (n_q, depth), P(relevant) of the candidates of the queries that
-            measure, from a model that did not see their labels; None without.
-        measured: The pools and labels of the queries that measure: those held out, or all, of
-            which each fifth is measured by what the others choose.
+        measured: The pools of the queries that measure: those held out, or all, of which each
+            fifth is measured by what the others choose.
         held_out: Whether these had no part in anything.
     """
 
     settings: Settings
-    part: Callable[[Dataset], tuple[Pools, PoolLabels]]
-    own: tuple[Pools, PoolLabels]
+    pools: LabelledPools
     family: Family
     why: str
     fitted: "Fitted"
     choosing: Folded
     extending: Folded
-    probabilities: FloatArray | None
-    measured: tuple[Pools, PoolLabels]
+    measured: LabelledPools
     held_out: bool
+    _folded: dict[object, tuple[IntArray, NDArray[np.bool_], Measured]] = field(
+        default_factory=dict, init=False
+    )
 
     @classmethod
     def of(
         cls,
-        pools: Pools,
-        dataset: Dataset,
+        pools: LabelledPools,
         chosen_on: Dataset,
         held_out: Dataset | None,
         settings: Settings,
     ) -> Self:
-        k = settings.serving_k
-
-        def part(queries: Dataset) -> tuple[Pools, PoolLabels]:
-            own = pools.subset([query.query_id for query in queries.queries])
-            return own, label(own, dataset, settings.utilities, baseline_k=k)
-
-        own = part(chosen_on)
-        family, why = _family(own[0], chosen_on, settings)
-        fitted = _fit(family, *own, settings)
-        grid = fitted.grid(*own, fitted.out_of_fold)
-        longer = ratio_grid(*own, temperature=fitted.temperature, ks=grid.ks, min_keep=k)
-        measured, probabilities = own, fitted.out_of_fold
-        if held_out is not None:
-            measured = part(held_out)
-            probabilities = None if fitted.model is None else predicted(fitted.model, measured[0])
+        own, k = _part(pools, chosen_on), settings.serving_k
+        if not len(own):
+            raise CalibrationError(
+                "there is no query to choose on: the retriever answered none of them; see which "
+                "queries were skipped, and why"
+            )
+        family, why = _family(own, chosen_on, settings)
+        fitted = _fit(family, own, settings)
+        longer = ratio_grid(own, temperature=fitted.temperature, ks=fitted.ks, min_keep=k)
         return cls(
             settings,
-            part,
-            own,
+            pools,
             family,
             why,
             fitted,
-            among(grid, settings),
+            among(fitted.grid(fitted.pools), settings),
             Folded.of(longer, tried(longer, k)),
-            probabilities,
-            measured,
+            fitted.pools if held_out is None else fitted.predict(_part(pools, held_out)),
             held_out is not None,
         )
 
     @cached_property
     def today(self) -> Option:
         """The first k, as served today: kept where nothing else is accepted."""
-        k = self.settings.serving_k
-        n = self.measured[1].n_answerable
+        k, n = self.settings.serving_k, self.measured.n_answerable
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
         keep = RouteVerdict(
             decision="keep",
@@ -312,35 +304,39 @@ class LabelledRoute:
             n_needed=fewest if fewest is not None and n < fewest else None,
             **self._limits,
         )
-        own = self._measure(*contexts(self.measured[0], RatioPolicy(k=k)))
-        return Option(f"first {k}, as today", RatioPolicy(k=k), *own, keep)
+        return self._first(k, f"first {k}, as today", keep)
 
     def of_equal_tokens(self, option: Option) -> Option | None:
         """Return the longest first k whose mean tokens are no more than an option's.
 
         None where that is today's, or the option's own context, or none is so short.
         """
-        pools = self.measured[0]
-        sizes = 1.0 * ~np.isnan(pools.scores) if pools.tokens is None else pools.tokens
-        of_k = np.nan_to_num(sizes).cumsum(axis=1).mean(axis=0)
-        own = option.metrics["kept" if pools.tokens is None else "tokens"].mean()
+        of_k = self.measured.sizes.cumsum(axis=1).mean(axis=0)
+        own = option.metrics["kept" if self.measured.tokens is None else "tokens"].mean()
         k = int(np.searchsorted(of_k, own + 1e-9, side="right"))
-        if k == 0 or option.policy == (first := RatioPolicy(k=k)) or first == self.today.policy:
+        if k == 0 or RatioPolicy(k=k) in (option.policy, self.today.policy):
             return None
-        return Option(
-            f"first {k}", first, *self._measure(*contexts(pools, first)), self.today.verdict
-        )
+        return self._first(k, f"first {k}", self.today.verdict)
 
-    def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
-        """Judge a policy by its contexts for the measured queries."""
-        return self._judged(name, policy, self._measure(order, kept))
+    def _first(self, k: int, name: str, verdict: RouteVerdict) -> Option:
+        policy = RatioPolicy(k=k)
+        order, kept = contexts(self.measured, policy)
+        return Option(name, policy, order, kept, of_contexts(self.measured, order, kept), verdict)
 
-    def _judged(self, name: str, policy: Policy, measured: _Measured) -> Option:
-        order, kept, metrics = measured
-        own, today = metrics, self.today.metrics
+    def option(
+        self,
+        name: str,
+        policy: Policy,
+        order: IntArray,
+        kept: NDArray[np.bool_],
+        metrics: Measured | None = None,
+    ) -> Option:
+        """Judge a policy by its contexts for the measured queries, and their metrics if known."""
+        own = of_contexts(self.measured, order, kept) if metrics is None else metrics
+        today = self.today.metrics
         size = "kept" if np.isnan(own["tokens"]).any() else "tokens"
         judged = verdict(
-            self.recall_gained(metrics),
+            self.recall_gained(own),
             own["udcg"] - today["udcg"],
             (own[size] - today[size]) / max(float(today[size].mean()), 1.0),
             todays_udcg=float(today["udcg"].mean()),
@@ -349,7 +345,7 @@ class LabelledRoute:
             risk_per_saved=RISK_PER_SAVED if name in ("balanced", "richer") else math.inf,
             **self._limits,
         )
-        return Option(name, policy, order, kept, metrics, judged)
+        return Option(name, policy, order, kept, own, judged)
 
     def recall_gained(self, metrics: Measured) -> FloatArray:
         """Return recall less today's where it is defined."""
@@ -411,16 +407,16 @@ class LabelledRoute:
     def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
         """Choose the policy that keeps a promise; return it with its verdict and its test."""
         settings = self.settings
-        fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
-        ordering, testing = self.part(fit_part), self.part(test_part)
-        fitted = _fit(self.family, *ordering, settings)
-        tested = None if fitted.model is None else predicted(fitted.model, testing[0])
-        own, other = fitted.grid(*ordering, fitted.out_of_fold), fitted.grid(*testing, tested)
+        ordering, testing = (
+            _part(self.pools, part) for part in ordering_and_test_parts(chosen_on, settings.seed)
+        )
+        fitted = _fit(self.family, ordering, settings)
+        own, other = fitted.grid(fitted.pools), fitted.grid(fitted.predict(testing))
         certification = certify(own, other, promise, seed=settings.seed)
         if certification.grid_index is None:
             return self.today, certification
         policy = other.policy(certification.grid_index)
-        return self.option("promised", policy, *contexts(self.measured[0], policy)), certification
+        return self.option("promised", policy, *contexts(self.measured, policy)), certification
 
     def by_probability(self) -> "Fitted":
         """Return P(relevant) and the policies based on it, whatever this route's family.
@@ -430,12 +426,13 @@ class LabelledRoute:
         """
         if self.fitted.model is not None:
             return self.fitted
-        n = self.own[1].n_answerable
-        if n < FEWEST_LABELS:
+        own = self.fitted.pools
+        if own.n_answerable < FEWEST_LABELS:
             raise CalibrationError(
-                f"{n} answerable queries to choose on, and a probability needs {FEWEST_LABELS}"
+                f"{own.n_answerable} answerable queries to choose on, and a probability needs "
+                f"{FEWEST_LABELS}"
             )
-        return _fit("expected_utility", *self.own, self.settings)
+        return _fit("expected_utility", own, self.settings)
 
     @property
     def wanted(self) -> Wanted:
@@ -454,12 +451,13 @@ class LabelledRoute:
             return None
         policy = among.grid.policy(index)
         if self.held_out:
-            return self.option(name, policy, *contexts(self.measured[0], policy))
+            return self.option(name, policy, *contexts(self.measured, policy))
         # Steps of a ladder often make the same choice: identical contexts are measured once.
         key = (among is self.choosing, among.by_others(rule))
         if key not in self._folded:
-            self._folded[key] = self._measure(*among.contexts(rule, self.settings.serving_k))
-        found = self._judged(name, policy, self._folded[key])
+            order, kept = among.contexts(rule, self.settings.serving_k)
+            self._folded[key] = order, kept, of_contexts(self.measured, order, kept)
+        found = self.option(name, policy, *self._folded[key])
         vacuous = among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
         if vacuous and found.verdict.recall is not None:
             n = found.verdict.n
@@ -468,16 +466,6 @@ class LabelledRoute:
             )
             return replace(found, verdict=shadow)
         return found
-
-    @cached_property
-    def _folded(self) -> "dict[tuple[bool, tuple[GridIndex | None, ...]], _Measured]":
-        """The options that choices of the folds give, by what they choose."""
-        return {}
-
-    def _measure(self, order: IntArray, kept: NDArray[np.bool_]) -> _Measured:
-        pools, labels = self.measured
-        metrics = of_contexts(pools, labels, order, kept)
-        return order, kept, metrics
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -492,16 +480,14 @@ class LabelledRoute:
 
 
 def _sufficiency(route: LabelledRoute, chosen: Option) -> SufficiencyProfile | None:
-    if route.probabilities is None:
+    pools, settings, promise = route.measured, route.settings, route.settings.promise
+    if pools.probabilities is None:
         return None
-    labels = route.measured[1].reordered(chosen.order)
-    inside = np.take_along_axis(route.probabilities, chosen.order, axis=1)
-    best = np.where(chosen.kept & ~np.isnan(inside), inside, -np.inf).max(axis=1)
-    settings, promise = route.settings, route.settings.promise
-    holds: NDArray[np.bool_] = np.any(labels.relevant & chosen.kept, axis=1)
+    probabilities = np.take_along_axis(pools.probabilities, chosen.order, axis=1)
+    relevant = np.take_along_axis(pools.relevant, chosen.order, axis=1)
     return calibrate_sufficiency(
-        np.where(np.isfinite(best), best, np.nan),
-        holds,
+        np.fmax.reduce(np.where(chosen.kept, probabilities, np.nan), axis=1),
+        np.any(relevant & chosen.kept, axis=1),
         model=None if isinstance(chosen.policy, ExpectedUtilityPolicy) else route.fitted.model,
         shown_by=route.shown_by,
         false_alarms=settings.false_alarms,
@@ -539,32 +525,30 @@ class Fitted:
     """The fit of a family of policies to some queries.
 
     Attributes:
+        pools: These queries, with P(relevant) of their candidates out of fold.
         model: P(relevant); None for relative scores.
-        out_of_fold: Shape (n_q, depth), P(relevant) of these queries' candidates from models that
-            did not see their labels; None for relative scores.
         temperature: The temperature of the relative scores.
         ks: Sizes of context.
     """
 
+    pools: LabelledPools
     model: RelevanceModel | None
-    out_of_fold: FloatArray | None
     temperature: float
     ks: tuple[int, ...]
     min_keep: int
 
-    def grid(
-        self,
-        pools: Pools,
-        labels: PoolLabels,
-        probabilities: FloatArray | None,
-        *,
-        per_token: bool = True,
-    ) -> Grid:
-        """Return the policies over some queries, with P(relevant) of their candidates."""
+    def predict(self, pools: LabelledPools) -> LabelledPools:
+        """Return other queries' pools with P(relevant), if there is a model."""
+        if self.model is None:
+            return pools
+        return replace(pools, probabilities=predicted(self.model, pools))
+
+    def grid(self, pools: LabelledPools, *, per_token: bool = True) -> Grid:
+        """Return the policies over some queries."""
         tried: dict[str, Any] = {"ks": self.ks, "min_keep": self.min_keep}
-        if self.model is None or probabilities is None:
-            return ratio_grid(pools, labels, temperature=self.temperature, **tried)
-        return utility_grid(pools, labels, probabilities, self.model, per_token=per_token, **tried)
+        if self.model is None or pools.probabilities is None:
+            return ratio_grid(pools, temperature=self.temperature, **tried)
+        return utility_grid(pools, pools.probabilities, self.model, per_token=per_token, **tried)
 
 
 def shuffled(values: FloatArray, seed: int) -> FloatArray:
@@ -584,7 +568,7 @@ def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dat
     return ordering, testing
 
 
-def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Family, str]:
+def _family(pools: LabelledPools, chosen_on: Dataset, settings: Settings) -> tuple[Family, str]:
     """Choose the family of policies, and explain the choice."""
     labelled, legs = len(chosen_on.answerable), len(pools.legs)
     if settings.policy != "auto":
@@ -604,31 +588,24 @@ def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Famil
     )
 
 
-def _fit(family: Family, pools: Pools, labels: PoolLabels, settings: Settings) -> Fitted:
+def _part(pools: LabelledPools, queries: Dataset) -> LabelledPools:
+    return pools.subset(query.query_id for query in queries.queries)
+
+
+def _fit(family: Family, pools: LabelledPools, settings: Settings) -> Fitted:
     """Fit a family of policies, with the sizes of context that the depth and a budget allow."""
     largest = pools.scores.shape[1]
     if settings.max_tokens is not None and pools.tokens is not None:
         # Sizes go as far as the budget, on the mean; what is served today is always tried.
-        tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0)
+        tokens = pools.sizes.cumsum(axis=1).mean(axis=0)
         within = int(np.searchsorted(tokens, settings.max_tokens, side="right"))
         largest = min(largest, max(within, settings.serving_k))
     ks = tuple(sorted({*sizes(largest), min(settings.serving_k, largest)}))
-    fitted = partial(Fitted, temperature=fit_temperature(pools), ks=ks, min_keep=settings.min_keep)
-    if family == "ratio":
-        return fitted(None, None)
-    return fitted(fit_relevance(pools, labels), out_of_fold(pools, labels))
-
-
-def _certificate(certification: Certification, promise: Promise, settings: Settings) -> Certificate:
-    """Return the certificate of a promise that the chosen policy keeps."""
-    return Certificate(
-        alpha=promise.alpha,
-        delta=promise.delta,
-        baseline_k=settings.serving_k,
-        test="betting p-values, fixed sequence",
-        recall_loss=significant(certification.recall_loss),
-        n_recall=certification.n_recall,
-    )
+    model = None
+    if family != "ratio":
+        model = fit_relevance(pools)
+        pools = replace(pools, probabilities=out_of_fold(pools, model))
+    return Fitted(pools, model, fit_temperature(pools), ks, settings.min_keep)
 
 
 def _cost_certificate(

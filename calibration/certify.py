@@ -79,8 +79,8 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         promise: The limit to certify.
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
     """
-    order = np.random.default_rng(seed).permutation(len(testing.labels))
-    defined = np.any(testing.labels.at_stake, axis=1)[order]
+    order = np.random.default_rng(seed).permutation(len(testing.pools))
+    defined = np.any(testing.pools.at_stake, axis=1)[order]
     indices = _sequence(ordering) if defined.any() else []
     nothing = Certification(
         grid_index=None,
@@ -101,7 +101,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     n_certified = risk.fixed_sequence(p_values, promise.delta)
 
     # UDCG above the baseline's, over ordering and test queries together.
-    n_ordering, n_testing = len(ordering.labels), len(testing.labels)
+    n_ordering, n_testing = len(ordering.pools), len(testing.pools)
     ordered_udcg = ordering.means[0][tuple(np.array(indices).T)]
     gain = (ordered_udcg - ordering.today) * n_ordering + (mean_udcg - testing.today) * n_testing
     gain /= n_ordering + n_testing
@@ -127,7 +127,7 @@ def _sequence(grid: Grid) -> list[GridIndex]:
     Large contexts lose the least recall, but one that harms more than it gains is not worth a test,
     and failing that test would end the sequence.
     """
-    if len(grid.labels) == 0:
+    if len(grid.pools) == 0:
         return []
     udcg, recall_loss = grid.means
     if np.isnan(recall_loss).any():

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from calibration.data.dataset import Dataset
 from calibration.fit import fit_temperature
 from calibration.grid import relative_values
-from calibration.pool_labels import IntArray, PoolLabels, label
-from calibration.replay import Pools
+from calibration.pools import IntArray, LabelledPools, Pools, label
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
@@ -105,7 +104,7 @@ def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]
     return order, np.arange(order.shape[1]) < n_kept
 
 
-def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> dict[str, FloatArray]:
+def per_query(pools: LabelledPools, policy: Policy) -> dict[str, FloatArray]:
     """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
     Recall, MRR, nDCG, hit rate and average precision are undefined for a query without relevant
@@ -117,12 +116,11 @@ def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> dict[str, Flo
     only a context.
     """
     temperature = policy.temperature if isinstance(policy, RatioPolicy) else None
-    return of_contexts(pools, labels, *contexts(pools, policy), temperature)
+    return of_contexts(pools, *contexts(pools, policy), temperature)
 
 
 def of_contexts(
-    pools: Pools,
-    labels: PoolLabels,
+    pools: LabelledPools,
     order: IntArray,
     kept: NDArray[np.bool_],
     temperature: float | None = None,
@@ -130,48 +128,53 @@ def of_contexts(
     """Measure contexts as `per_query` does, however they were chosen.
 
     Args:
-        pools: The candidates.
-        labels: Their labels, in the order of the pools.
         order: Shape (n_q, depth), columns of the pools, best first.
         kept: Shape (n_q, depth), whether each of these is in the context.
         temperature: Temperature of the relative scores by which a passage is suspected of harm;
             fitted to these pools unless given.
     """
-    own, rules = labels.reordered(order), labels.rules
-    worth, suspects = np.where(kept, own.utilities, 0.0), rules.score_ratio is not None
+    rules, suspects = pools.rules, pools.rules.score_ratio is not None
+    worth = np.where(kept, np.take_along_axis(pools.utilities, order, axis=1), 0.0)
     if suspects:
-        worth[~_counts_for_sure(pools, own, order, temperature)] = 0.0
+        certain = _counts_for_sure(pools, temperature or fit_temperature(pools))
+        certain = np.take_along_axis(certain, order, axis=1)
+        certain[:, : rules.rank_limit] = True
+        worth[~certain] = 0.0
+
+    def served(marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.take_along_axis(marked, order, axis=1) & kept
 
     def count(marked: NDArray[np.bool_]) -> IntArray:
-        counts: IntArray = (marked & kept).sum(axis=1)
+        counts: IntArray = served(marked).sum(axis=1)
         return counts
 
-    relevant, n_kept = own.relevant & kept, kept.sum(axis=1)
-    n_found, n_judged = relevant.sum(axis=1), count(own.judged)
-    n_relevant, in_pool = labels.n_relevant, labels.relevant.sum(axis=1)
-    at_stake, n_harmful = labels.at_stake.sum(axis=1), count(worth < 0.0)
+    relevant, n_kept = served(pools.relevant), kept.sum(axis=1)
+    n_found, n_judged = relevant.sum(axis=1), count(pools.judged)
+    n_relevant, in_pool = pools.n_relevant, pools.relevant.sum(axis=1)
+    at_stake, n_harmful = pools.at_stake.sum(axis=1), (worth < 0.0).sum(axis=1)
     tokens = np.full(kept.shape, np.nan) if pools.tokens is None else pools.tokens
+    grades = np.where(kept, np.take_along_axis(pools.grades, order, axis=1), 0)
     (gain, harm), nothing = udcg(worth), np.full(len(kept), np.nan)
     first, precisions = reciprocal_ranks(relevant.astype(np.float64)), precision_sums(relevant)
-    best = gains(labels.best_grades, rules.gain)
+    best = gains(pools.best_grades, rules.gain)
     return {
         "recall": share(n_found, n_relevant),
         "pooled_recall": share(n_found, in_pool),
         "precision": share(n_found, n_kept),
-        "precision_judged": nothing if labels.positives_only else share(n_found, n_judged),
+        "precision_judged": nothing if pools.positives_only else share(n_found, n_judged),
         "mrr": np.where(n_relevant, first, np.nan),
         "served_mrr": np.where(n_kept, first, np.nan),
-        "ndcg": ndcg(gains(np.where(kept, own.grades, 0), rules.gain), best),
+        "ndcg": ndcg(gains(grades, rules.gain), best),
         "udcg": gain - harm,
         "harm": harm,
-        "misleading": count(own.misleading) * 1.0 if own.misleading.any() else nothing,
+        "misleading": count(pools.misleading) * 1.0 if pools.misleading.any() else nothing,
         "distractor_rate": share(n_harmful, n_kept) if suspects else nothing,
         "harm_undiscounted": 0.5 * n_harmful if suspects else nothing,
         "kept": n_kept * 1.0,
         "tokens": np.where(kept, np.take_along_axis(tokens, order, axis=1), 0.0).sum(axis=1),
-        "recall_loss": share(at_stake - count(own.at_stake), at_stake),
+        "recall_loss": share(at_stake - count(pools.at_stake), at_stake),
         "recall_at_depth": share(in_pool, n_relevant),
-        "ndcg_at_10": ndcg(gains(labels.grades, rules.gain), best),
+        "ndcg_at_10": ndcg(gains(pools.grades, rules.gain), best),
         "judged": share(n_judged, n_kept),
         "hit_rate": np.where(n_relevant, n_found > 0, np.nan),
         "average_precision": share(precisions, n_relevant),
@@ -180,19 +183,15 @@ def of_contexts(
     }
 
 
-def _counts_for_sure(
-    pools: Pools, own: PoolLabels, order: IntArray, temperature: float | None
-) -> NDArray[np.bool_]:
-    """Find the passages that have a label's worth, or are suspected to do harm (preset blog)."""
-    rules = own.rules
-    relative, incomparable = relative_values(pools, temperature or fit_temperature(pools))
-    certain = np.take_along_axis(relative, order, axis=1) > (rules.score_ratio or 0.0)
-    certain &= ~incomparable[:, None]
-    certain |= own.relevant | own.misleading
+def _counts_for_sure(pools: LabelledPools, temperature: float) -> NDArray[np.bool_]:
+    """Find the candidates that have a label's worth, or are suspected to do harm by their score."""
+    rules = pools.rules
+    relative, incomparable = relative_values(pools, temperature)
+    certain = (relative > (rules.score_ratio or 0.0)) & ~incomparable[:, None]
+    certain |= pools.relevant | pools.misleading
     if 0 in (rules.by_grade or {}):
-        certain |= own.judged | own.positives_only
-    certain[:, : rules.rank_limit] = True
-    return certain
+        certain |= pools.judged | pools.positives_only
+    return np.asarray(certain)
 
 
 def per_query_keywords(
@@ -235,8 +234,7 @@ def measure(
     """
     measured: dict[str, FloatArray] = {}
     if dataset.answerable:
-        labels = label(pools, dataset, utilities, baseline_k=baseline_k)
-        measured = per_query(pools, labels, policy)
+        measured = per_query(label(pools, dataset, utilities, baseline_k=baseline_k), policy)
     if dataset.keywords:
         measured |= per_query_keywords(pools, dataset.keywords, policy, text_of)
     return measured

@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.pool_labels import IntArray, PoolLabels
-from calibration.replay import Pools
+from calibration.pools import IntArray, LabelledPools, Pools
 from ctxguard._support.extras import require
 from ctxguard._support.words import significant
 from ctxguard.core.columns import is_free
@@ -28,7 +27,7 @@ _TEMPERATURE_RANK = 10
 _TEMPERATURE_SHARE = 0.1
 
 
-def fit_fusion(pools: Pools, labels: PoolLabels) -> Fusion:
+def fit_fusion(pools: LabelledPools) -> Fusion:
     """Fit the convex fusion whose order has the highest mean nDCG@10 on these queries.
 
     Args:
@@ -40,17 +39,17 @@ def fit_fusion(pools: Pools, labels: PoolLabels) -> Fusion:
     Raises:
         CalibrationError: no query has a relevant passage.
     """
-    some = labels.n_relevant > 0
+    some = pools.n_relevant > 0
     if not some.any():
         raise CalibrationError(
             "no calibration query has a relevant passage, so no fusion can be fitted"
         )
-    quality = np.array([_ndcg(pools, labels, weight)[some].mean() for weight in WEIGHTS])
+    quality = np.array([_ndcg(pools, weight)[some].mean() for weight in WEIGHTS])
     plateau = np.flatnonzero(quality >= quality.max() - 1e-9)
     return Fusion("convex", WEIGHTS[int(plateau[len(plateau) // 2])])
 
 
-def _ndcg(pools: Pools, labels: PoolLabels, weight: float) -> FloatArray:
+def _ndcg(pools: LabelledPools, weight: float) -> FloatArray:
     """Return nDCG@10 of every query under convex fusion, shape (n_q,); NaN without an answer."""
     fused = np.full(pools.scores.shape, np.nan)
     for row, n in enumerate(pools.lengths.tolist()):
@@ -59,7 +58,7 @@ def _ndcg(pools: Pools, labels: PoolLabels, weight: float) -> FloatArray:
         }
         fused[row, :n] = fuse(legs, Fusion("convex", weight))
     order = np.argsort(-fused, axis=1, kind="stable")
-    return ndcg(np.take_along_axis(labels.grades, order, axis=1), labels.best_grades)
+    return ndcg(np.take_along_axis(pools.grades, order, axis=1), pools.best_grades)
 
 
 def fit_temperature(pools: Pools) -> float:
@@ -102,60 +101,33 @@ _MAX_ITERATIONS = 1_000
 _COLUMNS = 8
 
 
-def pool_features(pools: Pools, rows: Sequence[int] | IntArray | None = None) -> FloatArray:
-    """Return the features of every candidate of some queries, one query after the other.
+def pool_features(pools: Pools) -> FloatArray:
+    """Return the features of every candidate, one query after the other, as the guard makes them.
 
-    The guard computes them by the same function.
-
-    Args:
-        pools: The replay of one route.
-        rows: The queries; all unless given.
-
-    Returns:
-        Shape (n_candidates, n_features).
+    Shape (n_candidates, n_features).
     """
-    rows = range(len(pools)) if rows is None else rows
-    table, end = np.empty((pools.lengths[rows].sum(), len(_names(pools)))), 0
-    for own in _features(pools, rows):
-        table[end : end + len(own)] = own
-        end += len(own)
-    return table
-
-
-def _features(pools: Pools, rows: Sequence[int] | IntArray) -> Iterator[FloatArray]:
-    """Return the features of the candidates of each query, shape (n, n_features)."""
     named = named_features(pools.signals)
-    for ranking in pools.rankings(rows):
-        found = features(legs_of(ranking, range(len(ranking))), ranking.signals, named)
-        yield np.ascontiguousarray(found.T)
+    table, end = np.empty((pools.lengths.sum(), len(_names(pools)))), 0
+    for ranking in pools.rankings():
+        start, end = end, end + len(ranking)
+        own = legs_of(ranking, range(len(ranking)))
+        table[start:end] = features(own, ranking.signals, named).T
+    return table
 
 
 def _names(pools: Pools) -> tuple[str, ...]:
     return feature_names(pools.legs or (RANKING,), named_features(pools.signals))
 
 
-def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None) -> RelevanceModel:
-    """Fit P(relevant), an L2 logistic regression over the features.
+def fit_relevance(pools: LabelledPools) -> RelevanceModel:
+    """Fit P(relevant), an L2 logistic regression over the features (DESIGN.md §5).
 
-    See DESIGN.md §5.
-
-    Args:
-        pools: The replay of one route, with its legs' scores and named signals.
-        labels: Their labels; a candidate without a label counts as not relevant.
-        rows: The queries to fit on; all unless given.
+    A candidate without a label counts as not relevant.
 
     Raises:
         CalibrationError: a feature is NaN, or all or none of the candidates are relevant.
     """
-    if rows is None:
-        rows = np.arange(len(pools))
-    return _fit(pools, labels, rows, pool_features(pools, rows))
-
-
-def _fit(pools: Pools, labels: PoolLabels, rows: IntArray, inputs: FloatArray) -> RelevanceModel:
-    """Fit to the features of these queries' candidates, which are overwritten."""
-    inside = np.arange(pools.scores.shape[1]) < pools.lengths[rows, None]
-    relevant = labels.relevant[rows][inside]
+    inputs, relevant = pool_features(pools), pools.relevant[pools.retrieved]
     if np.isnan(inputs).any():
         raise CalibrationError(
             "a candidate lacks a leg's score, so its features are undefined: score every "
@@ -163,7 +135,7 @@ def _fit(pools: Pools, labels: PoolLabels, rows: IntArray, inputs: FloatArray) -
         )
     if relevant.all() or not relevant.any():
         raise CalibrationError(
-            f"of {relevant.size} candidates of {len(rows)} queries {int(relevant.sum())} are "
+            f"of {relevant.size} candidates of {len(pools)} queries {int(relevant.sum())} are "
             "relevant; a model needs both kinds. Use policy = ratio, or label more queries"
         )
     return fit_model(pools, inputs, relevant)
@@ -214,49 +186,46 @@ def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray
     return inputs.clip(-_CLIP, _CLIP, out=inputs), means, scales
 
 
-def predicted(
-    model: RelevanceModel, pools: Pools, rows: Sequence[int] | IntArray | None = None
-) -> FloatArray:
-    """Compute P(relevant) of every candidate of some queries, as the guard does.
+def predicted(model: RelevanceModel, pools: Pools) -> FloatArray:
+    """Compute P(relevant) of every candidate, as the guard does.
 
     Args:
-        model: The model over the features of these pools.
-        rows: The queries; all unless given.
+        model: A model over the features of these pools.
 
     Returns:
-        Shape (n_rows, depth), NaN beyond a pool's end.
+        Shape (n_q, depth), NaN beyond a pool's end and where a query lacks a feature.
     """
-    rows = range(len(pools)) if rows is None else rows
-    values = np.full((len(rows), pools.scores.shape[1]), np.nan)
-    for at, own in enumerate(_features(pools, rows)):
-        found = model.from_features(own.T)
-        values[at, : len(own)] = np.nan if found is None else found
+    values = np.full(pools.scores.shape, np.nan)
+    own = np.split(pool_features(pools), np.cumsum(pools.lengths)[:-1])
+    for row, inputs in zip(range(len(pools)), own, strict=False):
+        found = model.from_features(inputs.T)
+        if found is not None:
+            values[row, : len(inputs)] = found
     return values
 
 
-def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
+def out_of_fold(pools: LabelledPools, model: RelevanceModel) -> FloatArray:
     """Compute P(relevant) of every candidate by a model that was not fitted to its query.
 
     A threshold tuned on a model's own training queries is too high. Questions that are nearly the
-    same share a fold. If the other folds leave nothing to fit on, the model of all queries is used.
+    same share a fold.
+
+    Args:
+        model: Fitted to all queries; taken where the other folds leave nothing to fit on.
 
     Returns:
         Shape (n_q, depth), NaN beyond a pool's end.
     """
-    values = np.full(pools.scores.shape, np.nan)
-    inputs, row = pool_features(pools), np.repeat(np.arange(len(pools)), pools.lengths)
-    column = np.arange(row.size) - (np.cumsum(pools.lengths) - pools.lengths)[row]
-    for inside, outside in folds(labels.groups):
-        try:
-            model = _fit(pools, labels, outside, inputs[np.isin(row, outside)])
-        except CalibrationError:
-            model = fit_relevance(pools, labels)
-        own = np.isin(row, inside)
-        found = model.from_features(inputs[own].T)
-        if found is None:
-            values[inside] = predicted(model, pools, inside)
-        else:
-            values[row[own], column[own]] = found
+    inputs, relevant = pool_features(pools), pools.relevant[pools.retrieved]
+    fold = np.repeat(fold_numbers(pools.groups), pools.lengths)
+    values, found = np.full(pools.scores.shape, np.nan), np.full(relevant.size, np.nan)
+    for number in np.unique(fold):
+        own, others = fold == number, fold != number
+        fits = relevant[others].any() and not relevant[others].all()
+        fitted = fit_model(pools, inputs[others], relevant[others]) if fits else model
+        probabilities = fitted.from_features(inputs[own].T)
+        found[own] = np.nan if probabilities is None else probabilities
+    values[pools.retrieved] = found
     return values
 
 

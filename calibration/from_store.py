@@ -21,7 +21,8 @@ from calibration.judged_candidates import (
     first_k,
     fitted_policy,
 )
-from calibration.replay import Pools, replay
+from calibration.pools import Pools
+from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
 from calibration.verdict import (
     RISK_PER_SAVED,

@@ -13,15 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.fit import fit_temperature
-from calibration.pool_labels import IntArray, PoolLabels
-from calibration.replay import Pools
+from calibration.pools import IntArray, LabelledPools, Pools
 from ctxguard._support.words import significant
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import discounts, is_relative, relative_scores, within_domain
 from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import CalibrationError
 from ctxguard.measure.metrics import discounted, share
 
 RATIOS: FloatArray = np.round(np.arange(0, 100) / 100, 2)
@@ -69,29 +67,24 @@ class Grid:
     """Policies of one family over one set of queries.
 
     Attributes:
-        labels: Labels of the candidates, in the order in which the policies serve them.
+        pools: The labelled candidates, with P(relevant) where it is known.
         ks: Sizes of context, ascending, ≥ 1.
         thresholds: Ascending.
         reached: How many of them keep each candidate, as by `thresholds_reached`; non-increasing
             along ranks.
         make: The policy of a k and a threshold.
-        order: Shape (n_q, depth), the columns of the pools in that order; None for their own.
-        probabilities: Shape (n_q, depth), P(relevant) of the candidates in that order, from models
-            that did not see their labels, NaN beyond the pool; None where there are none.
-        tokens: Shape (n_q, depth), of the candidates in that order, 0 beyond the pool; a passage
-            counts as one where tokens are unknown.
+        order: Shape (n_q, depth), the columns of the pools in the order in which policies keep
+            them.
         places: Shape (n_q, depth), the rank of each candidate by P, from 0, where the order is
             not that of P; None where it is.
     """
 
-    labels: PoolLabels
+    pools: LabelledPools
     ks: Sequence[int]
     thresholds: FloatArray
     reached: IntArray
     make: Callable[[int, float], Policy]
-    order: IntArray | None = None
-    probabilities: FloatArray | None = None
-    tokens: FloatArray | None = None
+    order: IntArray
     places: IntArray | None = None
 
     def settings(self, index: GridIndex) -> tuple[int, float]:
@@ -106,11 +99,9 @@ class Grid:
         """Return the same policies over some of the queries."""
         return replace(
             self,
-            labels=self.labels.rows(rows),
+            pools=self.pools.rows(rows),
             reached=self.reached[rows],
-            order=None if self.order is None else self.order[rows],
-            probabilities=None if self.probabilities is None else self.probabilities[rows],
-            tokens=None if self.tokens is None else self.tokens[rows],
+            order=self.order[rows],
             places=None if self.places is None else self.places[rows],
         )
 
@@ -120,18 +111,23 @@ class Grid:
         counts: IntArray = np.minimum(self._above[:, thresholds], np.array(self.ks)[sizes])
         return counts
 
-    def contexts(self, index: GridIndex) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return what a policy serves.
+    def contexts(
+        self, index: GridIndex, rows: NDArray[np.bool_] | slice = slice(None)
+    ) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Find the contexts that a policy serves.
+
+        Args:
+            rows: The queries.
 
         Returns:
-            Shape (n_q, depth), columns of the pools, what is kept first and in the order in which
-            it is served; and whether each is kept.
+            Shape (n_q, depth), columns of the pools, those kept first and in the order in which
+            they are served; and whether each is kept.
         """
-        depth = self.reached.shape[1]
-        kept = np.arange(depth) < self.kept([index])
-        order = np.tile(np.arange(depth), (len(kept), 1)) if self.order is None else self.order
+        order = self.order[rows]
+        depth = order.shape[1]
+        kept = np.arange(depth) < self.kept([index])[rows]
         if self.places is not None:
-            served = np.argsort(np.where(kept, self.places, depth), axis=1, kind="stable")
+            served = np.argsort(np.where(kept, self.places[rows], depth), axis=1, kind="stable")
             order = np.take_along_axis(order, served, axis=1)
         return order, kept
 
@@ -145,31 +141,15 @@ class Grid:
         above: IntArray = counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
         return above
 
-    def check_queries(self) -> None:
-        """Raise CalibrationError if there are no queries."""
-        if len(self.labels) == 0:
-            raise CalibrationError(
-                "there is no query to choose on: the retriever answered none of them; see which "
-                "queries were skipped, and why"
-            )
-
-    @cached_property
+    @property
     def today(self) -> float:
-        """Mean UDCG of the baseline, which is served today.
+        """Mean UDCG of the baseline, which is served today; there is at least one query."""
+        return float((self.pools.utilities * self._todays_discounts).sum(axis=1).mean())
 
-        Raises:
-            CalibrationError: there are no queries.
-        """
-        self.check_queries()
-        return float((self.labels.utilities * self._todays_discounts).sum(axis=1).mean())
-
-    @cached_property
+    @property
     def _todays_discounts(self) -> FloatArray:
-        """The discount of each candidate's rank in what is served today, 0 where it is not."""
-        discount = discounts(self.reached.shape[1])
-        ranks = np.arange(discount.size) if self.order is None else self.order
-        own: FloatArray = discount[ranks] * self.labels.in_baseline
-        return own
+        """The discount of each candidate's rank in the baseline, 0 where it is not in it."""
+        return np.asarray(discounts(self.order.shape[1]) * self.pools.in_baseline)
 
     @cached_property
     def means(self) -> tuple[FloatArray, FloatArray]:
@@ -180,7 +160,7 @@ class Grid:
         rows = []
         for size in range(len(self.ks)):
             udcg, loss = self.at([(size, place) for place in range(self.thresholds.size)])
-            known = loss[self.labels.at_stake.any(axis=1)]
+            known = loss[self.pools.at_stake.any(axis=1)]
             mean = known.mean(axis=0) if len(known) else np.full(self.thresholds.size, np.nan)
             rows.append((udcg.mean(axis=0), mean))
         udcgs, losses = zip(*rows, strict=True)
@@ -202,8 +182,7 @@ class Grid:
 
         Shape (n_q, depth + 1) each.
         """
-        at_stake = self.labels.at_stake.astype(np.float64)
-        return self._udcg(self.labels.utilities), _sums(at_stake)
+        return self._udcg(self.pools.utilities), self._sums(self.pools.at_stake.astype(np.float64))
 
     @cached_property
     def beyond_today(self) -> FloatArray:
@@ -217,71 +196,63 @@ class Grid:
             Shape (3, n_q, depth + 1): share of all relevant passages of a query, 0 where it has
             none; UDCG; and tokens, or passages where tokens are unknown.
         """
-        labels = self.labels
-        relevant, worth = labels.relevant.astype(np.float64), labels.utilities
-        if self.probabilities is not None:
-            relevant, worth = with_expected(labels, self.probabilities, EXPECTED)
-        recall = np.nan_to_num(share(relevant, labels.n_relevant[:, None]))
-        sizes, baseline = self.sizes_of_candidates, labels.in_baseline
+        relevant, worth = with_expected(self.pools, EXPECTED)
+        recall = np.nan_to_num(share(relevant, self.pools.n_relevant[:, None]))
+        sizes, baseline = self.pools.sizes, self.pools.in_baseline
         today = np.stack([recall * baseline, worth * self._todays_discounts, sizes * baseline])
-        running = np.stack([_sums(recall), self._udcg(worth), _sums(sizes)])
+        running = np.stack([self._sums(recall), self._udcg(worth), self._sums(sizes)])
         beyond: FloatArray = running - today.sum(axis=2, keepdims=True)
         return beyond
 
-    @property
-    def sizes_of_candidates(self) -> FloatArray:
-        """Tokens of each candidate, or 1 where tokens are unknown, shape (n_q, depth)."""
-        return self.labels.retrieved.astype(np.float64) if self.tokens is None else self.tokens
+    def _sums(self, values: FloatArray) -> FloatArray:
+        """Sum a table over the first n of the order, n = 0 … depth, shape (n_q, depth + 1)."""
+        ordered = np.take_along_axis(values, self.order, axis=1)
+        return np.pad(ordered.cumsum(axis=1), ((0, 0), (1, 0)))
 
     def _udcg(self, worth: FloatArray) -> FloatArray:
         """Return UDCG of the first n candidates, as they are served, shape (n_q, depth + 1)."""
-        depth = worth.shape[1]
-        if self.places is None:
-            return _sums(discounted(worth))
+        ordered, depth = np.take_along_axis(worth, self.order, axis=1), worth.shape[1]
         found = np.zeros((len(worth), depth + 1))
+        if self.places is None:
+            found[:, 1:] = discounted(ordered).cumsum(axis=1)
+            return found
         discount, earlier = discounts(depth), np.tri(depth, dtype=bool)
         for row, places in enumerate(self.places):
             # Of the first n, how many are served before each.
             before = (places[:, None] < places).cumsum(axis=0)
-            found[row, 1:] = np.where(earlier, discount[before], 0.0) @ worth[row]
+            found[row, 1:] = np.where(earlier, discount[before], 0.0) @ ordered[row]
         return found
 
 
-def with_expected(
-    labels: PoolLabels, probabilities: FloatArray, part: float
-) -> tuple[FloatArray, FloatArray]:
-    """Replace a part of every label by its expectation under P(relevant).
+def with_expected(pools: LabelledPools, part: float) -> tuple[FloatArray, FloatArray]:
+    """Replace a part of every label by its expectation under P(relevant), where that is known.
 
     Each query is expected to have as many relevant candidates as its labels name; P says which.
 
     Args:
-        probabilities: Shape (n_q, depth), NaN beyond the pool.
         part: The share of each label to replace, in [0, 1].
 
     Returns:
         Shape (n_q, depth) each: how relevant each candidate is, in [0, 1], and its worth.
     """
-    relevant = labels.relevant.astype(np.float64)
-    likely = np.nan_to_num(probabilities)
+    kind, own_worth = pools.relevant, pools.utilities
+    relevant = kind.astype(np.float64)
+    if pools.probabilities is None:
+        return relevant, own_worth
+    likely = np.nan_to_num(pools.probabilities)
     scale = relevant.sum(axis=1) / np.maximum(likely.sum(axis=1), _LEAST_SUM)
     expected = np.minimum(likely * scale[:, None], 1.0)
     # If a candidate were of the other kind, it would be worth as much as the mean of that kind.
-    kind, other, own_worth = labels.relevant, labels.retrieved & ~labels.relevant, labels.utilities
+    other = pools.retrieved & ~kind
     right = np.where(kind, own_worth, own_worth.sum(where=kind) / max(kind.sum(), 1))
     wrong = np.where(other, own_worth, own_worth.sum(where=other) / max(other.sum(), 1))
-    worth = np.where(labels.retrieved, expected * right + (1.0 - expected) * wrong, 0.0)
+    worth = np.where(pools.retrieved, expected * right + (1.0 - expected) * wrong, 0.0)
     own = 1.0 - part
     return own * relevant + part * expected, own * own_worth + part * worth
 
 
-def _sums(values: FloatArray) -> FloatArray:
-    """Return the sums of the first n of each row, n = 0 … depth, shape (n_q, depth + 1)."""
-    return np.pad(values.cumsum(axis=1), ((0, 0), (1, 0)))
-
-
 def ratio_grid(
-    pools: Pools,
-    labels: PoolLabels,
+    pools: LabelledPools,
     *,
     temperature: float | None = None,
     ks: Sequence[int] | None = None,
@@ -299,15 +270,16 @@ def ratio_grid(
     chosen = fit_temperature(pools) if temperature is None else temperature
     values, outside = relative_values(pools, chosen)
     ratios = ratios if is_relative(pools.kind) else np.zeros(1)
+    n, depth = values.shape
     return Grid(
-        labels,
-        ks or sizes(pools.scores.shape[1]),
+        pools,
+        ks or sizes(depth),
         ratios,
         thresholds_reached(values, ratios, min_keep=min_keep, always=outside),
         lambda k, ratio: RatioPolicy(
             k=k, min_ratio=ratio, temperature=chosen, min_keep=min(min_keep, k)
         ),
-        tokens=None if pools.tokens is None else np.nan_to_num(pools.tokens),
+        np.tile(np.arange(depth), (n, 1)),
     )
 
 
@@ -331,8 +303,7 @@ def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, NDArr
 
 
 def utility_grid(
-    pools: Pools,
-    labels: PoolLabels,
+    pools: LabelledPools,
     probabilities: FloatArray,
     model: RelevanceModel,
     *,
@@ -344,7 +315,6 @@ def utility_grid(
     """Make every (k, cost) of expected-utility policies with one model.
 
     Args:
-        labels: Their labels, in the order of the pools.
         probabilities: Shape (n_q, depth), from the model; out of fold if a threshold is chosen
             on the queries that the model was fitted to.
         model: The model of the policies.
@@ -353,22 +323,20 @@ def utility_grid(
         min_keep: The fewest passages that every policy keeps.
         per_token: Weigh P by length, as far as tokens are known.
     """
-    tokens = None if pools.tokens is None else np.nan_to_num(pools.tokens)
-    per_token &= tokens is not None
-    weighed = (
-        probabilities if tokens is None or not per_token else probabilities * weight_of(tokens)
-    )
+    per_token &= pools.tokens is not None
+    weighed = probabilities * weight_of(pools.sizes) if per_token else probabilities
     order = np.argsort(-weighed, axis=1, kind="stable")
-    values = np.take_along_axis(weighed, order, axis=1)
-    ordered = np.take_along_axis(probabilities, order, axis=1)
     places = None
     if per_token:
+        ordered = np.take_along_axis(probabilities, order, axis=1)
         places = np.argsort(np.argsort(-ordered, axis=1, kind="stable"), axis=1, kind="stable")
     return Grid(
-        labels.reordered(order),
+        replace(pools, probabilities=probabilities),
         ks or sizes(pools.scores.shape[1]),
         thresholds,
-        thresholds_reached(values, thresholds, min_keep=min_keep),
+        thresholds_reached(
+            np.take_along_axis(weighed, order, axis=1), thresholds, min_keep=min_keep
+        ),
         lambda k, threshold: ExpectedUtilityPolicy(
             model=model,
             k=k,
@@ -377,8 +345,6 @@ def utility_grid(
             per_token=per_token,
         ),
         order,
-        ordered,
-        None if tokens is None else np.take_along_axis(tokens, order, axis=1),
         places,
     )
 

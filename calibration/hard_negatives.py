@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from calibration.data.dataset import Dataset, DistractorKind
 from calibration.data.text_files import write_lines
-from calibration.replay import Pools
+from calibration.pools import Pools
 from ctxguard.core.scores import is_relative, relative_scores
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError

@@ -16,7 +16,7 @@ from calibration.calibrate_route import Settings
 from calibration.evaluate import contexts
 from calibration.fit import fit_model, pool_features, predicted
 from calibration.objectives import LOST_QUERIES, RICHEST
-from calibration.replay import Pools
+from calibration.pools import Pools
 from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.relevance import RelevanceModel

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibration.fit import fold_numbers
 from calibration.grid import Grid, GridIndex
-from calibration.pool_labels import IntArray
+from calibration.pools import IntArray
 from calibration.settings import Context
 from ctxguard.core.types import FloatArray
 
@@ -63,97 +63,70 @@ budget go: a threshold drops from them."""
 _TIE = 1e-12
 
 
-@dataclass(frozen=True)
-class PolicySums:
+class PolicySums(NamedTuple):
     """Sums over queries of the figures of some policies of a grid, by fold.
 
     Attributes:
         all_queries: Shape (n_folds,), the number of queries.
         answerable: Likewise, of those with a relevant passage.
-        recall: Shape (2, n_folds, n_policies), Σ d and Σ d² of recall less that of today's
+        today_tokens: Likewise, tokens of today's first k, or passages where tokens are unknown.
+        kept: Shape (n_folds, n_policies), passages kept.
+        recall: Shape (n_folds, 2, n_policies), Σ d and Σ d² of recall less that of today's
             first k, over the answerable queries; half by labels and half by P(relevant), where
             that is known (`Grid.beyond_today`).
         gain: Likewise for UDCG, over all queries.
         tokens: Likewise for tokens, or for passages where tokens are unknown.
-        today_tokens: Shape (n_folds,), of today's first k.
-        kept: Shape (n_folds, n_policies), passages kept.
     """
 
     all_queries: FloatArray
     answerable: FloatArray
+    today_tokens: FloatArray
+    kept: FloatArray
     recall: FloatArray
     gain: FloatArray
     tokens: FloatArray
-    today_tokens: FloatArray
-    kept: FloatArray
 
     @classmethod
-    def of(
-        cls,
-        grid: Grid,
-        tried: Sequence[GridIndex],
-        fold: IntArray,
-    ) -> "PolicySums":
-        """Add up the figures of the tried policies.
+    def of(cls, grid: Grid, tried: Sequence[GridIndex], fold: IntArray) -> "PolicySums":
+        """Add up the figures of policies.
 
         Args:
-            grid: A grid whose labels have the first ``serving_k`` as their baseline.
-            tried: The policies listed by `tried`.
+            grid: Its labels have the first ``serving_k`` as their baseline.
+            tried: The policies, from `tried`.
             fold: Shape (n_q,), the number of each query's fold, from 0.
-
-        Raises:
-            CalibrationError: there are no queries.
         """
-        grid.check_queries()
         member = np.equal(fold, np.arange(fold.max() + 1)[:, None]) * 1.0  # (n_folds, n_q)
-        n_kept = grid.kept(tried)
-        recall, gain, tokens = (
-            np.stack([member @ of_n, member @ of_n**2])
-            for each in grid.beyond_today
-            for of_n in [np.take_along_axis(each, n_kept, axis=1)]
-        )
+        n_kept, pools = grid.kept(tried), grid.pools
+        differences = [np.take_along_axis(each, n_kept, axis=1) for each in grid.beyond_today]
         return cls(
             member.sum(axis=1),
-            member @ (grid.labels.n_relevant > 0),
-            recall,
-            gain,
-            tokens,
-            member @ (grid.sizes_of_candidates * grid.labels.in_baseline).sum(axis=1),
+            member @ (pools.n_relevant > 0),
+            member @ (pools.sizes * pools.in_baseline).sum(axis=1),
             member @ n_kept,
+            *[np.stack([member @ d, member @ d**2], axis=1) for d in differences],
         )
 
     def without(self, fold: int) -> "PolicySums":
         """Return the sums over the queries of all other folds."""
         others = np.arange(len(self.all_queries)) != fold
-        return PolicySums(
-            self.all_queries[others],
-            self.answerable[others],
-            self.recall[:, others],
-            self.gain[:, others],
-            self.tokens[:, others],
-            self.today_tokens[others],
-            self.kept[others],
-        )
+        return PolicySums(*[table[others] for table in self])
 
-    @cached_property
+    @property
     def mean_kept(self) -> FloatArray:
         """Passages kept on the mean, shape (n_policies,)."""
-        kept: FloatArray = self.kept.sum(axis=0) / self.all_queries.sum()
-        return kept
+        return np.asarray(self.kept.sum(axis=0) / self.all_queries.sum())
 
-    @cached_property
+    @property
     def mean_gain(self) -> FloatArray:
         """Mean UDCG less today's, shape (n_policies,)."""
-        gain: FloatArray = self.gain[0].sum(axis=0) / self.all_queries.sum()
-        return gain
+        return np.asarray(self.gain[:, 0].sum(axis=0) / self.all_queries.sum())
 
-    @cached_property
+    @property
     def mean_recall(self) -> FloatArray:
         """Mean recall less today's, shape (n_policies,); 0 where no query has an answer."""
-        recall: FloatArray = self.recall[0].sum(axis=0) / max(self.answerable.sum(), 1.0)
-        return recall
+        return np.asarray(self.recall[:, 0].sum(axis=0) / max(self.answerable.sum(), 1.0))
 
-    @cached_property
+    @property
     def gain_error(self) -> FloatArray:
         """The paired standard error of `mean_gain`, shape (n_policies,)."""
         return self._error(self.gain)
@@ -161,15 +134,13 @@ class PolicySums:
     def token_share(self, caution: float) -> FloatArray:
         """Mean tokens as a share of today's, with standard errors added, shape (n_policies,)."""
         n, today = self.all_queries.sum(), max(float(self.today_tokens.sum()), _TIE)
-        more = self.tokens[0].sum(axis=0) + caution * n * self._error(self.tokens)
-        share: FloatArray = 1.0 + more / today
-        return share
+        more = self.tokens[:, 0].sum(axis=0) + caution * n * self._error(self.tokens)
+        return np.asarray(1.0 + more / today)
 
     def _error(self, sums: FloatArray) -> FloatArray:
         n = self.all_queries.sum()
-        first, second = sums.sum(axis=1) / n
-        error: FloatArray = np.sqrt(np.maximum(second - first**2, 0.0) / max(n - 1.0, 1.0))
-        return error
+        first, second = sums.sum(axis=0) / n
+        return np.asarray(np.sqrt(np.maximum(second - first**2, 0.0) / max(n - 1.0, 1.0)))
 
     def least_recall(self, caution: float) -> FloatArray:
         """Return mean recall less today's, with standard errors taken off, shape (n_policies,).
@@ -180,12 +151,11 @@ class PolicySums:
         answerable = self.answerable.sum()
         if answerable == 0.0:
             return np.full(self.kept.shape[1], -1.0)
-        first, second = self.recall.sum(axis=1)
+        first, second = self.recall.sum(axis=0)
         n = answerable + LOST_QUERIES
         mean = (first - LOST_QUERIES) / n
         squares = second + LOST_QUERIES - n * mean**2
-        least: FloatArray = first / answerable - caution * np.sqrt(np.maximum(squares, 0.0)) / n
-        return least
+        return np.asarray(first / answerable - caution * np.sqrt(np.maximum(squares, 0.0)) / n)
 
 
 Choose = Callable[[PolicySums], int | None]
@@ -215,7 +185,7 @@ class Folded:
     @classmethod
     def of(cls, grid: Grid, tried: Sequence[GridIndex]) -> Self:
         """Adds up the policies by fold."""
-        fold = fold_numbers(grid.labels.groups)
+        fold = fold_numbers(grid.pools.groups)
         return cls(grid, tried, fold, PolicySums.of(grid, tried, fold))
 
     def chosen(self, choose: Choose) -> GridIndex | None:
@@ -232,13 +202,12 @@ class Folded:
             Shape (n_q, depth), columns of the pools, best first; and whether each is kept.
         """
         grid = self.grid
-        depth = grid.reached.shape[1]
-        order = np.tile(np.arange(depth), (len(self.fold), 1))
-        kept = order < np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)[:, None]
+        order = np.tile(np.arange(grid.order.shape[1]), (len(self.fold), 1))
+        kept = order < np.minimum(grid.pools.lengths, serving_k)[:, None]
         for number, index in zip(self._without, self.by_others(choose), strict=True):
             if index is not None:
                 rows = self.fold == number
-                order[rows], kept[rows] = grid.rows(np.flatnonzero(rows)).contexts(index)
+                order[rows], kept[rows] = grid.contexts(index, rows)
         return order, kept
 
     def share_chosen(self, choose: Choose) -> float:

@@ -4,10 +4,8 @@ Later steps read these pools, never the retriever.
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,22 +14,20 @@ from numpy.typing import NDArray
 
 from calibration.copies import KnownTexts, PassageOf
 from calibration.data.dataset import Dataset, Query, named_passages
+from calibration.pools import Pools
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.extras import require
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.duplicates import text_key
-from ctxguard.core.scores import INVALID_MAGNITUDE, is_opposed
+from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.tokens import TOKENS, passage_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,
     FloatArray,
-    Hit,
-    Leg,
     Passage,
-    PassagesBy,
     Ranking,
     Route,
     ScoreKind,
@@ -49,142 +45,6 @@ _NO_SCORES = (
     "no candidate has a score that is a number; if the retriever gives none, say that its score "
     "kind is rank"
 )
-
-
-@dataclass(frozen=True)
-class Pools:
-    """The candidates of every query on one route, best first, as padded columns.
-
-    Attributes:
-        route: The stages that answered.
-        kind: The meaning of ``scores``.
-        query_ids: Length n_q.
-        passage_ids: Length n_q, each as long as that query's pool.
-        scores: Shape (n_q, depth), NaN beyond a pool's end.
-        legs: Each stage's own scores, shape (n_q, depth), NaN where absent.
-        leg_kinds: The meaning of each leg's scores.
-        tokens: Shape (n_q, depth), an estimate of each passage's tokens (``passage_tokens``); NaN
-            beyond a pool's end and where a text cannot be read. None if no texts were at hand.
-        skipped: Queries left out, with the reason: the retriever refused them, or answered on
-            another route or with another kind of score than most.
-        copies: For each query, by a candidate's place, the other passages with its text, whether
-            they were retrieved too, below it, or are named by labels alone. They are not
-            candidates: a guard serves one of them in the place of all.
-        documents: For each query, by the place of a document's best-ranked chunk, the document;
-            several where chunks are copies.
-        same: The ids of passages and documents that have one text, to one of them.
-        signals: Named signals that every candidate has, shape (n_q, depth), NaN beyond a pool's
-            end.
-        notes: Signals left out because a candidate lacks them, one line each.
-        themselves: Queries that are a passage, which is left out of their candidates.
-    """
-
-    route: Route
-    kind: ScoreKind
-    query_ids: tuple[str, ...]
-    passage_ids: tuple[tuple[str, ...], ...]
-    scores: FloatArray
-    legs: Mapping[str, FloatArray]
-    leg_kinds: Mapping[str, ScoreKind]
-    skipped: tuple[str, ...] = ()
-    tokens: FloatArray | None = None
-    copies: tuple[Mapping[int, tuple[str, ...]], ...] = ()
-    documents: tuple[Mapping[int, tuple[str, ...]], ...] = ()
-    same: Mapping[str, str] = field(default_factory=dict)
-    signals: Mapping[str, FloatArray] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    themselves: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.query_ids)
-
-    @cached_property
-    def lengths(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Shape (n_q,): how many candidates each query has."""
-        return np.fromiter(map(len, self.passage_ids), np.int64, len(self))
-
-    def labelled_ids(self, row: int, labelled: Container[str]) -> list[tuple[str, ...]]:
-        """Return, for each candidate of a query, the ids under which labels may name it.
-
-        They are its own id and those of its copies. If none of these is labelled, a document's
-        label goes to its best-ranked chunk, so that a document counts once.
-
-        Args:
-            row: The query's row.
-            labelled: The ids that have a label for it.
-        """
-        copies = self.copies[row] if self.copies else {}
-        documents = self.documents[row] if self.documents else {}
-        found = []
-        for at, name in enumerate(self.passage_ids[row]):
-            own = [each for each in (name, *copies.get(at, ())) if each in labelled]
-            found.append(tuple(own or [each for each in documents.get(at, ()) if each in labelled]))
-        return found
-
-    def subset(self, query_ids: Sequence[str]) -> "Pools":
-        """Return the pools of these queries, in this order, without those that were skipped."""
-        where = {query_id: row for row, query_id in enumerate(self.query_ids)}
-        return self.rows([where[query_id] for query_id in query_ids if query_id in where])
-
-    def rows(self, rows: Sequence[int] | NDArray[np.int64]) -> "Pools":
-        """Return the pools of the queries at these places."""
-        return replace(
-            self,
-            query_ids=tuple(map(self.query_ids.__getitem__, rows)),
-            passage_ids=tuple(map(self.passage_ids.__getitem__, rows)),
-            scores=self.scores[rows],
-            legs={name: scores[rows] for name, scores in self.legs.items()},
-            tokens=None if self.tokens is None else self.tokens[rows],
-            copies=self.copies and tuple(map(self.copies.__getitem__, rows)),
-            documents=self.documents and tuple(map(self.documents.__getitem__, rows)),
-            signals={name: values[rows] for name, values in self.signals.items()},
-        )
-
-    def rankings(self, rows: Iterable[int] | None = None) -> Iterator[Ranking]:
-        """Return each pool as the ranking that was recorded, without its texts.
-
-        Ranks are those of the pool, so that ties keep the recorded order.
-
-        Args:
-            rows: The queries; all unless given.
-        """
-        for row in range(len(self)) if rows is None else rows:
-            ids = self.passage_ids[row]
-            n = len(ids)
-            signals = {name: values[row, :n] for name, values in self.signals.items()}
-            if self.tokens is not None:
-                # A text that cannot be read is dropped when the context is assembled.
-                signals[TOKENS] = np.nan_to_num(self.tokens[row, :n])
-            yield Ranking(
-                passage_ids=ids,
-                scores=tuple(self.scores[row, :n].tolist()),
-                kind=self.kind,
-                passages=PassagesBy(partial(_textless, ids)),
-                route=self.route,
-                ranks=range(1, n + 1),
-                legs={
-                    name: Leg(scores[row, :n], self.leg_kinds[name])
-                    for name, scores in self.legs.items()
-                },
-                signals=signals,
-                contradicted=bool(self._contradicted[row]),
-            )
-
-    @cached_property
-    def _contradicted(self) -> NDArray[np.bool_]:
-        """Whether the order of each pool contradicts its scores, shape (n_q,)."""
-        found = np.zeros(len(self), np.bool_)
-        for row in np.flatnonzero((np.diff(self.scores, axis=1) > 0.0).any(axis=1)):
-            found[row] = is_opposed(self.scores[row, : self.lengths[row]].tolist())
-        return found
-
-    def run(self) -> dict[str, tuple[Hit, ...]]:
-        """Return the pools as a TREC run: candidates by query id, best first, without copies."""
-        columns = zip(self.query_ids, self.passage_ids, self.scores.tolist(), strict=True)
-        return {
-            query_id: tuple([Hit(ids[at], scores[at], rank=at + 1) for at in range(len(ids))])
-            for query_id, ids, scores in columns
-        }
 
 
 def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
@@ -205,10 +65,6 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
             f"{retrieved[0]!r}; give the labels of the corpus that the retriever searches, by the "
             "same ids"
         )
-
-
-def _textless(ids: Sequence[str], position: int) -> Passage:
-    return Passage(ids[position], "")
 
 
 def encode_queries(

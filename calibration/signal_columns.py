@@ -8,8 +8,7 @@ import numpy as np
 
 from calibration.data.dataset import Query
 from calibration.fit import REGULARISATION, folds, standardised
-from calibration.pool_labels import PoolLabels
-from calibration.replay import Pools
+from calibration.pools import LabelledPools
 from calibration.retrievers import RankingSource
 from ctxguard._support.extras import require
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn, metadata_of, read_column
@@ -68,7 +67,7 @@ def read_columns(
     return tuple([read_column(name, [one.get(name) for one in metadata]) for name in names])
 
 
-def without(pools: Pools, columns: Iterable[SignalColumn]) -> Pools:
+def without(pools: LabelledPools, columns: Iterable[SignalColumn]) -> LabelledPools:
     """Return the pools without the signals of some columns."""
     out = {name for column in columns for name in of_column(pools.signals, column)}
     return replace(pools, signals={k: v for k, v in pools.signals.items() if k not in out})
@@ -94,9 +93,7 @@ def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
     return sorted(name for name in signals if name.startswith(prefix))
 
 
-def leaks(
-    pools: Pools, labels: PoolLabels, columns: Sequence[SignalColumn]
-) -> dict[SignalColumn, float]:
+def leaks(pools: LabelledPools, columns: Sequence[SignalColumn]) -> dict[SignalColumn, float]:
     """Return the AUROC of columns that give the labels away by themselves.
 
     Of every query's pairs of a relevant and another candidate, the share that a regression on a
@@ -105,33 +102,32 @@ def leaks(
     Args:
         pools: The replay of one route, with the columns' signals.
     """
-    found = {column: _auroc(pools, labels, column) for column in columns}
+    found = {column: _auroc(pools, column) for column in columns}
     return {column: auroc for column, auroc in found.items() if auroc >= LEAKS_FROM}
 
 
-def _auroc(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float:
+def _auroc(pools: LabelledPools, column: SignalColumn) -> float:
     """Return a column's AUROC within queries; 0.5 if too few queries could show it."""
-    names = of_column(pools.signals, column)
-    inside = ~np.isnan(pools.scores)
-    both_kinds = (labels.relevant & inside).any(axis=1) & (~labels.relevant & inside).any(axis=1)
+    names, inside, relevant = of_column(pools.signals, column), pools.retrieved, pools.relevant
+    both_kinds = relevant.any(axis=1) & (inside & ~relevant).any(axis=1)
     mixed = np.flatnonzero(both_kinds)
     if not names or mixed.size < FEWEST_FOR_LEAK:
         return 0.5
     table = np.stack([pools.signals[name] for name in names], axis=-1)
     linear_model = require("sklearn.linear_model", "calibrate")
     found = []
-    for fold, others in folds(labels.groups):
+    for fold, others in folds(pools.groups):
         rows = np.intersect1d(others, mixed)
-        relevant = labels.relevant[rows][inside[rows]]
-        if relevant.all() or not relevant.any():
+        kind = relevant[rows][inside[rows]]
+        if kind.all() or not kind.any():
             continue
         x, means, scales = standardised(table[rows][inside[rows]])
         model = linear_model.LogisticRegression(C=REGULARISATION, class_weight="balanced")
-        model.fit(x, relevant)
+        model.fit(x, kind)
         for row in np.intersect1d(fold, mixed):
             own = inside[row]
             scores = model.decision_function((table[row, own] - means) / scales)
-            right = labels.relevant[row, own]
+            right = relevant[row, own]
             scores = scores.round(9)
             found.append(pair_share(scores[right], scores[~right]))
     return float(np.mean(found)) if found else 0.5

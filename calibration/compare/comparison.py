@@ -14,8 +14,8 @@ import numpy as np
 from calibration.compare.candidates import Candidate
 from calibration.data.dataset import Dataset
 from calibration.evaluate import Measured, contexts, per_query
-from calibration.pool_labels import PoolLabels, label, unlabelled_note
-from calibration.replay import Pools, Progress, notes_on_themselves, replay
+from calibration.pools import LabelledPools, Pools, label, unlabelled_note
+from calibration.replay import Progress, notes_on_themselves, replay
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
@@ -92,14 +92,14 @@ class Curve:
     within_noise: tuple[int, ...]
 
 
-def curve(pools: Pools, labels: PoolLabels, policy: Policy) -> Curve:
+def curve(pools: LabelledPools, policy: Policy) -> Curve:
     """Measure contexts of at most k passages under a policy, for k from 1 to 20 or its own k.
 
     The threshold of the policy applies, so the curve is flat if it, not k, ends the context.
     """
     most = min(max(SHOWN_SIZES, policy.k), pools.scores.shape[1])
     order, kept = contexts(pools, replace(policy, k=most, min_keep=min(policy.min_keep, most)))
-    utility = np.where(kept, labels.reordered(order).utilities, 0.0)[:, :most]
+    utility = np.where(kept, np.take_along_axis(pools.utilities, order, axis=1), 0.0)[:, :most]
     total = discounted(utility).cumsum(axis=1)
     # Rounded, so that the order of summation cannot make a larger k look better.
     best = int(np.argmax(np.round(total.mean(axis=0), 12)))
@@ -227,20 +227,19 @@ def compare(
         )
     labelled = {}
     for stages, (pools, latency_ms) in replayed.items():
-        own = pools.subset(common)
-        labelled[stages] = own, label(own, dataset, utilities), latency_ms
+        labelled[stages] = label(pools.subset(common), dataset, utilities), latency_ms
     compared = []
     for candidate in candidates:
-        pools, labels, latency_ms = labelled[candidate.stages]
-        measured = per_query(pools, labels, candidate.policy)
+        own, latency_ms = labelled[candidate.stages]
+        measured = per_query(own, candidate.policy)
         both = measured["udcg"] + 2 * measured["harm"]
         share = bootstrap_ratio(measured["harm"], both)
         compared.append(
             Compared(
                 candidate=candidate,
-                kind=pools.kind,
+                kind=own.kind,
                 per_query={name: measured[name] for name in COMPARED},
-                curve=curve(pools, labels, candidate.policy),
+                curve=curve(own, candidate.policy),
                 harm_share=share,
                 risk=risk_of(share),
                 latency_ms=latency_ms,

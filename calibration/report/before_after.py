@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.calibrate_route import RouteOutcome
-from calibration.pool_labels import IntArray
+from calibration.pools import IntArray
 from ctxguard.core.types import FloatArray
 
 
@@ -32,7 +32,7 @@ class BeforeAfter:
     @classmethod
     def of(cls, outcome: RouteOutcome) -> "BeforeAfter":
         """Puts the choice beside what is served today: an answer has its question's best grade."""
-        labels, options = outcome.route.measured[1], (outcome.today, outcome.chosen)
+        pools, options = outcome.route.measured, (outcome.today, outcome.chosen)
 
         def both(marked: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
             before, after = (
@@ -41,12 +41,12 @@ class BeforeAfter:
             )
             return before, after
 
-        before, after = both(labels.grades == np.maximum(labels.best_grades[:, :1], 1))
+        before, after = both(pools.grades == np.maximum(pools.best_grades[:, :1], 1))
         todays, own = (each.metrics["udcg"] for each in options)
         return cls(
             (before > 0, after > 0),
-            both(labels.misleading),
-            both(~labels.relevant),
+            both(pools.misleading),
+            both(~pools.relevant),
             np.round(own - todays, 12),
         )
 

@@ -16,7 +16,7 @@ from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome
 from calibration.certify import Certification
 from calibration.evaluate import per_query
 from calibration.fit import fit_temperature
-from calibration.replay import Pools
+from calibration.pools import Pools
 from calibration.report.dial import Dial, dial
 from calibration.report.dropped import Dropped, PassageOf, dropped_passages
 from calibration.report.summary import Summary, summarise
@@ -159,26 +159,26 @@ def _labels_needed(test: Certification) -> str:
 
 def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -> RouteReport:
     outcome = calibration.outcomes[route]
-    (pools, labels), probabilities = outcome.route.measured, outcome.route.probabilities
+    pools, probabilities = outcome.route.measured, outcome.route.measured.probabilities
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
         temperature = fit_temperature(calibration.pools[route])
         plain = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
-    rule = {SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain))}
-    some = labels.n_relevant > 0
-    recall = labels.relevant[some].cumsum(axis=1) / labels.n_relevant[some, None]
-    kept = np.zeros(labels.grades.shape, dtype=bool)
+    rule = {SEED_RULE: (describe_policy(plain), per_query(pools, plain))}
+    some = pools.n_relevant > 0
+    recall = pools.relevant[some].cumsum(axis=1) / pools.n_relevant[some, None]
+    kept = np.zeros(pools.grades.shape, dtype=bool)
     np.put_along_axis(kept, outcome.chosen.order, outcome.chosen.kept, axis=1)
     expected = None
     if probabilities is not None and kept.any():
         expected = float(np.nan_to_num(probabilities)[kept].sum() / kept.sum())
-    found = (labels.relevant & kept).sum(axis=1)
+    found = (pools.relevant & kept).sum(axis=1)
     return RouteReport(
         route=route,
         summary=summarise(outcome, metrics=_COMPARED, others=rule),
         certificate=certificate_words(outcome),
         sufficiency=sufficiency_words(outcome.profile.sufficiency),
-        answerable=labels.n_answerable,
+        answerable=pools.n_answerable,
         recall_of_first=tuple(recall.mean(axis=0).tolist()) if some.any() else (),
         tokens_of_first=tuple(_tokens_of_first(pools)),
         expected=expected,

@@ -16,7 +16,7 @@ from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts, of_contexts
 from calibration.objectives import PolicySums
-from calibration.pool_labels import IntArray
+from calibration.pools import IntArray
 from calibration.report.before_after import BeforeAfter
 from calibration.report.dropped import PassageOf, one_line, passage_or_none, snippet
 from calibration.report.summary import Summary
@@ -178,7 +178,7 @@ def _between(outcome: RouteOutcome) -> list[_Contexts]:
         rule = partial(_of_size, size=size)
         index = choosing.chosen(rule)
         if route.held_out and index is not None:
-            found.append(contexts(route.measured[0], choosing.grid.policy(index)))
+            found.append(contexts(route.measured, choosing.grid.policy(index)))
             continue
         found.append(choosing.contexts(rule, serving_k))
     return found
@@ -192,8 +192,7 @@ def _of_size(sums: PolicySums, size: float) -> int:
 
 
 def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome) -> DialStop:
-    (pools, labels), (order, kept) = outcome.route.measured, own
-    values = of_contexts(pools, labels, order, kept)
+    values = of_contexts(outcome.route.measured, *own)
 
     def mean(column: FloatArray) -> float | None:
         known = ~np.isnan(column)
@@ -218,14 +217,14 @@ def _question(
     dataset: Dataset,
     passage_of: PassageOf | None,
 ) -> DialQuestion:
-    pools, labels = outcome.route.measured
+    pools = outcome.route.measured
     query_id, ids = pools.query_ids[row], pools.passage_ids[row]
     text = next(query.text for query in dataset.queries if query.query_id == query_id)
 
     def shown(column: int) -> DialPassage:
         passage_id = ids[column]
         passage = passage_or_none(passage_id, passage_of)
-        mark = "misleading" if labels.misleading[row, column] else "other"
+        mark = "misleading" if pools.misleading[row, column] else "other"
         known: dict[str, Any] = {"title": "", "snippet": ""}
         if passage is not None:
             known = {
@@ -235,7 +234,7 @@ def _question(
         return DialPassage(
             title=known["title"] or one_line(passage_id),
             snippet=known["snippet"],
-            mark="relevant" if labels.relevant[row, column] else mark,
+            mark="relevant" if pools.relevant[row, column] else mark,
         )
 
     found = tuple(map(shown, places))

@@ -72,19 +72,19 @@ def dropped_passages(
         dataset: The queries, with their texts.
         passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
     """
-    (pools, labels), order = outcome.route.measured, outcome.chosen.order
+    pools, order = outcome.route.measured, outcome.chosen.order
     seed = outcome.route.settings.seed
-    own = labels.reordered(order)
-    counted = own.at_stake
+    counted = np.take_along_axis(pools.at_stake, order, axis=1)
+    grades = np.take_along_axis(pools.grades, order, axis=1)
     lost = counted & ~outcome.chosen.kept
     texts = {query.query_id: query.text for query in dataset.queries}
     worst: dict[int, Example] = {}
     for _, column, row, rank in sorted(
-        (-int(own.grades[row, rank]), int(order[row, rank]), row, rank)
+        (-int(grades[row, rank]), int(order[row, rank]), row, rank)
         for row, rank in np.argwhere(lost).tolist()
     ):
         query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][column]
-        passage, likely = passage_or_none(passage_id, passage_of), outcome.route.probabilities
+        passage, likely = passage_or_none(passage_id, passage_of), pools.probabilities
         worst.setdefault(
             row,
             Example(
@@ -93,7 +93,7 @@ def dropped_passages(
                 passage_id=one_line(passage_id),
                 title="" if passage is None else one_line(passage.title),
                 snippet=None if passage is None else snippet(passage.text),
-                label=f"grade {own.grades[row, rank]} of {labels.top_grade}",
+                label=f"grade {grades[row, rank]} of {pools.top_grade}",
                 retrieved_rank=column + 1,
                 rank=rank + 1,
                 probability=None if likely is None else float(likely[row, column]),

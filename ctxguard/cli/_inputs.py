@@ -14,7 +14,7 @@ from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
-    from calibration.replay import Pools
+    from calibration.pools import Pools
     from ctxguard import Profile
     from ctxguard.core.types import Passage
     from ctxguard.profile.comparison import SystemComparison

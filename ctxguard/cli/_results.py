@@ -209,7 +209,7 @@ def print_summary(
     """Print today beside the choice, leaner and richer contexts, and warnings."""
     from calibration.report import certificate_words
 
-    route = outcome.route.measured[0].route
+    route = outcome.route.measured.route
     (print_differences if show_all else _print_heading)(route, summary, output)
     _print_options(summary, output, with_words=not show_all)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"

@@ -132,7 +132,7 @@ class EvaluateCommand(LabelledSystem):
         """Measure a profile, the first k passages, or both."""
         from calibration.data.readers import write_trec_run
         from calibration.evaluate import measure
-        from calibration.pool_labels import unlabelled_note
+        from calibration.pools import unlabelled_note
         from calibration.results import tabulate
         from ctxguard.measure.worth import READERS
         from ctxguard.profile.schema import Profile

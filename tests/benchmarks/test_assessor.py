@@ -23,15 +23,14 @@ def values_of(answers: Answers) -> np.ndarray[Any, Any]:
 def collection() -> Any:
     relevant = np.random.default_rng(0).random(SHAPE) < 0.3
     return SimpleNamespace(
-        labels=SimpleNamespace(relevant=relevant),
-        pools=SimpleNamespace(passage_ids=[IDS] * SHAPE[0]),
+        pools=SimpleNamespace(relevant=relevant, passage_ids=[IDS] * SHAPE[0]),
         texts=[f"q{row}" for row in range(SHAPE[0])],
     )
 
 
 @pytest.mark.parametrize("d", [0.0, 1.0, 1.6])
 def test_answers_shift_by_set_deviations(collection: Any, d: float) -> None:
-    values, relevant = values_of(Assessor(d).answers(collection, 1)), collection.labels.relevant
+    values, relevant = values_of(Assessor(d).answers(collection, 1)), collection.pools.relevant
     assert values[relevant].mean() - values[~relevant].mean() == pytest.approx(d, abs=0.1)
     assert values[relevant].std() == pytest.approx(1.0, abs=0.05)
 

@@ -38,9 +38,9 @@ def collection(folder: Path) -> Recorded:
 
 
 def test_partly_relevant_counts_as_irrelevant(collection: Recorded) -> None:
-    assert collection.labels.relevant[0].tolist()[:4] == [True, False, False, False]
-    assert collection.labels.judged[0].tolist()[:4] == [True, False, True, False]
-    assert collection.labels.n_relevant.tolist() == [1, 1]
+    assert collection.pools.relevant[0].tolist()[:4] == [True, False, False, False]
+    assert collection.pools.judged[0].tolist()[:4] == [True, False, True, False]
+    assert collection.pools.n_relevant.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from benchmarks._served import Answers, Recorded, asking_figures, few_labels, me
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
-from calibration.replay import Pools
+from calibration.pools import Pools
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 
@@ -46,9 +46,9 @@ def recorded() -> Recorded:
 
 
 def answers(recorded: Recorded, d: float) -> Answers:
-    labels, pools = recorded.labels, recorded.pools
-    noise = np.random.default_rng(1).standard_normal(labels.relevant.shape)
-    values = d * labels.relevant + noise
+    pools = recorded.pools
+    noise = np.random.default_rng(1).standard_normal(pools.relevant.shape)
+    values = d * pools.relevant + noise
     return Answers(
         "known",
         {
@@ -61,7 +61,7 @@ def answers(recorded: Recorded, d: float) -> Answers:
 def test_first_k_equal_the_evaluation(recorded: Recorded) -> None:
     rows = np.arange(7)
     found = recorded.first(rows)
-    values = per_query(recorded.pools.rows(rows), recorded.labels.rows(rows), RatioPolicy(k=5))
+    values = per_query(recorded.pools.rows(rows), RatioPolicy(k=5))
     np.testing.assert_allclose(found.udcg, values["udcg"])
     np.testing.assert_allclose(found.recall, values["recall"])
     assert found.kept.tolist() == [5.0] * 7
@@ -73,7 +73,7 @@ def test_guard_serves_what_policy_keeps(recorded: Recorded) -> None:
     rows = recorded.others(labelled)
     found = recorded.served(made.profile, rows, mode="enforce")
     (route,) = made.profile.routes.values()
-    values = per_query(recorded.pools.rows(rows), recorded.labels.rows(rows), route.policy)
+    values = per_query(recorded.pools.rows(rows), route.policy)
     np.testing.assert_allclose(found.udcg, values["udcg"])
     np.testing.assert_allclose(found.kept, values["kept"])
 

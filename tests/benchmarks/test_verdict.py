@@ -20,7 +20,7 @@ from benchmarks.verdict import (
     summarised,
 )
 from calibration.data.dataset import Dataset, Query
-from calibration.replay import Pools
+from calibration.pools import Pools
 from ctxguard.core.types import Route, ScoreKind
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import RouteOutcome, Settings
 from calibration.data.dataset import Dataset, Query
-from calibration.pool_labels import PoolLabels, label
-from calibration.replay import Pools, replay
+from calibration.pools import LabelledPools, Pools, label
+from calibration.replay import replay
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
@@ -67,7 +67,7 @@ def labelled(
     distractors: Sequence[Mapping[str, str]] = (),
     baseline_k: int | None = None,
     utilities: Utilities = READERS,
-) -> tuple[Pools, PoolLabels]:
+) -> LabelledPools:
     """Queries q0, q1, … answered by these rankings and labelled so, replayed and looked up."""
     queries = tuple(Query(f"q{i}", f"question {i}") for i in range(len(rankings)))
     retriever = Recorded({q.text: r for q, r in zip(queries, rankings, strict=True)})
@@ -78,7 +78,7 @@ def labelled(
         {f"q{i}": kinds for i, kinds in enumerate(distractors)},  # type: ignore[misc]
     )
     pools = replay(retriever, queries, depth=depth)
-    return pools, label(pools, dataset, utilities, baseline_k=baseline_k)
+    return label(pools, dataset, utilities, baseline_k=baseline_k)
 
 
 def simulate(
@@ -127,9 +127,9 @@ def simulate(
     return Recorded(rankings, {"simulated": str(seed)}), Dataset("simulated", tuple(queries), qrels)
 
 
-def served_today(labels: PoolLabels) -> FloatArray:
-    """Strict UDCG of the baseline of each query, whose labels are in the order of the pools."""
-    worth = np.where(labels.in_baseline, labels.utilities, 0.0)
+def served_today(pools: LabelledPools) -> FloatArray:
+    """Strict UDCG of the baseline of each query."""
+    worth = np.where(pools.in_baseline, pools.utilities, 0.0)
     return np.asarray(worth @ discounts(worth.shape[1]))
 
 
@@ -175,11 +175,6 @@ RANGES = {
 _DEPTH = 8
 
 
-class Case(NamedTuple):
-    pools: Pools
-    labels: PoolLabels
-
-
 @st.composite
 def cases(
     draw: st.DrawFn,
@@ -188,7 +183,7 @@ def cases(
     legs: bool = False,
     strangers: bool = True,
     rules: Sequence[Utilities] = (READERS,),
-) -> Case:
+) -> LabelledPools:
     """Random pools with many ties, labelled at random; some outside their kind's domain."""
     kind = draw(st.sampled_from(kinds))
     low, high = RANGES[kind]
@@ -210,7 +205,7 @@ def cases(
     qrels[0]["p0"] = 2  # the labels hold a relevant passage, retrieved or not
     baseline_k = draw(st.sampled_from([None, 1, 3]))
     made: dict[str, Any] = {"baseline_k": baseline_k, "utilities": draw(st.sampled_from(rules))}
-    return Case(*labelled(rankings, qrels, depth=_DEPTH, distractors=distractors, **made))
+    return labelled(rankings, qrels, depth=_DEPTH, distractors=distractors, **made)
 
 
 def pools_of(

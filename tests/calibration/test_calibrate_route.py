@@ -31,7 +31,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.grid import ratio_grid
 from calibration.objectives import Folded, highest_utility
-from calibration.pool_labels import label
+from calibration.pools import label
 from calibration.replay import replay
 from calibration.settings import Context
 from ctxguard.core.policies import RatioPolicy
@@ -89,8 +89,8 @@ class TestChoice:
         assert len(outcome.route.rules("balanced")) == 1
 
     def test_smallest_of_equals_is_taken(self) -> None:
-        pools, labels = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
-        grid = ratio_grid(pools, labels)
+        pools = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
+        grid = ratio_grid(pools)
         every = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
         best = Folded.of(grid, every).chosen(highest_utility)
         assert best is not None
@@ -174,7 +174,7 @@ class TestToday:
         names = [option.name for option in outcome.options]
         assert names[:2] == ["first 5, as today", "chosen"]
         expected = [query.query_id for query in measured.queries]
-        assert list(outcome.route.measured[0].query_ids) == expected
+        assert list(outcome.route.measured.query_ids) == expected
         assert all(o.metrics["recall"].shape == (len(expected),) for o in outcome.options)
         assert outcome.chosen.policy == outcome.profile.policy
 
@@ -398,10 +398,9 @@ class TestFewLabels:
         retriever, dataset = simulate(42, relevant=1, noise=0.25, seed=seed)
         truth_retriever, truth = simulate(300, relevant=1, noise=0.25, seed=seed + 100)
         route = outcome_of(calibrate(retriever, dataset, Settings(depth=DEPTH))).profile
-        pools = replay(truth_retriever, truth.queries, depth=DEPTH)
-        labels = label(pools, truth, baseline_k=5)
+        pools = label(replay(truth_retriever, truth.queries, depth=DEPTH), truth, baseline_k=5)
         recall = [
-            np.nanmean(per_query(pools, labels, policy)["recall"])
+            np.nanmean(per_query(pools, policy)["recall"])
             for policy in (RatioPolicy(k=5), route.policy)
         ]
         assert recall[1] - recall[0] > -0.04

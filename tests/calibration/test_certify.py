@@ -6,7 +6,7 @@ from simulated_pools import DEPTH, labelled, ranking_of, simulate
 
 from calibration.certify import Promise, certify
 from calibration.grid import Grid, ratio_grid
-from calibration.pool_labels import label
+from calibration.pools import label
 from calibration.replay import replay
 from ctxguard.measure import risk
 from ctxguard.measure.worth import READERS, STRICT, Utilities
@@ -21,7 +21,7 @@ def population(
     """Every policy of a family, beside the first k, over all queries."""
     retriever, dataset = simulate(n, noise=noise, seed=seed)
     pools = replay(retriever, dataset.queries, depth=DEPTH)
-    return ratio_grid(pools, label(pools, dataset, utilities, baseline_k=k))
+    return ratio_grid(label(pools, dataset, utilities, baseline_k=k))
 
 
 def parts(grid: Grid, middle: int, end: int) -> tuple[Grid, Grid]:
@@ -86,8 +86,8 @@ class TestCertify:
     def test_gainless_keeps_first_k(self) -> None:
         """Where nothing gains utility nothing is tested and the first k is kept."""
         # The only passage of each query is relevant and is served.
-        pools, labels = labelled([ranking_of([1.0])] * 20, [{"p0": 1}] * 20, depth=1, baseline_k=5)
-        found = certify(*parts(ratio_grid(pools, labels), 10, 20), PROMISE)
+        pools = labelled([ranking_of([1.0])] * 20, [{"p0": 1}] * 20, depth=1, baseline_k=5)
+        found = certify(*parts(ratio_grid(pools), 10, 20), PROMISE)
         assert found.grid_index is None
         assert (found.tested, found.certified, found.labels_needed) == (0, 0, None)
         assert (found.recall_loss, found.n_recall) == (0.0, 10)
@@ -116,7 +116,7 @@ class TestCertify:
         assert found.certified < found.tested
 
     def test_unanswering_first_k_is_kept(self) -> None:
-        pools, labels = labelled([ranking_of([1.0])] * 2, [{"p0": 1}, {}], depth=1, baseline_k=1)
-        one, none = parts(ratio_grid(pools, labels), 1, 2)
+        pools = labelled([ranking_of([1.0])] * 2, [{"p0": 1}, {}], depth=1, baseline_k=1)
+        one, none = parts(ratio_grid(pools), 1, 2)
         for ordering, testing in ((one, none), (none, one)):
             assert certify(ordering, testing, PROMISE).grid_index is None

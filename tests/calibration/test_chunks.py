@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from calibration.data.dataset import Dataset, Query, unknown_passages
-from calibration.pool_labels import label
-from calibration.replay import Pools, replay
+from calibration.pools import Pools, label
+from calibration.replay import replay
 from ctxguard.core.types import Passage, Route
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.chunks import CHUNK_OF

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import contexts, measure
 from calibration.hard_negatives import mine
-from calibration.pool_labels import PoolLabels, label
-from calibration.replay import Pools, check_labels_are_found, replay
+from calibration.pools import LabelledPools, Pools, label
+from calibration.replay import check_labels_are_found, replay
 from calibration.retrievers import RankingSource
 from ctxguard import ContextGuard, Hit, Passage
 from ctxguard.core.policies import RatioPolicy
@@ -34,7 +34,7 @@ ALIKE = {
 QUERY = Query("q", "how do I clean a kettle?")
 
 
-def answered(hits: Sequence[Hit], qrels: Mapping[str, int], depth: int = 10) -> PoolLabels:
+def answered(hits: Sequence[Hit], qrels: Mapping[str, int], depth: int = 10) -> LabelledPools:
     return label(*replayed(hits, qrels, depth))
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, Success, nDCG
-from simulated_pools import Case, cases, labelled, ranking_of
+from simulated_pools import cases, labelled, ranking_of
 
 from calibration.evaluate import (
     KEYWORD_METRICS,
@@ -24,7 +24,7 @@ from calibration.evaluate import (
     per_query,
     per_query_keywords,
 )
-from calibration.pool_labels import PoolLabels
+from calibration.pools import LabelledPools
 from calibration.results import tabulate
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import RatioPolicy
@@ -46,8 +46,8 @@ def metrics(
 ) -> dict[str, float]:
     """Of passages p0, p1, … for one query, beside one that gives the labels a relevant grade."""
     rankings = [ranking_of(scores, kind=kind), ranking_of([1.0], kind=kind)]
-    pools, labels = labelled(rankings, [qrels, {"p0": 1}])
-    found = per_query(pools, labels, policy)
+    pools = labelled(rankings, [qrels, {"p0": 1}])
+    found = per_query(pools, policy)
     assert found.keys() == {*LABEL_METRICS, *SIZES.values()}
     return {name: float(values[0]) for name, values in found.items()}
 
@@ -104,7 +104,7 @@ class TestWorkedExamples:
             for keyword, rank in zip(case["keywords"], case["first_ranks"], strict=True):
                 if rank is not None:
                     texts[f"p{rank - 1}"] = f"Our {keyword.lower()}."
-            pools, _ = labelled([ranking_of([5.0, 4.0, 3.0, 2.0, 1.0])], [{"p0": 1}])
+            pools = labelled([ranking_of([5.0, 4.0, 3.0, 2.0, 1.0])], [{"p0": 1}])
             found = per_query_keywords(
                 pools, {"q0": case["keywords"]}, RatioPolicy(k=5), texts.__getitem__
             )
@@ -119,13 +119,13 @@ class TestWorkedExamples:
             worth for _, worth in examples["distractor_heuristics"]["rules"]
         )
         ranking = ranking_of([1.0, 0.9, 0.71, 0.705, 0.7])
-        pools, labels = labelled(
+        pools = labelled(
             [ranking],
             [{"p0": 1, "p2": 0, "p3": 0, "p4": 0}],
             distractors=[{"p1": "distractor"}],
             utilities=BLOG,
         )
-        found = per_query(pools, labels, RatioPolicy(k=5))["udcg"][0]
+        found = per_query(pools, RatioPolicy(k=5))["udcg"][0]
         worths = [relevant, distractor, early, near_top, otherwise]
         assert found == pytest.approx(worth_of(worths)[0], abs=EXACT)
 
@@ -139,9 +139,9 @@ def test_label_figures_equal_ir_measures() -> None:
         runs.append(rng.sample(pool, rng.randint(5, len(pool))))
     falling = [float(-at) for at in range(45)]
     rankings = [ranking_of(falling[: len(run)], ids=run, kind=ScoreKind.LOGIT) for run in runs]
-    pools, labels = labelled(rankings, qrels, depth=45)
-    ours = {k: per_query(pools, labels, RatioPolicy(k=k)) for k in (5, 45)}
-    exponential = replace(labels, rules=Utilities(gain="exponential"))
+    pools = labelled(rankings, qrels, depth=45)
+    ours = {k: per_query(pools, RatioPolicy(k=k)) for k in (5, 45)}
+    exponential = replace(pools, rules=Utilities(gain="exponential"))
     by_name = {f"q{at}": own for at, own in enumerate(qrels)}
     scored = {f"q{at}": dict(zip(run, falling, strict=False)) for at, run in enumerate(runs)}
     for measure, found in (
@@ -157,7 +157,7 @@ def test_label_figures_equal_ir_measures() -> None:
         (nDCG @ 10, ours[5]["ndcg_at_10"]),
         (
             nDCG(gains={1: 1, 2: 3, 3: 7}) @ 10,
-            per_query(pools, exponential, RatioPolicy(k=45))["ndcg"],
+            per_query(exponential, RatioPolicy(k=45))["ndcg"],
         ),
     ):
         # One call each: asked together, ir_measures may apply the gains of one nDCG to the other.
@@ -197,7 +197,7 @@ def worth_of(utilities: list[float]) -> tuple[float, float]:
     return sum(shares), -sum(min(share, 0.0) for share in shares)
 
 
-def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, float]:
+def one_by_one(decision: Decision, labels: LabelledPools, row: int) -> dict[str, float]:
     """The measures of one context, as they are defined."""
     kept, n, rules = list(decision.kept), len(decision.ranking), labels.rules
     upstream, grades = labels.grades[row, :n].tolist(), labels.grades[row, kept].tolist()
@@ -260,16 +260,15 @@ class TestAllAtOnce:
         st.sampled_from([1.0, 0.5]),
     )
     def test_figures_equal_single_query_measures(
-        self, case: Case, k: int, min_ratio: float, temperature: float
+        self, pools: LabelledPools, k: int, min_ratio: float, temperature: float
     ) -> None:
-        pools, labels = case
         ratio = min_ratio * (pools.kind is not ScoreKind.RANK)
         policy = RatioPolicy(k=k, min_ratio=ratio, temperature=temperature)
-        found = per_query(pools, labels, policy)
+        found = per_query(pools, policy)
         for row, ranking in enumerate(pools.rankings()):
             decision = decide(ranking, policy)
             assert {name: column[row] for name, column in found.items()} == pytest.approx(
-                one_by_one(decision, labels, row), rel=1e-12, nan_ok=True
+                one_by_one(decision, pools, row), rel=1e-12, nan_ok=True
             )
 
 
@@ -283,16 +282,16 @@ class TestAsLive:
     def test_pooled_recall_is_one_ratio(self) -> None:
         """Pooled recall is one ratio over all and recall the mean of queries."""
         two = ranking_of([3.0, 2.0, 1.0])
-        pools, labels = labelled([two, two], [{"p0": 1}, {"p0": 1, "p1": 1, "p2": 1, "far": 1}])
-        found = means(per_query(pools, labels, RatioPolicy(k=1)))
+        pools = labelled([two, two], [{"p0": 1}, {"p0": 1, "p1": 1, "p2": 1, "far": 1}])
+        found = means(per_query(pools, RatioPolicy(k=1)))
         assert found["recall"].value == pytest.approx((1 + 1 / 4) / 2)
         assert found["pooled_recall"].value == pytest.approx(2 / 4)
         assert found["pooled_recall"].n == 2
 
     def test_difference_is_of_two_ratios(self) -> None:
         pool = ranking_of([4.0, 3.0, 2.0, 1.0])
-        pools, labels = labelled([pool, pool], [{"p0": 1}, {"p0": 1, "p1": 1, "p3": 1}])
-        of = {k: per_query(pools, labels, RatioPolicy(k=k)) for k in (1, 2)}
+        pools = labelled([pool, pool], [{"p0": 1}, {"p0": 1, "p1": 1, "p3": 1}])
+        of = {k: per_query(pools, RatioPolicy(k=k)) for k in (1, 2)}
         table = tabulate({"one": of[1], "two": of[2]})
         means = [table.of(name, "pooled_recall").mean.value for name in ("one", "two")]
         assert means == pytest.approx([2 / 4, 3 / 4])
@@ -302,16 +301,16 @@ class TestAsLive:
         self,
     ) -> None:
         """MRR leaves out queries without a relevant passage and served MRR does not."""
-        pools, labels = labelled([ranking_of([2.0])] * 2, [{"p0": 1}, {"p0": 0}])
-        found = means(per_query(pools, labels, K2))
+        pools = labelled([ranking_of([2.0])] * 2, [{"p0": 1}, {"p0": 0}])
+        found = means(per_query(pools, K2))
         assert (found["mrr"].value, found["mrr"].n) == (1.0, 1)
         assert (found["served_mrr"].value, found["served_mrr"].n) == (0.5, 2)
 
 
 class TestUndefined:
     def test_mean_says_its_query_count(self) -> None:
-        pools, labels = labelled([ranking_of([2.0])] * 3, [{"p0": 1}, {}, {"far": 1}])
-        found = means(per_query(pools, labels, K2))
+        pools = labelled([ranking_of([2.0])] * 3, [{"p0": 1}, {}, {"far": 1}])
+        found = means(per_query(pools, K2))
         assert found["recall"].n == 2
         assert found["recall"].value == 0.5
         assert found["recall_loss"].n == 1
@@ -371,7 +370,7 @@ class TestBootstrap:
 
 
 def test_keywords_are_sought_in_context() -> None:
-    pools, _ = labelled([ranking_of([3.0, 2.0, 1.0])] * 2, [{"p0": 1}, {}], depth=3)
+    pools = labelled([ranking_of([3.0, 2.0, 1.0])] * 2, [{"p0": 1}, {}], depth=3)
     texts = {"p0": "Fill the kettle.", "p1": "Boil water in the Kettle", "p2": "vinegar"}
     keywords = {"q0": ("boil water", "kettle", "vinegar")}
     found = per_query_keywords(pools, keywords, K2, texts.__getitem__)

@@ -8,16 +8,15 @@ from calibration.evaluate import per_query
 from calibration.fit import fit_relevance, fold_numbers, out_of_fold
 from calibration.grid import utility_grid
 from calibration.objectives import Folded, PolicySums, choose, tried
-from calibration.pool_labels import label
+from calibration.pools import label
 from calibration.replay import replay
 
 
 def folded_of(n: int, *, seed: int = 0) -> Folded:
     retriever, dataset = simulate(n, seed=seed, noise=0.2, relevant=8)
-    pools = replay(retriever, dataset.queries, depth=DEPTH)
-    labels = label(pools, dataset, baseline_k=5)
-    model = fit_relevance(pools, labels)
-    grid = utility_grid(pools, labels, out_of_fold(pools, labels), model)
+    pools = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
+    model = fit_relevance(pools)
+    grid = utility_grid(pools, out_of_fold(pools, model), model)
     return Folded.of(grid, tried(grid, 5))
 
 
@@ -34,7 +33,6 @@ def test_query_is_measured_by_others() -> None:
         assert place is not None
         expected = folded.grid.rows(rows).kept([folded.tried[place]])[:, 0]
         assert kept[rows].sum(axis=1).tolist() == expected.tolist()
-        assert folded.grid.order is not None
         assert (order[rows] == folded.grid.order[rows]).all()
 
 
@@ -70,14 +68,13 @@ def test_own_labels_never_choose() -> None:
         order, kept = folded.contexts(richer, 5)
         retriever, dataset = simulate(40, seed=seed, noise=0.2, relevant=8)
         labels = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
-        relevant = labels.reordered(order).relevant & kept
+        relevant = np.take_along_axis(labels.relevant, order, axis=1) & kept
         measured.append((relevant.sum(axis=1) / labels.n_relevant).mean())
         index = folded.chosen(richer)
         assert index is not None
         other, others = simulate(100, seed=1_000 + seed, noise=0.2, relevant=8)
-        pools = replay(other, others.queries, depth=DEPTH)
-        truth = label(pools, others, baseline_k=5)
-        true.append(per_query(pools, truth, folded.grid.policy(index))["recall"].mean())
+        truth = label(replay(other, others.queries, depth=DEPTH), others, baseline_k=5)
+        true.append(per_query(truth, folded.grid.policy(index))["recall"].mean())
     assert abs(np.mean(measured) - np.mean(true)) < 0.02
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulated_pools import Case, cases, labelled, ranking_of, served_today
+from simulated_pools import cases, labelled, ranking_of, served_today
 
 from calibration.evaluate import contexts, per_query
 from calibration.fit import predicted
@@ -19,6 +19,7 @@ from calibration.grid import (
     thresholds_reached,
     utility_grid,
 )
+from calibration.pools import LabelledPools
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
@@ -27,21 +28,19 @@ from ctxguard.core.types import FloatArray, ScoreKind
 from ctxguard.measure.worth import READERS, STRICT
 
 
-def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, FloatArray]:
+def naive(case: LabelledPools, grid: Grid, index: GridIndex) -> dict[str, FloatArray]:
     """The figures of every query, one decision at a time."""
-    return per_query(*case, grid.policy(index))
+    return per_query(case, grid.policy(index))
 
 
-def with_lengths(case: Case, seed: int) -> Case:
+def with_lengths(case: LabelledPools, seed: int) -> LabelledPools:
     """The same with tokens of every candidate, many of them alike."""
-    scores = case.pools.scores
+    scores = case.scores
     tokens = np.random.default_rng(seed).choice([0.0, 60.0, 100.0, 433.0], scores.shape)
-    return case._replace(
-        pools=replace(case.pools, tokens=np.where(np.isnan(scores), np.nan, tokens))
-    )
+    return replace(case, tokens=np.where(np.isnan(scores), np.nan, tokens))
 
 
-def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
+def assert_equals_the_naive_loop(case: LabelledPools, grid: Grid) -> None:
     n_k, n_t = len(grid.ks), grid.thresholds.size
     indices = [(index_k, index_t) for index_k in range(n_k) for index_t in range(n_t)]
     for column, index in enumerate(indices):
@@ -57,20 +56,20 @@ def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
 class TestGridEqualsNaiveLoop:
     @settings(max_examples=25, deadline=None)
     @given(cases(), st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 3))
-    def test_ratio_policies(self, case: Case, temperature: float, min_keep: int) -> None:
+    def test_ratio_policies(self, case: LabelledPools, temperature: float, min_keep: int) -> None:
         # Not hundredths: there a power rounds to either side of the threshold.
         ratios = np.array([0.0, 0.1301, 0.4999, 0.7003, 0.9501])
         grid = ratio_grid(
-            *case, temperature=temperature, ks=[1, 2, 3, 5, 8], ratios=ratios, min_keep=min_keep
+            case, temperature=temperature, ks=[1, 2, 3, 5, 8], ratios=ratios, min_keep=min_keep
         )
         assert_equals_the_naive_loop(case, grid)
 
     @settings(max_examples=25, deadline=None)
     @given(cases(kinds=[ScoreKind.RATIO], strangers=False))
-    def test_ratio_is_exact_at_threshold(self, case: Case) -> None:
+    def test_ratio_is_exact_at_threshold(self, case: LabelledPools) -> None:
         """At temperature one a ratio scale is exact even at the threshold."""
         ratios = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
-        assert_equals_the_naive_loop(case, ratio_grid(*case, temperature=1.0, ratios=ratios))
+        assert_equals_the_naive_loop(case, ratio_grid(case, temperature=1.0, ratios=ratios))
 
     @settings(max_examples=25, deadline=None)
     @given(
@@ -79,14 +78,14 @@ class TestGridEqualsNaiveLoop:
         st.integers(0, 3),
     )
     def test_expected_utility_policies(
-        self, case: Case, coefficients: list[float], min_keep: int
+        self, case: LabelledPools, coefficients: list[float], min_keep: int
     ) -> None:
         model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
         thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
-        values = predicted(model, case.pools)
+        values = predicted(model, case)
         assume(not (np.abs(values[..., None] - thresholds) < 1e-6).any())
         grid = utility_grid(
-            *case,
+            case,
             values,
             model,
             ks=[1, 2, 3, 8],
@@ -103,41 +102,41 @@ class TestGridEqualsNaiveLoop:
         st.integers(0, 3),
     )
     def test_policies_that_weigh_by_length(
-        self, case: Case, seed: int, coefficients: list[float], min_keep: int
+        self, case: LabelledPools, seed: int, coefficients: list[float], min_keep: int
     ) -> None:
         """Figures, and for every size the passages that are served, in their order."""
         case = with_lengths(case, seed)
         model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
         thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
-        values = predicted(model, case.pools)
-        weighed = values * weight_of(np.nan_to_num(case.pools.tokens))
+        values = predicted(model, case)
+        weighed = values * weight_of(np.nan_to_num(case.tokens))
         assume(not (np.abs(weighed[..., None] - thresholds) < 1e-6).any())
         ks = [*range(1, values.shape[1] + 1)]
         asked: dict[str, Any] = {"ks": ks, "thresholds": thresholds, "min_keep": min_keep}
-        grid = utility_grid(*case, values, model, **asked)
+        grid = utility_grid(case, values, model, **asked)
         assert_equals_the_naive_loop(case, grid)
         for index in np.ndindex(len(ks), thresholds.size):
             policy = grid.policy(index)
             assert policy.per_token
             order, own = grid.contexts(index)
-            expected, kept = contexts(case.pools, policy)
+            expected, kept = contexts(case, policy)
             assert (own == kept).all()
             assert (order[kept] == expected[kept]).all()
-        plain = utility_grid(*case, values, model, per_token=False, **asked)
+        plain = utility_grid(case, values, model, per_token=False, **asked)
         assert not plain.policy((0, 0)).per_token
         assert plain.places is None
 
     def test_without_tokens_nothing_is_weighed(self) -> None:
-        case = Case(*labelled([ranking_of([0.9, 0.5])], [{"p0": 1}], depth=2))
-        assert case.pools.tokens is None
+        case = labelled([ranking_of([0.9, 0.5])], [{"p0": 1}], depth=2)
+        assert case.tokens is None
         model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
-        assert not utility_grid(*case, np.array([[0.9, 0.5]]), model).policy((0, 0)).per_token
+        assert not utility_grid(case, np.array([[0.9, 0.5]]), model).policy((0, 0)).per_token
 
     @settings(max_examples=30, deadline=None)
     @given(cases(), st.data())
-    def test_part_of_the_queries(self, case: Case, data: st.DataObject) -> None:
-        rows = np.array(data.draw(st.lists(st.integers(0, len(case.pools) - 1), min_size=1)))
-        grid = ratio_grid(*case, ratios=np.array([0.0, 0.4999]))
+    def test_part_of_the_queries(self, case: LabelledPools, data: st.DataObject) -> None:
+        rows = np.array(data.draw(st.lists(st.integers(0, len(case) - 1), min_size=1)))
+        grid = ratio_grid(case, ratios=np.array([0.0, 0.4999]))
         part = grid.rows(rows)
         index = (1, grid.thresholds.size - 1)
         expected = naive(case, grid, index)["udcg"][rows].mean()
@@ -147,18 +146,17 @@ class TestGridEqualsNaiveLoop:
 class TestBeyondToday:
     @settings(max_examples=30, deadline=None)
     @given(cases())
-    def test_gain_by_labels_is_difference(self, case: Case) -> None:
+    def test_gain_by_labels_is_difference(self, case: LabelledPools) -> None:
         """By labels alone it is what a policy gives less what today does."""
-        grid = ratio_grid(*case, ks=[1, 3, 8], ratios=np.array([0.0, 0.4999]))
+        grid = ratio_grid(case, ks=[1, 3, 8], ratios=np.array([0.0, 0.4999]))
         indices = [(0, 0), (1, grid.thresholds.size - 1), (2, 0)]
         found = np.take_along_axis(grid.beyond_today, grid.kept(indices)[None], axis=2)
-        labels = case.labels
-        baseline = (labels.relevant & labels.in_baseline).sum(axis=1)
+        baseline = (case.relevant & case.in_baseline).sum(axis=1)
         for column, index in enumerate(indices):
             own = naive(case, grid, index)
-            recall = np.nan_to_num(own["recall"] - baseline / np.maximum(labels.n_relevant, 1))
+            recall = np.nan_to_num(own["recall"] - baseline / np.maximum(case.n_relevant, 1))
             assert found[0, :, column] == pytest.approx(recall, abs=1e-9)
-            gain = own["udcg"] - served_today(labels)
+            gain = own["udcg"] - served_today(case)
             assert found[1, :, column] == pytest.approx(gain, abs=1e-9)
 
     def test_half_by_probability_varies_less(self) -> None:
@@ -166,15 +164,15 @@ class TestBeyondToday:
         random = np.random.default_rng(0)
         drawn = random.random((2_000, 12)) < chances
         ranking = ranking_of(chances.tolist(), kind=ScoreKind.PROBABILITY)
-        pools, labels = labelled(
+        pools = labelled(
             [ranking] * len(drawn),
             [{f"p{i}": 1 for i in np.flatnonzero(row)} for row in drawn],
             depth=12,
             baseline_k=5,
         )
         model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
-        both = utility_grid(pools, labels, np.tile(chances, (len(drawn), 1)), model)
-        by_labels = replace(both, probabilities=None)
+        both = utility_grid(pools, np.tile(chances, (len(drawn), 1)), model)
+        by_labels = replace(both, pools=pools)
         for n_kept in (2, 8):
             half, own = (grid.beyond_today[:, :, n_kept] for grid in (both, by_labels))
             assert half.mean(axis=1) == pytest.approx(own.mean(axis=1), abs=0.02)
@@ -183,11 +181,11 @@ class TestBeyondToday:
             assert half[2].tolist() == own[2].tolist() == [n_kept - 5.0] * len(drawn)
 
     def test_today_counts_in_its_order(self) -> None:
-        pools, labels = labelled([ranking_of([0.9, 0.5, 0.1])], [{"p2": 1}], depth=3, baseline_k=2)
+        pools = labelled([ranking_of([0.9, 0.5, 0.1])], [{"p2": 1}], depth=3, baseline_k=2)
         model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
-        grid = utility_grid(pools, labels, np.array([[0.0, 0.0, 1.0]]), model)
+        grid = utility_grid(pools, np.array([[0.0, 0.0, 1.0]]), model)
         recall, udcg, size = grid.beyond_today
-        today = served_today(labels)[0]
+        today = served_today(pools)[0]
         assert recall.tolist() == [[0.0, 1.0, 1.0, 1.0]]
         assert udcg[0, :2] == pytest.approx([-today, 1.0 - today])
         assert size.tolist() == [[-2.0, -1.0, 0.0, 1.0]]
@@ -195,8 +193,7 @@ class TestBeyondToday:
 
 class TestRelativeValues:
     @given(cases(), st.sampled_from([0.25, 1.0, 7.0]))
-    def test_equal_the_request_paths_scores(self, case: Case, temperature: float) -> None:
-        pools = case.pools
+    def test_equal_the_request_paths_scores(self, pools: LabelledPools, temperature: float) -> None:
         values, outside = relative_values(pools, temperature)
         for row, ranking in enumerate(pools.rankings()):
             scores = [float(score or 0.0) for score in ranking.scores]
@@ -215,10 +212,11 @@ class TestRelativeValues:
 class TestKept:
     def grid(self, values: list[list[float]], ks: list[int], **asked: Any) -> Grid:
         given = [ranking_of(row) for row in values]
-        _, labels = labelled(given, [{"p0": 1}] * len(values), depth=len(values[0]))
+        pools = labelled(given, [{"p0": 1}] * len(values), depth=len(values[0]))
         thresholds = np.array([0.0, 0.2, 0.7, 0.9])
         reached = thresholds_reached(np.array(values), thresholds, **asked)
-        return Grid(labels, ks, thresholds, reached, RatioPolicy)
+        order = np.tile(np.arange(reached.shape[1]), (len(values), 1))
+        return Grid(pools, ks, thresholds, reached, RatioPolicy, order)
 
     def test_kept_by_thresholds_or_min_keep(self) -> None:
         """A candidate is kept by the thresholds it reaches and `min_keep` by all."""

@@ -12,7 +12,7 @@ from simulated_pools import pools_of
 
 from calibration.data.dataset import Dataset, Query
 from calibration.hard_negatives import mine, triplets, write_triplets
-from calibration.replay import Pools
+from calibration.pools import Pools
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
 

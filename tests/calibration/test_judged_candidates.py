@@ -19,7 +19,7 @@ from calibration.judged_candidates import (
     fitted_policy,
     table_by_k,
 )
-from calibration.replay import Pools
+from calibration.pools import Pools
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
@@ -40,7 +40,7 @@ def judged(
 ) -> JudgedCandidates:
     """Judge all candidates, shape (n, k) each; people grade each by a coin."""
     n, k = yes.shape
-    pools, _ = labelled([ranking_of(row.tolist()) for row in scores], [{"p0": 1}] * n, depth=k)
+    pools = labelled([ranking_of(row.tolist()) for row in scores], [{"p0": 1}] * n, depth=k)
     rows, stands_for = rows_of(yes, SERVED, READERS), np.zeros(n)
     if truth is not None:
         stands_for[:] = 1.0
@@ -191,5 +191,5 @@ def test_uninvolved_policys_gain_is_real() -> None:
 
 def _like(truth: FloatArray) -> Pools:
     """Pools of which only shape and length count."""
-    one, _ = labelled([ranking_of([1.0] * truth.shape[1])], [{"p0": 1}], depth=truth.shape[1])
+    one = labelled([ranking_of([1.0] * truth.shape[1])], [{"p0": 1}], depth=truth.shape[1])
     return one.rows(np.zeros(len(truth), np.int64))

@@ -11,7 +11,6 @@ from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import LabelledRoute, Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import contexts
-from calibration.fit import predicted
 from calibration.replay import replay
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.tokens import TOKENS, estimate_tokens, with_tokens
@@ -88,13 +87,13 @@ def test_guard_serves_measured_contexts() -> None:
 def test_final_policy_keeps_its_grid() -> None:
     _, _, calibration = made()
     route = outcome_of(calibration).route
-    pools = route.own[0]
+    fitted = route.fitted
     # By the model of all queries, as a guard has it.
-    grid = route.fitted.grid(*route.own, predicted(policy_of(calibration).model, pools))
+    grid = fitted.grid(fitted.predict(fitted.pools))
     for place in np.ndindex(len(grid.ks), grid.thresholds.size // 9):
         index = (place[0], 9 * place[1])
         order, own = grid.contexts(index)
-        expected, kept = contexts(pools, grid.policy(index))
+        expected, kept = contexts(fitted.pools, grid.policy(index))
         assert (own == kept).all()
         assert (order[kept] == expected[kept]).all()
 
@@ -147,7 +146,7 @@ class TestEqualTokens:
         assert found.policy == RatioPolicy(k=k)
         assert found.name == f"first {k}"
         limit = outcome.chosen.metrics["tokens"].mean()
-        tokens = np.nan_to_num(route.measured[0].tokens).cumsum(axis=1).mean(axis=0)
+        tokens = np.nan_to_num(route.measured.tokens).cumsum(axis=1).mean(axis=0)
         assert tokens[k - 1] <= limit < tokens[k]
         assert found.metrics["tokens"].mean() == pytest.approx(tokens[k - 1])
         assert found.metrics["kept"].tolist() == [k] * 120
@@ -156,7 +155,7 @@ class TestEqualTokens:
         """Neither beside today's context, nor beside a policy that is the first k."""
         route = self.route()
         assert route.of_equal_tokens(route.today) is None
-        first_three = contexts(route.measured[0], RatioPolicy(k=3))
+        first_three = contexts(route.measured, RatioPolicy(k=3))
         three = route.option("three", RatioPolicy(k=3), *first_three)
         assert route.of_equal_tokens(three) is None
 

@@ -145,7 +145,7 @@ class TestPools:
     def test_signals_follow_candidate_order(self) -> None:
         ranking = ranking_of([0.1, 0.9], kind=ScoreKind.COSINE)
         ranking = replace(ranking, signals={"price": np.array([5.0, 7.0])})
-        pools, _ = labelled([ranking], [{"p0": 1}], depth=3)
+        pools = labelled([ranking], [{"p0": 1}], depth=3)
         assert pools.passage_ids == (("p1", "p0"),)
         assert pools.signals["price"][0, :2].tolist() == [7.0, 5.0]
         assert math.isnan(pools.signals["price"][0, 2])
@@ -162,7 +162,7 @@ class TestPools:
             with_signals(price=[1.0, 2.0, 3.0], age=[1.0, 1.0, 2.0]),
             ranking_of([], kind=ScoreKind.COSINE),  # without a candidate nothing is lacking
         ]
-        pools, _ = labelled(rankings, [{"p0": 1}, {}, {}])
+        pools = labelled(rankings, [{"p0": 1}, {}, {}])
         assert list(pools.signals) == ["price"]
         (note,) = pools.notes
         assert note == "signal 'age' is left out: 1 of 3 queries have a candidate without it"
@@ -170,7 +170,7 @@ class TestPools:
     def test_partly_lacking_signal_left_out(self) -> None:
         """A signal that some answers lack is left out with a note."""
         rankings = [with_signals(price=[1.0, 2.0, 3.0]), with_signals()]
-        pools, _ = labelled(rankings, [{"p0": 1}, {}])
+        pools = labelled(rankings, [{"p0": 1}, {}])
         assert not pools.signals
         assert "'price' is left out: 1 of 2 queries" in pools.notes[0]
 

@@ -11,8 +11,8 @@ from simulated_pools import DEPTH, labelled, ranking_of, served_today, simulate
 from calibration.evaluate import per_query
 from calibration.grid import Grid, GridIndex, ratio_grid
 from calibration.objectives import LADDERS, Folded, PolicySums, choose, extend, tried
-from calibration.pool_labels import PoolLabels, label
-from calibration.replay import Pools, replay
+from calibration.pools import LabelledPools, label
+from calibration.replay import replay
 from calibration.settings import TOLERANCE, Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray
@@ -21,38 +21,36 @@ from ctxguard.measure.worth import STRICT
 
 def simulated(
     n: int, k: int, *, seed: int, noise: float, relevant: int, unanswerable: float = 0.0
-) -> tuple[Pools, PoolLabels]:
+) -> LabelledPools:
     retriever, dataset = simulate(
         n, seed=seed, noise=noise, relevant=relevant, unanswerable=unanswerable
     )
-    pools = replay(retriever, dataset.queries, depth=DEPTH)
-    return pools, label(pools, dataset, baseline_k=k)
+    return label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=k)
 
 
 def chosen(
-    pools: Pools,
-    labels: PoolLabels,
+    pools: LabelledPools,
     k: int,
     context: Context = "balanced",
     tolerance: float = TOLERANCE,
 ) -> tuple[Grid, GridIndex | None]:
-    grid = ratio_grid(pools, labels)
+    grid = ratio_grid(pools)
     folded = Folded.of(grid, tried(grid, k))
     return grid, folded.chosen(lambda sums: choose(sums, context, tolerance=tolerance))
 
 
-def extended(pools: Pools, labels: PoolLabels, k: int) -> tuple[Grid, GridIndex | None]:
-    grid = ratio_grid(pools, labels, min_keep=k)
+def extended(pools: LabelledPools, k: int) -> tuple[Grid, GridIndex | None]:
+    grid = ratio_grid(pools, min_keep=k)
     return grid, Folded.of(grid, tried(grid, k)).chosen(extend)
 
 
-def two_of_five(n: int) -> tuple[Pools, PoolLabels]:
+def two_of_five(n: int) -> LabelledPools:
     """Queries whose first two passages are relevant and score clearly above the others."""
     ranking = ranking_of([1.0, 0.9, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1])
     return labelled([ranking] * n, [{"p0": 1, "p1": 1}] * n, baseline_k=5)
 
 
-def eight_of_many(n: int, depth: int = 40) -> tuple[Pools, PoolLabels]:
+def eight_of_many(n: int, depth: int = 40) -> LabelledPools:
     """Queries with eight relevant passages, which come first."""
     ranking = ranking_of([1.0] * 8 + [0.1] * (depth - 8))
     return labelled([ranking] * n, [{f"p{i}": 1 for i in range(8)}] * n, depth=depth, baseline_k=5)
@@ -68,21 +66,21 @@ class TestSums:
     @settings(max_examples=10, deadline=None)
     @given(seed=st.integers(0, 1_000), n=st.integers(5, 40))
     def test_sums_are_of_other_folds(self, seed: int, n: int) -> None:
-        pools, labels = simulated(n, 3, seed=seed, noise=0.3, relevant=2, unanswerable=0.2)
-        grid = ratio_grid(pools, labels)
+        pools = simulated(n, 3, seed=seed, noise=0.3, relevant=2, unanswerable=0.2)
+        grid = ratio_grid(pools)
         places = tried(grid, 3)[::7]
         fold = np.random.default_rng(seed).permutation(np.arange(n) % 3)
         sums = PolicySums.of(grid, places, fold).without(1)
         others = grid.rows(np.flatnonzero(fold != 1))
         udcg, _ = others.at(places)
-        today = served_today(labels)[fold != 1, None]
+        today = served_today(pools)[fold != 1, None]
         gains = udcg - today
         assert np.allclose(sums.mean_gain, gains.mean(axis=0))
         assert np.allclose(
             sums.gain_error, gains.std(axis=0, ddof=1) / np.sqrt(len(gains)), atol=1e-7
         )
         assert np.allclose(sums.mean_kept, others.kept(places).mean(axis=0))
-        defined = recall_gained(others, *places)[others.labels.n_relevant > 0]
+        defined = recall_gained(others, *places)[others.pools.n_relevant > 0]
         if len(defined):
             assert np.allclose(sums.least_recall(0.0), defined.mean(axis=0))
 
@@ -111,35 +109,35 @@ class TestChoose:
         tolerance: float,
         context: Context,
     ) -> None:
-        pools, labels = simulated(
+        pools = simulated(
             n, k, seed=seed, noise=noise, relevant=relevant, unanswerable=unanswerable
         )
-        grid, index = chosen(pools, labels, k, context, tolerance)
+        grid, index = chosen(pools, k, context, tolerance)
         if index is None:
             return
-        ours = per_query(pools, labels, grid.policy(index))
-        today = per_query(pools, labels, RatioPolicy(k=k))
+        ours = per_query(pools, grid.policy(index))
+        today = per_query(pools, RatioPolicy(k=k))
         assert np.nanmean(ours["recall"] - today["recall"]) >= -tolerance - 1e-9
         assert ours["udcg"].mean() >= today["udcg"].mean() - 1e-9
         most = {"leaner": 1.0, "balanced": 0.9, "richer": 2.0}[context]
         assert ours["kept"].mean() <= most * today["kept"].mean() + 1e-9
 
     def test_far_below_top_is_dropped(self) -> None:
-        pools, labels = two_of_five(150)
-        grid, index = chosen(pools, labels, 5)
+        pools = two_of_five(150)
+        grid, index = chosen(pools, 5)
         assert index is not None
         assert grid.kept([index]).tolist() == [[2]] * 150
         assert recall_gained(grid, index).tolist() == [[0.0]] * 150
 
     @pytest.mark.parametrize("n", [10, 50])
     def test_few_lossless_labels_prove_nothing(self, n: int) -> None:
-        pools, labels = two_of_five(n)
-        assert chosen(pools, labels, 5)[1] is None
+        pools = two_of_five(n)
+        assert chosen(pools, 5)[1] is None
 
     def test_only_richer_costs_more(self) -> None:
-        pools, labels = eight_of_many(60)
-        assert chosen(pools, labels, 5)[1] is None
-        grid, index = chosen(pools, labels, 5, "richer")
+        pools = eight_of_many(60)
+        assert chosen(pools, 5)[1] is None
+        grid, index = chosen(pools, 5, "richer")
         assert index is not None
         assert grid.kept([index])[0, 0] == 8
         assert recall_gained(grid, index)[0, 0] == pytest.approx(3 / 8)
@@ -147,42 +145,42 @@ class TestChoose:
     def test_richer_costs_at_most_twice(self) -> None:
         ranking = ranking_of([1.0] * 30 + [0.1] * 10)
         qrels = {f"p{i}": 1 for i in range(30)}
-        pools, labels = labelled([ranking] * 100, [qrels] * 100, depth=40, baseline_k=5)
-        grid, richer = chosen(pools, labels, 5, "richer")
+        pools = labelled([ranking] * 100, [qrels] * 100, depth=40, baseline_k=5)
+        grid, richer = chosen(pools, 5, "richer")
         assert richer is not None
         assert grid.kept([richer])[0, 0] == 10
 
     def test_leanest_of_same_recall_chosen(self) -> None:
-        pools, labels = two_of_five(150)
-        grid, index = chosen(pools, labels, 5, "leaner")
+        pools = two_of_five(150)
+        grid, index = chosen(pools, 5, "leaner")
         assert index is not None
         assert grid.kept([index])[0, 0] == 2
         # Where more would gain, it still does not.
-        assert chosen(*eight_of_many(60), 5, "leaner")[1] is None
+        assert chosen(eight_of_many(60), 5, "leaner")[1] is None
 
     def test_always_losing_keeps_first_k(self) -> None:
         # Equal scores, and the relevant passage is the last that is served.
         ranking = ranking_of([1.0] * 10)
-        pools, labels = labelled([ranking] * 100, [{"p4": 1}] * 100, baseline_k=5)
-        assert chosen(pools, labels, 5)[1] is None
+        pools = labelled([ranking] * 100, [{"p4": 1}] * 100, baseline_k=5)
+        assert chosen(pools, 5)[1] is None
 
     def test_harmless_serving_keeps_first_k(self) -> None:
         ranking = ranking_of([1.0, 0.8, 0.6, 0.4, 0.2])
         qrels = {f"p{i}": 1 for i in range(5)}
-        pools, labels = labelled([ranking] * 100, [qrels] * 100, depth=5, baseline_k=5)
-        assert chosen(pools, labels, 5, tolerance=0.5)[1] is None
+        pools = labelled([ranking] * 100, [qrels] * 100, depth=5, baseline_k=5)
+        assert chosen(pools, 5, tolerance=0.5)[1] is None
 
     def test_unanswerable_queries_ignore_recall(self) -> None:
         ranking = ranking_of([1.0, 0.1])
-        pools, labels = labelled([ranking] * 4, [{"p0": 1}, {}, {}, {}], depth=2, baseline_k=2)
+        pools = labelled([ranking] * 4, [{"p0": 1}, {}, {}, {}], depth=2, baseline_k=2)
         rows = np.array([1, 2, 3])
-        assert chosen(pools.rows(rows), labels.rows(rows), 2)[1] is None
+        assert chosen(pools.rows(rows), 2)[1] is None
 
     def test_more_tolerance_never_gains_less(self) -> None:
-        pools, labels = simulated(150, 5, seed=3, noise=0.2, relevant=2)
+        pools = simulated(150, 5, seed=3, noise=0.2, relevant=2)
         gains = []
         for tolerance in (0.0, 0.01, 0.05, 0.2, 0.9):
-            grid, index = chosen(pools, labels, 5, tolerance=tolerance)
+            grid, index = chosen(pools, 5, tolerance=tolerance)
             gains.append(grid.today if index is None else grid.means[0][index])
         assert gains == sorted(gains)
         assert gains[-1] > gains[0]
@@ -190,10 +188,10 @@ class TestChoose:
     @pytest.mark.parametrize("relevant", [1, 2])
     def test_others_lose_one_percent_recall(self, relevant: int) -> None:
         """Thirty times 60 queries choose; a population of 1,500 says what each step costs."""
-        population, truth = simulated(1_500, 5, seed=99, noise=0.2, relevant=relevant)
+        population = simulated(1_500, 5, seed=99, noise=0.2, relevant=relevant)
         random, steps = np.random.default_rng(0), LADDERS["balanced"]
         lost, size = np.zeros((30, len(steps))), np.ones((30, len(steps)))
-        grid = ratio_grid(population, truth, temperature=1.0)
+        grid = ratio_grid(population, temperature=1.0)
         for draw in range(30):
             rows = random.choice(1_500, 60, replace=False)
             own = Folded.of(grid.rows(rows), tried(grid, 5))
@@ -209,8 +207,8 @@ class TestChoose:
 
 class TestExtend:
     def test_continues_in_todays_order(self) -> None:
-        pools, labels = eight_of_many(30)
-        grid, index = extended(pools, labels, 5)
+        pools = eight_of_many(30)
+        grid, index = extended(pools, 5)
         assert index is not None
         kept = grid.kept([index])
         assert (kept >= 5).all()
@@ -218,13 +216,13 @@ class TestExtend:
         assert (recall_gained(grid, index) >= 0.0).all()
 
     def test_what_gains_nothing_is_not_taken(self) -> None:
-        assert extended(*two_of_five(100), 5)[1] is None
+        assert extended(two_of_five(100), 5)[1] is None
 
     def test_noisy_gain_is_not_taken(self) -> None:
         """One query in six has a sixth relevant passage, the others a sixth that harms."""
         ranking = ranking_of([1.0] * 5 + [0.9] + [0.1] * 4)
         own = [{f"p{i}": 1 for i in range(5 + (row % 6 == 0))} for row in range(24)]
         harmed = labelled([ranking] * 24, own, baseline_k=5, utilities=STRICT)
-        assert extended(*harmed, 5)[1] is None
+        assert extended(harmed, 5)[1] is None
         # To readers the sixth does next to no harm, and the gain is one.
-        assert extended(*labelled([ranking] * 24, own, baseline_k=5), 5)[1] is not None
+        assert extended(labelled([ranking] * 24, own, baseline_k=5), 5)[1] is not None

@@ -8,8 +8,8 @@ import pytest
 from simulated_pools import DEPTH, calibrated, simulate
 
 from calibration.fit import fit_relevance
-from calibration.pool_labels import PoolLabels, label
-from calibration.replay import Pools, replay
+from calibration.pools import LabelledPools, label
+from calibration.replay import replay
 from calibration.report import report
 from calibration.sufficiency import (
     calibrate_sufficiency,
@@ -27,11 +27,10 @@ from ctxguard.profile.schema import SufficiencyProfile
 ALPHA, DELTA = 0.05, 0.1
 
 
-def simulated_rankings(n: int, seed: int) -> tuple[Pools, PoolLabels]:
+def simulated_rankings(n: int, seed: int) -> LabelledPools:
     """Rankings of two noisy scorers; a third of the queries has no relevant passage."""
     retriever, dataset = simulate(n, seed=seed, noise=0.2, unanswerable=1 / 3)
-    pools = replay(retriever, dataset.queries, depth=DEPTH)
-    return pools, label(pools, dataset)
+    return label(replay(retriever, dataset.queries, depth=DEPTH), dataset)
 
 
 SIMULATED = simulated_rankings(200, seed=0)
@@ -44,20 +43,20 @@ def fitted() -> SufficiencyProfile:
     return own
 
 
-MODEL = fit_relevance(*SIMULATED)
+MODEL = fit_relevance(SIMULATED)
 POLICY = ExpectedUtilityPolicy(MODEL, k=3, cost=0.0)
 
 
 def certified(n: int, policy: Policy = POLICY, **asked: Any) -> SufficiencyProfile:
     """Certify by the contexts of so many queries that the model did not see."""
-    pools, labels = simulated_rankings(n, seed=1)
+    pools = simulated_rankings(n, seed=1)
     best, holds = np.full(n, np.nan), np.zeros(n, dtype=bool)
     for row, ranking in enumerate(pools.rankings()):
         decision = decide(ranking, policy)
         own = None if policy == POLICY else MODEL
         probability = p_sufficient(decision, own)
         best[row] = np.nan if probability is None else probability
-        holds[row] = labels.relevant[row, list(decision.kept)].any()
+        holds[row] = pools.relevant[row, list(decision.kept)].any()
     return calibrate_sufficiency(best, holds, **asked)
 
 
@@ -153,9 +152,8 @@ class TestCalibration:
 def test_kept_passages_labels_decide(held_out: float | None) -> None:
     calibration = calibrated(600, noise=0.2, unanswerable=0.4, held_out=held_out)
     outcome = calibration.outcomes[Route.HYBRID]
-    _, labels = outcome.route.measured
-    chosen = outcome.chosen
-    holds = (labels.reordered(chosen.order).relevant & chosen.kept).any(axis=1)
+    relevant, chosen = outcome.route.measured.relevant, outcome.chosen
+    holds = (np.take_along_axis(relevant, chosen.order, axis=1) & chosen.kept).any(axis=1)
     found = outcome.profile.sufficiency
     assert found.n_sufficient == holds.sum()
     assert found.n_insufficient == len(holds) - holds.sum()

@@ -14,7 +14,7 @@ from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings as Choice
 from calibration.data.dataset import Dataset, Query
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
-from calibration.pool_labels import label
+from calibration.pools import label
 from calibration.replay import replay
 from ctxguard.core.assembly import Assembly, assemble
 from ctxguard.core.decision import decide
@@ -256,13 +256,12 @@ def _pool(random: Random) -> tuple[Any, Dataset]:
 
 
 def _run_fit(retriever: Any, dataset: Dataset) -> None:
-    pools = replay(retriever, dataset.queries, depth=8)
-    labels = label(pools, dataset)
+    pools = label(replay(retriever, dataset.queries, depth=8), dataset)
     for call in (
-        lambda: fit_fusion(pools, labels) if pools.legs else None,
+        lambda: fit_fusion(pools) if pools.legs else None,
         lambda: fit_temperature(pools),
-        lambda: fit_relevance(pools, labels),
-        lambda: out_of_fold(pools, labels),
+        lambda: fit_relevance(pools),
+        lambda: out_of_fold(pools, fit_relevance(pools)),
     ):
         with suppress(CtxguardError):
             call()

@@ -105,7 +105,7 @@ def before_and_after(
 ) -> tuple[BeforeAfter, dict[str, ShownQuestion]]:
     """Count all questions without and with the guard; return those worth seeing, by reason."""
     outcome = calibration.outcomes[Route.HYBRID]
-    pools, _ = outcome.route.measured
+    pools = outcome.route.measured
     counted = BeforeAfter.of(outcome)
     queries = {query.query_id: query for query in calibration.dataset.queries}
     shown = {}

@@ -1,4 +1,6 @@
-"""The labels of every candidate, as arrays beside its scores."""
+"""The labels of every candidate, as tables beside its scores."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,12 +8,12 @@ from simulated_pools import labelled, ranking_of
 
 from calibration.data.dataset import Dataset, Query
 from calibration.grid import ratio_grid, with_expected
-from calibration.pool_labels import PoolLabels, label
+from calibration.pools import LabelledPools, label
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.worth import READERS, STRICT, Utilities
 
 
-class TestPoolLabels:
+class TestLabelledPools:
     DATASET = Dataset(
         "hand-made",
         (Query("q0", "question 0"),),
@@ -19,8 +21,8 @@ class TestPoolLabels:
         {"q0": {"p1": "hard_negative", "p3": "distractor"}},
     )
 
-    def of(self, **settings: object) -> PoolLabels:
-        pools, _ = labelled([ranking_of([5.0, 4.0, 3.0, 2.0, 1.0])], [{"p0": 1}], depth=6)
+    def of(self, **settings: object) -> LabelledPools:
+        pools = labelled([ranking_of([5.0, 4.0, 3.0, 2.0, 1.0])], [{"p0": 1}], depth=6)
         return label(pools, self.DATASET, **settings)  # type: ignore[arg-type]
 
     def test_candidates_have_grade_and_worth(self) -> None:
@@ -43,13 +45,13 @@ class TestPoolLabels:
         self,
     ) -> None:
         """Where labels hold relevant passages only an unlabelled one is not relevant."""
-        _, labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}], depth=2)
+        labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}], depth=2)
         assert labels.positives_only
         assert labels.utilities.tolist() == [[1.0, READERS.irrelevant]]
 
     def test_named_distractor_is_irrelevant_label(self) -> None:
         ranking = [ranking_of([3.0, 2.0, 1.0])]
-        _, labels = labelled(ranking, [{"p0": 1}], depth=3, distractors=[{"p1": "distractor"}])
+        labels = labelled(ranking, [{"p0": 1}], depth=3, distractors=[{"p1": "distractor"}])
         assert not labels.positives_only
         assert labels.utilities.tolist() == [[1.0, READERS.distractor, READERS.unjudged]]
         assert labels.judged.tolist() == [[True, True, False]]
@@ -57,7 +59,7 @@ class TestPoolLabels:
     def test_empty_list_judges_every_candidate(self) -> None:
         """An empty list of relevant passages judges every candidate of its query."""
         rankings = [ranking_of([2.0, 1.0]), ranking_of([2.0, 1.0])]
-        pools, _ = labelled(rankings, [{"p0": 1}, {}], depth=2)
+        pools = labelled(rankings, [{"p0": 1}, {}], depth=2)
         queries = (Query("q0", "question 0"), Query("q1", "question 1"))
         labels = label(pools, Dataset("d", queries, {"q0": {"p0": 1}, "q1": {}}), STRICT)
         assert not labels.positives_only
@@ -69,22 +71,22 @@ class TestPoolLabels:
         assert np.flatnonzero(self.of(baseline_k=2).at_stake).tolist() == [0]
 
     def test_irrelevant_baseline_leaves_it_undefined(self) -> None:
-        pools, labels = labelled([ranking_of([2.0, 1.0])], [{"p1": 1}], depth=2, baseline_k=1)
-        assert not labels.at_stake.any()
-        assert np.isnan(ratio_grid(pools, labels).means[1]).all()
+        pools = labelled([ranking_of([2.0, 1.0])], [{"p1": 1}], depth=2, baseline_k=1)
+        assert not pools.at_stake.any()
+        assert np.isnan(ratio_grid(pools).means[1]).all()
 
     def test_expected_relevant_equal_labelled(self) -> None:
-        labels = self.of(utilities=STRICT)
-        chances = np.array([[0.4, 0.3, 0.2, 0.1, 0.0, np.nan]])
-        relevant, worth = with_expected(labels, chances, 1.0)
+        probabilities = np.array([[0.4, 0.3, 0.2, 0.1, 0.0, np.nan]])
+        labels = replace(self.of(utilities=STRICT), probabilities=probabilities)
+        relevant, worth = with_expected(labels, 1.0)
         assert relevant == pytest.approx(np.array([[0.8, 0.6, 0.4, 0.2, 0.0, 0.0]]))
         wrong, right = (-0.5 - 1.0 - 0.2) / 3, (1.0 + 0.5) / 2
         expected = [0.8 + 0.2 * wrong, 0.6 * right - 0.4 * 0.5, 0.4 * 0.5 + 0.6 * wrong]
         assert worth[0, :3] == pytest.approx(expected)
         assert worth[0, 3:] == pytest.approx([0.2 * right - 0.8, -0.2, 0.0])
-        half, _ = with_expected(labels, chances, 0.5)
+        half, _ = with_expected(labels, 0.5)
         assert half == pytest.approx((relevant + labels.relevant) / 2)
-        none, as_labelled = with_expected(labels, chances, 0.0)
+        none, as_labelled = with_expected(labels, 0.0)
         assert none.tolist() == labels.relevant.tolist()
         assert as_labelled.tolist() == labels.utilities.tolist()
 
@@ -93,7 +95,7 @@ class TestPoolLabels:
             labelled([ranking_of([1.0])], [{"p0": 0}])
 
     def test_unlabelled_query_is_all_unjudged(self) -> None:
-        _, labels = labelled([ranking_of([1.0]), ranking_of([1.0])], [{"p0": 1}, {}], depth=1)
+        labels = labelled([ranking_of([1.0]), ranking_of([1.0])], [{"p0": 1}, {}], depth=1)
         assert labels.utilities.tolist() == [[1.0], [READERS.irrelevant]]
         assert labels.judged.tolist() == [[True], [False]]
         assert labels.n_answerable == 1
