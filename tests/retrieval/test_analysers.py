@@ -15,8 +15,7 @@ from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval import Analyser, HybridRetriever
 from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
-from ctxguard.retrieval.analysers.english import ENGLISH, STOP_WORDS
-from ctxguard.retrieval.analysers.words import words
+from ctxguard.retrieval.analysers.english import ENGLISH, STOP_WORDS, words
 from ctxguard.retrieval.index.scripts import unhandled_letters
 from tests.doubles import WordHashEmbedder
 

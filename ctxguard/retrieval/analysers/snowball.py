@@ -1,19 +1,16 @@
-"""Analysers for other languages with spaces: stop words from bm25s, stems from PyStemmer."""
+"""Analysers for other languages with spaces: stop words from bm25s, stems from PyStemmer. Pure."""
 
 import hashlib
 import unicodedata
 
 from ctxguard._support.extras import require
-from ctxguard.retrieval.analysers.stemmers import Stemmers
-from ctxguard.retrieval.analysers.words import words
+from ctxguard.retrieval.analysers.english import stems, words
 
 _TURKISH_I = str.maketrans({"I": "ı", "İ": "i"})
 
 
 class SnowballAnalyser:
-    """Words in lower case without stop words, reduced to the stems of the Snowball algorithm.
-
-    Texts are first normalised to Unicode's NFKC. See `ctxguard.retrieval.protocols.Analyser`.
+    """Words of NFKC in lower case without stop words, by the stems of the Snowball algorithm.
 
     Args:
         language: An ISO 639-1 code that both libraries know.
@@ -25,9 +22,7 @@ class SnowballAnalyser:
     def __init__(self, language: str) -> None:
         stemmer = require("Stemmer", "embedded")
         tokenization = require("bm25s.tokenization", "embedded")
-        stop_words = tokenization.Tokenizer(stopwords=language).stopwords
-        self._stop_words = frozenset(stop_words)
-        self.stems = Stemmers(language).stems
+        self._stop_words = frozenset(tokenization.Tokenizer(stopwords=language).stopwords)
         self.name = language
         self.scripts = frozenset({"LATIN", "CYRILLIC"} if language == "ru" else {"LATIN"})
         # Another release of either library may yield other terms for the same text.
@@ -45,7 +40,7 @@ class SnowballAnalyser:
 
     def analyse(self, text: str) -> list[str]:
         """Split a text into terms."""
-        return self.stems([word for word in self.words(text) if word not in self._stop_words])
+        return stems(self.name, [each for each in self.words(text) if each not in self._stop_words])
 
 
 def _lower_turkish(text: str) -> str:
