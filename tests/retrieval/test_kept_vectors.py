@@ -79,25 +79,30 @@ def test_only_what_is_new_is_encoded(tmp_path: Path) -> None:
     assert (kept(tmp_path / "f", TEXTS[::-1]), kept(tmp_path / "f")) == (TEXTS[:2:-1], [])
 
 
+MARK_BYTES = 32
+
+
 def test_cut_file_gives_what_is_whole(tmp_path: Path) -> None:
-    """A crash may end a file anywhere, and the blocks behind it are written again."""
+    """A crash may end a file anywhere, and what is cut off is written again."""
     file = tmp_path / "f"
-    kept(file, TEXTS[:2])
-    whole = file.stat().st_size
     kept(file)
     content = file.read_bytes()
-    for size in {0, 1, 31, 32, 39, whole - 1, whole, whole + 5, len(content) - 1}:
+    each = (len(content) - MARK_BYTES) // len(TEXTS)
+    for size in {0, 1, 31, 32, 39, *(MARK_BYTES + 2 * each + at for at in (-1, 0, 5, each - 1))}:
         file.write_bytes(content[:size])
-        assert (kept(file), kept(file)) == (TEXTS[2:] if size >= whole else TEXTS, [])
+        n_whole = max(size - MARK_BYTES, 0) // each
+        assert (kept(file), kept(file)) == (TEXTS[n_whole:], [])
 
 
-def test_a_changed_byte_loses_its_block(tmp_path: Path) -> None:
+def test_changed_byte_loses_its_vector(tmp_path: Path) -> None:
     file = tmp_path / "f"
     kept(file)
     content = file.read_bytes()
-    for at in (0, 33, 36, 41, 130, len(content) - 1):
+    each = (len(content) - MARK_BYTES) // len(TEXTS)
+    for at in (0, 33, 36, 150, MARK_BYTES + 2 * each, len(content) - 1):
         file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        assert kept(file) == TEXTS
+        lost = TEXTS if at < MARK_BYTES else [TEXTS[(at - MARK_BYTES) // each]]
+        assert kept(file) == lost
 
 
 def test_vectors_of_another_model_are_dropped(tmp_path: Path) -> None:
@@ -131,10 +136,9 @@ def test_one_of_two_runs_keeps(tmp_path: Path) -> None:
 
 def test_a_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_vectors, "MOST_BYTES", 1_000)
-    kept(tmp_path / "f", TEXTS[:2])
     kept(tmp_path / "f")
     assert (tmp_path / "f").stat().st_size <= kept_vectors.MOST_BYTES
-    assert kept(tmp_path / "f") == TEXTS[2:]
+    assert kept(tmp_path / "f") == TEXTS[3:]
 
 
 def test_file_is_regular_and_private(tmp_path: Path) -> None:
