@@ -28,11 +28,11 @@ Retrieval = Ranking | Iterable[Hit]
 class Retriever(Protocol):
     """Finds candidates for a query. Safe to call from several threads at once.
 
-    Where they exist, the guard also uses ``fingerprint() -> Mapping[str, str]``, which identifies
-    the system for profiles, ``corpus_sketch() -> CorpusSketch``, by which a profile tells how much
-    of the corpus has changed, ``with_fusion(fusion)``, the same retriever under another fusion, and
-    ``concurrency``, the most calls at once that are worth a thread each, for a retriever that
-    computes in this process instead of waiting for another.
+    The guard also uses these, where they exist: ``fingerprint() -> Mapping[str, str]``, which
+    identifies the system for profiles; ``corpus_sketch() -> CorpusSketch``, which tells how much of
+    the corpus has changed; ``with_fusion(fusion)``, the same retriever under another fusion; and
+    ``concurrency``, for a retriever that computes in this process: the most calls at once that are
+    worth a thread each.
     """
 
     def retrieve(self, query: str, /, *, depth: int) -> Retrieval:
@@ -91,7 +91,7 @@ class ProbedRetriever(Protocol):
     def similarities(self, query: str, texts: Sequence[str], /) -> FloatArray:
         """Compare a query with some texts, shape (n,): by cosine, or as the reranker scores them.
 
-        For an embedder: ``encode_passages(texts) @ encode_query(query)``.
+        An embedder gives ``encode_passages(texts) @ encode_query(query)``.
         """
         ...
 
@@ -123,18 +123,15 @@ AnyRetriever = Retriever | AsyncRetriever | AwaitableRetriever | RetrieverFuncti
 class Embedder(Protocol):
     """Turns text into vectors. Safe to call from several threads at once.
 
-    It may be a `TokenEncoder` too.
+    It may be a `TokenEncoder` too. ``name`` is the model's, as its users know it, and ``dimension``
+    the length of a vector.
     """
 
     @property
-    def name(self) -> str:
-        """The model's name, as its users know it."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def dimension(self) -> int:
-        """Length of a vector."""
-        ...
+    def dimension(self) -> int: ...
 
     def encode_query(self, text: str) -> Float32Array:
         """Return one vector, shape (dimension,)."""
@@ -155,9 +152,9 @@ class QueryStates(NamedTuple):
     """A query as a model reads it: its vector, and the state of each of its word pieces.
 
     Attributes:
-        vector: What `Embedder.encode_query` gives, shape (dimension,).
-        piece_ids: The number of each word piece in the model's vocabulary, shape (m,). The model's
-            own marks and its prompt are not word pieces of the query.
+        vector: As from `Embedder.encode_query`, shape (dimension,).
+        piece_ids: The number of each word piece in the model's vocabulary, without the model's own
+            marks and its prompt, shape (m,).
         states: Unit vectors, the model's last hidden state of each, shape (m, dimension).
     """
 
@@ -179,15 +176,12 @@ class TokenEncoder(Protocol):
 
     @property
     def piece_table(self) -> Float32Array:
-        """The unit vector of every word piece by itself, shape (n_pieces, dimension).
-
-        Read for every query: keep it once it is computed.
-        """
+        """The unit vector of each word piece by itself, (n_pieces, dimension); read for a query."""
         ...
 
 
 def token_encoder_of(embedder: Embedder) -> TokenEncoder | None:
-    """Return the embedder if it gives word pieces and their states; None if it does not."""
+    """Return the embedder if it is a `TokenEncoder`."""
     # Asked for every query: isinstance of a protocol takes ten times as long.
     return cast(TokenEncoder, embedder) if hasattr(embedder, "pieces") else None
 
@@ -206,7 +200,7 @@ class Analyser(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Its rules, with the versions of their sources; part of an index's fingerprint.
+        """Its rules, with the versions of their sources.
 
         Change it whenever ``analyse`` changes: an index built before is then refused.
         """
@@ -214,9 +208,9 @@ class Analyser(Protocol):
 
     @property
     def scripts(self) -> frozenset[str] | None:
-        """The scripts it is made for, each by the first word of its letters' Unicode names.
+        """The scripts it is made for, by the first word of their letters' Unicode names.
 
-        Such as ``LATIN`` or ``CJK``. None for all: then no corpus is said not to fit.
+        Such as ``LATIN`` or ``CJK``; None for all scripts.
         """
         ...
 
@@ -242,7 +236,8 @@ class LegHits(NamedTuple):
 class Assessor(Protocol):
     """Answers questions about candidates of one query. Safe to call from several threads at once.
 
-    It may have a ``ledger``, the ``Ledger`` of its calls and their cost.
+    ``names`` are those of its answers. It may have a ``ledger``, the ``Ledger`` of its calls and
+    their cost.
     """
 
     @property
@@ -251,17 +246,13 @@ class Assessor(Protocol):
         ...
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of its answers."""
-        ...
+    def names(self) -> tuple[str, ...]: ...
 
     def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
         """Answer about all texts in one call: numbers by name, shape (n,), NaN where it refuses.
 
-        Higher means more of what the name says. Called once a request.
-
-        Raises:
-            Exception: it could not answer at all.
+        Higher means more of what the name says. Called once a request. Any error means that it
+        could not answer at all.
         """
         ...
 

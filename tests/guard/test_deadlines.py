@@ -26,7 +26,7 @@ from ctxguard.guard.telemetry import FAILED_CAUSES
 from ctxguard.resilience import RequestLimits
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.hybrid import live_index, retriever
+from ctxguard.retrieval.hybrid import retriever
 from tests.counted import Counted
 from tests.doubles import WordHashEmbedder
 from tests.timing import NEVER, PATIENCE_SECONDS, SOON, Clock
@@ -459,7 +459,6 @@ class TestConcurrency:
         self, monkeypatch: pytest.MonkeyPatch, n: int
     ) -> None:
         monkeypatch.setattr(retriever, "processors", lambda: n)
-        monkeypatch.setattr(live_index, "processors", lambda: n)
         index = HybridRetriever.build([Passage("a", "text")], embedder=WordHashEmbedder())
         assert index.concurrency >= 1
-        assert index.concurrency + 2 * live_index.leg_threads() == n + 2
+        assert index.concurrency + 2 * retriever.leg_threads() == n + 2

@@ -61,18 +61,12 @@ _RERANK_WORKERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """The settings of one view.
+    """The settings of one view; see `ctxguard.retrieval.hybrid.retriever.HybridOptions`.
 
     Attributes:
         embedder: The model that made the index's vectors.
-        fusion: Combines the legs' scores.
-        reranker: Scores the best candidates again; None for no reranking.
-        rerank_depth: Number of candidates that the reranker scores, ≥ 1.
         rerank_stage: The reranker's thread pool and circuit breaker.
-        max_query_chars: Maximum length of a query, ≥ 1.
-        deadlines: Time limits on the search and its stages; None disables them.
         stages: The stages to run, one of the values of ``STAGES``.
-        ranker: Orders the candidates if the fusion is ``ranker``.
         leg_fusion: Finds the candidates: ``fusion``, or reciprocal ranks for ``ranker``.
         leg_kind: The kind of ``leg_fusion``'s scores.
         with_signals: Whether the candidates' signals are computed, which the ranker reads.
@@ -222,21 +216,21 @@ class Hybrid(ABC):
         fusion is ``ranker``, the best 60 by reciprocal ranks are kept (0.6 · depth above 100), and
         if both legs answered their signals order them. Ties are broken by passage id. A passage
         without a word of the query is not a lexical hit; the dense leg answers a query of unknown
-        words. Lone surrogates in the query are replaced, as in passages.
+        words.
 
         Args:
             query: At most ``max_query_chars`` characters.
             depth: Maximum number of candidates returned, ≥ 1.
             query_vector: The query's vector if it is known, shape (dimension,), or the result of
                 ``encode_query``; None to encode the query.
-            where: A filter on the passages' metadata; None for all passages. The legs search only
-                allowed passages, so they find ``depth`` if there are that many. BM25 counts
-                document frequencies over all passages.
+            where: A filter on the passages' metadata. The legs search only allowed passages, so
+                they find ``depth`` if there are that many. BM25 counts document frequencies over
+                all passages.
 
         Returns:
-            The ranking. The kind of its scores follows from the stages that answered: ``ratio``
-            for BM25 alone, ``cosine`` for vectors alone, the fusion's kind for both, ``logit``
-            after reranking. Stages that failed are in ``failures`` and missing from ``route``.
+            The ranking. Its scores are ``ratio`` for BM25 alone, ``cosine`` for vectors alone, of
+            the fusion's kind for both, and ``logit`` after reranking. Stages that failed are in
+            ``failures`` and missing from ``route``.
 
         Raises:
             QueryError: the query is empty or longer than ``max_query_chars``.

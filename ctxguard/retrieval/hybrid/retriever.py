@@ -7,25 +7,29 @@ writes the index's folder.
 import copy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self, TypedDict, Unpack
 
+from ctxguard._support.file_version import FileVersion, file_version
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage, Route, id_text
-from ctxguard.errors import ConfigurationError
-from ctxguard.resilience import Deadlines, Watcher
+from ctxguard.errors import ConfigurationError, IndexFolderError
+from ctxguard.resilience import Deadlines, Stage, Watcher
+from ctxguard.resilience.stage import WORKERS
 from ctxguard.resilience.threads import processors
-from ctxguard.retrieval.analysers import as_analyser
+from ctxguard.retrieval.analysers import as_analyser, own_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
-from ctxguard.retrieval.hybrid.candidates import STAGES
-from ctxguard.retrieval.hybrid.live_index import LiveIndex, leg_threads, open_index
+from ctxguard.retrieval.hybrid.candidates import LEG_KINDS, STAGES
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.search import Search
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel, check_embedder
 from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
+from ctxguard.retrieval.index.storage import manifest_file
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
@@ -38,6 +42,8 @@ from ctxguard.retrieval.protocols import (
     token_encoder_of,
 )
 from ctxguard.retrieval.signals.ranker import Ranker
+
+_MAX_OPENINGS = 20
 
 
 class HybridOptions(TypedDict, total=False):
@@ -62,6 +68,35 @@ class HybridOptions(TypedDict, total=False):
     ranker: Ranker | None
 
 
+class _Shared:
+    """The state that all views of one retriever share.
+
+    An index never changes: an update or a reload replaces one reference, which a request reads
+    once, so that each request uses a single generation.
+
+    Attributes:
+        index: The index that answers now.
+        folder: The folder that it was opened from; None if it was built in memory.
+        version: The version of that folder's manifest; None if it could not be read.
+        legs: The legs' threads and circuit breakers, which the next index takes over.
+        writing: Held while the index is replaced.
+    """
+
+    writing = OfProcess(Lock)
+
+    def __init__(self, index: HybridIndex) -> None:
+        self.index = index
+        self.folder: Path | None = None
+        self.version: FileVersion | None = None
+        self.legs = {leg: Stage(leg, workers=leg_threads(), spare=WORKERS) for leg in LEG_KINDS}
+
+    def swap(self, index: HybridIndex) -> None:
+        """Answer from another index from now on."""
+        # The fields in use are read before the index answers, so that no request waits for them.
+        index.passages.metadata_rows.prepare(self.index.passages.metadata_rows.fields)
+        self.index = index
+
+
 class HybridRetriever(Hybrid):
     """BM25 and vector search over one set of passages, fused, and optionally reranked.
 
@@ -84,7 +119,7 @@ class HybridRetriever(Hybrid):
         given.setdefault("fusion", Fusion() if index.signals == "none" else Fusion("ranker"))
         route = Route.HYBRID_RERANK if "reranker" in given else Route.HYBRID
         self._settings = SearchSettings(embedder=embedder, stages=STAGES[route], **given)
-        self._live = LiveIndex(index)
+        self._shared = _Shared(index)
         self._pinned: HybridIndex | None = None
 
     @classmethod
@@ -109,9 +144,8 @@ class HybridRetriever(Hybrid):
             passages: In any order; each with an id of its own.
             embedder: None for all-MiniLM-L6-v2.
             lexical: ``bm25s``, or ``rank-bm25``, which is far slower on large corpora.
-            analyser: Splits passages and queries into the terms that lexical search matches: a
-                code of `ctxguard.retrieval.analysers.LANGUAGES`, such as ``de``, or ``cjk`` for
-                scripts without spaces between words; or an analyser of your own.
+            analyser: A code of `ctxguard.retrieval.analysers.LANGUAGES`, such as ``de``, or ``cjk``
+                for scripts without spaces between words; or an analyser of your own.
             exact_limit: Up to this many passages the dense leg compares every vector; above it,
                 codes come first.
             progress: Called with the number of passages encoded so far, and of all to encode.
@@ -159,11 +193,11 @@ class HybridRetriever(Hybrid):
                 range.
         """
         given = None if analyser is None else as_analyser(analyser)
-        index, version = open_index(Path(folder), given)
+        index, version = _opened(Path(folder), given)
         if embedder is None:
             embedder = SentenceTransformerEmbedder(index.embedder)
         loaded = cls(index, embedder=embedder, **options)
-        loaded._live.folder, loaded._live.version = Path(folder), version
+        loaded._shared.folder, loaded._shared.version = Path(folder), version
         return loaded
 
     def reload(self, folder: Path | str | None = None) -> bool:
@@ -182,19 +216,30 @@ class HybridRetriever(Hybrid):
             ConfigurationError: no folder is known, or the index was made by another embedder.
             IndexFolderError: As for ``load``. After either error the old index stays in use.
         """
-        return self._live.reload(
-            None if folder is None else Path(folder), embedder=self._settings.embedder
-        )
+        shared = self._shared
+        folder = shared.folder if folder is None else Path(folder)
+        if folder is None:
+            raise ConfigurationError(
+                "this retriever was built in memory, so there is no folder to reload; pass one"
+            )
+        with shared.writing:
+            if folder == shared.folder and _version_of(folder) == shared.version is not None:
+                return False
+            index, version = _opened(folder, own_analyser(shared.index.lexical.analyser))
+            check_embedder(index.embedder, index.embedder_weights, self._settings.embedder)
+            shared.swap(index)
+            shared.folder, shared.version = folder, version
+        return True
 
     @property
     def folder(self) -> Path | None:
         """The folder that the index was loaded from; None if it was built in memory."""
-        return self._live.folder
+        return self._shared.folder
 
     @property
     def generation(self) -> HybridIndex:
         """The index in use; a new object after every update or reload."""
-        return self._pinned or self._live.index
+        return self._pinned or self._shared.index
 
     def pinned(self) -> Self:
         """Return a view of this retriever fixed to the current index."""
@@ -218,7 +263,7 @@ class HybridRetriever(Hybrid):
     def watch_stages(self, watcher: Watcher) -> None:
         """Call ``watcher`` whenever a stage's circuit breaker opens or closes."""
         super().watch_stages(watcher)
-        for stage in self._live.legs.values():
+        for stage in self._shared.legs.values():
             stage.watch(watcher)
 
     @property
@@ -233,7 +278,7 @@ class HybridRetriever(Hybrid):
 
     @property
     def report(self) -> BuildReport:
-        """The numbers of passages that were indexed, left out and repaired."""
+        """What the build indexed, left out and repaired."""
         return self.generation.report
 
     @property
@@ -278,18 +323,14 @@ class HybridRetriever(Hybrid):
 
         Only new texts are encoded. Searches continue meanwhile. Afterwards they find what a freshly
         built index would find, and every view of this retriever changes at once. ``save`` makes the
-        generation durable.
-
-        Args:
-            passages: The whole corpus, in any order; each with an id of its own.
-            progress: Called with the number of passages encoded so far, and of all to encode.
+        generation durable. Arguments as for ``build``.
 
         Raises:
             DataError: passages cannot be indexed; the index is unchanged.
         """
-        with self._live.writing:
-            index, changes = self._live.index.updated(passages, self._settings.embedder, progress)
-            self._live.swap(index)
+        with self._shared.writing:
+            index, changes = self._shared.index.updated(passages, self._settings.embedder, progress)
+            self._shared.swap(index)
         return changes
 
     def fingerprint(self) -> dict[str, str]:
@@ -306,7 +347,7 @@ class HybridRetriever(Hybrid):
             "fusion": self._fusion_in_words(),
             "reranker": "none" if reranker is None else reranker.fingerprint,
             "corpus_size": str(len(index.passages)),
-            "corpus_digest": index.corpus_digest,
+            "corpus_digest": index.passages.digest,
         }
 
     def corpus_sketch(self) -> CorpusSketch:
@@ -314,15 +355,12 @@ class HybridRetriever(Hybrid):
         return self.generation.passages.sketch
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
-        """Load the models, so that the first query does not wait.
-
-        No deadline applies.
+        """Load the models, so that the first query does not wait; no deadline applies.
 
         Args:
-            filter_fields: Names of the metadata that filters will use. They are read in one pass
-                over all passages (0.4 s for 100,000), so that the first filter need not wait; a
-                replacing index reads them before it answers. A field that no passage has is not an
-                error.
+            filter_fields: Names of the metadata that filters will use, read in one pass over all
+                passages (0.4 s for 100,000) so that the first filter need not wait; a replacing
+                index reads them before it answers. One that no passage has is not an error.
 
         Raises:
             ConfigurationError: ``filter_fields`` is a single string.
@@ -354,6 +392,34 @@ class HybridRetriever(Hybrid):
             encoder=None if pieces is None else token_encoder_of(embedder),
             passages=index.passages,
             index=index,
-            stages=self._live.legs,
+            stages=self._shared.legs,
             allowed=None if where is None else index.passages.metadata_rows.allowed(where),
         )
+
+
+def leg_threads() -> int:
+    """Return the number of threads of each leg with a time limit.
+
+    With `HybridRetriever.concurrency` that makes two threads more than processors: further numpy
+    threads would only delay each other and the event loop.
+    """
+    return max(1, (processors() + 2) // 4)
+
+
+def _opened(folder: Path, analyser: Analyser | None) -> tuple[HybridIndex, FileVersion | None]:
+    """Open the index in a folder, with its manifest's version; retry if a save replaces it."""
+    for _ in range(_MAX_OPENINGS):
+        version = _version_of(folder)
+        try:
+            return HybridIndex.load(folder, analyser=analyser), version
+        except IndexFolderError:
+            # Saving deletes the previous generation, perhaps while it is being read here.
+            if _version_of(folder) == version:
+                raise
+    raise IndexFolderError(
+        f"{folder} was saved again {_MAX_OPENINGS} times while it was being opened; save less often"
+    )
+
+
+def _version_of(folder: Path) -> FileVersion | None:
+    return file_version(manifest_file(folder))
