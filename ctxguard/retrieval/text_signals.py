@@ -1,7 +1,7 @@
 """Signals of passages that are in no index of ctxguard, from their texts and vectors.
 
 Texts are read when they are first seen, which takes 5 to 46 ms for 100 of them, and kept by passage
-id, as many as fit.
+id, as many as fit. Pure, but for the embedder.
 """
 
 from collections import OrderedDict
@@ -43,7 +43,7 @@ _31_BITS = 2**31 - 1
 
 
 class _Text(NamedTuple):
-    """A passage's text: a hash of it, its distinct terms with their counts, and its word pieces."""
+    """A passage's text: its hash, its distinct terms and their counts, its pieces and vector."""
 
     digest: int
     terms: NDArray[np.int32]
@@ -105,9 +105,7 @@ class TextReader:
     def read(self, passages: Sequence[Passage | Hit], vectors: Float32Array | None = None) -> Read:
         """Read passages, at least one, and count in them how rare each term is.
 
-        Args:
-            passages: Any.
-            vectors: Their unit vectors; None for those of the embedder, if there is one.
+        Their unit vectors are those given, or of the embedder, if there is one.
         """
         texts = self._texts(passages)
         entries = np.concatenate([text.terms for text in texts])
@@ -203,8 +201,7 @@ class TextSignals:
 
     Args:
         analyser: Splits passages and queries: a language code, or an analyser.
-        embedder: Encodes passages and queries, new passages when they are first seen; None for
-            none.
+        embedder: Encodes passages, when they are first seen, and queries; None for no vectors.
         ranker: The weights; None for those of the package.
 
     Raises:

@@ -153,7 +153,7 @@ def test_each_passage_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
     def many(self: PassageLines, positions: Sequence[int]) -> list[Passage]:
-        read.extend(self._starts[position] for position in positions)
+        read.extend(self.starts[position] for position in positions)
         return own(self, positions)
 
     own = PassageLines.many

@@ -1,4 +1,7 @@
-"""The index of a hybrid retriever: one generation, which never changes, in memory or on disk."""
+"""The index of a hybrid retriever: one generation, which never changes, in memory or on disk.
+
+Reads and writes the index's folder.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -142,21 +145,10 @@ class HybridIndex:
     def updated(
         self, passages: Iterable[Passage], embedder: Embedder, progress: BuildProgress | None = None
     ) -> "tuple[HybridIndex, Changes]":
-        """Build the next generation, with exactly these passages.
-
-        Only texts that are new under their id are encoded and analysed. A search finds the same as
-        in a freshly built index.
-
-        Args:
-            passages: The whole corpus, in any order; each with an id of its own.
-            embedder: The embedder that made the vectors.
-            progress: Called with the number of passages encoded so far, and of all to encode.
+        """Build the next generation, with exactly these passages; see ``HybridRetriever.update``.
 
         Returns:
             The generation (this one if nothing changed) and the changes.
-
-        Raises:
-            DataError: as for ``build``.
         """
         given, report = read_passages(passages)
         row_of = {each: row for row, each in enumerate(self.passages.ids)}
@@ -201,21 +193,12 @@ class HybridIndex:
         )
         return index, changes
 
-    @property
-    def corpus_digest(self) -> str:
-        """sha256 over the digests of ids, titles and texts; the same in any order of the corpus."""
-        return self.passages.digest
-
     def save(self, folder: Path) -> None:
-        """Save as a folder of plain files.
-
-        Raises:
-            IndexFolderError: the folder holds something else, or cannot be written.
-        """
+        """Save as a folder of plain files; see `storage.save`."""
         content = {
             "passages": len(self.passages),
             "report": asdict(self.report),
-            "corpus_digest": self.corpus_digest,
+            "corpus_digest": self.passages.digest,
             "signals": self.signals,
             "lexical": {
                 "engine": self.lexical.engine,
@@ -262,15 +245,11 @@ class HybridIndex:
     def load(cls, folder: Path, *, analyser: Analyser | None = None) -> "HybridIndex":
         """Read a saved index after checking every file's digest; large files are mapped.
 
-        Args:
-            folder: A saved index.
-            analyser: The one that the index was built with; None for one that comes with
-                ctxguard.
-
         Raises:
             IndexFolderError: the folder is not a saved index, is of another version, incomplete or
                 damaged.
-            ConfigurationError: the index was built with a different analyser.
+            ConfigurationError: the index was built with an analyser of its own that is not
+                ``analyser``.
         """
         manifest, files = storage.load(folder)
         try:
@@ -403,16 +382,9 @@ def _array(file: Path) -> NDArray[Any]:
 
 
 def check_embedder(name: str, weights: str, embedder: Embedder) -> None:
-    """Refuse an embedder other than the one that made an index's vectors.
+    """Refuse an embedder with other weights than the one that made an index's vectors.
 
-    Args:
-        name: The name of that one.
-        weights: The digest of its weights.
-        embedder: Any.
-
-    Raises:
-        ConfigurationError: its weights differ, so its queries would silently find the wrong
-            passages.
+    Its queries would silently find the wrong passages.
     """
     given = embedder.fingerprint()
     if given != weights:
@@ -432,9 +404,7 @@ def encode_rows(
 ) -> None:
     """Encode some passages of a table into their rows of ``vectors``, a block at a time.
 
-    Raises:
-        DataError: vectors with NaN or an infinity.
-        ConfigurationError: vectors of the wrong shape.
+    Errors as for `encode`.
     """
     for at in range(0, rows.size, _BLOCK):
 

@@ -2,7 +2,8 @@
 
 Each passage is one line of JSON in a block of bytes, in memory or mapped from a file, so that a
 search reads only the passages that it returns. Rows are in the order of their ids: a tie broken by
-row is a tie broken by passage id, and an index does not depend on the order of its input.
+row is a tie broken by passage id, and an index does not depend on the order of its input. Pure,
+apart from the mapped file.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ class BuildReport:
         indexed: Passages in the index.
         empty: Passages left out because they had neither text nor title.
         repaired: Passages in which lone surrogates, which no encoder accepts, were replaced by
-            U+FFFD, the replacement character.
+            U+FFFD.
         unhandled_letters: Share of the passages' letters, in [0, 1], in scripts that the lexical
             index's analyser does not support.
         script_warning: A warning with its mend if at least 1% of letters are such; else None.
@@ -137,17 +138,17 @@ class PassageLines(ReadTogether):
     """Passages by position, each read from its line of JSON when it is accessed.
 
     Attributes:
-        lines: The lines, in one block of bytes, in memory or mapped from a file.
-        _starts: Where each passage's line starts, shape (n,).
-        _ends: Where it ends, shape (n,).
+        lines: All lines, one after the other.
+        starts: Where each passage's line starts, shape (n,).
+        ends: Where it ends, shape (n,).
     """
 
     lines: NDArray[np.uint8]
-    _starts: NDArray[np.int64]
-    _ends: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.starts)
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
         """Read the passages at these positions.
@@ -156,7 +157,7 @@ class PassageLines(ReadTogether):
             IndexFolderError: the file was altered after it was opened.
         """
         passages: list[Passage] = []
-        starts, ends = self._starts, self._ends
+        starts, ends = self.starts, self.ends
         try:
             for at in positions:
                 record = json.loads(self.lines[starts[at] : ends[at]].tobytes())
@@ -174,22 +175,16 @@ class PassageLines(ReadTogether):
 
     def line(self, position: int) -> bytes:
         """Return the line of a passage, as `passage_line` wrote it."""
-        return self.lines[self._starts[position] : self._ends[position]].tobytes()
+        return self.lines[self.starts[position] : self.ends[position]].tobytes()
 
 
 class PassageTable(PassageLines):
     """The passages of an index, by row.
 
-    Args:
-        lines: As for `PassageLines`, in the order of their ids.
+    Attributes:
         offsets: Where each passage's line starts, and where the last ends, shape (n + 1,).
         ids: The id of each passage, ascending.
         digests: 64 bits that identify each passage's id, title and text, shape (n,).
-
-    Attributes:
-        ids: As given.
-        offsets: As given.
-        digests: As given.
         metadata_rows: Finds the rows that a filter on metadata allows.
     """
 
@@ -224,7 +219,7 @@ class PassageTable(PassageLines):
 
     def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageLines]:
         """Return the ids of rows, in their order, and their passages, read when accessed."""
-        passages = PassageLines(self.lines, self._starts[rows], self._ends[rows])
+        passages = PassageLines(self.lines, self.starts[rows], self.ends[rows])
         return tuple([self.ids[row] for row in rows.tolist()]), passages
 
     def row_of(self, passage_id: str) -> int | None:
@@ -233,13 +228,8 @@ class PassageTable(PassageLines):
         return row if row < len(self.ids) and self.ids[row] == passage_id else None
 
     def _each_metadata(self) -> Iterator[object]:
-        """Yield each passage's metadata, by row, without reading its text.
-
-        A line that cannot be read, or that `passage_line` did not write, counts as without
-        metadata.
-        """
-        for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
-            line = self.lines[start:end].tobytes()
+        """Yield each passage's metadata, by row, without reading its text; None if unreadable."""
+        for line in map(self.line, range(len(self))):
             # Inside a text the quotes would be escaped, so this can only be the key.
             at = line.find(_METADATA_KEY)
             try:
@@ -254,7 +244,7 @@ class PassageTable(PassageLines):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over all passages' digests, independent of the given order."""
+        """sha256 over the digests of ids, titles and texts; the same in any order of the corpus."""
         return hashlib.sha256(self.digests.astype("<u8").tobytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Measures how much of a corpus is in scripts that its analyser does not support."""
+"""Measures how much of a corpus is in scripts that its analyser does not support. Pure."""
 
 import unicodedata
 from collections import Counter
@@ -24,8 +24,8 @@ def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, 
         analyser: Splits them into terms.
 
     Returns:
-        The share of all letters, in [0, 1], 0 without letters; and, from `WARN_FROM` on, a warning
-        that names the mend, else None.
+        The share, in [0, 1], 0 without letters; and from `WARN_FROM` on a warning with its mend,
+        else None.
     """
     if analyser.scripts is None:
         return 0.0, None
@@ -61,11 +61,7 @@ def script_of(letter: str) -> str:
 
 
 def letters_by_script(texts: Iterable[str]) -> Counter[str]:
-    """Count the letters of each script in texts.
-
-    Args:
-        texts: Without lone surrogates.
-    """
+    """Count the letters of each script in texts without lone surrogates."""
     counts, each = Counter[int](), iter(texts)
     while block := list(islice(each, _BLOCK)):
         found = np.bincount(np.frombuffer("".join(block).encode("utf-32-le"), np.uint32))

@@ -109,9 +109,9 @@ class QueryPieces(NamedTuple):
         """Weigh the `MOST_QUERY_PIECES` rarest pieces of a query.
 
         Args:
-            query: From the model that the table is of.
+            query: By the model that the table is of.
             rarity: The weight of each piece of the model, ≥ 0, shape (n_pieces,).
-            table: As for the attribute.
+            table: See the attribute.
         """
         weights = rarity[query.piece_ids]
         rarest = np.argsort(-weights, kind="stable")[:MOST_QUERY_PIECES]
@@ -157,7 +157,7 @@ class Cosines(NamedTuple):
 
     Attributes:
         values: Shape (n, m), 0 of a candidate with itself.
-        compared: The rows of those m, shape (m,).
+        compared: The m candidates' rows, shape (m,).
     """
 
     values: Float32Array
@@ -173,7 +173,7 @@ class Cosines(NamedTuple):
         """Compute each candidate's mean cosine to the k best others, shape (n,); 0 without others.
 
         Args:
-            best: The places of the m, best first.
+            best: The places of the m among themselves, best first.
             k: ≥ 1.
         """
         first = best[:k]
@@ -189,11 +189,7 @@ class Cosines(NamedTuple):
         return means
 
     def highest_to_better(self, is_better: NDArray[np.bool_]) -> FloatArray:
-        """Compute each candidate's highest cosine to a better one, (n,); 0 if none is above 0.
-
-        Args:
-            is_better: Whether each of the m is better, shape (n, m).
-        """
+        """Compute each candidate's highest cosine to a better one, (n,); 0 if none is above 0."""
         highest = (self.values * is_better).max(axis=1, initial=0.0)
         found: FloatArray = highest.astype(np.float64)
         return found
@@ -212,11 +208,6 @@ def soft_match(
     """Compute ``match`` and ``vector_match``, shape (n,) each.
 
     A passage without a word piece is as far as can be from any.
-
-    Args:
-        query: Its word pieces.
-        pieces: The candidates' word pieces.
-        vectors: Their unit vectors, shape (n, d).
     """
     distinct, place = compact(pieces.numbers)
     nearness = np.empty((distinct.size, query.weights.size), np.float32)
@@ -235,13 +226,7 @@ def soft_match(
 
 
 def term_cosines(terms: SparseRows, weights: Float32Array, compared: RowArray) -> Cosines:
-    """Compute the cosines of rows' term vectors; 0 for a row without terms.
-
-    Args:
-        terms: The rows' terms.
-        weights: The component of each entry, each row at unit length.
-        compared: The rows that all are compared with.
-    """
+    """Compute the cosines of rows' term vectors with those of some; 0 for a row without terms."""
     n, row = terms.starts.size - 1, terms.row_of_each
     distinct, place = compact(terms.numbers)
     # Only a term that two candidates share adds to a cosine.
@@ -256,8 +241,8 @@ def list_signals(near: Cosines | None, terms: Cosines, order: RowArray) -> dict[
     """Compute the list signals.
 
     Args:
-        near: Of the passages' vectors; None if unknown.
-        terms: Of their term vectors, with the first m of ``order``, in that order.
+        near: The cosines of the passages' vectors; None if unknown.
+        terms: Those of their term vectors, with the first m of ``order``, in that order.
         order: The rows, best first.
     """
     found, best = dict[str, FloatArray](), np.arange(terms.compared.size)
@@ -269,14 +254,9 @@ def list_signals(near: Cosines | None, terms: Cosines, order: RowArray) -> dict[
 
 
 def second_pass(near: Cosines | None, terms: Cosines, r: FloatArray) -> dict[str, FloatArray]:
-    """Compute the signals of the second pass.
+    """Compute the signals of the second pass from the ranker's scores, shape (n,), finite.
 
     A single candidate has 0 everywhere, and its own score for the smoothed ones.
-
-    Args:
-        near: Of the passages' vectors; None if unknown.
-        terms: Of their term vectors.
-        r: The ranker's scores, shape (n,), finite.
     """
     compared = terms.compared
     best = np.argsort(-r[compared], kind="stable")

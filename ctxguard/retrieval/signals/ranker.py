@@ -18,7 +18,7 @@ import numpy as np
 from ctxguard.core.types import FloatArray, Leg
 
 RANKER_SIGNAL = "ranker"
-"""The name of the ranker's score among the signals."""
+"""The ranker's score among the signals."""
 
 CLIP = 4.0
 """z-scores are clipped to ±this: in a list of 100 one candidate can stand out by 10."""
@@ -47,7 +47,7 @@ class Ranker:
 
     Attributes:
         weights: One weight for each of ``INPUTS``.
-        trained_on: The collections that the weights were trained on.
+        trained_on: Names of collections.
         in_order: The weights in the order of ``INPUTS``.
     """
 
@@ -59,9 +59,11 @@ class Ranker:
         object.__setattr__(self, "in_order", np.array([self.weights[name] for name in INPUTS]))
 
     @staticmethod
+    @cache
     def default() -> "Ranker":
         """Return the ranker that comes with the package; read once."""
-        return _default()
+        file = files(__package__).joinpath("ranker.json")
+        return Ranker.of_json(file.read_text(encoding="utf-8"))
 
     @classmethod
     def of_json(cls, text: str) -> "Ranker":
@@ -85,8 +87,8 @@ def ranker_inputs(
 
     Args:
         legs: ``lexical``, ``dense``, or both, shape (n,) each.
-        signals: The signals that come before the ranker, shape (n,) each; one that is missing is
-            unknown throughout.
+        signals: Those that come before the ranker, shape (n,) each; a missing one is unknown
+            throughout.
         fused: The reciprocal ranks of the legs, shape (n,).
     """
     values = {**signals, "reciprocal_ranks": fused}
@@ -117,8 +119,3 @@ def ranker_inputs(
     z /= spread
     np.clip(z, -CLIP, CLIP, out=z)
     return inputs
-
-
-@cache
-def _default() -> Ranker:
-    return Ranker.of_json(files(__package__).joinpath("ranker.json").read_text(encoding="utf-8"))

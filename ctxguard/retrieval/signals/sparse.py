@@ -1,4 +1,4 @@
-"""Rows of numbered terms, as passages have them: word stems, or a model's word pieces."""
+"""Rows of numbered terms, as passages have them: word stems, or a model's word pieces. Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,11 +29,7 @@ class SparseRows(NamedTuple):
 
     @classmethod
     def counted(cls, numbers: NDArray[np.int32], lengths: NDArray[np.integer]) -> "SparseRows":
-        """Count terms that are given in order.
-
-        Args:
-            numbers: The terms of one passage after the other, with repetitions.
-            lengths: The number of terms of each passage, shape (n_rows,).
+        """Count the terms of one passage after the other, given with repetitions and lengths.
 
         >>> SparseRows.counted(np.array([5, 2, 5, 7], np.int32), np.array([3, 1])).counts.tolist()
         [1, 2, 1]
@@ -87,7 +83,7 @@ class SparseRows(NamedTuple):
 
 
 def occurrences(numbers: NDArray[np.int32], n_terms: int) -> NDArray[np.int64]:
-    """Count each of ``n_terms`` terms, a part at a time: numpy copies what it counts in 64 bits."""
+    """Count each term, a part at a time: numpy copies what it counts in 64 bits."""
     counts = np.zeros(n_terms, np.int64)
     for at in range(0, numbers.size, _PART):
         counts += np.bincount(numbers[at : at + _PART], minlength=n_terms)
@@ -95,12 +91,7 @@ def occurrences(numbers: NDArray[np.int32], n_terms: int) -> NDArray[np.int64]:
 
 
 def unit_weights(rows: SparseRows, weights: FloatArray) -> Float32Array:
-    """Bring the weights of each row to unit length; a row of zeros stays as it is.
-
-    Args:
-        rows: Any.
-        weights: One of each entry.
-    """
+    """Bring the weights of each row's entries to unit length; a row of zeros stays as it is."""
     row = rows.row_of_each
     lengths = np.sqrt(np.bincount(row, np.square(weights), rows.starts.size - 1))
     unit: Float32Array = (weights / np.where(lengths > 0.0, lengths, 1.0)[row]).astype(np.float32)
