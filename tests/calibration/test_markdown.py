@@ -10,11 +10,11 @@ BASE64 = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"
 
 
 def headings(text: str) -> list[tuple[str, ...]]:
-    return [each.headings for each in read_markdown(text).sections]
+    return [each.headings for each in read_markdown(text)[1]]
 
 
 def body(text: str) -> str:
-    return "\n".join([each.text for each in read_markdown(text).sections])
+    return "\n".join([each.text for each in read_markdown(text)[1]])
 
 
 def test_sections_have_the_headings_above_them() -> None:
@@ -27,7 +27,7 @@ Lemon.
 ## Repair
 Workshop.
 """
-    assert read_markdown(text).sections == [
+    assert read_markdown(text)[1] == [
         Section((), "Before."),
         Section(("Kettle", "Cleaning deeply"), "Vinegar."),
         Section(("Kettle", "Cleaning deeply", "With lemon"), "Lemon."),

@@ -111,7 +111,7 @@ def test_tables_keep_header_and_cells() -> None:
 )
 def test_words_are_no_markup(text: str) -> None:
     html = text.replace("\n", "<br>")
-    (section,) = read_markdown(seen(f"<p>{html}</p>"), is_source=False).sections
+    (section,) = read_markdown(seen(f"<p>{html}</p>"), is_source=False)[1]
     assert section == ((), text.replace("\n", "  \n"))
 
 

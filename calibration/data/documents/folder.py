@@ -16,12 +16,7 @@ from urllib.parse import quote
 from calibration.data.documents.conversion import MAX_BYTES, Converter
 from calibration.data.documents.converters import CONVERTERS, UnreadableError
 from calibration.data.documents.encodings import UnknownEncodingError, decode
-from calibration.data.documents.markdown import (
-    MarkdownDocument,
-    Section,
-    read_markdown,
-    without_data,
-)
+from calibration.data.documents.markdown import Section, read_markdown, without_data
 from calibration.data.documents.repeats import SitePages
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import read_regular
@@ -29,7 +24,8 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 
 _MARKDOWN = {".md", ".markdown", ".mdx"}
-_TEXT = {".txt", ".text", ".rst"}
+_TEXT = {".txt", ".text", ".rst", ".pdf"}
+"""Without headings; a PDF is when it is converted."""
 _PAGES = {".htm", ".html", ".xhtml"}
 
 SUFFIXES = frozenset(_MARKDOWN | _TEXT | CONVERTERS.keys())
@@ -100,14 +96,13 @@ def _read(
 ) -> Iterator[Passage]:
     n_passages = 0
     with Converter() as converter, SitePages() as pages:
-        for name, document in _documents(files, converter, pages, left_out):
-            clean = [(headings, without_data(text, counts)) for headings, text in document.sections]
-            found = [Section(headings, text) for headings, text in clean if text.strip()]
+        for name, title, sections in _documents(files, converter, pages, left_out):
+            clean = [Section(each.headings, without_data(each.text, counts)) for each in sections]
+            found = [each for each in clean if each.text.strip()]
             if not found:
                 left_out.append(LeftOut(name, "holds no text"))
-            for passage in _passages(name, MarkdownDocument(document.title, found)):
-                n_passages += 1
-                yield passage
+            n_passages += len(found)
+            yield from _passages(name, title, found)
     if not n_passages:
         raise DataError(f"holds no document with text ({_first_reasons(left_out)})", path=path)
 
@@ -119,54 +114,51 @@ def _first_reasons(left_out: list[LeftOut]) -> str:
 
 def _documents(
     files: dict[str, Path], converter: Converter, pages: SitePages, left_out: list[LeftOut]
-) -> Iterator[tuple[str, MarkdownDocument]]:
-    """Yield the documents that can be read, by name; HTML pages after all others."""
+) -> Iterator[tuple[str, str, list[Section]]]:
+    """Yield the name, title and sections of each document; HTML pages after all others."""
     page_names = []
     for name, file in files.items():
-        suffix = file.suffix.lower()
+        suffix, title, without = file.suffix.lower(), "", list[str]()
         try:
             if file.stat().st_size == 0:
-                left_out.append(LeftOut(name, "is empty", unread=True))
-            elif suffix in CONVERTERS:
-                title, markdown, without = converter.convert(file)
-                left_out += [LeftOut(name, reason) for reason in without]
-                if suffix in _PAGES:
-                    pages.add(title, markdown)
-                    page_names.append(name)
-                elif suffix == ".pdf":
-                    yield name, MarkdownDocument("", [Section((), markdown)])
-                else:
-                    yield name, read_markdown(markdown, is_source=False)
+                raise UnreadableError("is empty")
+            if suffix in CONVERTERS:
+                title, text, without = converter.convert(file)
             else:
                 text = decode(read_regular(file, MAX_BYTES))
-                is_text = suffix in _TEXT
-                yield (
-                    name,
-                    MarkdownDocument("", [Section((), text)]) if is_text else read_markdown(text),
-                )
         except (UnreadableError, UnknownEncodingError) as error:
             left_out.append(LeftOut(name, str(error), unread=True))
+            continue
         except OSError as error:
-            reason = f"cannot be opened: {error.strerror or error}"
-            left_out.append(LeftOut(name, reason, unread=True))
+            left_out.append(LeftOut(name, _unopened(error), unread=True))
+            continue
+        left_out += [LeftOut(name, reason) for reason in without]
+        if suffix in _PAGES:
+            pages.add(title, text)
+            page_names.append(name)
+        elif suffix in _TEXT:
+            yield name, "", [Section((), text)]
+        else:
+            yield name, *read_markdown(text, is_source=suffix in _MARKDOWN)
     for name, (title, markdown) in zip(page_names, pages.read(), strict=True):
-        document = read_markdown(markdown, is_source=False)
+        _, sections = read_markdown(markdown, is_source=False)
         # Most page titles also name the site: only a page without headings needs one.
-        titled = [
-            Section(each.headings or ((title,) if title else ()), each.text)
-            for each in document.sections
-        ]
-        yield name, MarkdownDocument("", titled)
+        above = (title,) if title else ()
+        yield name, "", [Section(headings or above, text) for headings, text in sections]
 
 
-def _passages(name: str, document: MarkdownDocument) -> Iterator[Passage]:
+def _unopened(error: OSError) -> str:
+    return f"cannot be opened: {error.strerror or error}"
+
+
+def _passages(name: str, title: str, sections: list[Section]) -> Iterator[Passage]:
     path = _NOT_IN_ID.sub(_quoted, name)
-    slugs = [_slug(headings) for headings, _ in document.sections]
+    slugs = [_slug(headings) for headings, _ in sections]
     headings_of: dict[str, set[tuple[str, ...]]] = {}
-    for slug, (headings, _) in zip(slugs, document.sections, strict=True):
+    for slug, (headings, _) in zip(slugs, sections, strict=True):
         headings_of.setdefault(slug, set()).add(headings)
-    n_equal, taken = Counter([each.headings for each in document.sections]), Counter[str]()
-    for shared, (headings, text) in zip(slugs, document.sections, strict=True):
+    n_equal, taken = Counter([each.headings for each in sections]), Counter[str]()
+    for shared, (headings, text) in zip(slugs, sections, strict=True):
         slug = shared
         # A digest tells it from its namesakes; a number would shift with each new section.
         if len(headings_of[shared]) > 1:
@@ -177,7 +169,7 @@ def _passages(name: str, document: MarkdownDocument) -> Iterator[Passage]:
         taken[passage_id] += 1
         if taken[passage_id] > 1:  # a copy, under the same headings
             passage_id += f"~{taken[passage_id]}"
-        above = (document.title,) if document.title not in {"", *headings[:1]} else ()
+        above = (title,) if title not in {"", *headings[:1]} else ()
         heading = " > ".join([*above, *headings])
         metadata = {"path": name, "heading": heading} if heading else {"path": name}
         yield Passage(passage_id, text, heading or Path(name).stem, metadata)
@@ -226,8 +218,7 @@ def _files(path: Path, left_out: list[LeftOut]) -> dict[str, Path]:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
-            reason = f"cannot be opened: {error.strerror or error}"
-            left_out.append(LeftOut(prefix or "./", reason, unread=True))
+            left_out.append(LeftOut(prefix or "./", _unopened(error), unread=True))
             continue
         for entry in entries:
             name, file = prefix + _BROKEN.sub(_quoted, entry.name), folder / entry.name

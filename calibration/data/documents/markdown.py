@@ -60,27 +60,16 @@ class Section(NamedTuple):
     text: str
 
 
-class MarkdownDocument(NamedTuple):
-    """A text in sections.
-
-    Attributes:
-        title: From its front matter or file; empty if there is none.
-        sections: The sections with text of their own.
-    """
-
-    title: str
-    sections: list[Section]
-
-
-def read_markdown(markdown: str, *, is_source: bool = True) -> MarkdownDocument:
+def read_markdown(markdown: str, *, is_source: bool = True) -> tuple[str, list[Section]]:
     r"""Cut Markdown at its headings; a heading without text of its own makes no section.
 
     Args:
-        markdown: The text.
         is_source: Whether a person wrote it, with front matter, comments and escapes.
 
-    >>> found = read_markdown("---\ntitle: Care\n---\n# Kettle\n## Cleaning\nUse MAX\\_HEAT.")
-    >>> found.title, found.sections
+    Returns:
+        The title of its front matter, empty if there is none; and its sections.
+
+    >>> read_markdown("---\ntitle: Care\n---\n# Kettle\n## Cleaning\nUse MAX\\_HEAT.")
     ('Care', [Section(headings=('Kettle', 'Cleaning'), text='Use MAX_HEAT.')])
     """
     text = markdown.replace("\r\n", "\n").replace("\r", "\n")
@@ -114,7 +103,7 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> MarkdownDocument:
         else:
             own.append(_unescaped(line) if is_source else _GUARD.sub(r"\1", line))
     close()
-    return MarkdownDocument(title, found)
+    return title, found
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -66,6 +66,18 @@ _ELAPSED = re.compile(r"\[(h+|m+|s+)\]", re.IGNORECASE)
 _MAX_DAY = 2_958_466
 _MAX_CODE = 255
 
+_STYLES = {
+    "y": ("%y", "%y", "%Y"),
+    "month": ("%-m", "%m", "%b", "%B"),
+    "d": ("%-d", "%d", "%a", "%A"),
+    "h": ("%-H", "%H"),
+    "hour of twelve": ("%-I", "%I"),
+    "m": ("%-M", "%M"),
+    "s": ("%-S", "%S"),
+}
+"""How ``strftime`` writes a part of a date, by the number of its letters in the code."""
+_ELAPSED_SECONDS = {"h": 3600, "m": 60, "s": 1}
+
 _COMPARE = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
@@ -136,12 +148,11 @@ def _section(value: float, sections: list[list[str]]) -> tuple[list[str], float]
             if condition is None or _COMPARE[condition[1]](value, float(condition[2])):
                 return tokens, abs(value) if condition and value < 0 else value
         return sections[-1], value
-    numeric = sections[:3]
-    if value < 0 and len(numeric) > 1:
-        return numeric[1], -value
-    if value == 0 and len(numeric) > 2:
-        return numeric[2], value
-    return numeric[0], value
+    if value < 0 and len(sections) > 1:
+        return sections[1], -value
+    if value == 0 and len(sections) > 2:
+        return sections[2], value
+    return sections[0], value
 
 
 def _literal(token: str) -> str:
@@ -166,45 +177,29 @@ def _date(value: float, tokens: list[str], *, from_1904: bool) -> str:
     seconds = float(round(value * 86400, min(places, 3)))
     # The first spreadsheets believed in a 29th of February 1900.
     first = date(1904, 1, 1) if from_1904 else date(1899, 12, 30 if value >= 60 else 31)
-    start = datetime.combine(first, time())
-    when = start + timedelta(seconds=seconds)
-    half_days = any(each.upper() in {"AM/PM", "A/P"} for each in tokens)
+    when = datetime.combine(first, time()) + timedelta(seconds=seconds)
+    kinds = [each.strip("[")[0].lower() if _is_date(each) else "" for each in tokens]
     out: list[str] = []
-    dates = [each for each in tokens if _is_date(each)]
-    n_date = -1
-    for token in tokens:
-        if not _is_date(token):
+    for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if not kind:
             is_part = token.startswith(".0")
             out.append(f"{seconds % 1:.{places}f}"[1:] if is_part else _literal(token))
-            continue
-        n_date += 1
-        elapsed = _ELAPSED.fullmatch(token)
-        kind, size = (elapsed[1] if elapsed else token)[0].lower(), len(token) - 2 * bool(elapsed)
-        before = dates[n_date - 1].strip("[]")[0].lower() if n_date else ""
-        after = dates[n_date + 1].strip("[]")[0].lower() if n_date + 1 < len(dates) else ""
-        if elapsed:
-            unit = {"h": 3600, "m": 60, "s": 1}[kind]
-            out.append(f"{int(seconds // unit):0{size}}")
-        elif token.upper() in {"AM/PM", "A/P"}:
+        elif token[0] == "[":
+            out.append(f"{int(seconds // _ELAPSED_SECONDS[kind]):0{len(token) - 2}}")
+        elif kind == "a":
             half = "AM" if when.hour < 12 else "PM"
-            out.append(half if token.upper() == "AM/PM" else half[0])
-        elif kind == "y":
-            out.append(f"{when.year:04}" if size > 2 else f"{when.year % 100:02}")
-        elif kind == "m" and (before == "h" or after == "s"):
-            out.append(f"{when.minute:0{min(size, 2)}}")
-        elif kind == "m":
-            name = when.strftime("%B")
-            out.append(
-                {3: name[:3], 4: name, 5: name[0]}.get(size, f"{when.month:0{min(size, 2)}}")
-            )
-        elif kind == "d":
-            name = when.strftime("%A")
-            out.append({3: name[:3]}.get(size, name) if size > 2 else f"{when.day:0{size}}")
-        elif kind == "h":
-            hour = (when.hour - 1) % 12 + 1 if half_days else when.hour
-            out.append(f"{hour:0{min(size, 2)}}")
+            out.append(half if len(token) == 5 else half[0])
         else:
-            out.append(f"{when.second:0{min(size, 2)}}")
+            before = next(filter(None, reversed(kinds[:at])), "")
+            after = next(filter(None, kinds[at + 1 :]), "")
+            part = kind
+            if kind == "m" and before != "h" and after != "s":
+                part = "month"
+            elif kind == "h" and "a" in kinds:
+                part = "hour of twelve"
+            styles = _STYLES[part]
+            text = when.strftime(styles[min(len(token), len(styles)) - 1])
+            out.append(text[0] if part == "month" and len(token) == 5 else text)
     return "".join(out).strip()
 
 

@@ -16,7 +16,7 @@ _MARKS = re.compile(r"[\W_]+")
 
 
 class SitePages:
-    """SitePages of a site as Markdown, without what repeats on them.
+    """Pages of a site as Markdown, without what repeats on them.
 
     Pages are first added, to a file, then read once, in the same order. Use as a context manager,
     which deletes the file.
@@ -55,17 +55,10 @@ class SitePages:
 
     def _own(self, blocks: list[str], least: float, seen: set[bytes]) -> list[str]:
         often = [self._pages[_digest(block)] >= least for block in blocks]
-        first = next((at for at, b in enumerate(blocks) if not often[at] or _is_heading(b)), None)
-        last = next(
-            (
-                at
-                for at in range(len(blocks) - 1, -1, -1)
-                if not often[at] or _is_heading(blocks[at])
-            ),
-            None,
-        )
-        if first is None or last is None:  # the whole page repeats: it is not a menu
+        own = [at for at, b in enumerate(blocks) if not often[at] or _is_heading(b)]
+        if not own:  # the whole page repeats: it is not a menu
             return blocks
+        first, last = own[0], own[-1]
         if _is_heading(blocks[last]):  # and so is what stands under a heading of its own
             last = len(blocks)
         kept = []
