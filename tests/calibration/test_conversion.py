@@ -15,7 +15,8 @@ pytest.importorskip("openpyxl")
 
 from calibration.data.documents import conversion, converters
 from calibration.data.documents.conversion import Converter
-from calibration.data.documents.converters import UnreadableError, convert
+from calibration.data.documents.converters import convert
+from calibration.data.documents.encodings import UnreadableError
 from tests.documents import WRITERS, pdf, slides, word
 
 KETTLE = {"Cleaning": "Boil it with vinegar.", "Repair": "Send it to the workshop."}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibration.data.documents.encodings import UnknownEncodingError, decode
+from calibration.data.documents.encodings import UnreadableError, decode
 
 RUSSIAN = "Чайник нужно чистить уксусом раз в месяц."
 CHINESE = "水壶需要每月用醋清洗一次，然后用清水冲洗。"
@@ -60,7 +60,7 @@ def test_one_foreign_line_is_read() -> None:
     ],
 )
 def test_undecidable_is_no_text(raw: bytes) -> None:
-    with pytest.raises(UnknownEncodingError, match="save it as UTF-8"):
+    with pytest.raises(UnreadableError, match="save it as UTF-8"):
         decode(raw)
 
 

@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from calibration.data.documents.converters import Converted, UnreadableError, convert
+from calibration.data.documents.converters import Converted, convert
+from calibration.data.documents.encodings import UnreadableError
 from ctxguard._support.regular_file import read_regular
 
 MAX_BYTES = 100 * 2**20

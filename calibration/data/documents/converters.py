@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from calibration.data.documents.encodings import UnknownEncodingError, decode
+from calibration.data.documents.encodings import UnreadableError, decode
 from calibration.data.documents.markdown import guarded, table
 from ctxguard._support.extras import require
 
@@ -39,10 +39,6 @@ class Converted(NamedTuple):
     left_out: list[str]
 
 
-class UnreadableError(ValueError):
-    """The file cannot be read; the message says why."""
-
-
 def convert(suffix: str, raw: bytes) -> Converted:
     """Convert a file.
 
@@ -59,8 +55,6 @@ def convert(suffix: str, raw: bytes) -> Converted:
         return CONVERTERS[suffix](raw)
     except (UnreadableError, MemoryError):
         raise
-    except UnknownEncodingError as error:
-        raise UnreadableError(str(error)) from None
     except RecursionError:
         raise UnreadableError("is nested too deeply") from None
     except Exception as error:

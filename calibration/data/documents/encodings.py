@@ -139,8 +139,8 @@ _DECLARED = re.compile(
 )
 
 
-class UnknownEncodingError(ValueError):
-    """The encoding of some bytes cannot be determined."""
+class UnreadableError(ValueError):
+    """A file, or its text, cannot be read; the message says why, to follow the file's name."""
 
 
 def decode(raw: bytes, *, declares: bool = False) -> str:
@@ -152,7 +152,7 @@ def decode(raw: bytes, *, declares: bool = False) -> str:
             XML.
 
     Raises:
-        UnknownEncodingError: the bytes are not text, or several encodings are about as likely.
+        UnreadableError: the bytes are not text, or several encodings are about as likely.
 
     >>> decode("Чайник нужно чистить уксусом.".encode("koi8_r"))
     'Чайник нужно чистить уксусом.'
@@ -174,7 +174,7 @@ def _decoded(raw: bytes, *, declares: bool) -> str:
     if text is None:
         text = _likeliest(raw)
     if text is None:
-        raise UnknownEncodingError(
+        raise UnreadableError(
             "is not UTF-8, and its encoding cannot be determined; save it as UTF-8"
         )
     return text
@@ -182,11 +182,11 @@ def _decoded(raw: bytes, *, declares: bool) -> str:
 
 def _strictly(raw: bytes, encoding: str) -> str:
     if encoding.startswith("utf-16") and raw.isascii() and raw and b"\0" not in raw:
-        raise UnknownEncodingError(f"is marked as {encoding} but is not; save it as UTF-8")
+        raise UnreadableError(f"is marked as {encoding} but is not; save it as UTF-8")
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
-        raise UnknownEncodingError(
+        raise UnreadableError(
             f"is marked as {encoding}, and byte {error.start + 1} is not; save it as UTF-8"
         ) from None
 

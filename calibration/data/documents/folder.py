@@ -14,8 +14,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from calibration.data.documents.conversion import MAX_BYTES, Converter
-from calibration.data.documents.converters import CONVERTERS, UnreadableError
-from calibration.data.documents.encodings import UnknownEncodingError, decode
+from calibration.data.documents.converters import CONVERTERS
+from calibration.data.documents.encodings import UnreadableError, decode
 from calibration.data.documents.markdown import Section, read_markdown, without_data
 from calibration.data.documents.repeats import SitePages
 from ctxguard._support.extras import require
@@ -126,7 +126,7 @@ def _documents(
                 title, text, without = converter.convert(file)
             else:
                 text = decode(read_regular(file, MAX_BYTES))
-        except (UnreadableError, UnknownEncodingError) as error:
+        except UnreadableError as error:
             left_out.append(LeftOut(name, str(error), unread=True))
             continue
         except OSError as error:

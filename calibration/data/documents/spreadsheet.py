@@ -10,7 +10,7 @@ import posixpath
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, NamedTuple
 from xml.etree.ElementTree import Element
 
@@ -49,37 +49,39 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
         ValueError: it is not a workbook.
     """
     with zipfile.ZipFile(file) as archive:
-        main = _targets(archive, "", "officeDocument")[0][1]
-        workbook = _tree(archive, main)
-        parts = dict(_targets(archive, main))
-        properties = next(_named(workbook, "workbookPr"), None)
+        mains = [part for _, part in _targets(archive, "", "officeDocument")]
+        if not mains:
+            raise ValueError("is not a workbook")
+        workbook = _tree(archive, mains[0])
+        parts = dict(_targets(archive, mains[0]))
+        properties = workbook.find(".//{*}workbookPr")
         book = _Book(
             archive,
-            _shared_texts(archive, main),
-            _formats(archive, main),
+            _shared_texts(archive, mains[0]),
+            _formats(archive, mains[0]),
             properties is not None and properties.get("date1904") not in _OFF,
         )
-        written, hidden = [], []
-        for sheet in _named(workbook, "sheet"):
+        written, left_out = [], []
+        for sheet in workbook.iterfind(".//{*}sheet"):
             name = sheet.get("name") or ""
             part = next((parts.get(v) for k, v in sheet.items() if k.endswith("}id")), None)
             if part is None or "worksheets" not in part:
                 continue
             if sheet.get("state", "visible") != "visible":
-                hidden.append(f"the sheet {name!r} is hidden")
+                left_out.append(f"the sheet {name!r} is hidden")
                 continue
             rows, unseen = _visible_rows(book, part, name)
-            hidden += unseen
+            left_out += unseen
             if text := _table(rows):
                 written.append(f"## {' '.join(name.split())}\n\n{text}")
-        return "\n\n".join(written), hidden
+        return "\n\n".join(written), left_out
 
 
 def read_csv(raw: bytes) -> str:
     """Read comma-separated values, or those between semicolons, tabs or bars, as a table.
 
     Raises:
-        UnknownEncodingError: their encoding cannot be told.
+        UnreadableError: their encoding cannot be told.
     """
     csv.field_size_limit(sys.maxsize)
     text = decode(raw)
@@ -115,8 +117,16 @@ def _visible_rows(book: _Book, part: str, name: str) -> tuple[list[_Row], list[s
                 rows_hidden = element.get("zeroHeight") not in _OFF
             elif kind == "row":
                 number = int(element.get("r") or number + 1)
-                row = _row_of(element, book)
-                n_unsolved += sum(_is_unsolved(cell) for cell in element)
+                row: _Row = {}
+                column = 0
+                for each in element:
+                    place = _COLUMN.fullmatch(each.get("r") or "")
+                    column = _column_number(place[1]) if place else column + 1
+                    value = each.findtext("{*}v") or ""
+                    n_unsolved += not value and each.find("{*}f") is not None
+                    text = _text_of(each, value, book)
+                    if text.strip():
+                        row[column] = text
                 if row and (_is_hidden(element, "ht") or (rows_hidden and not element.get("ht"))):
                     hidden_rows.append(number)
                 else:
@@ -124,34 +134,15 @@ def _visible_rows(book: _Book, part: str, name: str) -> tuple[list[_Row], list[s
                     hidden_columns |= unseen
                     rows.append({at: text for at, text in row.items() if at not in unseen})
                 element.clear()
-    named = []
+    left_out = []
     if hidden_rows:
-        named.append(f"rows {_in_words(hidden_rows, str)}")
+        left_out.append(f"rows {_in_words(hidden_rows, str)} of the sheet {name!r} are hidden")
     if hidden_columns:
-        named.append(f"columns {_in_words(sorted(hidden_columns), _column_name)}")
-    named = [f"{what} of the sheet {name!r} are hidden" for what in named]
+        columns = _in_words(sorted(hidden_columns), _column_name)
+        left_out.append(f"columns {columns} of the sheet {name!r} are hidden")
     if n_unsolved:
-        named.append(f"{n_unsolved:,} formulas of the sheet {name!r} have no stored result")
-    return rows, named
-
-
-def _row_of(element: Element, book: _Book) -> _Row:
-    """Return the texts of a row's cells, without empty ones."""
-    row: _Row = {}
-    column = 0
-    for each in element:
-        place = _COLUMN.fullmatch(each.get("r") or "")
-        column = _column_number(place[1]) if place else column + 1
-        text = _text_of(each, book)
-        if text.strip():
-            row[column] = text
-    return row
-
-
-def _is_unsolved(cell: Element) -> bool:
-    """Return whether a cell holds a formula without a stored result."""
-    parts = {child.tag.rpartition("}")[2]: child.text for child in cell}
-    return "f" in parts and not parts.get("v")
+        left_out.append(f"{n_unsolved:,} formulas of the sheet {name!r} have no stored result")
+    return rows, left_out
 
 
 def _is_hidden(element: Element, size: str) -> bool:
@@ -161,22 +152,16 @@ def _is_hidden(element: Element, size: str) -> bool:
     return is_flat or element.get("hidden") not in _OFF
 
 
-def _text_of(cell: Element, book: _Book) -> str:
-    """Return the text that a cell shows."""
-    kind, value, inline = cell.get("t", "n"), "", ""
-    for child in cell:
-        name = child.tag.rpartition("}")[2]
-        if name == "v":
-            value = child.text or ""
-        elif name == "is":
-            inline = _rich(child)
-    style = int(cell.get("s") or 0)
+def _text_of(cell: Element, value: str, book: _Book) -> str:
+    """Return the text that a cell with a stored value shows."""
+    kind, style = cell.get("t", "n"), int(cell.get("s") or 0)
     code = book.formats[style] if 0 <= style < len(book.formats) else "General"
     if kind == "s":
         at = int(value or -1)
         return shown_text(book.texts[at], code) if 0 <= at < len(book.texts) else ""
     if kind in {"inlineStr", "str"}:
-        return shown_text(inline or value, code)
+        inline = cell.find("{*}is")
+        return shown_text(value if inline is None else _rich(inline), code)
     if kind == "b":
         return {"1": "TRUE", "true": "TRUE", "0": "FALSE", "false": "FALSE"}.get(value, value)
     if kind != "n" or not value:
@@ -200,14 +185,8 @@ def _shared_texts(archive: zipfile.ZipFile, main: str) -> list[str]:
 
 def _rich(element: Element) -> str:
     """Return the runs of a text, without the guide to its pronunciation."""
-    runs = []
-    for child in element:
-        name = child.tag.rpartition("}")[2]
-        if name == "t":
-            runs.append(child.text or "")
-        elif name == "r":
-            runs += [each.text or "" for each in child if each.tag.rpartition("}")[2] == "t"]
-    return "".join(runs)
+    runs = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
+    return "".join([each.text or "" for each in runs])
 
 
 def _formats(archive: zipfile.ZipFile, main: str) -> list[str]:
@@ -215,26 +194,23 @@ def _formats(archive: zipfile.ZipFile, main: str) -> list[str]:
     codes: list[str] = []
     for _, part in _targets(archive, main, "styles"):
         tree = _tree(archive, part)
-        own = {int(e.get("numFmtId", -1)): e.get("formatCode", "") for e in _named(tree, "numFmt")}
-        for styles in _named(tree, "cellXfs"):
-            for style in _named(styles, "xf"):
-                number = int(style.get("numFmtId") or 0)
-                codes.append(own.get(number) or BUILT_IN.get(number, "General"))
+        numbered = tree.iterfind(".//{*}numFmt")
+        own = {int(each.get("numFmtId", -1)): each.get("formatCode", "") for each in numbered}
+        for style in tree.iterfind(".//{*}cellXfs/{*}xf"):
+            number = int(style.get("numFmtId") or 0)
+            codes.append(own.get(number) or BUILT_IN.get(number, "General"))
     return codes
 
 
 def _targets(archive: zipfile.ZipFile, part: str, kind: str = "") -> list[tuple[str, str]]:
     """Return the ids and names of the parts that a part refers to, of a kind or of all."""
     folder, name = posixpath.split(part)
+    relations = _tree(archive, posixpath.join(folder, "_rels", f"{name}.rels"))
     found = []
-    for each in _named(
-        _tree(archive, posixpath.join(folder, "_rels", f"{name}.rels")), "Relationship"
-    ):
+    for each in relations.iterfind(".//{*}Relationship"):
         if each.get("TargetMode") != "External" and each.get("Type", "").endswith(kind):
             target = posixpath.normpath(posixpath.join("/", folder, each.get("Target", "")))
             found.append((each.get("Id", ""), target.lstrip("/")))
-    if kind == "officeDocument" and not found:
-        raise ValueError("is not a workbook")
     return found
 
 
@@ -242,10 +218,6 @@ def _tree(archive: zipfile.ZipFile, part: str) -> Element:
     with archive.open(part) as stream:
         root: Element = ElementTree.parse(stream).getroot()
     return root
-
-
-def _named(tree: Element, name: str) -> Iterator[Element]:
-    return (each for each in tree.iter() if each.tag.rpartition("}")[2] == name)
 
 
 def _column_number(letters: str) -> int:
