@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from calibration.data.dataset import Dataset, DistractorKind, Query
+from calibration.data.dataset import Dataset, Query
 from calibration.data.text_files import new_folder, read_model, shown, write_lines
 from ctxguard._support.regular_file import open_regular
 from ctxguard.errors import ConfigurationError, DataError
@@ -39,11 +39,6 @@ class Snapshot(BaseModel):
     split: str
     files: dict[str, str]
 
-    def own_digest(self) -> str:
-        """Compute the digest of this snapshot's own fields."""
-        content = json.dumps([self.split, self.files], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
-
 
 def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> Snapshot:
     """Write labelled queries as a set that is identified by its digest.
@@ -65,9 +60,9 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
     if not split or Path(split).name != split or split != split.strip():
         raise ConfigurationError(f"split {split!r} cannot be the name of a file")
     with new_folder(Path(folder)) as staged:
-        _write_beir(_sorted(dataset), staged, split)
-        snapshot = Snapshot(digest="", split=split, files=_digests(staged))
-        snapshot = snapshot.model_copy(update={"digest": snapshot.own_digest()})
+        _write_beir(dataset, staged, split)
+        files = _digests(staged)
+        snapshot = Snapshot(digest=_digest(split, files), split=split, files=files)
         text = json.dumps(snapshot.model_dump(mode="json"), indent=2, ensure_ascii=False)
         write_lines(staged / SNAPSHOT, [text])
     return snapshot
@@ -93,9 +88,8 @@ def changes(folder: Path | str) -> tuple[str, ...]:
     Raises:
         DataError: as ``read_snapshot``, or a file cannot be read.
     """
-    folder = Path(folder)
     snapshot = read_snapshot(folder)
-    then, now = snapshot.files, _digests(folder)
+    then, now = snapshot.files, _digests(Path(folder))
     lines = []
     for name in sorted(then.keys() | now.keys()):
         if name not in now:
@@ -104,27 +98,13 @@ def changes(folder: Path | str) -> tuple[str, ...]:
             lines.append(f"{name} was added")
         elif now[name] != then[name]:
             lines.append(f"{name} was changed")
-    if snapshot.digest != snapshot.own_digest():
+    if snapshot.digest != _digest(snapshot.split, then):
         lines.append(f"{SNAPSHOT} was changed: its digest does not match its content")
     return tuple(lines)
 
 
-def _sorted(dataset: Dataset) -> Dataset:
-    """Put queries and labels in the order of their ids; a distractor has grade 0 too.
-
-    So tools that read only qrels see that it is judged.
-    """
-    qrels: dict[str, dict[str, int]] = {}
-    distractors: dict[str, dict[str, DistractorKind]] = {}
-    for query in sorted(dataset.queries, key=lambda query: query.query_id):
-        kinds = dataset.distractors.get(query.query_id, {})
-        grades = dict.fromkeys(kinds, 0) | dict(dataset.qrels.get(query.query_id, {}))
-        if grades:
-            qrels[query.query_id] = dict(sorted(grades.items()))
-        if kinds:
-            distractors[query.query_id] = dict(sorted(kinds.items()))
-    queries = tuple(sorted(dataset.queries, key=lambda query: query.query_id))
-    return Dataset(dataset.name, queries, qrels, distractors, notes=dataset.notes)
+def _digest(split: str, files: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps([split, files], sort_keys=True).encode()).hexdigest()
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -142,24 +122,27 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _write_beir(dataset: Dataset, folder: Path, split: str) -> None:
-    """Write queries, qrels and distractors of a data set, without pools.
+    """Write queries, qrels and distractors in the order of their ids.
 
-    A query without any label is in ``queries.jsonl`` and in no split: BEIR has no place for it.
+    A distractor has grade 0 too, so that tools that read only qrels see that it is judged. A query
+    without any label is in ``queries.jsonl`` and in no split: BEIR has no place for it.
     """
-    write_lines(folder / QUERIES, [_query_line(dataset, query) for query in dataset.queries])
+    lines, qrels = list[str](), ["query-id\tcorpus-id\tscore"]
+    distractors = ["query-id\tcorpus-id\tkind"]
+    for query in sorted(dataset.queries, key=lambda query: query.query_id):
+        kinds = dataset.distractors.get(query.query_id, {})
+        grades = dict.fromkeys(kinds, 0) | dict(dataset.qrels.get(query.query_id, {}))
+        lines.append(_query_line(query, sorted(grades)))
+        for rows, labels in ((qrels, grades), (distractors, kinds)):
+            rows += [
+                f"{_cell(query.query_id)}\t{_cell(passage_id)}\t{label}"
+                for passage_id, label in sorted(labels.items())
+            ]
+    write_lines(folder / QUERIES, lines)
     (folder / "qrels").mkdir()
-    tables: list[tuple[str, str, Mapping[str, Mapping[str, object]]]] = [
-        (f"qrels/{split}.tsv", "score", dataset.qrels)
-    ]
-    if any(dataset.distractors.values()):
-        tables.append(("distractors.tsv", "kind", dataset.distractors))
-    for name, column, table in tables:
-        rows = [
-            f"{_cell(query.query_id)}\t{_cell(passage_id)}\t{label}"
-            for query in dataset.queries
-            for passage_id, label in table.get(query.query_id, {}).items()
-        ]
-        write_lines(folder / name, [f"query-id\tcorpus-id\t{column}", *rows])
+    write_lines(folder / "qrels" / f"{split}.tsv", qrels)
+    if len(distractors) > 1:
+        write_lines(folder / "distractors.tsv", distractors)
 
 
 def _cell(name: str) -> str:
@@ -168,12 +151,12 @@ def _cell(name: str) -> str:
     return name if is_plain else '"{}"'.format(name.replace('"', '""'))
 
 
-def _query_line(dataset: Dataset, query: Query) -> str:
+def _query_line(query: Query, passage_ids: list[str]) -> str:
     """Return a query as JSON; refuse values that the format cannot store."""
     fields: dict[str, object] = {"_id": query.query_id, "text": query.text}
     if query.metadata is not None:
         fields["metadata"] = dict(query.metadata)
-    ids = [query.query_id, *dataset.qrels.get(query.query_id, {})]
+    ids = [query.query_id, *passage_ids]
     for value in ids:
         if not value or value != value.strip() or "\t" in value or "\n" in value:
             raise DataError(

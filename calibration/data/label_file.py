@@ -51,7 +51,6 @@ class LabelFile:
         ConfigurationError: its labels are keywords, which cannot stand beside grades of passages.
 
     Attributes:
-        path: The file.
         queries: All questions, in order.
     """
 
@@ -60,12 +59,19 @@ class LabelFile:
     ) -> None:
         self.path = path
         self._lock = RLock()
+        # The lines of the file and the labels in them, by question.
         self._rows: dict[str, dict[str, Any]] = {}
         self._judgments: dict[str, dict[str, Judgment]] = {}
-        self._no_answer: set[str] = set()
         queries: dict[str, Query] = {}
-        begun = [_read(path)] if path.exists() else []
-        begun += [] if labelled is None else [(labelled, {})]
+        begun: list[tuple[Dataset, Mapping[str, dict[str, Any]]]] = []
+        if path.exists():
+            own = read_jsonl(path)
+            lines = [dict(record.fields) for record in read_records(path, Counter())]
+            begun.append(
+                (own, dict(zip([one.query_id for one in own.queries], lines, strict=True)))
+            )
+        if labelled is not None:
+            begun.append((labelled, {}))
         for dataset, rows in begun:
             for query in dataset.queries:
                 if folded(query.text) not in queries:
@@ -83,19 +89,13 @@ class LabelFile:
             raise ConfigurationError(
                 f"{dataset.name} has keywords in place of passages: grades need a file of their own"
             )
-        grades = {**dict.fromkeys(kinds, 0), **dataset.qrels.get(name, {})}
-        self._judgments[name] = {
+        labels = {
             one: Judgment(one, grade, Negative(kinds[one]) if one in kinds else None)
-            for one, grade in grades.items()
+            for one, grade in (dict.fromkeys(kinds, 0) | dict(dataset.qrels.get(name, {}))).items()
         }
-        if dataset.qrels.get(name) == {}:
-            self._no_answer.add(name)
-        own: dict[str, Any] = {"_id": name, "text": query.text}
-        if query.metadata is not None:
-            own["metadata"] = dict(query.metadata)
-        self._rows[name] = own if row is None else row
         if row is None:
-            self._write_row(query)
+            row = self._row(query, labels, no_answer=dataset.qrels.get(name) == {})
+        self._judgments[name], self._rows[name] = labels, row
 
     def judgments(self, query_id: str) -> Mapping[str, Judgment]:
         """Return the labels of a question, by passage id."""
@@ -103,7 +103,8 @@ class LabelFile:
 
     def has_no_answer(self, query_id: str) -> bool:
         """Return whether a question is marked as having no answer."""
-        return query_id in self._no_answer
+        row = self._rows.get(query_id, {})
+        return bool(row) and not row["relevant"]
 
     @property
     def max_grade(self) -> int:
@@ -125,12 +126,12 @@ class LabelFile:
             DataError: the file cannot be written, or another program has changed it meanwhile.
         """
         with self._lock:
-            before = self._judgments.get(query.query_id, {})
-            after = {one: label for one, label in before.items() if one != passage_id}
-            self._judgments[query.query_id] = (
-                after if judgment is None else {**before, passage_id: judgment}
-            )
-            self._keep(query, before, no_answer=False)
+            labels = {**self.judgments(query.query_id)}
+            if judgment is None:
+                labels.pop(passage_id, None)
+            else:
+                labels[passage_id] = judgment
+            self._keep(query, labels, no_answer=False)
 
     def mark(self, query: Query, *, no_answer: bool) -> None:
         """Mark a question as having no answer in the whole corpus, or take that back.
@@ -139,14 +140,15 @@ class LabelFile:
             DataError: as `put`; or a passage is labelled relevant.
         """
         with self._lock:
-            before = self._judgments.setdefault(query.query_id, {})
-            if no_answer and any(one.grade > 0 for one in before.values()):
+            labels = {**self.judgments(query.query_id)}
+            if no_answer and any(one.grade > 0 for one in labels.values()):
                 raise DataError(f"{query.text!r} has a relevant passage: take its grade back first")
-            self._keep(query, before, no_answer=no_answer)
+            self._keep(query, labels, no_answer=no_answer)
 
-    def _keep(self, query: Query, before: dict[str, Judgment], *, no_answer: bool) -> None:
-        name, marked, row = query.query_id, set(self._no_answer), self._rows.get(query.query_id)
-        (self._no_answer.add if no_answer else self._no_answer.discard)(name)
+    def _keep(self, query: Query, labels: dict[str, Judgment], *, no_answer: bool) -> None:
+        """Write the file with other labels of a question, and only then take them."""
+        rows = {**self._rows, query.query_id: self._row(query, labels, no_answer=no_answer)}
+        in_order = [rows.get(each.query_id) for each in self.queries]
         try:
             if file_version(self.path) != self._version:
                 raise DataError(
@@ -154,43 +156,26 @@ class LabelFile:
                     "begin it again on the file as it is now",
                     path=self.path,
                 )
-            self._write_row(query)
-            write_lines(self.path, map(_line, self._in_order()))
-        except (OSError, DataError) as error:
-            self._judgments[name], self._no_answer = before, marked
-            self._rows.pop(name, None)
-            if row is not None:
-                self._rows[name] = row
-            if isinstance(error, OSError):
-                what = f"cannot be written ({error.strerror}): the grade is not kept"
-                raise DataError(what, path=self.path) from error
-            raise
+            write_lines(self.path, [_line(row) for row in in_order if row])
+        except OSError as error:
+            what = f"cannot be written ({error.strerror}): the grade is not kept"
+            raise DataError(what, path=self.path) from error
+        self._rows, self._judgments[query.query_id] = rows, labels
         self._version = file_version(self.path)
 
-    def _in_order(self) -> list[dict[str, Any]]:
-        names = [query.query_id for query in self.queries]
-        return [self._rows[name] for name in names if name in self._rows]
-
-    def _write_row(self, query: Query) -> None:
-        """Write the labels of a question into its line, or leave out a line without labels."""
-        name, no_answer = query.query_id, query.query_id in self._no_answer
-        labels = self._judgments.get(name, {})
-        row = self._rows.get(name, {"_id": name, "text": query.text})
+    def _row(
+        self, query: Query, labels: Mapping[str, Judgment], *, no_answer: bool
+    ) -> dict[str, Any]:
+        """Write the labels of a question into its line; empty without labels."""
+        if not (labels or no_answer):
+            return {}
+        about = {} if query.metadata is None else {"metadata": dict(query.metadata)}
+        row = self._rows.get(query.query_id) or {"_id": query.query_id, "text": query.text, **about}
         row = {key: value for key, value in row.items() if key not in ("relevant", "distractors")}
         row["relevant"] = [] if no_answer else {one: each.grade for one, each in labels.items()}
         if kinds := {one: each.negative.value for one, each in labels.items() if each.negative}:
             row["distractors"] = kinds
-        self._rows[name] = row
-        if not (labels or no_answer):
-            del self._rows[name]
-
-
-def _read(path: Path) -> tuple[Dataset, dict[str, dict[str, Any]]]:
-    """Read a file of labels, and its lines as they stand by question."""
-    dataset = read_jsonl(path)
-    records = read_records(path, Counter())
-    rows = [dict(record.fields) for record in records]
-    return dataset, {query.query_id: row for query, row in zip(dataset.queries, rows, strict=True)}
+        return row
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -33,7 +33,8 @@ Label = TypeVar("Label", int, DistractorKind)
 _Key = TypeVar("_Key", bound=Hashable)
 
 # A label and its line number, by (query id, passage id).
-Labels = dict[tuple[str, str], tuple[Label, int | None]]
+Labels = dict[tuple[str, str], tuple[Label, int]]
+_Grades = dict[str, dict[str, int]]
 
 _QUERY_ID = ("query_id", "_id", "id")
 _PASSAGE_ID = ("_id", "id", "passage_id")
@@ -50,55 +51,41 @@ _DECIMALS = re.compile(r",0+\Z")
 _RUN_FORM = "a TREC run line has six: query, Q0, passage, rank, score, tag"
 
 
-class _Grades:
-    """Parses grades.
+def _grade(record: Record, value: object) -> int:
+    # Spreadsheets in many countries write 2.0 as 2,0.
+    written = _DECIMALS.sub("", value) if isinstance(value, str) else value
+    return record.whole_number(written, "grade")
 
-    Args:
-        least: The lowest grade of a relevant passage; lower grades are read as 0.
+
+def _relevant_from(least: int, written: _Grades, counts: Counter[str], path: Path) -> _Grades:
+    """Read grades below ``least`` as 0, and negative ones, which some tracks give to spam.
+
+    Raises:
+        DataError: no label reaches ``least``.
     """
-
-    def __init__(self, least: int) -> None:
-        check_at_least(1, relevant_from=least)
-        self._least, self._highest = least, 0
-
-    def __call__(self, record: Record, value: object) -> int:
-        """Parse a grade; a negative one, which some tracks give to spam, counts as 0.
-
-        Raises:
-            DataError: it is not a whole number.
-        """
-        # Spreadsheets in many countries write 2.0 as 2,0.
-        written = _DECIMALS.sub("", value) if isinstance(value, str) else value
-        grade = record.whole_number(written, "grade")
-        self._highest = max(self._highest, grade)
-        if grade < 0:
-            record.counts["negative grades read as 0, judged not relevant"] += 1
-        elif 0 < grade < self._least:
-            what = f"grades below relevant-from = {self._least} count as not relevant"
-            record.counts[what] += 1
-            return 0
-        return max(grade, 0)
-
-    def check(self, path: Path) -> None:
-        """Refuse a lowest grade that no label reaches.
-
-        Raises:
-            DataError: every relevant passage has a lower one.
-        """
-        if 0 < self._highest < self._least:
-            raise DataError(
-                f"no grade is relevant-from = {self._least} or higher: the highest is "
-                f"{self._highest}",
-                path=path,
-            )
+    check_at_least(1, relevant_from=least)
+    every = [grade for grades in written.values() for grade in grades.values()]
+    highest = max(every, default=0)
+    if 0 < highest < least:
+        raise DataError(
+            f"no grade is relevant-from = {least} or higher: the highest is {highest}", path=path
+        )
+    for what, n in (
+        ("negative grades read as 0, judged not relevant", sum(each < 0 for each in every)),
+        (
+            f"grades below relevant-from = {least} count as not relevant",
+            sum(0 < each < least for each in every),
+        ),
+    ):
+        if n:
+            counts[what] = n
+    return {
+        query_id: {name: grade if grade >= least else 0 for name, grade in grades.items()}
+        for query_id, grades in written.items()
+    }
 
 
 def _kind(record: Record, value: object) -> DistractorKind:
-    """Check a kind of distractor.
-
-    Raises:
-        DataError: it is neither ``hard_negative`` nor ``distractor``.
-    """
     if value not in _KINDS:
         raise record.error(f"kind {shown(value)} is unknown; use {' or '.join(_KINDS)}")
     return cast(DistractorKind, value)
@@ -134,17 +121,16 @@ def _read_table(
     return labels
 
 
-def _by_query(labels: "Labels[Label]", query_ids: Container[str]) -> dict[str, dict[str, Label]]:
-    """Group labels of some queries by query id and then passage id, in the order of the file."""
+def _by_query(labels: "Labels[Label]") -> dict[str, dict[str, Label]]:
+    """Group labels by query id and then passage id, in the order of the file."""
     grouped: dict[str, dict[str, Label]] = {}
     for (query_id, passage_id), (value, _) in labels.items():
-        if query_id in query_ids:
-            grouped.setdefault(query_id, {})[passage_id] = value
+        grouped.setdefault(query_id, {})[passage_id] = value
     return grouped
 
 
 class Corpus(Iterator[Passage]):
-    """Passages, read one at a time.
+    """Passages, read one at a time: those of a JSONL file, or sections of documents.
 
     Attributes:
         path: Their file, or the folder of documents.
@@ -201,7 +187,7 @@ def read_corpus(path: Path | str) -> Corpus:
 
 
 def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:
-    first_line: dict[str, int | None] = {}
+    first_line: dict[str, int] = {}
     for record in read_records(path, counts):
         passage_id = record.identifier(*_PASSAGE_ID)
         _refuse_repeat(record, "passage", passage_id, first_line)
@@ -213,9 +199,7 @@ def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:
         raise DataError("holds no passage; a corpus needs at least one", path=path)
 
 
-def _refuse_repeat(
-    record: Record, what: str, key: _Key, first_line: dict[_Key, int | None]
-) -> None:
+def _refuse_repeat(record: Record, what: str, key: _Key, first_line: dict[_Key, int]) -> None:
     if key in first_line:
         raise record.error(
             f"{what} id {shown(key)} was on line {first_line[key]} already; ids must be distinct"
@@ -284,25 +268,24 @@ def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1
         )
     counts: Counter[str] = Counter()
     qrels_file, kinds_file = folder / "qrels" / f"{split}.tsv", folder / "distractors.tsv"
-    parse = _Grades(relevant_from)
-    grades = _read_table(qrels_file, parse, _GRADE_HEADERS, counts)
+    grades = _read_table(qrels_file, _grade, _GRADE_HEADERS, counts)
     if not grades:
         raise DataError("holds no label", path=qrels_file)
-    parse.check(qrels_file)
+    qrels = _relevant_from(relevant_from, _by_query(grades), counts, qrels_file)
     kinds: Labels[DistractorKind] = {}
     if kinds_file.exists():
         kinds = _read_table(kinds_file, _kind, {"kind"}, counts)
     for (query_id, passage_id), (kind, line) in kinds.items():
-        grade, qrels_line = grades.get((query_id, passage_id), (0, 0))
-        if grade > 0:
+        if (grade := qrels.get(query_id, {}).get(passage_id, 0)) > 0:
             raise DataError(
                 f"query {shown(query_id)}, passage {shown(passage_id)} is a {kind} here and has "
-                f"grade {grade} in {qrels_file}, line {qrels_line}",
+                f"grade {grade} in {qrels_file}, line {grades[query_id, passage_id][1]}",
                 path=kinds_file,
                 line=line,
             )
-    members = {query_id for query_id, _ in (*grades, *(kinds if len(names) == 1 else ()))}
-    first_line: dict[str, int | None] = {}
+    distractors = _by_query(kinds)
+    members = qrels.keys() | (distractors.keys() if len(names) == 1 else ())
+    first_line: dict[str, int] = {}
     queries = []
     for record in read_records(folder / "queries.jsonl", counts):
         query = _query(record, "text")
@@ -320,8 +303,8 @@ def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1
     return Dataset(
         name=f"{folder.resolve().name}/{split}",
         queries=tuple(queries),
-        qrels=_by_query(grades, present),
-        distractors=_by_query(kinds, present),
+        qrels={name: own for name, own in qrels.items() if name in present},
+        distractors={name: own for name, own in distractors.items() if name in present},
         notes=notes_of(counts),
     )
 
@@ -345,9 +328,9 @@ def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
     """
     path = Path(path)
     counts: Counter[str] = Counter()
-    first_line: dict[str, int | None] = {}
-    queries, qrels, distractors, keywords = [], {}, {}, {}
-    parse = _Grades(relevant_from)
+    first_line: dict[str, int] = {}
+    queries, keywords = list[Query](), dict[str, tuple[str, ...]]()
+    qrels, distractors = dict[str, dict[str, int]](), dict[str, dict[str, DistractorKind]]()
     for record in read_records(path, counts):
         query = _query(record, "text", "query")
         _refuse_repeat(record, "query", query.query_id, first_line)
@@ -362,21 +345,22 @@ def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
         if record.fields.get("relevant") is None:
             continue
         qrels[query.query_id] = {
-            passage_id: parse(record, grade)
+            passage_id: _grade(record, grade)
             for passage_id, grade in _labelled(record, "relevant", relevant_from)
         }
-        kinds = {
-            passage_id: _kind(record, kind)
-            for passage_id, kind in _labelled(record, "distractors", "distractor")
-        }
-        for passage_id in kinds:
-            if qrels[query.query_id].get(passage_id, 0) > 0:
-                raise record.error(f"passage {shown(passage_id)} is relevant and a distractor")
-        if kinds:
-            distractors[query.query_id] = kinds
+        if kinds := _labelled(record, "distractors", "distractor"):
+            distractors[query.query_id] = {name: _kind(record, kind) for name, kind in kinds}
     if not queries:
         raise DataError("holds no query", path=path)
-    parse.check(path)
+    qrels = _relevant_from(relevant_from, qrels, counts, path)
+    for query_id, own in distractors.items():
+        for passage_id in own:
+            if qrels[query_id].get(passage_id, 0) > 0:
+                raise DataError(
+                    f"passage {shown(passage_id)} is relevant and a distractor",
+                    path=path,
+                    line=first_line[query_id],
+                )
     unlabelled = [query.query_id for query in queries if query.query_id not in qrels]
     if qrels and unlabelled:
         raise DataError(
@@ -401,7 +385,7 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
         DataError: a line without five or six columns, a score that is not a finite number, a
             rank that is not a whole number, a passage twice for one query, or an empty file.
     """
-    first_line: dict[tuple[str, str], int | None] = {}
+    first_line: dict[tuple[str, str], int] = {}
     rankings: dict[str, list[tuple[float, int, str]]] = {}
     for record, cells in read_columns(Path(path), (5, 6), _RUN_FORM, Counter()):
         query_id, _, passage_id, rank, value = cells[:5]

@@ -1,12 +1,11 @@
 """Reads and writes text files line by line; every error names the file and the line.
 
-JSONL, CSV and tables of columns are read as the same ``Record``.
+JSONL, CSV and tables of columns are read as the same ``Record``. Touches the files it is given.
 """
 
 import csv
 import json
 import re
-import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -24,7 +23,6 @@ from ctxguard._support.regular_file import open_regular, read_regular
 from ctxguard._support.rows import encoding_of, parsed_json, read_table
 from ctxguard.errors import ConfigurationError, DataError
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN = 80
 
@@ -46,24 +44,21 @@ def read_lines(path: Path, *, is_table: bool = False) -> Iterator[tuple[int, str
     """
     try:
         encoding = encoding_of(path, sys.maxsize) if is_table else "utf-8-sig"
-        with open_regular(path, sys.maxsize) as file:
-            if encoding != "utf-8-sig":
-                with TextIOWrapper(file, encoding) as lines:
-                    for number, text in enumerate(lines, start=1):
-                        if not text.isspace():
-                            yield number, text.rstrip("\r\n")
-                return
-            for number, raw in enumerate(file, start=1):
-                line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
+        # A byte that is not UTF-8 becomes half a surrogate pair, so that its line can be named.
+        errors = "surrogateescape" if encoding == "utf-8-sig" else "strict"
+        with (
+            open_regular(path, sys.maxsize) as file,
+            TextIOWrapper(file, encoding, errors, newline="\n") as lines,
+        ):
+            for number, text in enumerate(lines, start=1):
+                if not text.isascii() and (found := _LONE_SURROGATE.search(text)):
+                    place = len(text[: found.start()].encode()) + 1
                     raise DataError(
-                        f"byte {line[error.start]:#04x} (byte {error.start + 1} of the line) is "
-                        "not UTF-8; save the file as UTF-8",
+                        f"byte {ord(found[0]) - 0xDC00:#04x} (byte {place} of the line) is not "
+                        "UTF-8; save the file as UTF-8",
                         path=path,
                         line=number,
-                    ) from None
+                    )
                 if text and not text.isspace():
                     yield number, text.rstrip("\r\n")
     except FileNotFoundError:
@@ -75,30 +70,24 @@ def read_lines(path: Path, *, is_table: bool = False) -> Iterator[tuple[int, str
 
 
 class Record(NamedTuple):
-    """One JSON object or row of a file, with readers for its fields.
+    """One JSON object or row of a file; each reader of a field raises DataError if it cannot.
 
     Attributes:
-        path: The file, for errors.
-        line: 1-based number of its line; None if it does not come from a single one.
-        fields: The object.
+        line: 1-based.
         counts: Counter of repairs, by description.
     """
 
     path: Path
-    line: int | None
+    line: int
     fields: Mapping[str, object]
     counts: Counter[str]
 
     def error(self, message: str) -> DataError:
-        """Build an error that names this line."""
+        """Return an error that names this line."""
         return DataError(message, path=self.path, line=self.line)
 
     def identifier(self, *names: str) -> str:
-        """Return the first of these fields that exists, as an id.
-
-        Raises:
-            DataError: none exists, or it is neither text nor a whole number.
-        """
+        """Return the first of these fields that exists, as an id: text or a whole number."""
         name, value = self._first(names)
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
@@ -107,22 +96,14 @@ class Record(NamedTuple):
         return clean(value, self.counts)
 
     def identifiers(self, name: str) -> list[str]:
-        """Return a field as a list of ids.
-
-        Raises:
-            DataError: it is not a list, or one of its items is not an id.
-        """
+        """Return a field that is a list of ids."""
         value = self.fields.get(name)
         if not isinstance(value, list):
             raise self.error(f"{name} is {shown(value)}; write a list of passage ids")
         return [self._replace(fields={name: item}).identifier(name) for item in value]
 
     def text(self, *names: str, default: str | None = None) -> str:
-        """Return the first of these fields that exists, as text; ``default`` if absent or null.
-
-        Raises:
-            DataError: none exists and there is no default, or it is not text.
-        """
+        """Return the first of these fields that exists, as text; ``default`` if absent or null."""
         if default is not None and all(self.fields.get(name) is None for name in names):
             return default
         name, value = self._first(names)
@@ -131,11 +112,7 @@ class Record(NamedTuple):
         return clean(value, self.counts)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a field as a list of texts; empty if absent or null.
-
-        Raises:
-            DataError: it is not a list of texts, or one of them is blank.
-        """
+        """Return a field that is a list of texts, none blank; empty if absent or null."""
         value = self.fields.get(name)
         if value is None:
             return ()
@@ -144,11 +121,7 @@ class Record(NamedTuple):
         return tuple([clean(text, self.counts) for text in value])
 
     def metadata(self) -> Mapping[str, object] | None:
-        """Return the field ``metadata``; None if absent or null.
-
-        Raises:
-            DataError: it is not an object.
-        """
+        """Return the field ``metadata``, an object; None if absent or null."""
         value = self.fields.get("metadata")
         if value is None:
             return None
@@ -157,11 +130,7 @@ class Record(NamedTuple):
         return value
 
     def whole_number(self, value: object, name: str) -> int:
-        """Parse a whole number from text or JSON; ``1.0`` is one.
-
-        Raises:
-            DataError: it is not a whole number.
-        """
+        """Parse a whole number from text or JSON; ``1.0`` is one."""
         try:
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 raise ValueError
@@ -199,25 +168,19 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
         DataError: a line is not a JSON object; or as ``read_lines``.
     """
     for number, text in read_lines(path):
+        wrong = ""
         try:
             value = parsed_json(text)
         except json.JSONDecodeError as error:
             formats = "; JSONL is read, one JSON object a line" if number == 1 else ""
-            raise DataError(
-                f"broken JSON at column {error.colno}: {error.msg}, in {shown(text)}{formats}",
-                path=path,
-                line=number,
-            ) from None
+            wrong = f"broken JSON at column {error.colno}: {error.msg}, in {shown(text)}{formats}"
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"unreadable JSON ({error}), in {shown(text)}", path=path, line=number
-            ) from None
-        if not isinstance(value, dict):
-            raise DataError(
-                f"{shown(text)} is not a JSON object; write one object a line",
-                path=path,
-                line=number,
-            )
+            wrong = f"unreadable JSON ({error}), in {shown(text)}"
+        else:
+            if not isinstance(value, dict):
+                wrong = f"{shown(text)} is not a JSON object; write one object a line"
+        if wrong:
+            raise DataError(wrong, path=path, line=number)
         yield Record(path, number, value, counts)
 
 
@@ -275,7 +238,6 @@ def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -
     """Read a JSON file of a known form.
 
     Args:
-        form: The form.
         max_bytes: A larger file is refused.
         what: Names the form in errors, such as ``the snapshot of a golden set``.
 
@@ -317,12 +279,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is there already; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        yield staged
+    with tempfile.TemporaryDirectory(
+        prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as staged:
+        yield Path(staged)
         if folder.exists():
             folder.rmdir()
-        staged.rename(folder)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+        Path(staged).rename(folder)
