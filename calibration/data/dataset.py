@@ -24,10 +24,9 @@ _Label = TypeVar("_Label")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question with an id.
+    """A question with an id, which may be given as a whole number or a UUID.
 
     Attributes:
-        query_id: Its id; a whole number or a UUID becomes its text.
         metadata: Columns of the question, such as its known answers.
     """
 
@@ -44,7 +43,6 @@ class Dataset:
     """Queries, with labels of the passages that answer them.
 
     Attributes:
-        name: Name for people.
         queries: In the order of the file, ids distinct.
         qrels: Grade of each judged passage, by query id. 0 is judged not relevant; an absent
             passage is not judged. An empty entry says that no passage answers the query.
@@ -75,11 +73,7 @@ class Dataset:
         return len(self.queries)
 
     def relevant(self, query_id: str) -> dict[str, int]:
-        """Return the grades of a query's relevant passages (1 or more), in the order of the file.
-
-        >>> Dataset("d", (Query("q", "?"),), {"q": {"a": 2, "b": 0}}).relevant("q")
-        {'a': 2}
-        """
+        """Return the grades of a query's relevant passages: 1 or more, in order of the file."""
         grades = self.qrels.get(query_id, {})
         return {passage_id: grade for passage_id, grade in grades.items() if grade > 0}
 
@@ -95,9 +89,6 @@ class Dataset:
 
         If they do, a passage without a label was not judged. If they do not, a passage that was
         judged irrelevant cannot be told from one that was not judged.
-
-        >>> Dataset("d", (Query("q", "?"),), {"q": {"a": 2, "b": 0}}).positives_only
-        False
         """
         return not any(self.distractors.values()) and all(
             grades and min(grades.values()) > 0 for grades in self.qrels.values()
@@ -110,10 +101,8 @@ class Dataset:
     @cached_property
     def answerable(self) -> tuple[str, ...]:
         """Ids of the queries with at least one relevant passage."""
-        best = {
-            query_id: max(grades.values(), default=0) for query_id, grades in self.qrels.items()
-        }
-        return tuple([each.query_id for each in self.queries if best.get(each.query_id, 0) > 0])
+        ids = [query.query_id for query in self.queries]
+        return tuple([each for each in ids if self.relevant(each)])
 
     @cached_property
     def groups(self) -> Mapping[str, str]:
@@ -148,7 +137,7 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """Hash the content by SHA-256 in hexadecimal, without name, notes and order of lines."""
+        """Return the SHA-256 of the content, without name, notes and order of lines."""
         content = {
             "queries": {q.query_id: [q.text, q.metadata] for q in self.queries},
             "qrels": self.qrels,
@@ -173,11 +162,7 @@ def named_passages(dataset: Dataset) -> frozenset[str]:
 
 
 def unknown_passages(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
-    """Return labelled passages missing from a corpus, sorted: no retriever can find them.
-
-    Args:
-        passage_ids: The ids of the corpus.
-    """
+    """Return labelled passages missing from a corpus's ids, sorted: no retriever can find them."""
     return tuple(sorted(one for one in named_passages(dataset) if one not in passage_ids))
 
 
@@ -204,13 +189,8 @@ def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> 
     id, and dealt out in that order, so that a seed gives the same parts on every platform.
 
     Args:
-        dataset: The data set to split.
         shares: Each part's share of the queries, > 0, summing to 1. Groups are not divided, so a
             part's size may differ by a group.
-        seed: Any whole number.
-
-    Returns:
-        One data set for each share, in the order of the shares.
 
     Raises:
         ConfigurationError: the shares do not sum to 1.
@@ -284,5 +264,5 @@ def _nearly_equal(questions: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def folded(text: str) -> str:
-    """Fold the case and white space of a text; equal results count as one question."""
+    """Fold case and white space; questions with equal results count as one."""
     return " ".join(text.casefold().split())

@@ -319,12 +319,8 @@ def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
     ``metadata``. ``relevant`` is in every row or in none: a query without it would count as one
     without an answer.
 
-    Args:
-        path: The file.
-        relevant_from: As ``read_beir`` takes it.
-
     Raises:
-        DataError: as ``read_beir``.
+        DataError: as ``read_beir``, whose ``relevant_from`` is meant too.
     """
     path = Path(path)
     counts: Counter[str] = Counter()
@@ -390,23 +386,26 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
     for record, cells in read_columns(Path(path), (5, 6), _RUN_FORM, Counter()):
         query_id, _, passage_id, rank, value = cells[:5]
         _refuse_repeat(record, "query and passage", (query_id, passage_id), first_line)
-        score = _finite(record, value)
+        try:
+            score = float(value)
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise record.error(f"score {shown(value)} is not a finite number")
         place = record.whole_number(rank, "rank")
         rankings.setdefault(query_id, []).append((-score, place, passage_id))
     if not rankings:
         raise DataError("holds no line of a run", path=Path(path))
-    run: dict[str, tuple[Hit, ...]] = {}
-    for query_id, entries in rankings.items():
+    for entries in rankings.values():
         entries.sort()
         if is_opposed([-negated for negated, _, _ in entries], [rank for _, rank, _ in entries]):
             entries.sort(key=itemgetter(1))
-        run[query_id] = tuple(
-            [
-                Hit(passage_id, -negated, rank=rank)
-                for rank, (negated, _, passage_id) in enumerate(entries, start=1)
-            ]
+    return {
+        query_id: tuple(
+            [Hit(name, -each, rank=at) for at, (each, _, name) in enumerate(entries, 1)]
         )
-    return run
+        for query_id, entries in rankings.items()
+    }
 
 
 def write_trec_run(path: Path | str, run: Mapping[str, Sequence[Hit]]) -> None:
@@ -414,9 +413,10 @@ def write_trec_run(path: Path | str, run: Mapping[str, Sequence[Hit]]) -> None:
 
     ``read_trec_run`` reads the same rankings back, with scores exact to the last bit.
 
+    A query without candidates has no line. A reader of the file never sees half of it.
+
     Args:
-        path: The file; written beside and renamed, so that no reader sees half of it.
-        run: Rankings by query id, best first. A query without candidates has no line.
+        run: Rankings by query id, best first.
 
     Raises:
         DataError: an id contains white space, which the format cannot carry, or there is no id.
@@ -437,16 +437,6 @@ def write_trec_run(path: Path | str, run: Mapping[str, Sequence[Hit]]) -> None:
             )
     with atomic_write(path) as stream:
         stream.write("".join(lines).encode())
-
-
-def _finite(record: Record, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise record.error(f"score {shown(value)} is not a finite number")
-    return number
 
 
 def _query(record: Record, *text_names: str) -> Query:
