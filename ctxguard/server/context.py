@@ -10,11 +10,11 @@ from typing_extensions import TypedDict
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage, StageFailure
 from ctxguard.errors import ConfigurationError
-from ctxguard.server.filtering import CandidateFields, SessionId, WouldKeepIds
+from ctxguard.server.filtering import CandidateFields, SessionId
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
-from ctxguard.server.wire import STRICT, named
+from ctxguard.server.wire import DESCRIBED, STRICT, named
 
 Scalar = str | int | bool
 Allowed = Annotated[
@@ -47,6 +47,7 @@ class ContextDecision(CandidateFields):
     passage_id: str
 
 
+@with_config(DESCRIBED)
 class ContextAnswer(TypedDict):
     """The context, and the decision on every candidate."""
 
@@ -61,10 +62,13 @@ class ContextAnswer(TypedDict):
     flags: list[str]
     differences: list[str]
     failures: list[StageFailure]
-    text: Annotated[str, Field(description="What to give the model.")]
+    text: str
+    """What to give the model."""
     candidates: int
-    kept_ids: Annotated[list[str], Field(description="Ids of the served passages, best first.")]
-    would_keep_ids: WouldKeepIds
+    kept_ids: list[str]
+    """Ids of the served passages, best first."""
+    would_keep_ids: list[str]
+    """Ids that enforcing the policy would keep, best first."""
     dropped: dict[str, int]
     passages: list[Passage]
     decisions: list[ContextDecision]

@@ -22,12 +22,9 @@ from ctxguard.core.types import (
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
 from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
-from ctxguard.server.wire import STRICT, named, off_the_loop
+from ctxguard.server.wire import DESCRIBED, STRICT, named, off_the_loop
 
 SessionId = Annotated[str, Field(max_length=MOST_NAME_CHARS)] | None
-WouldKeepIds = Annotated[
-    list[str], Field(description="Ids that enforcing the policy would keep, best first.")
-]
 
 
 @with_config(STRICT)
@@ -35,25 +32,19 @@ class ScoredCandidate(TypedDict):
     """One scored candidate."""
 
     id: str | Annotated[int, Field(ge=-(2**63), lt=2**64, description="Counts as its text.")]
-    score: NotRequired[
-        Annotated[float | None, Field(description="Higher is better; null if it has none.")]
-    ]
-    rank: NotRequired[
-        Annotated[
-            Annotated[int, Field(ge=1)] | None,
-            Field(description="The engine's own, which breaks ties."),
-        ]
-    ]
-    text: NotRequired[Annotated[str, Field(description="Only samples and assembly read it.")]]
+    score: NotRequired[float | None]
+    """Higher is better; null if it has none."""
+    rank: NotRequired[Annotated[int, Field(ge=1)] | None]
+    """The engine's own, which breaks ties."""
+    text: NotRequired[str]
+    """Only samples and assembly read it."""
     title: NotRequired[str]
     metadata: NotRequired[dict[str, Any] | None]
     signals: NotRequired[
         Annotated[
             dict[str, float | None],
             named(MOST_NAMES),
-            Field(
-                description=f"Named signals of the profile, at most {MOST_NAMES} in a request.",
-            ),
+            Field(description=f"Named signals of the profile, at most {MOST_NAMES} in a request."),
         ]
     ]
     legs: NotRequired[
@@ -74,12 +65,8 @@ class FilterRequest(TypedDict):
 
     query: str
     candidates: Annotated[list[ScoredCandidate], Field(fail_fast=True)]
-    score_kind: NotRequired[
-        Annotated[
-            ScoreKindName | None,
-            Field(description="What the scores mean; the service's setting if it is absent."),
-        ]
-    ]
+    score_kind: NotRequired[ScoreKindName | None]
+    """What the scores mean; the service's setting if it is absent."""
     leg_kinds: NotRequired[Annotated[dict[str, ScoreKindName], named(MOST_NAMES)]]
     session_id: NotRequired[SessionId]
 
@@ -94,6 +81,7 @@ class WouldKeep(TypedDict):
 class CandidateFields(TypedDict):
     """Whether one candidate was kept, and why; the answers add the name of its id."""
 
+    # Descriptions, because pydantic does not read the docstrings of inherited fields.
     rank: Annotated[int | None, Field(description="From 1; null if it was set aside.")]
     score: float | None
     relative_score: float | None
@@ -109,21 +97,20 @@ class CandidateAnswer(CandidateFields):
     id: str
 
 
+@with_config(DESCRIBED)
 class FilterAnswer(TypedDict):
     """The decision on every candidate, best first, those without a usable score last."""
 
     request_id: str
-    policy: Annotated[str | None, Field(description="Id of the profile; null without one.")]
+    policy: str | None
+    """Id of the profile; null without one."""
     mode: str
-    kept_ids: Annotated[
-        list[str],
-        Field(
-            description="Ids of the kept candidates, best first; where no policy is enforced, of "
-            "all of them in their order."
-        ),
-    ]
-    would_keep_ids: WouldKeepIds
-    dropped: Annotated[dict[str, int], Field(description="How many each reason dropped.")]
+    kept_ids: list[str]
+    """Ids of the kept candidates, best first; where no policy is enforced, all in their order."""
+    would_keep_ids: list[str]
+    """Ids that enforcing the policy would keep, best first."""
+    dropped: dict[str, int]
+    """How many each reason dropped."""
     flags: list[str]
     differences: list[str]
     sufficient: bool | None

@@ -11,7 +11,7 @@ from time import perf_counter, time
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, with_config
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
@@ -33,7 +33,7 @@ from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.service import Service
 from ctxguard.server.settings import ServiceSettings
-from ctxguard.server.wire import off_the_loop
+from ctxguard.server.wire import DESCRIBED, off_the_loop
 
 ALIAS = "ctxguard:"
 DEFAULT_MODEL = "ctxguard"
@@ -59,21 +59,15 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 # No `oneOf` of the two required fields: generators of clients type no body that has alternatives.
+@with_config(DESCRIBED)
 class RerankRequest(TypedDict):
     """Documents to rerank: ``documents`` as Cohere, Jina and vLLM name them, ``texts`` as TEI."""
 
     query: str
     documents: NotRequired[_Documents]
     texts: NotRequired[Annotated[list[str], Field(fail_fast=True)]]
-    model: NotRequired[
-        Annotated[
-            str | None,
-            Field(
-                description="Passed on to the reranker. ctxguard:omit leaves out what is dropped, "
-                "ctxguard:full never does."
-            ),
-        ]
-    ]
+    model: NotRequired[str | None]
+    """Passed on to the reranker. ctxguard:omit leaves out what is dropped, ctxguard:full never."""
     top_n: NotRequired[
         Annotated[
             _Count | None,
@@ -83,8 +77,10 @@ class RerankRequest(TypedDict):
             ),
         ]
     ]
-    top_k: NotRequired[Annotated[_Count | None, Field(description="``top_n`` of Voyage.")]]
-    truncation: NotRequired[Annotated[bool | None, Field(description="Of Voyage; not used.")]]
+    top_k: NotRequired[_Count | None]
+    """``top_n`` of Voyage."""
+    truncation: NotRequired[bool | None]
+    """Of Voyage; not used."""
     return_documents: NotRequired[bool | None]
     return_text: NotRequired[bool | None]
     max_tokens_per_doc: NotRequired[Annotated[int, Field(ge=1)] | None]

@@ -21,7 +21,9 @@ from ctxguard.server.problems import Problem, ProblemKind, answer, invalid, inva
 
 _T = TypeVar("_T")
 
-STRICT = ConfigDict(strict=True)
+DESCRIBED = ConfigDict(use_attribute_docstrings=True)
+"""A field's docstring is its description in the OpenAPI document."""
+STRICT = ConfigDict(strict=True, use_attribute_docstrings=True)
 """A string of digits is not a number: pydantic would convert it."""
 
 _QUICK_BYTES = 256 * 2**10
