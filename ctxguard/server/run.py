@@ -63,17 +63,16 @@ def serve(
             return
         # Read by prometheus-client when a worker imports it.
         os.environ.setdefault(_MULTIPROCESS, folder)
-        os.environ.update(settings.to_environment())
         announce(url)
-        Multiprocess(_config(settings, f"{__name__}:app_from_environment"), [listening]).run()
+        Multiprocess(_config(settings, partial(_app_of_worker, settings)), [listening]).run()
 
 
-def app_from_environment() -> ASGIApp:
+def _app_of_worker(settings: ServiceSettings) -> ASGIApp:
     """Make the application of a worker process, or end the process."""
     from ctxguard.server.app import create_app
 
     try:
-        app = create_app(ServiceSettings.from_environment())
+        app = create_app(settings)
         _spare_collector()
         return app
     except CtxguardError as error:
@@ -89,7 +88,7 @@ def _config(settings: ServiceSettings, app: Any) -> uvicorn.Config:
     )
     return uvicorn.Config(
         app,
-        factory=isinstance(app, str),
+        factory=isinstance(app, partial),
         workers=settings.workers,
         http=protocol,  # type: ignore[arg-type]  # it is only called
         ws="none",

@@ -1,7 +1,6 @@
 """Settings of the service: the system it serves, its address and its limits."""
 
 import ipaddress
-import json
 import os
 from pathlib import Path
 from typing import Any, Self
@@ -20,17 +19,11 @@ from ctxguard.server.system import (
     AssessorSettings,
 )
 
-ENVIRONMENT = "CTXGUARD_SERVE"
-"""The settings but for the secrets, as JSON, for worker processes."""
-
 _LEAST_TOKEN_CHARS = 16
 
 
 def _secret(variable: str, description: str) -> Any:
-    """Describe a token or key, by default the environment's.
-
-    It is never a command's option, which other users can read, nor written anywhere.
-    """
+    """Describe a token or key, which is the environment's, and no option that others can read."""
     return Field(
         default_factory=lambda: os.environ.get(variable) or None,
         description=description,
@@ -194,19 +187,6 @@ class ServiceSettings(AssessorSettings):
         if self.reranker is not None:
             return ScoreKind.LOGIT
         return FORMS[self.rerank_protocol].kind
-
-    def to_environment(self) -> dict[str, str]:
-        """Return the variable that passes a worker these settings, without secrets."""
-        return {ENVIRONMENT: self.model_dump_json()}
-
-    @classmethod
-    def from_environment(cls) -> "ServiceSettings":
-        """Read the settings that ``to_environment`` wrote."""
-        try:
-            values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
-        except ValueError:
-            raise ConfigurationError(f"{ENVIRONMENT} is not JSON") from None
-        return cls(**values)
 
 
 def is_loopback(host: str) -> bool:
