@@ -36,10 +36,10 @@ from ctxguard.core.signals import named_features, signal_of
 from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.measure import risk
+from ctxguard.measure.interval import Interval
 from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import (
     Certificate,
-    RecallDifference,
     RouteEvidence,
     RouteProfile,
     RouteVerdict,
@@ -624,9 +624,7 @@ def _cost_certificate(
         test="betting bound",
         recall_loss=significant(losses.mean()),
         n_recall=int(losses.size),
-        recall_difference=RecallDifference(
-            value=significant(differences.mean()),
-            lower=math.floor(lower * 1e4) / 1e4,
-            n=int(differences.size),
+        recall_difference=Interval(
+            significant(differences.mean()), math.floor(lower * 1e4) / 1e4, None, differences.size
         ),
     )

@@ -7,7 +7,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Flag
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile import reranker_probe
-from ctxguard.profile.schema import Profile, fingerprint_differences
+from ctxguard.profile.schema import Profile
 
 DEFAULT_MAX_CORPUS_CHANGE = 0.3
 """The share of the corpus that may have changed since calibration.
@@ -18,8 +18,7 @@ relevant ones, in recall if they were added at random. At 0.5 nothing was shown,
 applies beyond this share, flagged.
 """
 
-_CORPUS_DIGEST = "corpus_digest"
-_OF_THE_CORPUS = {"corpus_size", _CORPUS_DIGEST}
+_OF_THE_CORPUS = {"corpus_size", "corpus_digest"}
 """Entries of a fingerprint that change with any change of the corpus."""
 _PROBED = {reranker_probe.FINGERPRINT_KEY: "reranker", reranker_probe.RETRIEVER_KEY: "retriever"}
 """Models by the entry of a fingerprint that holds their scores of the probe texts."""
@@ -30,9 +29,8 @@ class ProfileCheck:
     """How a guard compares its profile with the system it wraps.
 
     Attributes:
-        fingerprint: Identifies a system without a ``fingerprint()``; None uses the system's own.
-        corpus_sketch: For a system without a ``corpus_sketch()``; None if nothing tells how much of
-            its corpus has changed.
+        fingerprint: For a system without a ``fingerprint()``; None uses the system's own.
+        corpus_sketch: Likewise; None if nothing tells how much of its corpus has changed.
         max_corpus_change: The share of the corpus, in [0, 1], that may have changed since
             calibration; beyond it the profile still applies and every answer is flagged
             ``corpus_changed``.
@@ -94,10 +92,8 @@ def compare_systems(
     profile without a fingerprint applies, flagged ``unverified``, to a system without one.
 
     Args:
-        profile: The calibration.
         fingerprint: Identifies the present system; empty if nothing does.
         corpus: A sketch of the system's corpus; None if it gives none.
-        max_corpus_change: The share of change up to which the profile holds.
     """
     aside, change = {*_PROBED}, 0.0
     expected, actual = profile.fingerprint, fingerprint
@@ -116,7 +112,7 @@ def compare_systems(
         change = profile.corpus.changed_share(corpus)
         if change == 1.0:
             mismatches += (f"corpus: none of the {profile.corpus.passages:,} passages is here",)
-    elif profile.corpus is not None and _CORPUS_DIGEST not in fingerprint:
+    elif profile.corpus is not None and "corpus_digest" not in fingerprint:
         lines += ("corpus: it cannot be compared, this retriever gives no corpus_sketch()",)
     same = (
         {key: value for key, value in each.items() if key not in aside}
@@ -127,20 +123,31 @@ def compare_systems(
         return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,))
     flags: tuple[Flag, ...] = (Flag.UNVERIFIED,) if lines else ()
     if profile.corpus is not None and corpus is not None and change > max_corpus_change:
-        lines += (corpus_change_in_words(profile.corpus, corpus, max_corpus_change),)
+        line = (
+            f"corpus: {change:.0%} has changed since calibration, a profile holds up to "
+            f"{max_corpus_change:.0%} ({corpus.passages:,} passages, were "
+            f"{profile.corpus.passages:,})"
+        )
+        lines += (line,)
         flags += (Flag.CORPUS_CHANGED,)
     return SystemComparison((), lines, flags)
 
 
-def corpus_change_in_words(
-    former: CorpusSketch, present: CorpusSketch, max_corpus_change: float
-) -> str:
-    """Say how much of a corpus has changed, and how much is allowed."""
-    return (
-        f"corpus: {former.changed_share(present):.0%} has changed since calibration, a profile "
-        f"holds up to {max_corpus_change:.0%} ({present.passages:,} passages, were "
-        f"{former.passages:,})"
-    )
+def fingerprint_differences(
+    expected: Mapping[str, str], actual: Mapping[str, str]
+) -> tuple[str, ...]:
+    """List the differences of two systems, one readable line each.
+
+    >>> fingerprint_differences({"embedder": "a", "corpus_size": "3"}, {"embedder": "b"})
+    ("corpus_size is absent here, was '3'", "embedder is 'b', was 'a'")
+    """
+    lines = []
+    for key in sorted(expected.keys() | actual.keys()):
+        was, now = expected.get(key), actual.get(key)
+        if was != now:
+            here = "is absent here" if now is None else f"is {now!r}"
+            lines.append(f"{key} {here}, was {'absent' if was is None else repr(was)}")
+    return tuple(lines)
 
 
 def _probed(

@@ -43,7 +43,7 @@ FLAGS = {
 
 
 def describe_policy(policy: Policy) -> str:
-    """Describes a policy in words.
+    """Describe a policy in words.
 
     >>> from ctxguard.core.policies import RatioPolicy
     >>> describe_policy(RatioPolicy(k=4, min_ratio=0.7))
@@ -61,10 +61,8 @@ def describe_policy(policy: Policy) -> str:
     else:
         threshold = policy.min_ratio
         each = f"with at least {threshold:.3g} of the top score"
-        if policy.temperature != 1.0:
-            each = (
-                f"with a relative score of at least {threshold:.3g} (T = {policy.temperature:.3g})"
-            )
+        if (at := policy.temperature) != 1.0:
+            each = f"with a relative score of at least {threshold:.3g} (T = {at:.3g})"
         all_k = f"the first {passages}"
     if policy.min_keep == policy.k or threshold == 0.0:
         return all_k
@@ -73,11 +71,7 @@ def describe_policy(policy: Policy) -> str:
 
 
 def describe_utilities(utilities: Utilities, source: str | None) -> str:
-    """Describes the worth of passages, and its source.
-
-    Args:
-        utilities: The utilities.
-        source: ``Provenance.utilities_source``; None for the preset.
+    """Describe the worth of passages, and its ``Provenance.utilities_source``.
 
     >>> describe_utilities(Utilities(), None)
     'unjudged -0.02, irrelevant -0.02, hard negative -0.1, distractor -0.2 (the preset)'

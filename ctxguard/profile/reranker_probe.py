@@ -106,13 +106,10 @@ _TEXTS = hashlib.sha256(repr(PROBES).encode()).hexdigest()[:8]
 
 
 def probe_scores(score: Callable[[str, Sequence[str]], FloatArray]) -> str:
-    """Describes a reranker's scores of the probes, as an entry of a fingerprint.
+    """Describe a reranker's scores of the probes, as an entry of a fingerprint.
 
     Args:
-        score: Scores documents for a query, shape (n,).
-
-    Raises:
-        Exception: whatever the reranker raises.
+        score: Scores documents for a query, shape (n,); whatever it raises is passed on.
     """
     return described([score(query, documents) for query, documents in PROBES])
 

@@ -6,7 +6,6 @@ beside this module. Reading one executes nothing and needs no library but pydant
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -32,13 +31,11 @@ SCHEMA_VERSION = 1
 WIDEST_BOUND = 0.5
 """A certificate that allows a larger loss of recall promises nothing."""
 
-_MAX_PROFILE_BYTES = 4 * 2**20
-_MOST_VALUES, _MOST_KEYS = 100_000, 20_000
-"""All are many times what calibration writes. Of a file that is not a profile, each value that does
-not fit costs a microsecond and 500 bytes."""
+_MAX_PROFILE_BYTES, _MOST_VALUES = 4 * 2**20, 20_000
+"""Both are many times what calibration writes. Of a file that is not a profile, each value that
+does not fit costs a microsecond and 500 bytes."""
 _MOST_ERRORS = 100
-"""With more errors, only their number is reported: describing them takes longer than finding
-them."""
+"""With more, only their number is reported: to describe errors takes longer than to find them."""
 
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -70,7 +67,7 @@ class RouteEvidence(Frozen):
     """The figures of a policy on labelled queries.
 
     Attributes:
-        queries: Number of queries.
+        queries: Their number.
         metrics: Means with intervals, by metric.
         shown_by: ``folds``: each fifth of the queries was measured by the choice of the others.
             ``held_out``: they took no part in anything.
@@ -84,35 +81,21 @@ class RouteEvidence(Frozen):
     most_recall_loss: float | None = None
 
 
-class RecallDifference(Frozen):
-    """Mean recall less that of the first k served today, and its proved bound.
-
-    Attributes:
-        value: The mean difference that was observed, in [−1, 1].
-        lower: With probability at least 1 − delta of the certificate, the mean difference is at
-            least this.
-        n: Test queries with a relevant passage; recall is undefined on others.
-    """
-
-    value: float
-    lower: float
-    n: Annotated[int, Field(ge=1)]
-
-
 class Certificate(Frozen):
     """A proved promise of one route's policy, and the probability that it is false.
 
     With probability at least 1 − delta over the queries of the test, the policy's mean recall
     loss is at most alpha. It is averaged over queries whose baseline holds a relevant passage;
-    elsewhere it is undefined.
-    Each route is certified by itself, and so is the difference in recall.
+    elsewhere it is undefined. Each route is certified by itself, and so is the difference in
+    recall.
 
     Attributes:
         baseline_k: Recall loss is relative to this many of the retriever's first passages.
         recall_loss: The mean observed on the test queries.
         n_recall: Test queries on which recall loss is defined.
-        recall_difference: Recall less that of the baseline, gains included; None where only the
-            loss was bounded.
+        recall_difference: Mean recall less that of the baseline, gains included, as observed on
+            the ``n`` test queries with a relevant passage, and its proved lower bound, false with
+            probability delta; nothing bounds it above. None where only the loss was bounded.
     """
 
     alpha: float
@@ -121,34 +104,32 @@ class Certificate(Frozen):
     test: str
     recall_loss: float
     n_recall: Annotated[int, Field(ge=1)]
-    recall_difference: RecallDifference | None = None
+    recall_difference: Interval | None = None
 
     @property
     def promises_nothing(self) -> bool:
         """Whether the bound is too wide to rely on: more than half of the recall may be lost."""
-        least = 0.0 if self.recall_difference is None else self.recall_difference.lower
-        return max(self.alpha, -least) > WIDEST_BOUND
+        least = None if self.recall_difference is None else self.recall_difference.lower
+        return max(self.alpha, -(least or 0.0)) > WIDEST_BOUND
 
     @property
     def statement(self) -> str:
         """The certificate in words."""
-        if self.recall_difference is not None:
-            difference = self.recall_difference
-            # In full: rounded to nearest, the words could claim more than the bound.
-            least = f"at most {abs(difference.lower):.3g} below"
-            if difference.lower > 0.0:
-                least = f"at least {difference.lower:.3g} above"
+        said = f"For this route by itself, with probability at least {1 - self.delta:g}: over"
+        found, first = self.recall_difference, f"the retriever's first {self.baseline_k}"
+        if found is None or found.lower is None or found.value is None:
             return (
-                f"For this route by itself, with probability at least {1 - self.delta:g}: over "
-                f"queries that have a relevant passage, mean recall is {least} that of the "
-                f"retriever's first {self.baseline_k} ({self.test}; {difference.n} such test "
-                f"queries, observed {signed(difference.value)})."
+                f"{said} queries for which {first} hold a relevant passage, mean recall loss is at "
+                f"most {self.alpha:g} ({self.test}; {self.n_recall} such test queries, observed "
+                f"{self.recall_loss:.3f})."
             )
+        # In full: rounded to nearest, the words could claim more than the bound.
+        least = f"at most {abs(found.lower):.3g} below"
+        if found.lower > 0.0:
+            least = f"at least {found.lower:.3g} above"
         return (
-            f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
-            f"for which the retriever's first {self.baseline_k} hold a relevant passage, mean "
-            f"recall loss is at most {self.alpha:g} ({self.test}; {self.n_recall} such test "
-            f"queries, observed {self.recall_loss:.3f})."
+            f"{said} queries that have a relevant passage, mean recall is {least} that of {first} "
+            f"({self.test}; {found.n} such test queries, observed {signed(found.value)})."
         )
 
 
@@ -238,7 +219,19 @@ class RouteVerdict(Frozen):
                 return f"{self.short}; {records}{self._needed}"
             few = "" if self.n_needed is None else f"; {self._few} few{self._needed}"
             return f"{self.short}{few}"
-        said = f"{self.short}: {self._difference}, on {self._measured_on}"
+        differences = []
+        if self.tokens is not None and self.tokens.value is not None:
+            differences.append(f"tokens differ by {self.tokens.value:+.0%}")
+        for name, each in (("recall", self.recall), ("UDCG", self.udcg)):
+            if each is not None and each.value is not None:
+                ends = "" if each.bounds is None else " [{}, {}]".format(*map(signed, each.bounds))
+                differences.append(f"{name} by {signed(each.value)}{ends}")
+        on = {
+            "folds": "labelled queries, each measured by the choice of the others",
+            "held_out": "held-out queries",
+            "grades": "judged requests that people graded in part",
+        }[self.shown_by]
+        said = f"{self.short}: {', '.join(differences)}, on {self.n} {on}"
         if self.decision == "shadow":
             return (
                 f"{said}; at most {self.tolerance:g} of recall may be lost on the mean, and "
@@ -263,32 +256,12 @@ class RouteVerdict(Frozen):
         return (found.value or 0.0) >= -self.tolerance and (found.lower or 0.0) >= -self.max_loss
 
     @property
-    def _difference(self) -> str:
-        """Put the differences from today in words."""
-        said = []
-        if self.tokens is not None and self.tokens.value is not None:
-            said.append(f"tokens differ by {self.tokens.value:+.0%}")
-        for name, each in (("recall", self.recall), ("UDCG", self.udcg)):
-            if each is not None and each.value is not None:
-                ends = "" if each.bounds is None else "[{}, {}]".format(*map(signed, each.bounds))
-                said.append(f"{name} by {signed(each.value)} {ends}".rstrip())
-        return ", ".join(said)
-
-    @property
-    def _measured_on(self) -> str:
-        if self.shown_by == "folds":
-            return f"{self.n} labelled queries, each measured by the choice of the others"
-        if self.shown_by == "grades":
-            return f"{self.n} judged requests that people graded in part"
-        return f"{self.n} held-out queries"
-
-    @property
     def _needed(self) -> str:
-        if self.n_needed is not None and self._is_untested:
+        if self.n_needed is None:
+            return "; more queries like these would not change that"
+        if self._is_untested:
             return f"; it takes {self.n_needed} or more"
-        if self.n_needed is not None:
-            return f"; about {self.n_needed} such queries would probably decide"
-        return "; more queries like these would not change that"
+        return f"; about {self.n_needed} such queries would probably decide"
 
 
 class SufficiencyProfile(Frozen):
@@ -296,23 +269,20 @@ class SufficiencyProfile(Frozen):
 
     With probability at least 1 − delta over the queries, of contexts that hold a relevant passage
     at most a share alpha is called insufficient. Each route is certified by itself. The statement
-    is approximate where ``shown_by`` is ``folds``.
+    is approximate where ``shown_by`` is ``folds``, as in ``RouteEvidence``.
 
     Attributes:
         threshold: A context is called insufficient if P(relevant) of its best kept passage is
             below it, in [0, 1]; None if no threshold could be certified.
         model: P(relevant), for a policy without probabilities; None if the policy has its own, or
             no model was fitted.
-        alpha: The largest share of false alarms.
-        delta: The probability that the promise is false.
         n_sufficient: Contexts of queries without a part in the choice that hold a relevant passage.
         n_insufficient: Such contexts that hold no relevant passage.
-        false_alarms: How many contexts with a relevant passage fall below the threshold; None
-            without one.
-        detected: How many contexts without one fall below it; None without a threshold.
+        false_alarms: How many of the sufficient contexts fall below the threshold; None without
+            one.
+        detected: Likewise of the insufficient ones.
         auroc: AUROC of the probability on these contexts; None if they are of one kind.
         needed: The fewest contexts with a relevant passage that give a threshold.
-        shown_by: As in ``RouteEvidence``.
     """
 
     threshold: Annotated[float, Field(ge=0, le=1)] | None
@@ -353,7 +323,6 @@ class AssessorProfile(Frozen):
     Attributes:
         fingerprint: Identifies the assessor; any other is not asked.
         name: The answer that counts: the one that adds most to P.
-        model: The model that interprets the answers.
         policy: Applied to P after the answers; k and threshold were chosen with them. Without any
             answer, the route serves as it would without an assessor.
         price: The value that asking about one candidate must have, in UDCG.
@@ -408,10 +377,9 @@ class AssessorProfile(Frozen):
 
 
 class RecallPromise(NamedTuple):
-    """A bound on mean recall loss that alarms watch.
+    """A bound on mean recall loss that alarms watch, in [0, 1].
 
     Attributes:
-        at_most: The bound on the mean loss, in [0, 1].
         baseline_k: The loss is relative to this many of the retriever's first passages.
         source: ``certificate``, or ``evidence of calibration``, which is approximate.
     """
@@ -558,9 +526,7 @@ class Profile(Frozen):
             for route, own in self.routes.items()
             if own.safe_policy is not None
         }
-        return self._with_routes(routes, f"safe policies of profile {self.profile_id}, uncertified")
-
-    def _with_routes(self, routes: Mapping[Route, RouteProfile], note: str) -> "Profile":
+        note = f"safe policies of profile {self.profile_id}, uncertified"
         notes = (*self.provenance.notes, note)
         provenance = self.provenance.model_copy(update={"notes": notes})
         return self.model_copy(update={"routes": routes, "provenance": provenance})
@@ -571,10 +537,9 @@ class Profile(Frozen):
         Raises:
             ProfileError: it cannot be written, as on a full disk.
         """
-        content = self.to_json().encode()
         try:
             with atomic_write(Path(path), mode=SHARED) as stream:
-                stream.write(content)
+                stream.write(self.to_json().encode())
         except OSError as error:
             raise ProfileError(
                 f"{path}: the profile cannot be written ({error.strerror or error}): make room, or "
@@ -605,7 +570,7 @@ class Profile(Frozen):
                 text,
                 parse_constant=_refuse_constant,
                 parse_int=_whole_number,
-                object_pairs_hook=_Distinct(),
+                object_pairs_hook=_distinct,
             )
         except (ValueError, RecursionError) as error:
             raise ProfileFormatError(f"{path}: not JSON ({error})") from error
@@ -634,45 +599,12 @@ def _first(error: ValidationError) -> str:
     return f"{field}: {reason_of(first['msg'])}"
 
 
-class _Distinct:
-    """Builds the objects of a file, whose keys must be distinct and within a limit.
-
-    Readers differ in which value of a repeated key they take.
-    """
-
-    def __init__(self) -> None:
-        self._n_keys = 0
-
-    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        read = dict(pairs)
-        if len(read) != len(pairs):
-            raise ValueError("an object has the same key twice")
-        self._n_keys += len(pairs)
-        if self._n_keys > _MOST_KEYS:
-            raise ValueError(f"over {_MOST_KEYS:,} keys, so not a profile")
-        return read
-
-
-def fingerprint_differences(
-    expected: Mapping[str, str], actual: Mapping[str, str]
-) -> tuple[str, ...]:
-    """List the differences of two systems, one readable line each.
-
-    >>> fingerprint_differences({"embedder": "a", "corpus_size": "3"}, {"embedder": "b"})
-    ("corpus_size is absent here, was '3'", "embedder is 'b', was 'a'")
-    """
-    lines = []
-    for key in sorted(expected.keys() | actual.keys()):
-        was, now = expected.get(key), actual.get(key)
-        if was == now:
-            continue
-        if now is None:
-            lines.append(f"{key} is absent here, was {was!r}")
-        elif was is None:
-            lines.append(f"{key} is {now!r}, was absent")
-        else:
-            lines.append(f"{key} is {now!r}, was {was!r}")
-    return tuple(lines)
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object; readers differ in which value of a repeated key they take."""
+    read = dict(pairs)
+    if len(read) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return read
 
 
 def _refuse_constant(name: str) -> None:
@@ -687,10 +619,5 @@ def _whole_number(digits: str) -> int:
     return number
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a profile, as committed."""
-    return Profile.model_json_schema()
-
-
 if __name__ == "__main__":
-    print(json.dumps(json_schema(), indent=2, sort_keys=True))  # noqa: T201  it is a command
+    print(json.dumps(Profile.model_json_schema(), indent=2, sort_keys=True))  # noqa: T201  it is a command
