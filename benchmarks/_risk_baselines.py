@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.metrics import IntArray
 from ctxguard.measure.risk import ROUNDING
+from ctxguard.measure.rows import IntArray
 
 
 def hoeffding_bentkus_p_value(losses: ArrayLike, alpha: float) -> FloatArray:

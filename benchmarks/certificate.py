@@ -32,8 +32,8 @@ from benchmarks._risk_baselines import (
     hoeffding_bentkus_p_value,
 )
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.metrics import IntArray
 from ctxguard.measure.risk import betting_p_value, fixed_sequence, pareto_order
+from ctxguard.measure.rows import IntArray
 
 POPULATION_SIZE = 20_000
 ALPHA = 0.1

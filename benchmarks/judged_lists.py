@@ -35,7 +35,7 @@ from calibration.judged_candidates import (
 )
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.metrics import (
+from ctxguard.measure.rows import (
     FAR,
     MISSING,
     NEAR,
@@ -101,12 +101,15 @@ def rows_of(verdicts: FloatArray, k: int, utilities: Utilities) -> Rows:
     passages["position"], passages["rank"] = column, np.where(is_served, column + 1, 0)
     dropped = np.where(column < k + NEAR_DROPPED, NEAR, FAR)
     passages["group"] = np.where(is_served, rank_group(column + 1), dropped)
-    passages["verdict"], passages["size"] = np.where(own, verdict > 0.0, MISSING), own
+    passages["judge_grade"], passages["size"] = np.where(own, verdict > 0.0, MISSING), own
     judged = np.where(verdict > 0.0, utilities.relevant, utilities.irrelevant)
-    passages["worth"], passages["grade"] = np.where(own, judged, utilities.unjudged), UNGRADED
+    passages["worth"], passages["people_grade"] = (
+        np.where(own, judged, utilities.unjudged),
+        UNGRADED,
+    )
     requests["n_passages"] = np.bincount(row, minlength=len(verdicts))
     requests["n_served"] = np.bincount(row[is_served], minlength=len(verdicts))
-    requests["probability"] = requests["run_chance"] = 1.0
+    requests["probability"] = requests["run_probability"] = 1.0
     return Rows(requests, passages, row)
 
 
@@ -119,7 +122,7 @@ def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> J
     judged, worths = own.judged, (settings.utilities.relevant, settings.utilities.irrelevant)
     rows, rank, random = judged.rows, judged.rows.passages["rank"], np.random.default_rng([seed, 7])
     goes_on = random.random(len(judged.pools)) < GO_ON
-    likely = np.where(rows.passages["verdict"] == YES, 0.8, 0.2)
+    likely = np.where(rows.passages["judge_grade"] == YES, 0.8, 0.2)
     reached, in_run = (
         _none_above(rows, each) * (goes_on[rows.request] | (rank == 1))
         for each in (likely, own.relevant)
@@ -131,10 +134,10 @@ def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> J
     chance = np.where((in_run > 0.0) | is_first, 1.0, coin)
     taken = is_judged & (random.random(rank.size) < chance)
     passages, requests = rows.passages.copy(), rows.requests.copy()
-    passages["grade"] = np.where(taken, own.relevant, UNGRADED)
+    passages["people_grade"] = np.where(taken, own.relevant, UNGRADED)
     passages["people_worth"] = np.where(own.relevant > 0.0, *worths)
-    passages["chance"] = np.where(taken, chance, 0.0)
-    requests["draw"], requests["goes_on"], requests["run_chance"] = 1, goes_on, GO_ON
+    passages["asked_probability"] = np.where(taken, chance, 0.0)
+    requests["draw"], requests["is_run"], requests["run_probability"] = 1, goes_on, GO_ON
     every, found_rows = np.ones(len(judged.pools)), Rows(requests, passages, rows.request)
     found = replace(judged, rows=found_rows, stands_for=every)
     # No grade changes them: computed once for all draws.

@@ -28,7 +28,8 @@ from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.measure.contexts import JudgedRequests
 from ctxguard.measure.corrected import FOLDS
 from ctxguard.measure.estimate import Estimate
-from ctxguard.measure.metrics import (
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import (
     FAR,
     NEAR,
     NEAR_DROPPED,
@@ -36,7 +37,6 @@ from ctxguard.measure.metrics import (
     REQUEST,
     UNGRADED,
     IntArray,
-    Metric,
     Rows,
     rank_group,
 )
@@ -162,13 +162,13 @@ def judged(case: Case, relevant: BoolArray, rng: np.random.Generator) -> tuple[R
     passages, requests = np.zeros(len(request), PASSAGE), np.zeros(len(seen), REQUEST)
     passages["rank"] = np.where(is_served, place + 1, 0)
     passages["group"] = np.where(is_served, rank_group(place + 1), near)
-    passages["verdict"] = verdicts[request, place]
+    passages["judge_grade"] = verdicts[request, place]
     if case.scores:
         passages["score"] = np.where(is_served, (above + below) * latent[request, place], 0.0)
     passages["size"] = np.where(is_served, 1.0, 1.0 / chance[request])
-    passages["grade"] = UNGRADED
+    passages["people_grade"] = UNGRADED
     requests["n_passages"], requests["n_served"] = is_judged.sum(axis=1), DEFAULT_K
-    requests["probability"], requests["dropped_chance"] = 1.0, chance
+    requests["probability"], requests["dropped_probability"] = 1.0, chance
     return Rows(requests, passages, request), place
 
 
@@ -188,7 +188,7 @@ def month(case: Case, seed: int) -> Month:
     asked, chance = in_run | (coin < coins), np.where(in_run, 1.0, coins)
     # Requests are opened in random order until what is expected of them fills the budget.
     order = rng.permutation(_REQUESTS)
-    likely = np.where(rows.passages["verdict"] == 1, 0.8, 0.2)
+    likely = np.where(rows.passages["judge_grade"] == 1, 0.8, 0.2)
     reached = np.cumprod(np.column_stack([np.ones(_REQUESTS), 1.0 - rows.by_rank(likely)]), axis=1)
     run = np.where(place < DEFAULT_K, reached[rows.request, np.minimum(place, DEFAULT_K)], 0.0)
     run *= goes_on[rows.request]
@@ -197,12 +197,12 @@ def month(case: Case, seed: int) -> Month:
     is_opened[order[: np.searchsorted(np.cumsum(expected[order]), case.grades) + 1]] = True
     own = asked & is_opened[rows.request]
     for name, values in {
-        "grade": is_relevant,
+        "people_grade": is_relevant,
         "people_worth": np.where(is_relevant, _GAIN, -_HARM),
-        "chance": chance,
+        "asked_probability": chance,
     }.items():
         rows.passages[name][own] = values[own]
-    rows.requests["goes_on"], rows.requests["run_chance"] = goes_on, go_on
+    rows.requests["is_run"], rows.requests["run_probability"] = goes_on, go_on
     n, fold = int(np.count_nonzero(is_opened)), np.full(_REQUESTS, -1)
     fold[is_opened] = rng.permutation(n) % FOLDS
     found = JudgedRequests(rows, fold, np.where(is_opened, _REQUESTS / n, 0.0))
@@ -213,7 +213,7 @@ def _coins(case: Case, rows: Rows) -> FloatArray:
     """Return the coin of each judged passage, as of ``sampling_design``."""
     if case.whole:
         return np.ones(len(rows.passages))
-    says_yes = rows.passages["verdict"] == 1
+    says_yes = rows.passages["judge_grade"] == 1
     dropped = np.where(says_yes, DROPPED_COINS[True], DROPPED_COINS[False])
     coins = np.where(rows.passages["rank"] > 0, SERVED_COIN, dropped)
     return np.asarray(np.where(rows.passages["rank"] == 1, 1.0, coins))

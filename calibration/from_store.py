@@ -40,7 +40,8 @@ from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.corrected import stands_for
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.metrics import (
+from ctxguard.measure.metrics import Metric, failed_in_words
+from ctxguard.measure.rows import (
     FAILED,
     FAR,
     MISSING,
@@ -48,14 +49,12 @@ from ctxguard.measure.metrics import (
     UNGRADED,
     YES,
     IntArray,
-    Metric,
     Rows,
-    failed_in_words,
     session_number,
 )
 from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.labels.evidence import PeopleGrades, Scale, judged_request
+from ctxguard.monitor.labels.evidence import Scale, judged_request
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
@@ -126,7 +125,7 @@ class JudgedStore:
     @property
     def n_failed(self) -> int:
         """Number of candidates without a grade, because a call of the judge failed."""
-        return int(np.count_nonzero(self.judged.rows.passages["verdict"] == FAILED))
+        return int(np.count_nonzero(self.judged.rows.passages["judge_grade"] == FAILED))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -274,7 +273,7 @@ def _candidates(
     Args:
         samples: The samples, in the order of the pools.
         draws: The draws whose grades stand for all that they could have asked about.
-        exact: Whether the judge's verdicts are those of people.
+        exact: Whether the judge's grades are those of people.
         top_grade: The highest grade of people's scale.
     """
     rows = _rows(samples, pools, utilities, top_grade)
@@ -282,14 +281,14 @@ def _candidates(
     first_pick = np.array([each.first_pick for each in samples])
     if exact:
         # As in live figures, a passage without a label counts as not relevant.
-        is_known = (passages["verdict"] != FAILED) & (passages["size"] > 0.0)
-        passages["grade"] = np.where(is_known, passages["verdict"] == YES, UNGRADED)
-        passages["people_worth"], passages["chance"] = passages["worth"], is_known
-        requests["draw"], requests["goes_on"], requests["run_chance"] = 1, True, 1.0
+        is_known = (passages["judge_grade"] != FAILED) & (passages["size"] > 0.0)
+        passages["people_grade"] = np.where(is_known, passages["judge_grade"] == YES, UNGRADED)
+        passages["people_worth"], passages["asked_probability"] = passages["worth"], is_known
+        requests["draw"], requests["is_run"], requests["run_probability"] = 1, True, 1.0
     else:
         counts = np.isin(requests["draw"], list(draws))
         requests["draw"][~counts] = 0
-        passages["chance"][~counts[rows.request]] = 0.0
+        passages["asked_probability"][~counts[rows.request]] = 0.0
     return JudgedCandidates(
         rows,
         fold_numbers([each.question for each in samples]),
@@ -303,13 +302,18 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
     """Read the rows of the samples again, by these utilities and by the places in the pools."""
     of_judge = [one.grade for each in samples for one in each.sample.judge.values()]
     of_people = [one.grade for each in samples for one in each.sample.people.values()]
-    scale = Scale(utilities, max([1, *of_judge]))
-    by_people = Scale(utilities, max([top_grade, *of_people]))
+    scale = Scale(utilities, max([1, *of_judge]), max([top_grade, *of_people]))
     requests, passages = [], []
     for at, (sample, _, probability, _) in enumerate(samples):
         record, columns = sample.record, _columns(samples[at], pools, at)
-        people = PeopleGrades(sample.people, by_people, sample.picked)
-        block = judged_request(record, sample.judge, scale, probability=probability, people=people)
+        block = judged_request(
+            record,
+            sample.judge,
+            scale,
+            probability=probability,
+            people=sample.people,
+            picked=sample.picked,
+        )
         own = Rows.read([block])
         judged = own.passages[
             [each in columns for each in own.passages["position"].tolist()]
@@ -322,7 +326,7 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
         rest = [each for each in range(int(pools.lengths[at])) if each not in could_be]
         never = np.zeros(len(rest), PASSAGE)
         never["position"], never["worth"] = rest, utilities.unjudged
-        never["group"], never["verdict"], never["grade"] = FAR, MISSING, UNGRADED
+        never["group"], never["judge_grade"], never["people_grade"] = FAR, MISSING, UNGRADED
         own.requests["session"] = session_number(record.session_id or f"\0{samples[at].question}")
         own.requests["n_passages"] = len(judged) + len(never)
         requests.append(own.requests)

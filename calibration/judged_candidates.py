@@ -26,7 +26,8 @@ from ctxguard.errors import CalibrationError
 from ctxguard.measure.contexts import JudgedRequests
 from ctxguard.measure.corrected import FOLDS
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.metrics import IntArray, Metric
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import IntArray
 
 KS = (1, 3, 5, 10, 20)
 MOST_PROBABLE = 0.99
@@ -97,7 +98,7 @@ def fitted_policy(
     if not chosen.any():
         raise CalibrationError("no judged candidate has the scores that P(relevant) is made of")
     by_judge = judged.model.of(rows, fold)
-    relevance = np.where(judged.is_graded, passages["grade"] > 0, by_judge)[chosen]
+    relevance = np.where(judged.is_graded, passages["people_grade"] > 0, by_judge)[chosen]
     weight = (passages["size"] / rows.requests["probability"][rows.request])[chosen]
     # They sum to the effective number of equal weights (Kish, 1965, §8.2).
     weight *= weight.sum() / (weight**2).sum()

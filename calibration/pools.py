@@ -26,7 +26,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.metrics import NDCG_CUTOFF
-from ctxguard.measure.worth import READERS, Negative, Utilities, worths
+from ctxguard.measure.worth import READERS, Negative, Utilities
 
 IntArray = NDArray[np.int64]
 
@@ -271,23 +271,19 @@ def label(
         graded = dataset.qrels.get(query_id)
         qrels, kinds = graded or {}, dataset.distractors.get(query_id, {})
         ids = pools.labelled_ids(row, qrels.keys() | kinds.keys())
-        negatives: list[Negative | None] = [None] * len(ids)
         # An empty entry says that no passage answers the query.
-        judged[row, : len(ids)] = graded == {}
+        judged[row, : len(ids)] = is_judged = graded == {}
+        worth[row, : len(ids)] = utilities.of(
+            0, top_grade=top_grade, is_judged=is_judged or dataset.positives_only
+        )
         for column, names in enumerate(ids):
             if names:
                 judged[row, column] = True
                 grades[row, column] = grade = max(0, *[qrels.get(name, 0) for name in names])
-                misleads = [kinds[name] for name in names if name in kinds]
-                if misleads and not grade:
-                    misleading[row, column], negatives[column] = True, Negative(misleads[0])
-        worth[row, : len(ids)] = worths(
-            grades[row, : len(ids)].tolist(),
-            top_grade=top_grade,
-            negatives=negatives,
-            judged=None if dataset.positives_only else judged[row, : len(ids)].tolist(),
-            utilities=utilities,
-        )
+                misleads = [Negative(kinds[name]) for name in names if name in kinds]
+                misleading[row, column] = bool(misleads) and not grade
+                negative = misleads[0] if misleads else None
+                worth[row, column] = utilities.of(grade, top_grade=top_grade, negative=negative)
         of_text: dict[str, int] = {}
         for name, grade in qrels.items():
             text = pools.same.get(name, name)

@@ -1,7 +1,8 @@
 """Measures contexts from labels, judged samples and traffic, all in the same rows.
 
 worth      what a passage is worth to the reader, by its label
-metrics    judged requests and passages as rows, and what these add to each metric
+rows       judged requests and passages as rows, and their blocks
+metrics    every formula, and what rows add to each metric
 estimate   sums over clusters, and a metric with its interval from them
 corrected  predicts relevance for all requests, corrected by people's grades
 contexts   any contexts over judged requests, served or not: metrics, differences

@@ -1,7 +1,6 @@
 """Estimates the worth of any contexts over judged requests, served or not.
 
-The estimators are those of live traffic: a context is the same rows with other ranks. Pure: no I/O,
-no clock, no logging.
+The estimators are those of live traffic: a context is the same rows with other ranks. Pure.
 """
 
 from collections.abc import Mapping
@@ -24,15 +23,13 @@ from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate, Sums, lacks_grade
 from ctxguard.measure.interval import Interval
 from ctxguard.measure.metrics import (
     METRICS,
+    N_TERMS,
     POOL,
-    BoolArray,
-    IntArray,
     Metric,
-    Rows,
-    failed_weights,
     shown_metrics,
     weighted_terms,
 )
+from ctxguard.measure.rows import BoolArray, IntArray, Rows
 
 COMPARED = (Metric.UDCG, Metric.POOLED_RECALL)
 """The metrics by which contexts are compared."""
@@ -58,7 +55,7 @@ class JudgedRequests:
     @property
     def is_graded(self) -> BoolArray:
         """Whether people graded each passage, shape (m,)."""
-        return np.asarray(self.rows.passages["chance"] > 0.0)
+        return np.asarray(self.rows.passages["asked_probability"] > 0.0)
 
     @property
     def n_graded(self) -> int:
@@ -67,7 +64,7 @@ class JudgedRequests:
 
     @cached_property
     def model(self) -> Model:
-        """The fit of people's grades on the judge's verdicts."""
+        """The fit of people's grades on the judge's."""
         return Model.fitted(self.rows, self.fold)
 
     @cached_property
@@ -92,7 +89,7 @@ class JudgedRequests:
     def served(self) -> Mapping[Metric, Estimate]:
         """The metrics of the served contexts, corrected by people's grades where these suffice."""
         if not self.is_graded.any():
-            return dict.fromkeys(COMPARED, lacks_grades(0, 0.0, DEFAULT_MIN_N, 0))
+            return dict.fromkeys(COMPARED, lacks_grades(DEFAULT_MIN_N))
         return self._corrected(self.rows)
 
     def estimates(self, ranks: IntArray) -> Mapping[Metric, Interval]:
@@ -120,12 +117,12 @@ class JudgedRequests:
         apart = predicted(rows, self.p, self.model)
         own = [*range(POOL), NEVER]
         apart[:, own] -= predicted(before, self.p, self.model)[:, own]
-        graded = Graded.of(rows, self.p, self.stands_for > 0.0, self.stands_for, before)
+        graded = Graded.of(rows, self.p, self.stands_for, before)
         return corrected_differences(self._sums(apart), graded, self.model)
 
     def _corrected(self, rows: Rows) -> Mapping[Metric, Estimate]:
         sums = self._sums(predicted(rows, self.p, self.model))
-        graded = Graded.of(rows, self.p, self.stands_for > 0.0, self.stands_for)
+        graded = Graded.of(rows, self.p, self.stands_for)
         return corrected_estimates(sums, graded, self.model, DEFAULT_MIN_N)
 
     def _sums(self, columns: FloatArray) -> Sums:
@@ -138,14 +135,13 @@ class JudgedRequests:
 
 def _by_judge(rows: Rows) -> Mapping[Metric, Interval]:
     """Estimate every metric from the judge's own grades, if enough requests have them."""
-    sums, weights = Sums(2 * len(METRICS)), failed_weights(rows).sum(axis=0)
-    values, inclusion = weighted_terms(rows)
+    sums, (values, inclusion) = Sums(N_TERMS), weighted_terms(rows)
     sums.add(values, rows.requests["session"], inclusion)
-    own, shown = sums.ended(), shown_metrics(weights)
-    return {
-        metric: Interval(ratio.a / ratio.b, None, None, ratio.n)
-        if ratio.b > 0.0 and metric in shown
-        else Interval.undefined(ratio.n)
-        for metric in METRICS
-        for ratio in [own.ratio(metric)]
-    }
+    own, found = sums.ended(), dict[Metric, Interval]()
+    shown = shown_metrics(own.totals)
+    for metric in METRICS:
+        ratio = own.ratio(metric)
+        found[metric] = Interval.undefined(ratio.n)
+        if ratio.b > 0.0 and metric in shown:
+            found[metric] = Interval(ratio.a / ratio.b, None, None, ratio.n)
+    return found

@@ -1,7 +1,7 @@
-"""Metrics from a judge's verdicts on all requests and people's grades of some passages.
+"""Metrics from a judge's grades of all requests and people's grades of some passages.
 
 ``Model`` predicts the relevance of each judged passage: a ridge-penalised logistic regression of
-people's verdict on the judge's and its score, on where the passage stands and on how many of the
+people's grade on the judge's and its score, on where the passage stands and on how many of the
 request's other served passages the judge calls relevant, since a judge that misunderstands a
 question is wrong about all of its passages. It is fitted five times, each without a fifth of the
 graded requests, so that no passage is predicted by its own grade.
@@ -11,11 +11,11 @@ their mean error, one for served and one for dropped passages (Hájek's estimato
 of the probability with which each grade was asked for), and the predictions count as far as they
 narrow the result, as in PPI++ (Angelopoulos, Duchi and Zrnic, 2023, arXiv 2311.01453). The centre
 is right whatever the judge's errors; they only set the width. If everything is graded, the result
-equals that of the grades. Pure: no I/O, no clock, no logging.
+equals that of the grades. Pure.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import NamedTuple
@@ -30,23 +30,17 @@ from ctxguard.measure.metrics import (
     GAIN,
     HARM,
     KEPT,
-    MISSING,
-    N_GROUPS,
     N_QUANTITIES,
-    NEAR,
     POOL,
     PRECISION,
     RANK,
-    YES,
-    BoolArray,
-    IntArray,
     Metric,
-    Rows,
     discounted,
     never_judged,
     quantities,
     reciprocal_ranks,
 )
+from ctxguard.measure.rows import MISSING, N_GROUPS, NEAR, YES, IntArray, Rows
 
 FOLDS = 5
 
@@ -58,7 +52,7 @@ _ROUNDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Predicts P(relevant) by the judge's verdict and score, rank group and the other verdicts.
+    """Predicts P(relevant) by the judge's grade and score, rank group and the other grades.
 
     Attributes:
         coefficients: Shape (FOLDS, 10); each row was fitted without one fold.
@@ -78,20 +72,17 @@ class Model:
             graded: Requests, n of them.
             fold: Shape (n,), below ``FOLDS``.
         """
-        own = graded.passages["chance"] > 0.0
+        own = graded.passages["asked_probability"] > 0.0
         if not own.any():
             return cls(np.tile(_PRIOR, (FOLDS, 1)))
-        columns, relevant = _columns(graded)[own], (graded.passages["grade"][own] > 0) * 1.0
+        columns = _columns(graded)[own]
+        relevant = (graded.passages["people_grade"][own] > 0) * 1.0
         of_passage = fold[graded.request[own]]
         worth = graded.passages["people_worth"][own].astype(np.float64)
         gains, harms = worth[relevant > 0.0], -worth[relevant == 0.0]
+        others = [of_passage != one for one in range(FOLDS)]
         return cls(
-            np.array(
-                [
-                    _fit(columns[of_passage != one], relevant[of_passage != one])
-                    for one in range(FOLDS)
-                ]
-            ),
+            np.array([_fit(columns[each], relevant[each]) for each in others]),
             gain=float(gains.mean()) if len(gains) else 1.0,
             harm=float(harms.mean()) if len(harms) else 0.5,
         )
@@ -113,13 +104,13 @@ class Model:
 
 def _columns(rows: Rows) -> FloatArray:
     passages = rows.passages
-    is_served, is_yes = (passages["rank"] > 0) * 1.0, (passages["verdict"] == YES) * 1.0
+    is_served, is_yes = (passages["rank"] > 0) * 1.0, (passages["judge_grade"] == YES) * 1.0
     n_yes = rows.total(is_yes * is_served)[rows.request]
     n_others = rows.requests["n_served"][rows.request] - is_served
     share = (n_yes - is_yes * is_served + 0.5) / np.maximum(n_others + 1.0, 1.0)
     share = np.clip(share, 0.0, 1.0) - 0.5
     columns = np.empty((len(_PRIOR), len(passages)))
-    columns[:3] = np.ones(len(passages)), is_yes, passages["verdict"] >= MISSING
+    columns[:3] = np.ones(len(passages)), is_yes, passages["judge_grade"] >= MISSING
     columns[3 : 2 + N_GROUPS] = passages["group"] == np.arange(1, N_GROUPS)[:, None]
     columns[2 + N_GROUPS :] = share, share * is_yes, passages["score"]
     return columns.T
@@ -158,102 +149,17 @@ REQUESTS_COUNT = 1.8
 """How much a graded request counts towards ``min_n``, where ``GRADES_COUNT`` grades count 1. So
 60 grades of 17 requests suffice for 30; MRR takes 30 requests, recall 30 dropped passages."""
 
-
-def contributions(
-    rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray
-) -> FloatArray:
-    """Compute each passage's contribution to its request's ``quantities``, shape (m, quantities).
-
-    No passage adds to reciprocal rank by itself, nor does one stand for others here.
-    """
-    rank = rows.passages["rank"]
-    discount = np.pad(discounts(int(rank.max(initial=0))), (1, 0))[rank]
-    kept = relevant * (rank > 0)
-    n_served = np.maximum(rows.requests["n_served"], 1)[rows.request]
-    parts = kept / n_served, np.zeros(len(kept)), discount * gain, discount * harm, kept, relevant
-    return np.column_stack(parts)
-
-
-class Graded(NamedTuple):
-    """The l requests for which people graded everything a draw asked about.
-
-    Attributes:
-        rows: Their m judged passages.
-        p: Shape (m,), P(relevant) as ``predicted`` has it.
-        weight: Shape (l,), how many requests each stands for, up to a common factor.
-        cluster: Shape (l,), from 0: that of its session.
-        before: The same in the contexts that theirs are compared with; None where none are.
-    """
-
-    rows: Rows
-    p: FloatArray
-    weight: FloatArray
-    cluster: IntArray
-    before: Rows | None = None
-
-    @classmethod
-    def of(
-        cls,
-        rows: Rows,
-        p: FloatArray,
-        chosen: BoolArray,
-        stands_for: FloatArray,
-        before: Rows | None = None,
-    ) -> "Graded":
-        """Select the graded requests from n requests.
-
-        Args:
-            p: As in ``rows``.
-            chosen: Shape (n,), whether each is graded.
-            stands_for: Shape (n,), how many judged requests each one represents.
-            before: As in ``Graded``, of all n.
-        """
-        own, requests = rows.take(chosen), rows.requests[chosen]
-        # A session, or a request without a session, is one cluster.
-        alone = np.where(requests["session"] == 0, np.arange(len(requests)), -1)
-        keys = np.column_stack([requests["session"], alone])
-        return cls(
-            own,
-            p[chosen[rows.request]],
-            stands_for[chosen] / requests["probability"],
-            np.unique(keys, axis=0, return_inverse=True)[1].ravel(),
-            None if before is None else before.take(chosen),
-        )
-
-    def contributions(self, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
-        """Return the rows' quantities less those before; shape (m, N_QUANTITIES)."""
-        found = contributions(self.rows, relevant, gain, harm)
-        if self.before is not None:
-            found[:, :POOL] -= contributions(self.before, relevant, gain, harm)[:, :POOL]
-        return found
-
-
-def stands_for(
-    first_pick: IntArray, is_graded: BoolArray, n_by_pick: Mapping[int, int]
-) -> FloatArray:
-    """Return how many judged requests each graded one stands for, shape (n,).
-
-    Requests of one first pick were opened in the order of a hash, by whichever draw, so each graded
-    one stands for the same number of those that the pick could have opened.
-
-    Args:
-        first_pick: Shape (n,), the first pick that could have opened each.
-        is_graded: Shape (n,), whether people graded all that was asked of it.
-        n_by_pick: The judged requests of each first pick.
-
-    Returns:
-        0 for a request that is not graded, NaN where none of its pick is.
-
-    >>> first_pick, is_graded = np.array([1, 1, 1, 2]), np.array([True, False, True, False])
-    >>> stands_for(first_pick, is_graded, {1: 30, 2: 10}).tolist()
-    [15.0, 0.0, 15.0, nan]
-    """
-    n_graded = Counter(first_pick[is_graded].tolist())
-    shares = [
-        n_by_pick[one] / n_graded[one] if n_graded[one] else nan for one in first_pick.tolist()
-    ]
-    of_pick = np.array(shares, np.float64)
-    return np.where(is_graded | np.isnan(of_pick), of_pick, 0.0)
+_QUANTITY, _COLUMN = np.eye(N_QUANTITIES), np.eye(N_COLUMNS)
+QUOTIENTS: Mapping[Metric, tuple[FloatArray, FloatArray]] = {
+    Metric.PRECISION: (_QUANTITY[PRECISION], _COLUMN[ANY_SERVED]),
+    Metric.SERVED_MRR: (_QUANTITY[RANK], _COLUMN[ANY_SERVED]),
+    Metric.GAIN: (_QUANTITY[GAIN], _COLUMN[ONE]),
+    Metric.HARM: (_QUANTITY[HARM], _COLUMN[ONE]),
+    Metric.UDCG: (_QUANTITY[GAIN] - _QUANTITY[HARM], _COLUMN[ONE]),
+    Metric.POOLED_RECALL: (_QUANTITY[KEPT], _QUANTITY[POOL]),
+}
+"""The metrics that people's labels correct: the numerator, of the quantities of a request; and the
+denominator, of these or of the columns of ``predicted``."""
 
 
 def predicted(rows: Rows, p: FloatArray, model: Model) -> FloatArray:
@@ -282,107 +188,98 @@ def predicted(rows: Rows, p: FloatArray, model: Model) -> FloatArray:
     )
 
 
-class GradeCorrection(NamedTuple):
-    """How people's grades correct the totals of q predicted columns, of p in all.
+def stands_for(
+    first_pick: IntArray, is_graded: NDArray[np.bool_], n_by_pick: Mapping[int, int]
+) -> FloatArray:
+    """Return how many judged requests each graded one stands for, shape (n,).
+
+    Requests of one first pick were opened in the order of a hash, by whichever draw, so each graded
+    one stands for the same number of those that the pick could have opened.
+
+    Args:
+        first_pick: Shape (n,), the first pick that could have opened each.
+        is_graded: Shape (n,), whether people graded all that was asked of it.
+        n_by_pick: The judged requests of each first pick.
+
+    Returns:
+        0 for a request that is not graded, NaN where none of its pick is.
+
+    >>> first_pick, is_graded = np.array([1, 1, 1, 2]), np.array([True, False, True, False])
+    >>> stands_for(first_pick, is_graded, {1: 30, 2: 10}).tolist()
+    [15.0, 0.0, 15.0, nan]
+    """
+    n_graded = Counter(first_pick[is_graded].tolist())
+    shares = [
+        n_by_pick[one] / n_graded[one] if n_graded[one] else nan for one in first_pick.tolist()
+    ]
+    of_pick = np.array(shares, np.float64)
+    return np.where(is_graded | np.isnan(of_pick), of_pick, 0.0)
+
+
+class Graded(NamedTuple):
+    """The l requests for which people graded everything a draw asked about.
 
     Attributes:
-        coefficients: Shape (q, p); a corrected total is a linear combination of all totals.
-        errors: Shape (c, q), contribution of each cluster of graded requests to the error.
+        rows: Their m judged passages.
+        p: Shape (m,), P(relevant) as ``predicted`` has it.
+        weight: Shape (l,), how many requests each stands for, up to a common factor.
+        before: The same in the contexts that theirs are compared with; None where none are.
     """
 
-    coefficients: FloatArray
-    errors: FloatArray
+    rows: Rows
+    p: FloatArray
+    weight: FloatArray
+    before: Rows | None = None
 
     @classmethod
     def of(
-        cls,
-        totals: FloatArray,
-        sizes: IntArray,
-        *,
-        cell: IntArray,
-        weight: FloatArray,
-        found: FloatArray,
-        expected: FloatArray,
-        cluster: IntArray,
-        n_clusters: int,
-        first: int = 0,
-    ) -> "GradeCorrection":
-        """Add the mean error of each cell, counting the prediction only as far as it helps.
-
-        The prediction's power, in [0, 1], is the slope of the found on the predicted, within cells.
+        cls, rows: Rows, p: FloatArray, stands_for: FloatArray, before: Rows | None = None
+    ) -> "Graded":
+        """Select the graded requests from n requests.
 
         Args:
-            totals: Shape (p,), over all requests.
-            sizes: Shape (cells,), the columns that hold the size of each cell.
-            cell: Shape (m,), the cell of each observation; each cell has one.
-            weight: Shape (m,), how many each represents, up to a common factor by cell.
-            found, expected: Shape (m, q), as observed and as predicted.
-            cluster: Shape (m,), below ``n_clusters``.
-            first: The first of the q columns.
+            p, before: As in ``Graded``, of all n.
+            stands_for: Shape (n,), as returned by ``stands_for``.
         """
-        count = np.bincount(cell)
-        shares = weight * (totals[sizes] / np.bincount(cell, weight))[cell]
+        chosen = stands_for > 0.0
+        return cls(
+            rows.take(chosen),
+            p[chosen[rows.request]],
+            stands_for[chosen] / rows.requests["probability"][chosen],
+            None if before is None else before.take(chosen),
+        )
 
-        def means(values: FloatArray) -> FloatArray:
-            added = [np.bincount(cell, shares * column) for column in values.T]
-            seen = np.bincount(cell, shares).clip(1e-300)
-            return np.asarray(np.column_stack(added) / seen[:, None], np.float64)
+    @property
+    def cluster(self) -> IntArray:
+        """Shape (l,), from 0: that of its session, or of a request without one."""
+        session = self.rows.requests["session"]
+        alone = np.where(session == 0, np.arange(len(session)), -1)
+        keys = np.column_stack([session, alone])
+        return np.unique(keys, axis=0, return_inverse=True)[1].ravel()
 
-        observed, told = found - means(found)[cell], expected - means(expected)[cell]
-        both, squares = shares @ (observed * told), shares @ told**2
-        is_told = squares > 1e-12 * shares.sum()
-        power = np.divide(both, squares, out=np.zeros_like(both), where=is_told).clip(0.0, 1.0)
-        coefficients = np.eye(len(power), len(totals), first) * power[:, None]
-        coefficients[:, sizes] = means(found - power * expected).T
-        errors = np.zeros((n_clusters, len(power)))
-        scale = shares * np.sqrt(count / np.maximum(count - 1, 1))[cell]
-        np.add.at(errors, cluster, (observed - power * told) * scale[:, None])
-        return cls(coefficients, errors)
+    def contributions(self, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
+        """Compute each passage's contribution to its request's ``quantities``, less that before.
+
+        No passage adds to reciprocal rank by itself, nor does one stand for others here.
+
+        Returns:
+            Shape (m, N_QUANTITIES).
+        """
+        found = _contributions(self.rows, relevant, gain, harm)
+        if self.before is not None:
+            found[:, :POOL] -= _contributions(self.before, relevant, gain, harm)[:, :POOL]
+        return found
 
 
-def corrected_ratio(
-    metric: Metric,
-    sums: Sums,
-    correction: GradeCorrection,
-    quotient: Iterable[FloatArray],
-    *,
-    n: int,
-    effective: float,
-    n_observable: float,
-    bounds: tuple[float, float] = (0.0, 1.0),
-) -> Estimate:
-    """Estimate the ratio of two corrected totals.
-
-    Args:
-        sums: The columns of all requests.
-        quotient: The numerator, of the q corrected totals, shape (q,); and the denominator, of
-            these or of the columns as they are, shape (p,).
-        n, effective, n_observable, bounds: As in ``linearised``.
-
-    Returns:
-        Without a value where the denominator is not above 0.
-    """
-    numerator, denominator = quotient
-    is_corrected = denominator.shape == numerator.shape
-    ratio = sums.combined(
-        numerator @ correction.coefficients,
-        denominator @ correction.coefficients if is_corrected else denominator,
-    )
-    if not ratio.b > 0.0 or ratio.n < 2:
-        return Estimate(None, None, None, n, n_effective=effective)
-    errors = correction.errors @ numerator
-    if is_corrected:
-        errors = errors - ratio.a / ratio.b * (correction.errors @ denominator)
-    return linearised(
-        metric,
-        ratio,
-        errors,
-        squares=ratio.squares,
-        n=n,
-        effective=effective,
-        n_observable=n_observable,
-        bounds=bounds,
-    )
+def _contributions(
+    rows: Rows, relevant: FloatArray, gain: FloatArray, harm: FloatArray
+) -> FloatArray:
+    rank = rows.passages["rank"]
+    discount = np.pad(discounts(int(rank.max(initial=0))), (1, 0))[rank]
+    kept = relevant * (rank > 0)
+    n_served = np.maximum(rows.requests["n_served"], 1)[rows.request]
+    parts = kept / n_served, np.zeros(len(kept)), discount * gain, discount * harm, kept, relevant
+    return np.column_stack(parts)
 
 
 def corrected_estimates(
@@ -396,50 +293,46 @@ def corrected_estimates(
         model: What was predicted.
         min_n: Least number of labels, counted as ``REQUESTS_COUNT`` says.
     """
-    is_graded = graded.rows.passages["chance"] > 0.0
-    correction = _correction(sums.totals, graded, model)
-    n, n_grades = len(correction.errors), int(np.count_nonzero(is_graded))
-    n_dropped = int(np.count_nonzero(is_graded & (graded.rows.passages["group"] >= NEAR)))
-    weight = graded.weight[graded.rows.requests["n_served"] > 0]
+    requests, passages = graded.rows.requests, graded.rows.passages
+    is_graded = passages["asked_probability"] > 0.0
+    coefficients, errors = _correction(sums.totals, graded, model)
+    n, n_grades = len(errors), int(np.count_nonzero(is_graded))
+    n_dropped = int(np.count_nonzero(is_graded & (passages["group"] >= NEAR)))
+    weight = graded.weight[requests["n_served"] > 0]
     n_opened = float(weight.sum() ** 2 / np.sum(weight**2)) if len(weight) else 0.0
     # The requests whose reciprocal rank would have been seen.
-    n_seen = n_opened * float(graded.rows.requests["run_chance"].mean())
+    n_seen = n_opened * float(requests["run_probability"].mean())
     enough = min(n * REQUESTS_COUNT, n_grades / GRADES_COUNT)
-    effective_numbers = {
-        Metric.PRECISION: (
-            min(n, n_grades / GRADES_COUNT),
-            min(enough, len(weight) * REQUESTS_COUNT),
-        ),
+    usual = min(n, n_grades / GRADES_COUNT)
+    # By metric: the effective number, and what counts towards ``min_n``.
+    numbers = dict.fromkeys(QUOTIENTS, (usual, enough)) | {
+        Metric.PRECISION: (usual, min(enough, len(weight) * REQUESTS_COUNT)),
         Metric.SERVED_MRR: (min(n, n_seen), min(n, n_opened)),
         Metric.POOLED_RECALL: (min(n, n_dropped), min(enough, n_dropped)),
     }
-    bounds = _bounds(sums.totals, model)
+    most, least = np.array([model.gain, -model.harm]) * sums.totals[DISCOUNTED] / sums.totals[ONE]
+    bounds = {Metric.GAIN: (0.0, most), Metric.HARM: (0.0, -least), Metric.UDCG: (least, most)}
     estimates: dict[Metric, Estimate] = {}
-    for metric, (numerator, denominator) in QUOTIENTS.items():
-        effective, counted = effective_numbers.get(
-            metric, (min(n, n_grades / GRADES_COUNT), enough)
-        )
+    for metric in QUOTIENTS:
+        effective, counted = numbers[metric]
+        is_mrr = metric is Metric.SERVED_MRR
         if counted < min_n - 1e-9:
-            if metric is Metric.SERVED_MRR:
-                # Unequal weights may lower what a further grade counts, but never the number of
-                # grades.
-                counted = min(n, len(weight))
-            estimates[metric] = lacks_grades(n, counted, min_n, n_grades)
-            continue
-        if metric is Metric.SERVED_MRR and (graded.rows.requests["run_chance"] == 0.0).any():
+            # Unequal weights may lower what a further grade counts, but never the number of grades.
+            counted = min(n, len(weight)) if is_mrr else counted
+            estimates[metric] = lacks_grades(min_n, n, counted, n_grades)
+        elif is_mrr and (requests["run_probability"] == 0.0).any():
             estimates[metric] = Estimate.undefined(n)
-            continue
-        found = corrected_ratio(
-            metric,
-            sums,
-            correction,
-            (numerator, denominator),
-            n=n,
-            effective=effective,
-            n_observable=effective,
-            bounds=bounds.get(metric, (0.0, 1.0)),
-        )
-        estimates[metric] = replace(found, grades=n_grades)
+        else:
+            found = _corrected_ratio(
+                metric,
+                sums,
+                coefficients,
+                errors,
+                effective=effective,
+                n_observable=effective,
+                bounds=bounds.get(metric, (0.0, 1.0)),
+            )
+            estimates[metric] = replace(found, grades=n_grades)
     return estimates
 
 
@@ -452,35 +345,59 @@ def corrected_differences(sums: Sums, graded: Graded, model: Model) -> dict[Metr
         graded: At least one, with ``before``.
         model: What was predicted.
     """
-    correction = _correction(sums.totals, graded, model)
-    n = len(correction.errors)
+    coefficients, errors = _correction(sums.totals, graded, model)
     return {
-        # A difference has no bounds to reason from, as UDCG has none.
-        metric: corrected_ratio(
-            Metric.UDCG,
-            sums,
-            correction,
-            QUOTIENTS[metric],
-            n=n,
-            effective=float(n),
-            n_observable=inf,
-        )
+        metric: _corrected_ratio(metric, sums, coefficients, errors, effective=float(len(errors)))
         for metric in (Metric.UDCG, Metric.POOLED_RECALL)
     }
 
 
-def _bounds(totals: FloatArray, model: Model) -> Mapping[Metric, tuple[float, float]]:
-    """Return the bounds of a request's mean utilities."""
-    most, least = np.array([model.gain, -model.harm]) * totals[DISCOUNTED] / totals[ONE]
-    return {Metric.GAIN: (0.0, most), Metric.HARM: (0.0, -least), Metric.UDCG: (least, most)}
+def _corrected_ratio(
+    metric: Metric,
+    sums: Sums,
+    coefficients: FloatArray,
+    errors: FloatArray,
+    *,
+    effective: float,
+    n_observable: float = inf,
+    bounds: tuple[float, float] | None = None,
+) -> Estimate:
+    """Estimate the quotient of a metric by corrected totals, as of ``corrected_totals``.
+
+    Args:
+        bounds: As in ``linearised``; None for a difference, which has no bounds to reason from.
+
+    Returns:
+        Without a value where the denominator is not above 0.
+    """
+    n, (numerator, denominator) = len(errors), QUOTIENTS[metric]
+    is_corrected = denominator.shape == numerator.shape
+    ratio = sums.combined(
+        numerator @ coefficients, denominator @ coefficients if is_corrected else denominator
+    )
+    if not ratio.b > 0.0 or ratio.n < 2:
+        return Estimate(None, None, None, n, n_effective=effective)
+    of_ratio = errors @ numerator
+    if is_corrected:
+        of_ratio = of_ratio - ratio.a / ratio.b * (errors @ denominator)
+    return linearised(
+        Metric.UDCG if bounds is None else metric,
+        ratio,
+        of_ratio,
+        squares=ratio.squares,
+        n=n,
+        effective=effective,
+        n_observable=n_observable,
+        bounds=bounds or (-inf, inf),
+    )
 
 
-def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrection:
-    """Correct predicted totals by people's grades."""
-    rows, n_clusters = graded.rows, int(graded.cluster.max()) + 1
-    p, passages, own = graded.p, rows.passages, rows.passages["chance"] > 0.0
+def _correction(totals: FloatArray, graded: Graded, model: Model) -> tuple[FloatArray, FloatArray]:
+    """Correct the quantities' totals by people's grades, as ``corrected_totals`` returns them."""
+    rows, of_request = graded.rows, graded.cluster
+    p, passages, own = graded.p, rows.passages, rows.passages["asked_probability"] > 0.0
     worth = passages["people_worth"].astype(np.float64)
-    relevant = np.asarray(passages["grade"] > 0, np.float64)
+    relevant = np.asarray(passages["people_grade"] > 0, np.float64)
     found, expected = (
         graded.contributions(*each)[own]
         for each in (
@@ -488,49 +405,98 @@ def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrec
             (p, p * model.gain, (1.0 - p) * model.harm),
         )
     )
-    chance = np.where(own, passages["chance"], 1.0)
-    weight = graded.weight[rows.request] * passages["size"] / chance
+    probability = np.where(own, passages["asked_probability"], 1.0)
+    weight = graded.weight[rows.request] * passages["size"] / probability
     # Served or dropped at the time of judging and grading.
     cells, place = np.unique((passages["group"] >= NEAR)[own] * 1, return_inverse=True)
-    of_passages = GradeCorrection.of(
+    coefficients, errors = corrected_totals(
         totals,
         SERVED + cells,
         cell=place,
         weight=weight[own],
         found=found,
         expected=expected,
-        cluster=graded.cluster[rows.request[own]],
-        n_clusters=n_clusters,
+        cluster=of_request[rows.request[own]],
+        n_clusters=int(of_request.max()) + 1,
     )
-    of_passages.coefficients[HARM, NEVER] = 1.0
-    of_passages.coefficients[RANK] = 0.0
+    coefficients[HARM, NEVER] = 1.0
+    coefficients[RANK] = 0.0
     is_served = rows.requests["n_served"] > 0
-    if is_served.any() and (rows.requests["run_chance"] > 0.0).all():
+    if is_served.any() and (rows.requests["run_probability"] > 0.0).all():
         by_rank = rows.by_rank(relevant), rows.by_rank(p)
-        seen, told = (each[is_served, None] for each in ranks_found(rows.requests, *by_rank))
-        of_ranks = GradeCorrection.of(
+        seen, told = (each[is_served, None] for each in _ranks_found(rows.requests, *by_rank))
+        [coefficients[RANK]], of_rank = corrected_totals(
             totals,
             np.array([ANY_SERVED]),
             cell=np.zeros(len(seen), np.intp),
             weight=graded.weight[is_served],
             found=seen,
             expected=told,
-            cluster=graded.cluster[is_served],
-            n_clusters=n_clusters,
+            cluster=of_request[is_served],
+            n_clusters=len(errors),
             first=RANK,
         )
-        of_passages.coefficients[RANK] = of_ranks.coefficients[0]
-        of_passages.errors[:, RANK] = of_ranks.errors[:, 0]
-    return of_passages
+        errors[:, RANK] = of_rank[:, 0]
+    return coefficients, errors
 
 
-def ranks_found(
+def corrected_totals(
+    totals: FloatArray,
+    sizes: IntArray,
+    *,
+    cell: IntArray,
+    weight: FloatArray,
+    found: FloatArray,
+    expected: FloatArray,
+    cluster: IntArray,
+    n_clusters: int,
+    first: int = 0,
+) -> tuple[FloatArray, FloatArray]:
+    """Correct the totals of q of p columns by the mean error of each cell.
+
+    The prediction counts only as far as it helps: by its power, in [0, 1], the slope of the found
+    on the predicted, within cells.
+
+    Args:
+        totals: Shape (p,), over all requests.
+        sizes: Shape (cells,), the columns that hold the size of each cell.
+        cell: Shape (m,), the cell of each observation; each cell has one.
+        weight: Shape (m,), how many each represents, up to a common factor by cell.
+        found, expected: Shape (m, q), as observed and as predicted.
+        cluster: Shape (m,), below ``n_clusters``.
+        first: The first of the q columns.
+
+    Returns:
+        Shape (q, p), a corrected total as a linear combination of all totals; and shape
+        (n_clusters, q), the contribution of each cluster to its error.
+    """
+    count = np.bincount(cell)
+    shares = weight * (totals[sizes] / np.bincount(cell, weight))[cell]
+
+    def means(values: FloatArray) -> FloatArray:
+        added = [np.bincount(cell, shares * column) for column in values.T]
+        seen = np.bincount(cell, shares).clip(1e-300)
+        return np.asarray(np.column_stack(added) / seen[:, None], np.float64)
+
+    observed, told = found - means(found)[cell], expected - means(expected)[cell]
+    both, squares = shares @ (observed * told), shares @ told**2
+    is_told = squares > 1e-12 * shares.sum()
+    power = np.divide(both, squares, out=np.zeros_like(both), where=is_told).clip(0.0, 1.0)
+    coefficients = np.eye(len(power), len(totals), first) * power[:, None]
+    coefficients[:, sizes] = means(found - power * expected).T
+    errors = np.zeros((n_clusters, len(power)))
+    scale = shares * np.sqrt(count / np.maximum(count - 1, 1))[cell]
+    np.add.at(errors, cluster, (observed - power * told) * scale[:, None])
+    return coefficients, errors
+
+
+def _ranks_found(
     requests: NDArray[np.void], found: FloatArray, likely: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return the reciprocal rank of each request, as people found it and as predicted, shape (l,).
 
     One that was not graded on below an irrelevant first passage stands for those that were: 1 if
-    the first is relevant, else h + goes_on/chance · (RR − h), with the predicted h.
+    the first is relevant, else h + is_run/run_probability · (RR − h), with the predicted h.
 
     Args:
         requests: Shape (l,), of ``REQUEST``.
@@ -539,19 +505,6 @@ def ranks_found(
     """
     told, top = reciprocal_ranks(likely), likely[:, :1].sum(axis=1)
     below = (told - top) / np.maximum(1.0 - top, 1e-9)
-    goes_on = requests["goes_on"] / requests["run_chance"]
-    later = below + goes_on * (reciprocal_ranks(found) - below)
+    share = requests["is_run"] / requests["run_probability"]
+    later = below + share * (reciprocal_ranks(found) - below)
     return np.where(found[:, :1].any(axis=1), 1.0, later), told
-
-
-_QUANTITY, _COLUMN = np.eye(N_QUANTITIES), np.eye(N_COLUMNS)
-QUOTIENTS: Mapping[Metric, tuple[FloatArray, FloatArray]] = {
-    Metric.PRECISION: (_QUANTITY[PRECISION], _COLUMN[ANY_SERVED]),
-    Metric.SERVED_MRR: (_QUANTITY[RANK], _COLUMN[ANY_SERVED]),
-    Metric.GAIN: (_QUANTITY[GAIN], _COLUMN[ONE]),
-    Metric.HARM: (_QUANTITY[HARM], _COLUMN[ONE]),
-    Metric.UDCG: (_QUANTITY[GAIN] - _QUANTITY[HARM], _COLUMN[ONE]),
-    Metric.POOLED_RECALL: (_QUANTITY[KEPT], _QUANTITY[POOL]),
-}
-"""The metrics that people's labels correct: the numerator, of the quantities of a request; and the
-denominator, of these or of the columns of ``predicted``."""

@@ -2,11 +2,12 @@
 
 A cluster is a session, or a request that belongs to none. Every metric is a ratio of two weighted
 sums over clusters, so one set of additive sums and one linearised variance serve them all; requests
-may come in parts, such as the pages of a store. Pure: no I/O, no clock, no logging.
+may come in parts, such as the pages of a store. Pure.
 """
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ _LEAST_DF = 4.0
 """Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class RatioSums:
+class RatioSums(NamedTuple):
     """Additive statistics of a ratio Σ a / Σ b over independent clusters.
 
     Attributes:
@@ -56,9 +56,6 @@ class RatioSums:
 class Sums:
     """Sums columns over clusters, part by part; memory grows only with the number of sessions.
 
-    Args:
-        n_columns: p, the number of columns.
-
     Attributes:
         n: Number of clusters.
         totals: Shape (p,), the sum of each column.
@@ -75,21 +72,21 @@ class Sums:
     def add(
         self,
         values: FloatArray,
-        session: NDArray[np.int64] | None = None,
+        session: NDArray[np.int64],
         inclusion: FloatArray | None = None,
     ) -> None:
         """Add n requests; those of one session may come in several parts.
 
         Args:
             values: Shape (n, p), weighted by 1/π.
-            session: Shape (n,), 0 for a request by itself; None where each is.
+            session: Shape (n,), 0 for a request by itself.
             inclusion: As in ``metrics.weighted_terms``; None for other columns.
         """
-        alone = np.ones(len(values), np.bool_) if session is None else session == 0
         if inclusion is None:
             inclusion = np.zeros((len(values), len(METRICS)))
+        alone = session == 0
         self._add_clusters(values[alone], inclusion[alone])
-        if session is not None and not alone.all():
+        if not alone.all():
             rest = session[~alone], values[~alone], inclusion[~alone]
             self._sessions.append(_by_session(*rest))
 
@@ -118,16 +115,10 @@ class Sums:
 
     def combined(self, numerator: FloatArray, denominator: FloatArray) -> RatioSums:
         """Return the sums of a ratio of two linear combinations of the columns, shape (p,) each."""
-        of_products = numerator @ self._products
-        return RatioSums(
-            self.n,
-            float(numerator @ self.totals),
-            float(denominator @ self.totals),
-            float(of_products @ numerator),
-            float(of_products @ denominator),
-            float(denominator @ self._products @ denominator),
-            float(self.n),
-        )
+        both = np.array([numerator, denominator])
+        a, b = (both @ self.totals).tolist()
+        (aa, ab), (_, bb) = (both @ self._products @ both.T).tolist()
+        return RatioSums(self.n, a, b, aa, ab, bb, self.n)
 
 
 def _by_session(
@@ -143,25 +134,25 @@ def _by_session(
 
 @dataclass(frozen=True)
 class Estimate(Interval):
-    """A point estimate with its confidence interval, or a note that there is none yet.
+    """A point estimate with its confidence interval, or without a value.
 
     Attributes:
         value: The point estimate; None if the data do not suffice, never 0.
-        lower: Lower end of the confidence interval; None with ``value``.
-        upper: Upper end; None with ``value``.
+        lower, upper: The ends of the confidence interval; None with ``value``.
         n: Clusters (sessions, and requests without one) in which the metric is defined; with
             human labels, the labelled ones.
         n_needed: If ``value`` is None, where people correct the judge how many more grades it
             takes, as in ``lacks_grades``, else about how many clusters suffice in all; None if that
             cannot be predicted yet.
         grades: Passages that people graded for it; None where no judge is corrected.
+        n_effective: Number of equally weighted clusters with as narrow an interval (Kish): at most
+            ``n``, and far less if a few clusters stand for much of the traffic. None without
+            clusters.
     """
 
     n_needed: int | None = None
     grades: int | None = None
     n_effective: float | None = None
-    """Number of equally weighted clusters with as narrow an interval (Kish): at most ``n``, and far
-    less if a few clusters stand for much of the traffic. None without clusters."""
 
     @property
     def grades_needed(self) -> int | None:
@@ -183,7 +174,6 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
     of that kind. If all clusters are alike, the interval rests on this alone.
 
     Args:
-        sums: Its sums, from ``Sums.ratio``.
         min_n: Effective number of clusters below which there is no estimate, ≥ 2.
 
     Returns:
@@ -200,7 +190,8 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
     n = sums.n
     effective = sums.b**2 / sums.bb if n else 0.0
     if effective < min_n:
-        return no_estimate(n, effective, min_n)
+        needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
+        return Estimate(None, None, None, n, needed, n_effective=effective if n else None)
     value, squares = sums.a / sums.b, sums.squares
     # Anything up to this is rounding: all clusters are alike.
     alike = squares <= 1e-12 * (sums.aa + value * value * sums.bb)
@@ -240,10 +231,10 @@ def linearised(
             range.
         errors: Shape (l,), z: each labelled cluster's contribution to the error of a − R·b; None if
             nothing is corrected.
-        squares: As ``sums`` has it, or 0 where that is rounding.
+        squares: ``sums.squares``, or 0 where that is rounding.
         n: Clusters in which the metric is observed; the labelled ones of a correction.
         effective: Their effective number.
-        n_observable: As ``RatioSums.n_observable``; infinite if nothing can have been missed.
+        n_observable: As in ``RatioSums``; infinite if nothing can have been missed.
         bounds: The bounds of a request's metric.
     """
     value, squares = sums.a / sums.b, sums.n / (sums.n - 1) * max(squares, 0.0)
@@ -260,7 +251,10 @@ def linearised(
             lower, upper = logistic(log_odds(value) + spread).tolist()
         value, lower, upper = np.clip((value, lower, upper), 0.0, 1.0).tolist()
     if n_observable < math.inf:
-        unseen = unseen_share(n_observable)
+        # The share of the traffic that may be of a kind of which nothing was seen.
+        unseen = 1.0
+        if n_observable > 0.0:
+            unseen -= ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / n_observable)
         lower = min(lower, value - max(value - bounds[0], 0.0) * unseen)
         upper = max(upper, value + max(bounds[1] - value, 0.0) * unseen)
     return Estimate(value, lower, upper, n, n_effective=effective)
@@ -285,25 +279,7 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
     return 2.0 * total**2 / spread if spread > 1e-12 * total**2 else math.inf
 
 
-def unseen_share(n_observable: float) -> float:
-    """Bound the share of traffic of an unseen kind, for one end of an interval.
-
-    >>> round(unseen_share(30), 3)
-    0.116
-    """
-    if n_observable <= 0.0:
-        return 1.0
-    share: float = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / n_observable)
-    return share
-
-
-def no_estimate(n: int, effective: float, min_n: int) -> Estimate:
-    """State that there are too few clusters, with the approximate number needed."""
-    needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
-    return Estimate(None, None, None, n, needed, n_effective=effective if n else None)
-
-
-def lacks_grades(n: int, counted: float, min_n: int, grades: int) -> Estimate:
+def lacks_grades(min_n: int, n: int = 0, counted: float = 0.0, grades: int = 0) -> Estimate:
     """State that people have graded too few passages, and at least how many are missing.
 
     A grade never raises that number, which is two grades for each that lacks towards ``min_n``.

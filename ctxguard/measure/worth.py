@@ -1,6 +1,6 @@
-"""The worth of passages to the reader, by their labels."""
+"""The worth of passages to the reader, by their labels. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -84,6 +84,42 @@ class Utilities:
                     f"utility {worth!r} of grade {grade} must lie in [{-_MOST:g}, {_MOST:g}]"
                 )
 
+    def of(
+        self,
+        grade: int,
+        *,
+        top_grade: int,
+        negative: Negative | None = None,
+        is_judged: bool = True,
+    ) -> float:
+        """Return what a passage is worth by its label.
+
+        Args:
+            top_grade: The collection's highest grade, ≥ 1.
+            negative: How it misleads, which counts if its grade is not above 0.
+            is_judged: Whether it has a label; also True for an unlabelled one if only relevant
+                passages are labelled, so that it counts as not relevant.
+
+        Raises:
+            ConfigurationError: the grade lies above ``top_grade``.
+
+        >>> READERS.of(2, top_grade=2), READERS.of(1, top_grade=2), READERS.of(0, top_grade=2)
+        (1.0, 0.5, -0.02)
+        >>> STRICT.of(0, top_grade=2, negative=Negative.DISTRACTOR)
+        -1.0
+        """
+        if grade > top_grade:
+            raise ConfigurationError(
+                f"grade {grade} lies above top_grade {top_grade}, the collection's highest"
+            )
+        by_grade = self.by_grade or {}
+        if grade > 0:
+            return by_grade.get(grade, self.relevant if grade == top_grade else self.partial)
+        if negative is not None:
+            is_distractor = negative is Negative.DISTRACTOR
+            return self.distractor if is_distractor else self.hard_negative
+        return by_grade.get(grade, self.irrelevant) if is_judged else self.unjudged
+
     @property
     def worst(self) -> float:
         """The lowest utility that any passage can have, ≤ 0."""
@@ -108,64 +144,3 @@ STRICT = Utilities(hard_negative=-0.5, distractor=-1.0, irrelevant=-0.5, unjudge
 BLOG = replace(STRICT, score_ratio=0.7)
 """The numbers and heuristics of the article that UDCG's discounted form comes from."""
 PRESETS: Mapping[str, Utilities] = {"readers": READERS, "blog": BLOG, "strict": STRICT}
-
-
-def worths(
-    ranked_grades: Sequence[int],
-    *,
-    top_grade: int,
-    negatives: Sequence[Negative | None] | None = None,
-    judged: Sequence[bool] | None = None,
-    utilities: Utilities = READERS,
-) -> list[float]:
-    """Return the utility of each passage by its label.
-
-    Args:
-        ranked_grades: Shape (n,), grades in rank order.
-        top_grade: The collection's highest grade, ≥ 1.
-        negatives: Shape (n,), the label of each passage that is known to mislead; it determines
-            the utility of such a passage.
-        judged: Shape (n,), whether each passage has a label; None if only relevant passages are
-            labelled, so that an unlabelled one counts as not relevant.
-        utilities: The utility of each case.
-
-    Returns:
-        Utilities of shape (n,), for ``udcg``.
-
-    Raises:
-        ConfigurationError: lengths differ, or a grade lies above ``top_grade``.
-
-    >>> labels = [None, None, None, Negative.DISTRACTOR]
-    >>> worths([2, 1, 0, 0], top_grade=2, negatives=labels)
-    [1.0, 0.5, -0.02, -0.2]
-    >>> worths([1, 0, 0], top_grade=1, judged=[True, True, False], utilities=STRICT)
-    [1.0, -0.5, -0.2]
-    """
-    check_at_least(1, top_grade=top_grade)
-    n = len(ranked_grades)
-    negatives = [None] * n if negatives is None else negatives
-    judged = [True] * n if judged is None else judged
-    for name, values in (("negatives", negatives), ("judged", judged)):
-        if len(values) != n:
-            raise ConfigurationError(f"{name} has {len(values)} values for {n} passages")
-    by_grade = utilities.by_grade or {}
-    worth_of = {
-        Negative.HARD_NEGATIVE: utilities.hard_negative,
-        Negative.DISTRACTOR: utilities.distractor,
-    }
-    found: list[float] = []
-    for grade, negative, is_judged in zip(ranked_grades, negatives, judged, strict=True):
-        if grade > top_grade:
-            raise ConfigurationError(
-                f"grade {grade} lies above top_grade {top_grade}, the collection's highest"
-            )
-        if grade > 0:
-            preset = utilities.relevant if grade == top_grade else utilities.partial
-            found.append(by_grade.get(grade, preset))
-        elif negative is not None:
-            found.append(worth_of[negative])
-        elif is_judged:
-            found.append(by_grade.get(grade, utilities.irrelevant))
-        else:
-            found.append(utilities.unjudged)
-    return found

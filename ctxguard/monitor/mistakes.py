@@ -14,8 +14,8 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
-from ctxguard.measure.metrics import YES, Rows
-from ctxguard.measure.worth import READERS, worths
+from ctxguard.measure.rows import YES, Rows
+from ctxguard.measure.worth import READERS
 from ctxguard.monitor.explanation import ExplainedCandidate, candidates_of, decided
 from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
@@ -146,7 +146,7 @@ def _suspects(
     for page in store.judged_pages(series, since=since, until=since + DAY_SECONDS):
         rows = Rows.read(page.blocks)
         passages = rows.passages
-        says_yes, is_dropped = passages["verdict"] == YES, passages["rank"] == 0
+        says_yes, is_dropped = passages["judge_grade"] == YES, passages["rank"] == 0
         loss = rows.total(says_yes * is_dropped * passages["size"])
         may_be = (loss > 0.0) | np.isin(page.sample_ids, labelled)
         if in_shadow:
@@ -173,13 +173,10 @@ def _mistake(
     if not lost:
         return []
     n_relevant = sum(sample.grade(place) > 0 for place in {*kept, *first})
-    udcg_loss = 0.0
+    udcg_loss, utilities = 0.0, READERS if profile is None else profile.utilities
     for rank, place in enumerate(lost, start=len(kept) + 1):
-        [worth] = worths(
-            [sample.grade(place)],
-            top_grade=tops[record.passage_ids[place] in sample.people],
-            utilities=READERS if profile is None else profile.utilities,
-        )
+        top_grade = tops[record.passage_ids[place] in sample.people]
+        worth = utilities.of(sample.grade(place), top_grade=top_grade)
         udcg_loss += max(worth, 0.0) * float(discounts(rank)[-1])
     explained = candidates_of(record, decision, sample.judge, labels)
     by_place = {one.rank - 1: one for one in explained}

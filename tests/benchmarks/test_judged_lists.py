@@ -35,7 +35,7 @@ def test_only_decided_candidates_are_judged(recorded: Recorded) -> None:
     passages = own.judged.rows.passages
     is_judged = passages["size"] > 0.0
     assert passages["position"][is_judged].tolist() == [0, 1, 2] * 30
-    assert passages["verdict"][is_judged].tolist() == [0, 1, 0] * 30
+    assert passages["judge_grade"][is_judged].tolist() == [0, 1, 0] * 30
     assert own.relevant[is_judged].tolist() == [1.0, 0.0, 0.0] * 30
 
 
@@ -45,7 +45,7 @@ def test_others_are_graded_by_qrels(recorded: Recorded) -> None:
     one, other = (graded(own, Settings(), seed, 300) for seed in (0, 1))
     assert one.is_graded.sum() == pytest.approx(300, abs=60)
     assert (one.is_graded != other.is_graded).any()
-    grades = one.rows.passages["grade"]
+    grades = one.rows.passages["people_grade"]
     assert (grades[one.is_graded] == own.relevant[one.is_graded]).all()
 
 

@@ -80,10 +80,10 @@ def test_judges_labels_grade_everything() -> None:
     assert judged.is_graded.all()
     passages = judged.rows.passages
     assert len(passages) == found.n_judged == 60 * DEPTH
-    assert set(passages["chance"]) == set(passages["size"]) == {1.0}
+    assert set(passages["asked_probability"]) == set(passages["size"]) == {1.0}
     _, truth = simulate(60)
     relevant = sum(len(truth.relevant(q.query_id)) for q in truth.queries)
-    assert 0 < (passages["grade"] > 0).sum() <= relevant
+    assert 0 < (passages["people_grade"] > 0).sum() <= relevant
 
 
 def test_retrieved_can_be_decided_again() -> None:
@@ -156,7 +156,7 @@ def test_grades_have_asking_probability() -> None:
     assert judged.is_corrected
     rows, own = judged.rows, judged.is_graded
     assert 60 <= own.sum() <= n
-    chance, request = rows.passages["chance"][own], rows.request[own]
+    chance, request = rows.passages["asked_probability"][own], rows.request[own]
     assert ((chance > 0.0) & (chance <= 1.0)).all()
     # By their inverse the grades stand for all judged candidates.
     n_judged = np.count_nonzero(~never)
@@ -168,7 +168,7 @@ def test_grades_have_asking_probability() -> None:
             for query in [_text(live, judged.pools.query_ids[row])]
         ]
     )
-    assert (rows.passages["grade"][own] > 0).tolist() == truth.tolist()
+    assert (rows.passages["people_grade"][own] > 0).tolist() == truth.tolist()
 
 
 def test_reading_a_store_changes_nothing() -> None:

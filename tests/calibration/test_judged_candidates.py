@@ -24,7 +24,7 @@ from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.metrics import UNGRADED, IntArray
+from ctxguard.measure.rows import UNGRADED, IntArray
 from ctxguard.measure.worth import READERS, STRICT
 
 SERVED = 3
@@ -45,9 +45,9 @@ def judged(
     if truth is not None:
         stands_for[:] = 1.0
         taken = np.random.default_rng(seed).random(n * k) < chance
-        rows.passages["grade"] = np.where(taken, truth.ravel(), UNGRADED)
+        rows.passages["people_grade"] = np.where(taken, truth.ravel(), UNGRADED)
         rows.passages["people_worth"] = np.where(truth.ravel() > 0, GAIN, COST)
-        rows.passages["chance"] = np.where(taken, chance, 0.0)
+        rows.passages["asked_probability"] = np.where(taken, chance, 0.0)
     return JudgedCandidates(rows, fold_numbers(pools.query_ids), stands_for, pools)
 
 
@@ -122,7 +122,7 @@ def test_recall_takes_dropped_grades() -> None:
     """Without grades of dropped passages there is precision and UDCG, but no recall."""
     many, _ = drawn(np.random.default_rng(0), 60, 0.5)
     passages = many.rows.passages.copy()
-    passages["chance"][(passages["rank"] == 0) & (many.rows.request > 4)] = 0.0
+    passages["asked_probability"][(passages["rank"] == 0) & (many.rows.request > 4)] = 0.0
     few = replace(many, rows=many.rows._replace(passages=passages))
     third = table_by_k(few)[3]
     assert few.is_corrected
@@ -169,7 +169,7 @@ def test_intervals_survive_yes_sayers(
         held["precision"] += holds(third["precision"], true_precision)
         held["recall"] += holds(third["recall"], true_recall)
         passages = own.rows.passages.copy()
-        passages["chance"] = 0.0
+        passages["asked_probability"] = 0.0
         bare = replace(own, rows=own.rows._replace(passages=passages))
         above += (table_by_k(bare)[3]["precision"].value or 0.0) / n
     assert above > true_precision + 0.1, "the judge's own view is off"

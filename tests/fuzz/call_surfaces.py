@@ -140,7 +140,10 @@ def _grades(random: Random) -> list[int]:
 
 def _worth(given: Mapping[str, float], graded: list[int], judged: list[bool]) -> None:
     utilities = worth.Utilities(**given)  # type: ignore[arg-type]
-    worths = worth.worths(graded, top_grade=3, judged=judged, utilities=utilities)
+    worths = [
+        utilities.of(grade, top_grade=3, is_judged=each)
+        for grade, each in zip(graded, judged, strict=True)
+    ]
     metrics.udcg(np.array([worths]))
 
 

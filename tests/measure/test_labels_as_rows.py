@@ -10,7 +10,8 @@ from calibration.judged_candidates import decided
 from calibration.pools import LabelledPools
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind
-from ctxguard.measure.metrics import NO, PASSAGE, REQUEST, YES, IntArray, Metric, Rows, terms
+from ctxguard.measure.metrics import Metric, terms
+from ctxguard.measure.rows import NO, PASSAGE, REQUEST, YES, IntArray, Rows
 from ctxguard.measure.worth import READERS, STRICT
 
 METRICS = {
@@ -33,10 +34,16 @@ def rows_of(pools: LabelledPools, order: IntArray, kept: np.ndarray) -> Rows:
     passages["position"] = order[at]
     passages["rank"] = np.where(kept[at], place + 1, 0)
     passages["in_baseline"] = pools.in_baseline[own]
-    passages["verdict"] = np.where(pools.relevant[own], YES, NO)
+    passages["judge_grade"] = np.where(pools.relevant[own], YES, NO)
     passages["worth"], passages["size"] = pools.utilities[own], 1.0
     requests["n_passages"], requests["n_served"] = pools.retrieved.sum(axis=1), kept.sum(axis=1)
-    for name in ("probability", "dropped_chance", "pool_chance", "has_recall", "has_baseline"):
+    for name in (
+        "probability",
+        "dropped_probability",
+        "pool_probability",
+        "has_recall",
+        "has_baseline",
+    ):
         requests[name] = 1
     return Rows.of(requests, passages)
 

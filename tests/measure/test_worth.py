@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.metrics import keyword_first_ranks, udcg
-from ctxguard.measure.worth import PRESETS, Negative, Utilities, worths
+from ctxguard.measure.worth import PRESETS, READERS, Negative, Utilities
 
 EXACT = 1e-9
 
@@ -69,37 +69,35 @@ def test_udcg_is_gain_less_harm(utilities: list[float]) -> None:
     assert gain[0] - harm[0] == pytest.approx(plain, abs=EXACT)
 
 
+HARD, DISTRACTOR = ({"negative": one} for one in Negative)
+UNJUDGED = {"is_judged": False}
+MAPPED = {"by_grade": {0: -0.4, 1: 0.3}}
+
+
 @pytest.mark.parametrize(
-    ("grades", "settings", "utilities", "expected"),
+    ("grade", "label", "utilities", "expected"),
     [
+        (2, {}, {}, 1.0),
         # A positive grade below the collection's highest is partial.
-        ([1], {"top_grade": 1}, {}, [1.0]),
-        ([2, 1], {"top_grade": 2}, {}, [1.0, 0.5]),
-        # Every passage that is not relevant costs, at any rank.
-        ([1, 0, 0, 0, 0], {"top_grade": 1}, {}, [1.0, -0.02, -0.02, -0.02, -0.02]),
-        # An unjudged passage has a utility of its own, whatever the map says of grade 0.
-        (
-            [1, 0, 0],
-            {"top_grade": 1, "judged": [True, True, False]},
-            {"unjudged": -0.3},
-            [1.0, -0.02, -0.3],
-        ),
-        ([0, 0], {"top_grade": 1, "judged": [True, False]}, {"by_grade": {0: -0.4}}, [-0.4, -0.02]),
-        # A map replaces the preset for the grades that it names, a labelled negative comes first.
-        (
-            [2, 1, 0, 0],
-            {"top_grade": 2, "negatives": [None, None, None, Negative.HARD_NEGATIVE]},
-            {"by_grade": {0: -0.2, 1: 0.3}},
-            [1.0, 0.3, -0.2, -0.1],
-        ),
+        (1, {}, {}, 0.5),
+        (0, {}, {}, -0.02),
+        (0, UNJUDGED, {"unjudged": -0.3}, -0.3),
+        # A map replaces the preset for the grades that it names.
+        (0, {}, MAPPED, -0.4),
+        (1, {}, MAPPED, 0.3),
+        (2, {}, MAPPED, 1.0),
+        (0, UNJUDGED, MAPPED, -0.02),
+        # A labelled negative comes first.
+        (0, HARD, MAPPED, -0.1),
+        (0, DISTRACTOR, {}, -0.2),
         # A relevant passage does not mislead.
-        ([1, 0], {"top_grade": 1, "negatives": [Negative.DISTRACTOR] * 2}, {}, [1.0, -0.2]),
+        (2, DISTRACTOR, {}, 1.0),
     ],
 )
 def test_what_each_label_is_worth(
-    grades: list[int], settings: dict[str, Any], utilities: dict[str, Any], expected: list[float]
+    grade: int, label: dict[str, Any], utilities: dict[str, Any], expected: float
 ) -> None:
-    assert worths(grades, utilities=Utilities(**utilities), **settings) == expected
+    assert Utilities(**utilities).of(grade, top_grade=2, **label) == expected
 
 
 def test_worst_utility_is_the_lowest() -> None:
@@ -150,9 +148,7 @@ def test_utilities_of_wrong_sign_are_refused(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: worths([1], top_grade=1, negatives=[]), "negatives has 0 val"),
-        (lambda: worths([3], top_grade=2), "grade 3 lies above top_grade 2"),
-        (lambda: worths([0], top_grade=0), "top_grade 0"),
+        (lambda: READERS.of(3, top_grade=2), "grade 3 lies above top_grade 2"),
         (lambda: keyword_first_ranks([" "], ["text"]), "keyword ' ' is empty"),
     ],
 )

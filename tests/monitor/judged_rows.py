@@ -7,18 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctxguard.measure.estimate import RatioSums, Sums
-from ctxguard.measure.metrics import (
+from ctxguard.measure.metrics import N_TERMS, Metric, weighted_terms
+from ctxguard.measure.rows import (
     MISSING,
     NEAR,
     PASSAGE,
     REQUEST,
     UNGRADED,
-    Metric,
     Rows,
     rank_group,
     session_number,
     to_block,
-    weighted_terms,
 )
 
 GAIN, HARM = 1.0, 0.5
@@ -62,25 +61,25 @@ class Judged:
             "rank": rank,
             "group": np.where(rank > 0, rank_group(rank), NEAR),
             "in_baseline": np.arange(n) < k + (self.n_first or 0),
-            "verdict": verdicts,
+            "judge_grade": verdicts,
             "score": list(self.scores) or 0.0,
             "worth": np.choose(verdicts, [-HARM, GAIN, 0.0, 0.0]),
             "size": np.where(rank > 0, 1.0, 1.0 / (self.dropped_chance or 1.0)),
-            "grade": grades,
+            "people_grade": grades,
             "people_worth": np.where(is_graded, np.where(np.array(grades) > 0, GAIN, -HARM), 0.0),
-            "chance": np.where(is_graded, list(self.chances) or 1.0, 0.0),
+            "asked_probability": np.where(is_graded, list(self.chances) or 1.0, 0.0),
         }
         for name, values in columns.items():
             passages[name] = values
         request["n_passages"], request["n_served"] = n, k
         request["probability"] = 1.0 / self.weight
         request["session"] = session_number(self.session)
-        request["dropped_chance"] = self.dropped_chance
-        request["pool_chance"] = math.nan if self.pool_chance is None else self.pool_chance
+        request["dropped_probability"] = self.dropped_chance
+        request["pool_probability"] = math.nan if self.pool_chance is None else self.pool_chance
         request["has_recall"] = self.pool_chance is not None and MISSING not in verdicts
         request["has_baseline"] = self.n_first is not None
         request["draw"] = int(is_graded.any())
-        request["goes_on"] = request["run_chance"] = 1
+        request["is_run"] = request["run_probability"] = 1
         return to_block(request, passages)
 
 
@@ -90,7 +89,7 @@ def rows_of(requests: Iterable[Judged]) -> Rows:
 
 def sums_of(rows: Rows, size: int | None = None) -> Sums:
     """Sums of the terms of some requests, added in parts, clustered by session."""
-    found, number = Sums(2 * len(Metric)), np.arange(len(rows.requests))
+    found, number = Sums(N_TERMS), np.arange(len(rows.requests))
     for start in range(0, len(rows.requests), size or max(len(rows.requests), 1)):
         part = rows.take((number >= start) & (number < start + (size or len(rows.requests))))
         values, inclusion = weighted_terms(part)

@@ -15,7 +15,8 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.measure.metrics import Metric, Rows, losses
+from ctxguard.measure.metrics import Metric, losses
+from ctxguard.measure.rows import Rows
 from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days
 from ctxguard.monitor.alarms.reference import corrected, upper_limit

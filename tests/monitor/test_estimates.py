@@ -12,7 +12,8 @@ from scipy import stats
 from benchmarks.labelling import Case, judged, traffic, truths
 from ctxguard.measure.estimate import Estimate, RatioSums, estimate
 from ctxguard.measure.interval import t_quantile
-from ctxguard.measure.metrics import YES, Metric, Rows
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import YES, Rows
 
 
 def test_heavy_requests_count_as_few() -> None:
@@ -96,9 +97,9 @@ def test_intervals_cover_judged_pools(
     relevant = traffic(case, 400 * n, rng)
     rows, _ = judged(case, relevant, rng)
     passages, requests = rows.passages, rows.requests
-    passages["worth"] = np.where(passages["verdict"] == YES, GAIN, -HARM)
+    passages["worth"] = np.where(passages["judge_grade"] == YES, GAIN, -HARM)
     requests["has_recall"] = pool_rate == 1.0
-    requests["pool_chance"] = pool_rate
+    requests["pool_probability"] = pool_rate
     kept, pool = relevant[:, :5].sum(axis=1), relevant.sum(axis=1)
     truth = {**truths(case), Metric.RECALL: np.mean(kept[pool > 0] / pool[pool > 0])}
     held: dict[Metric, list[bool]] = {metric: [] for metric in truth}

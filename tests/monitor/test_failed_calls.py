@@ -13,7 +13,8 @@ from benchmarks._live_scenarios import Scenario
 from benchmarks._live_service import Pick
 from benchmarks._live_traffic import JudgeErrors, Shape
 from ctxguard.core.types import Passage
-from ctxguard.measure.metrics import FAILED, Metric, Rows
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import FAILED, Rows
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.sampler import JudgingRates
@@ -111,7 +112,7 @@ def test_next_run_asks_what_failed(cause: str) -> None:
     live = watching(judge)
     report = live.monitor.report()
     rows = Rows.read(all_judged(live.store, live.monitor.series).blocks)
-    n_failed = int((rows.passages["verdict"] == FAILED).sum())
+    n_failed = int((rows.passages["judge_grade"] == FAILED).sum())
     assert report.failed_passages == n_failed > 0
     assert {one.value for one in report.live.estimates[Window.ALL_RETAINED].values()} == {None}
     first, judge.is_healthy = set(judge.asked), True

@@ -11,12 +11,12 @@ from storing import replace_payload
 from stub_judges import ErringJudge
 from watching import Watching
 
-from ctxguard.measure.metrics import Metric, Rows
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import Rows
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.evidence import (
-    PeopleGrades,
     Scale,
     grade_chances,
     judged_request,
@@ -124,14 +124,15 @@ def test_grade_counts_by_asking_probability(
 ) -> None:
     picked = [opened, FIRST, coin(2, 0.5), coin(7, 0.2)]
     assert grade_chances(record, picked, grades_by_name(grades)) == chances
-    people = PeopleGrades(grades_by_name(grades), SCALE, picked)
-    rows = Rows.read([judged_request(record, grades_by_name(grades), SCALE, people=people)])
+    given = grades_by_name(grades)
+    scale = SCALE._replace(people_max_grade=1)
+    rows = Rows.read([judged_request(record, given, scale, people=given, picked=picked)])
     of_judged = [chances.get(record.passage_ids.index(name), 0.0) for name in sorted(grades)]
-    asked = sorted(one for one in rows.passages["chance"].tolist() if one)
+    asked = sorted(one for one in rows.passages["asked_probability"].tolist() if one)
     assert asked == pytest.approx(sorted(one for one in of_judged if one))
     [request] = rows.requests
-    assert (request["draw"], request["run_chance"]) == (7, 0.6)
-    assert request["goes_on"] == (opened is RUN)
+    assert (request["draw"], request["run_probability"]) == (7, 0.6)
+    assert request["is_run"] == (opened is RUN)
 
 
 @pytest.mark.parametrize(

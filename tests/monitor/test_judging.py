@@ -11,11 +11,11 @@ from judged_rows import sums_of
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import FloatArray
-from ctxguard.measure.metrics import FAILED, NO, UNGRADED, YES, Metric, Rows, losses
+from ctxguard.measure.metrics import Metric, losses
+from ctxguard.measure.rows import FAILED, NO, UNGRADED, YES, Rows
 from ctxguard.measure.worth import READERS, STRICT, Negative
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.evidence import (
-    PeopleGrades,
     Scale,
     judged_request,
     recall_loss,
@@ -66,7 +66,7 @@ def judged(records: Iterable[SampleRecord], relevant: frozenset[str] = RELEVANT)
 def dropped_relevant(rows: Rows) -> FloatArray:
     """How many of the dropped are relevant by those that were judged, shape (n,)."""
     passages = rows.passages
-    is_dropped_hit = (passages["verdict"] == YES) & (passages["rank"] == 0)
+    is_dropped_hit = (passages["judge_grade"] == YES) & (passages["rank"] == 0)
     return rows.total(is_dropped_hit * passages["size"])
 
 
@@ -106,7 +106,7 @@ class TestInclusionProbabilities:
             expected = alone + (1 - alone) * first
             spread = (expected * (1 - expected) / REPEATS) ** 0.5
             assert count / REPEATS == pytest.approx(expected, abs=4.5 * spread + 1e-9)
-        [chance] = judged(records[:1], relevant).requests["dropped_chance"]
+        [chance] = judged(records[:1], relevant).requests["dropped_probability"]
         assert chance == pytest.approx(alone)
 
     def test_dropped_relevant_count_unbiased(
@@ -119,13 +119,13 @@ class TestInclusionProbabilities:
         self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         rows = judged(records, relevant)
-        whole = ~np.isnan(rows.requests["pool_chance"])
-        in_pool = rows.total((rows.passages["verdict"] == YES) * 1.0)
+        whole = ~np.isnan(rows.requests["pool_probability"])
+        in_pool = rows.total((rows.passages["judge_grade"] == YES) * 1.0)
         assert (in_pool[whole] == len(relevant)).all()
         assert (rows.requests["n_passages"][whole] == len(POOL)).all()
         rates = records[0].rates
         if chance := rates.full_pool_probability(has_hit=relevant is RELEVANT):
-            assert set(rows.requests["pool_chance"][whole]) == {chance}
+            assert set(rows.requests["pool_probability"][whole]) == {chance}
             assert_mean(whole / chance, 1.0)
         else:
             assert not whole.any()
@@ -162,7 +162,7 @@ def test_pools_whole_when_unserved_show_nothing() -> None:
     """Pools that are whole only where nothing was served show no recall."""
     rows = judged([record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))], NO_HIT)
     assert sums_of(rows).ratio(Metric.RECALL).n == 0
-    assert rows.requests["pool_chance"] == 1.0
+    assert rows.requests["pool_probability"] == 1.0
 
 
 def loss_of(rows: Rows) -> float | None:
@@ -228,7 +228,7 @@ def test_short_pools_stand_alone() -> None:
     first_ten = JudgingRates(0.0, 0.0, 0.0, 1.0, len(POOL))
     rows = judged([record_of(first_ten)])
     assert len(rows.passages) == len(POOL)
-    assert rows.requests["dropped_chance"].tolist() == [0.0]
+    assert rows.requests["dropped_probability"].tolist() == [0.0]
 
 
 class TestMissingGrades:
@@ -242,7 +242,7 @@ class TestMissingGrades:
     def test_failed_dropped_passages_are_rows(self) -> None:
         """Each with the chance of being judged that the sample holds, as if it had a grade."""
         rows, whole = self.rows(frozenset({"p3", "p5"})), self.rows(frozenset())
-        assert rows.passages["verdict"][[3, 5]].tolist() == [FAILED, FAILED]
+        assert rows.passages["judge_grade"][[3, 5]].tolist() == [FAILED, FAILED]
         for name in ("position", "rank", "group", "size"):
             assert rows.passages[name].tolist() == whole.passages[name].tolist()
 
@@ -257,7 +257,7 @@ class TestMissingGrades:
     def test_failed_is_not_irrelevant(self) -> None:
         """People's grades say what such passages are; the request is not dropped for it."""
         rows = self.rows(frozenset({"p1"}))
-        assert rows.passages["verdict"][:3].tolist() == [YES, FAILED, NO]
+        assert rows.passages["judge_grade"][:3].tolist() == [YES, FAILED, NO]
 
     def test_whole_pool_waits_for_the_served(self) -> None:
         """Pools that are judged where nothing served is relevant: not before that is certain."""
@@ -288,15 +288,18 @@ def test_grades_count_by_their_scale() -> None:
     block = judged_request(
         record_of(ONLY_SERVED),
         grades,
-        Scale(STRICT, 3),
-        people=PeopleGrades(given, SCALE._replace(utilities=STRICT)),
+        Scale(STRICT, 3, 1),
+        people=given,
     )
     rows = Rows.read([block])
     passages = rows.passages
-    assert passages["verdict"].tolist() == [YES, NO, YES]
+    assert passages["judge_grade"].tolist() == [YES, NO, YES]
     assert passages["worth"].tolist() == [1.0, -1.0, 0.5]
     assert passages["score"] == pytest.approx([np.log(3.0), 0.0, 0.0])
-    assert passages["grade"].tolist() == [1, UNGRADED, 0]
+    assert passages["people_grade"].tolist() == [1, UNGRADED, 0]
     assert passages["people_worth"].tolist() == [1.0, 0.0, -0.5]
     # No draw asked for them.
-    assert (passages["chance"].tolist(), rows.requests["draw"].tolist()) == ([0.0] * 3, [0])
+    assert (passages["asked_probability"].tolist(), rows.requests["draw"].tolist()) == (
+        [0.0] * 3,
+        [0],
+    )

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.labelling import CASES, Case, month, outcomes
 from ctxguard.measure.corrected import FOLDS, Model
-from ctxguard.measure.metrics import NO, PASSAGE, REQUEST, YES, Rows
+from ctxguard.measure.rows import NO, PASSAGE, REQUEST, YES, Rows
 
 SEEDS = range(100, 140)
 LEAST_COVERAGE = 1.0 - 6 / len(SEEDS)
@@ -73,9 +73,9 @@ def graded(verdicts: np.ndarray, relevant: np.ndarray, scores: np.ndarray | None
     """Requests of one graded passage each, the first of five that were served."""
     n = len(verdicts)
     requests, passages = np.zeros(n, REQUEST), np.zeros(n, PASSAGE)
-    requests["n_passages"], requests["n_served"], requests["run_chance"] = 1, 5, 1.0
-    passages["rank"] = passages["chance"] = 1
-    passages["verdict"], passages["grade"] = verdicts, relevant
+    requests["n_passages"], requests["n_served"], requests["run_probability"] = 1, 5, 1.0
+    passages["rank"] = passages["asked_probability"] = 1
+    passages["judge_grade"], passages["people_grade"] = verdicts, relevant
     passages["score"] = 0.0 if scores is None else scores
     passages["people_worth"] = np.where(relevant, 1.0, -0.5)
     return Rows.of(requests, passages)
@@ -118,7 +118,7 @@ def test_scores_move_predictions_when_confirmed() -> None:
 
 def test_unasked_passages_teach_nothing() -> None:
     rows = graded(np.full(100, YES), np.zeros(100))
-    rows.passages["chance"] = 0.0
+    rows.passages["asked_probability"] = 0.0
     taught, untaught = (
         Model.fitted(each, fold(each)) for each in (rows, rows.take(fold(rows) > 9))
     )

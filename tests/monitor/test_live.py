@@ -42,7 +42,7 @@ from benchmarks._live_traffic import (
 from benchmarks.live import Cell, main, simulate
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.measure.metrics import Metric, udcg
-from ctxguard.measure.worth import worths
+from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.redaction import redact
@@ -101,8 +101,10 @@ def test_simulated_truth_is_the_librarys(
         ]
         grades = [grade for grade, _ in labels]
         served = [] if traffic.empty[question] else grades[:DEFAULT_K]
-        negatives = [negative for _, negative in labels[: len(served)]]
-        worth = worths(served, top_grade=3, negatives=negatives)
+        worth = [
+            READERS.of(grade, top_grade=3, negative=negative)
+            for grade, negative in labels[: len(served)]
+        ]
         if served:
             ranks = [rank for rank, grade in enumerate(served, start=1) if grade > 0]
             found[Metric.PRECISION].append(len(ranks) / len(served))

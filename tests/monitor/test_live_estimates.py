@@ -18,7 +18,8 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.corrected import Model
 from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
-from ctxguard.measure.metrics import Metric, Rows
+from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import Rows
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.sampling_design import to_label
@@ -224,7 +225,7 @@ def test_grade_is_worth_peoples_scale(
     )
     update_graded(store, SERIES, Scale(READERS, max_grade_of_judge))
     passages = Rows.read(store.graded(SERIES).blocks).passages
-    assert set(passages["people_worth"][passages["chance"] > 0.0].tolist()) == {worth}
+    assert set(passages["people_worth"][passages["asked_probability"] > 0.0].tolist()) == {worth}
 
 
 def test_requests_of_one_session_count_once(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -12,17 +11,8 @@ from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums, sums_of
 
 from ctxguard.errors import DataError
 from ctxguard.measure.estimate import RatioSums
-from ctxguard.measure.metrics import (
-    MISSING,
-    PASSAGE,
-    REQUEST,
-    YES,
-    Metric,
-    Rows,
-    session_number,
-    to_block,
-    udcg,
-)
+from ctxguard.measure.metrics import Metric, udcg
+from ctxguard.measure.rows import MISSING, PASSAGE, REQUEST, YES, Rows, session_number, to_block
 
 _VERDICTS = st.integers(0, 2)
 
@@ -107,8 +97,8 @@ some_requests = st.lists(judged_requests(), max_size=20)
 def test_row_sums_follow_definitions(judged: list[Judged]) -> None:
     found = sums(judged)
     for metric in Metric:
-        expected = astuple(one_by_one(metric, judged))
-        assert astuple(found.ratio(metric)) == pytest.approx(expected, rel=1e-9, abs=1e-9), metric
+        expected = one_by_one(metric, judged)
+        assert found.ratio(metric) == pytest.approx(expected, rel=1e-9, abs=1e-9), metric
 
 
 @given(some_requests, st.integers(1, 7))
@@ -116,8 +106,8 @@ def test_requests_add_up_in_parts(judged: list[Judged], size: int) -> None:
     """Requests add up in any parts though a session lies in several."""
     whole, parts = sums(judged), sums_of(rows_of(judged), size)
     for metric in Metric:
-        expected = astuple(whole.ratio(metric))
-        assert astuple(parts.ratio(metric)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        expected = whole.ratio(metric)
+        assert parts.ratio(metric) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @given(some_requests)
@@ -139,7 +129,7 @@ def test_human_rows_use_grades() -> None:
     for metric in Metric:
         found = sums_of(by_people).ratio(metric)
         if metric is not Metric.RECALL:
-            assert astuple(found) == pytest.approx(astuple(ratio_sums(metric, [expected])))
+            assert found == pytest.approx(ratio_sums(metric, [expected]))
 
 
 @pytest.mark.parametrize("cut", [3, REQUEST.itemsize - 1, REQUEST.itemsize + 1])
@@ -160,8 +150,8 @@ def test_block_lacking_passages_is_refused() -> None:
         ("people_worth", -math.inf),
         ("probability", 1e-200),
         ("size", 0.5),
-        ("chance", math.nan),
-        ("dropped_chance", -1.0),
+        ("asked_probability", math.nan),
+        ("dropped_probability", -1.0),
     ],
 )
 def test_impossible_number_is_refused_by_name(name: str, value: float) -> None:

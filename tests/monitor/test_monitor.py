@@ -13,7 +13,8 @@ from watching import Watching, counted
 
 from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
-from ctxguard.measure.metrics import Metric, Rows, udcg
+from ctxguard.measure.metrics import Metric, udcg
+from ctxguard.measure.rows import Rows
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits

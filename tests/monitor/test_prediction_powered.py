@@ -12,14 +12,15 @@ from ctxguard.measure.corrected import (
     FOLDS,
     N_COLUMNS,
     QUOTIENTS,
-    GradeCorrection,
     Graded,
     Model,
     corrected_estimates,
+    corrected_totals,
     predicted,
 )
 from ctxguard.measure.estimate import Estimate, Sums, estimate
-from ctxguard.measure.metrics import Metric, Rows, udcg
+from ctxguard.measure.metrics import Metric, udcg
+from ctxguard.measure.rows import Rows
 
 PRIOR = Model.fitted(rows_of([]), np.zeros(0, np.intp))
 BELIEVES = Model(np.tile([-30.0, 60.0, *[0.0] * 8], (FOLDS, 1)))
@@ -34,7 +35,7 @@ def estimates(
     sums, weight = Sums(N_COLUMNS), 1.0 / rows.requests["probability"]
     p = model.of(rows, np.where(is_graded, np.cumsum(is_graded) % FOLDS, -1))
     sums.add(predicted(rows, p, model) * weight[:, None], rows.requests["session"])
-    graded = Graded.of(rows, p, is_graded, np.ones(len(weight)))
+    graded = Graded.of(rows, p, is_graded * 1.0)
     return corrected_estimates(sums.ended(), graded, model, min_n)
 
 
@@ -108,7 +109,7 @@ def test_perfect_judge_needs_no_correction() -> None:
 def test_spreadless_predictions_have_no_say() -> None:
     """If all that people graded is relevant, that is the estimate, whatever the judge said."""
     request = np.arange(20)
-    found = GradeCorrection.of(
+    coefficients, errors = corrected_totals(
         np.array([7.0, 50.0]),
         np.array([1]),
         cell=0 * request,
@@ -118,5 +119,5 @@ def test_spreadless_predictions_have_no_say() -> None:
         cluster=request,
         n_clusters=20,
     )
-    assert found.coefficients.tolist() == [[0.0, 1.0]]
-    assert not found.errors.any()
+    assert coefficients.tolist() == [[0.0, 1.0]]
+    assert not errors.any()

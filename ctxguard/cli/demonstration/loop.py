@@ -26,7 +26,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.estimate import Estimate
 from ctxguard.measure.metrics import Metric, udcg
-from ctxguard.measure.worth import Negative, worths
+from ctxguard.measure.worth import READERS, Negative
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.sampling.sampler import Sampler
@@ -127,13 +127,18 @@ def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
 
 
 def _udcg(passage_ids: Sequence[str], labels: Mapping[str, int]) -> float:
-    served = [labels.get(passage_id, 0) for passage_id in passage_ids]
-    utilities = worths(
-        [max(label, 0) for label in served],
-        top_grade=TOP_GRADE,
-        negatives=[Negative.DISTRACTOR if label < 0 else None for label in served],
-        judged=[passage_id in labels for passage_id in passage_ids],
-    )
+    utilities = []
+    for passage_id in passage_ids:
+        label = labels.get(passage_id)
+        negative = Negative.DISTRACTOR if (label or 0) < 0 else None
+        utilities.append(
+            READERS.of(
+                max(label or 0, 0),
+                top_grade=TOP_GRADE,
+                negative=negative,
+                is_judged=label is not None,
+            )
+        )
     gain, harm = udcg(np.array([utilities]))
     return float(gain[0] - harm[0])
 

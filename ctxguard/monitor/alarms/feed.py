@@ -16,7 +16,8 @@ import numpy as np
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import CtxguardError, DataError, ProfileError
-from ctxguard.measure.metrics import Metric, Rows, losses, session_number
+from ctxguard.measure.metrics import Metric, losses
+from ctxguard.measure.rows import Rows, session_number
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState

@@ -2,7 +2,7 @@
 
 An estimate predicts the result of labelling all requests of its window by people: the judge is
 exact, or human labels correct it. The uncorrected figures of a judge that errs are published
-separately, under another name.
+separately, under another name. Reads the store.
 """
 
 from collections import Counter
@@ -16,17 +16,9 @@ from numpy.typing import NDArray
 from ctxguard.core.types import FloatArray
 from ctxguard.measure import corrected
 from ctxguard.measure.corrected import FOLDS, Model
-from ctxguard.measure.estimate import Estimate, Sums, estimate, lacks_grades, no_estimate
-from ctxguard.measure.metrics import (
-    METRICS,
-    BoolArray,
-    IntArray,
-    Metric,
-    Rows,
-    failed_weights,
-    shown_metrics,
-    weighted_terms,
-)
+from ctxguard.measure.estimate import Estimate, Sums, estimate, lacks_grades
+from ctxguard.measure.metrics import METRICS, N_TERMS, Metric, shown_metrics, weighted_terms
+from ctxguard.measure.rows import BoolArray, IntArray, Rows
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
@@ -73,8 +65,8 @@ class LiveEstimates:
     """The estimates from a store's judgments and labels.
 
     Attributes:
-        estimates: By window and metric, from an exact judge or corrected by human labels: of a
-            judge that errs without what people's grades do not correct.
+        estimates: By window, narrowest first, and metric, from an exact judge or corrected by human
+            labels: of a judge that errs without what people's grades do not correct.
         judge_estimates: The judge's own figures, not corrected; empty for an exact judge.
         populations: The requests that the estimates of each window cover.
         labelled: Samples that people have graded, including those whose text was deleted since.
@@ -97,17 +89,15 @@ class LiveEstimates:
 
         The narrowest window with an estimate; without one, the window with the most requests.
         """
-
         chosen: dict[Metric, Window] = {}
         for metric in self.estimates[Window.ALL_RETAINED]:
-            most = -1
-            for window in Window:
-                found = self.estimates.get(window, {}).get(metric)
-                if found is not None and found.value is not None:
-                    chosen[metric] = window
-                    break
-                if found is not None and found.n > most:
-                    most, chosen[metric] = found.n, window
+            best = None
+            for window, estimates in self.estimates.items():
+                found = estimates[metric]
+                if best is None or (
+                    best.value is None and (found.value is not None or found.n > best.n)
+                ):
+                    best, chosen[metric] = found, window
         return chosen
 
 
@@ -126,47 +116,39 @@ def live_estimates(
     does not grow with the number of requests.
 
     Args:
-        exact: Whether the judge's verdicts equal people's and need no correction.
+        exact: Whether the judge's grades equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
         min_n: Effective number of clusters below which there is no estimate, ≥ 2.
     """
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
-    since = {Window.RECENT: now_seconds - window_seconds}
-    covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick)}
     windows = {
-        window: _Judged(since.get(window, -np.inf), covered.get(window))
-        for window in Window
-        if window is not Window.UP_TO_LABELS or not exact
+        Window.RECENT: _Judged(since=now_seconds - window_seconds),
+        Window.UP_TO_LABELS: _Judged(covered=np.unique(labels.first_pick)),
+        Window.ALL_RETAINED: _Judged(),
     }
-    newest: float | None = None
+    if exact:
+        del windows[Window.UP_TO_LABELS]
     for page in store.judged_pages(series):
         rows = Rows.read(page.blocks)
         # A stored sample stands for those of its hour that were lost.
         rows.requests["probability"] *= stored.at(page.time_seconds)
-        own, predicted = weighted_terms(rows), None
-        fold = labels.folds_of(page.sample_ids)
+        values, inclusion = weighted_terms(rows)
+        fold, predicted = labels.folds_of(page.sample_ids), None
         if not exact:
             columns = corrected.predicted(rows, labels.model.of(rows, fold), labels.model)
             predicted = columns / rows.requests["probability"][:, None]
-        weights = failed_weights(rows)
         for judged in windows.values():
-            judged.add(page, rows, weights, own, predicted, is_labelled=fold >= 0)
-        newest = float(page.time_seconds[-1])
-    found: dict[Window, Estimates] = {}
-    judge: dict[Window, Estimates] = {}
-    populations: dict[Window, WindowPopulation] = {}
-    for window, judged in windows.items():
-        populations[window] = judged.population
-        by_judge = judged.estimates(min_n)
-        found[window] = by_judge if exact else _corrected(judged, labels, min_n)
-        if not exact:
-            judge[window] = by_judge
+            judged.add(page, rows, values, inclusion, predicted, is_labelled=fold >= 0)
+    by_judge = {window: judged.estimates(min_n) for window, judged in windows.items()}
+    newest = windows[Window.ALL_RETAINED].population.until_seconds
     return LiveEstimates(
-        estimates=found,
-        judge_estimates=judge,
-        populations=populations,
+        estimates=by_judge
+        if exact
+        else {window: _corrected(judged, labels, min_n) for window, judged in windows.items()},
+        judge_estimates={} if exact else by_judge,
+        populations={window: judged.population for window, judged in windows.items()},
         labelled=len(graded.sample_ids),
         unpicked=int(np.count_nonzero(Rows.read(graded.blocks).requests["draw"] == 0)),
         disagreements=graded.disagreements,
@@ -181,7 +163,7 @@ class Labels:
     Attributes:
         sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
         rows: Their rows.
-        model: The fit of people's grades on the judge's verdicts.
+        model: The fit of people's grades on the judge's.
         p: P(relevant) of each passage in ``rows``, by the grades of other samples.
     """
 
@@ -200,13 +182,8 @@ class Labels:
         rows.requests["probability"] *= stored.at(graded.time_seconds[used])
         fold = np.arange(len(rows.requests)) % FOLDS
         model = Model.fitted(rows, fold)
-        return cls(
-            graded.sample_ids[used],
-            graded.first_pick[used],
-            rows,
-            model,
-            model.of(rows, fold),
-        )
+        p = model.of(rows, fold)
+        return cls(graded.sample_ids[used], graded.first_pick[used], rows, model, p)
 
     def folds_of(self, sample_ids: NDArray[np.int64]) -> IntArray:
         """Return the fold of each sample, shape (n,); −1 for one that is not among these."""
@@ -225,47 +202,38 @@ class _Judged:
     def __init__(self, since: float = -np.inf, covered: IntArray | None = None) -> None:
         self._since = since
         self._covered = covered
-        self.own, self.predicted = Sums(2 * len(METRICS)), Sums(corrected.N_COLUMNS)
+        self.own, self.predicted = Sums(N_TERMS), Sums(corrected.N_COLUMNS)
         self.labelled_ids = [np.empty(0, np.int64)]
         self.requests_by_pick: Counter[int] = Counter()
         self.weight_by_pick: Counter[int] = Counter()
         self.population = WindowPopulation(0, 0, 0, None, None)
-        self._weights = np.zeros(3)
-        """As of ``failed_weights``."""
 
     def estimates(self, min_n: int) -> Estimates:
-        """Estimate every metric by the judge's grades.
-
-        Metrics for which too many requests lack a grade are left out.
-        """
-        if not self.population.judged:
-            return dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
-        own, shown = self.own.ended(), shown_metrics(self._weights)
-        return {
-            metric: estimate(metric, ratio, min_n)
-            if metric in shown
-            else Estimate.undefined(ratio.n)
-            for metric in METRICS
-            for ratio in [own.ratio(metric)]
-        }
+        """Estimate every metric by the judge's grades, if few enough requests lack a grade."""
+        own = self.own.ended()
+        found, shown = dict[Metric, Estimate](), shown_metrics(own.totals)
+        for metric in METRICS:
+            ratio = own.ratio(metric)
+            is_shown = metric in shown
+            found[metric] = (
+                estimate(metric, ratio, min_n) if is_shown else Estimate.undefined(ratio.n)
+            )
+        return found
 
     def add(
         self,
         page: JudgedRows,
         rows: Rows,
-        weights: FloatArray,
-        own: tuple[FloatArray, FloatArray],
+        values: FloatArray,
+        inclusion: FloatArray,
         predicted: FloatArray | None,
         *,
         is_labelled: BoolArray,
     ) -> None:
-        """Add a page of n requests.
+        """Add a page of n requests, ordered by time, with its rows.
 
         Args:
-            page: The page, ordered by time.
-            rows: Its rows, of n requests.
-            weights: As in ``failed_weights``.
-            own: As in ``weighted_terms``, by the judge's verdicts.
+            values, inclusion: From ``weighted_terms``.
             predicted: The weighted columns of ``predicted``; None for an exact judge.
             is_labelled: Shape (n,), whether people have graded each.
         """
@@ -275,8 +243,6 @@ class _Judged:
         if not inside.any():
             return
         requests, session = rows.requests[inside], rows.requests["session"][inside]
-        self._weights += weights[inside].sum(axis=0)
-        values, inclusion = own
         self.own.add(values[inside], session, inclusion[inside])
         if predicted is not None:
             self.predicted.add(predicted[inside], session)
@@ -289,7 +255,7 @@ class _Judged:
         before, times = self.population, page.time_seconds[inside].tolist()
         self.population = WindowPopulation(
             before.judged + len(times),
-            before.failed + int(np.count_nonzero(weights[inside, 2])),
+            before.failed + int(np.count_nonzero(values[inside, -1])),
             before.labelled + len(self.labelled_ids[-1]),
             times[0] if before.since_seconds is None else before.since_seconds,
             times[-1],
@@ -297,7 +263,7 @@ class _Judged:
 
 
 def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
-    """Estimate every metric from the judge's verdicts, corrected by labels of its requests.
+    """Estimate every metric from the judge's grades, corrected by labels of its requests.
 
     There is no estimate if the labels cannot stand for nearly all of its requests.
     """
@@ -305,7 +271,7 @@ def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
     own_picks = set(labels.first_pick[chosen].tolist())
     covered = sum(map(judged.weight_by_pick.__getitem__, own_picks))
     if not own_picks or covered < (1.0 - MOST_UNCOVERED) * sum(judged.weight_by_pick.values()):
-        return dict.fromkeys(corrected.QUOTIENTS, lacks_grades(0, 0.0, min_n, 0))
+        return dict.fromkeys(corrected.QUOTIENTS, lacks_grades(min_n))
     stands_for = corrected.stands_for(labels.first_pick, chosen, judged.requests_by_pick)
-    graded = corrected.Graded.of(labels.rows, labels.p, chosen, stands_for)
+    graded = corrected.Graded.of(labels.rows, labels.p, stands_for)
     return corrected.corrected_estimates(judged.predicted.ended(), graded, labels.model, min_n)

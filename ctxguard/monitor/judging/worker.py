@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from ctxguard._support.error_text import describe_error
 from ctxguard.core.types import Flag, Route
 from ctxguard.errors import DataError, JudgeError, StoreError
-from ctxguard.measure.metrics import Metric, Rows, losses
+from ctxguard.measure.metrics import Metric, losses
+from ctxguard.measure.rows import Rows
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.feed import AlarmMonitor
 from ctxguard.monitor.judges import Judgment

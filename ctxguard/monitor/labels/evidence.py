@@ -2,6 +2,7 @@
 
 All served passages are judged, and dropped ones with the probabilities that the sample holds.
 Blocks are made while the text is available and outlive it; labels that arrive later replace them.
+Pure, but for ``update_graded``, which reads and writes the store.
 """
 
 import math
@@ -12,7 +13,7 @@ import numpy as np
 
 from ctxguard.core.scores import log_odds
 from ctxguard.errors import DataError
-from ctxguard.measure.metrics import (
+from ctxguard.measure.rows import (
     FAILED,
     FAR,
     MISSING,
@@ -28,7 +29,7 @@ from ctxguard.measure.metrics import (
     session_number,
     to_block,
 )
-from ctxguard.measure.worth import Utilities, worths
+from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.human import rows_left
@@ -37,124 +38,94 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import OPENED, GradedBlock, PickedPassage, PickKind, SampleStore
 
 _NO_GRADE = Judgment("", 0, judged=False)
+_NOTHING: Mapping[str, Judgment] = {}
 
 
 class Scale(NamedTuple):
-    """The worth of grades: the utilities, and the highest grade."""
+    """The worth of grades: the utilities, and the highest grades of the judge and of people."""
 
     utilities: Utilities
     max_grade: int
+    people_max_grade: int = 0
 
-    def worths(self, verdicts: Sequence[Judgment]) -> Sequence[float]:
-        """Return the utility of passages with these verdicts."""
-        return worths(
-            [verdict.grade for verdict in verdicts],
-            top_grade=self.max_grade,
-            negatives=[verdict.negative for verdict in verdicts],
-            judged=[verdict.judged for verdict in verdicts],
-            utilities=self.utilities,
+    def worth(self, given: Judgment, *, by_people: bool = False) -> float:
+        """Return the utility of a passage with a grade."""
+        return self.utilities.of(
+            given.grade,
+            top_grade=self.people_max_grade if by_people else self.max_grade,
+            negative=given.negative,
+            is_judged=given.judged,
         )
-
-
-class PeopleGrades(NamedTuple):
-    """People's verdicts on a sample by passage id, their scale, and the draws' requests."""
-
-    verdicts: Mapping[str, Judgment]
-    scale: Scale
-    picked: Sequence[PickedPassage] = ()
 
 
 def judged_request(
     record: SampleRecord,
-    verdicts: Mapping[str, Judgment],
+    grades: Mapping[str, Judgment],
     scale: Scale,
     *,
     probability: float | None = None,
     first: Mapping[str, Judgment] | None = None,
-    people: PeopleGrades | None = None,
+    people: Mapping[str, Judgment] = _NOTHING,
+    picked: Sequence[PickedPassage] = (),
 ) -> bytes:
     """Reduce a sample to its block of ``Rows``.
 
     Args:
-        verdicts: The judge's grades by passage id. A passage that should have a verdict but has
-            none failed: its row has no grade.
+        grades: The judge's grades by passage id. A passage that should have one but has none
+            failed: its row has no grade.
         probability: Probability with which it was sampled and then taken up for judging; None for
             the probability of sampling alone.
-        first: Verdicts of the judge whose hits decided which passages were judged; None for the
+        first: Grades of the judge whose hits decided which passages were judged; None for the
             same judge.
-        people: People's verdicts; None if nobody graded any of it.
+        people: People's grades by passage id.
+        picked: The passages that draws asked people about.
     """
-    first = verdicts if first is None else first
+    first = grades if first is None else first
     rates, has_hit = record.rates, record.has_hit(first)
-    places, chances = record.to_judge(first), record.judging_chances(first)
+    places, probabilities = record.to_judge(first), record.judging_chances(first)
+    names = [record.passage_ids[place] for place in places]
     baseline = record.first(rates.baseline_k)
-    lacking = {place for place in places if record.passage_ids[place] not in verdicts}
+    lacking = {place for place, name in zip(places, names, strict=True) if name not in grades}
     whole, is_fair = record.has_full_pool(has_hit=has_hit), True
-    dropped_chance = pool_chance = 1.0
+    of_dropped = of_pool = 1.0
     if record.dropped:
         # Of the last passages of a long pool, whether this one is long or not: else a figure would
         # be that of short pools alone.
-        dropped_chance = rates.dropped_probability(has_hit=has_hit, in_baseline=False)
-        pool_chance = rates.full_pool_probability(has_hit=has_hit) if whole else math.nan
+        of_dropped = rates.dropped_probability(has_hit=has_hit, in_baseline=False)
+        of_pool = rates.full_pool_probability(has_hit=has_hit) if whole else math.nan
         # Pools judged only where nothing relevant was served would show a recall of 0.
         is_fair = rates.full_pool_probability(has_hit=True) > 0.0
-    request = np.array(
-        [
-            (
-                len(places),
-                len(record.served),
-                record.probability if probability is None else probability,
-                session_number(record.session_id),
-                dropped_chance,
-                pool_chance,
-                whole and is_fair and not lacking,
-                record.judges_first(rates.baseline_k) and lacking.isdisjoint(baseline),
-                *(0, False, 1.0),
-            )
-        ],
-        REQUEST,
-    )
-    passages = np.zeros(len(places), PASSAGE)
-    graded = [verdicts.get(record.passage_ids[place]) for place in places]
-    found = [_NO_GRADE if one is None else one for one in graded]
+    request, passages = np.zeros(1, REQUEST), np.zeros(len(places), PASSAGE)
+    request["n_passages"], request["n_served"] = len(places), len(record.served)
+    request["probability"] = record.probability if probability is None else probability
+    request["session"] = session_number(record.session_id)
+    request["dropped_probability"], request["pool_probability"] = of_dropped, of_pool
+    request["has_recall"] = whole and is_fair and not lacking
+    is_judged = record.judges_first(rates.baseline_k)
+    request["has_baseline"] = is_judged and lacking.isdisjoint(baseline)
+    request["run_probability"] = 1.0
+    given = [grades.get(name) for name in names]
     rank = np.arange(1, len(places) + 1)
     rank[len(record.served) :] = 0
     is_near = np.isin(places, record.dropped[:NEAR_DROPPED])
     passages["position"], passages["rank"] = places, rank
     passages["group"] = np.where(rank > 0, rank_group(rank), np.where(is_near, NEAR, FAR))
     passages["in_baseline"] = np.isin(places, baseline)
-    passages["verdict"] = [_grade(one) for one in graded]
-    passages["score"] = [_log_odds(one.score) for one in found]
-    passages["worth"] = scale.worths(found)
-    passages["size"] = [1.0 / chances[place] for place in places]
-    passages["grade"] = UNGRADED
-    if people is not None:
-        _add_grades(record, people, places, request, passages)
+    passages["judge_grade"] = [_grade(one) for one in given]
+    passages["score"] = [_log_odds(one) for one in given]
+    passages["worth"] = [scale.worth(one or _NO_GRADE) for one in given]
+    passages["size"] = [1.0 / probabilities[place] for place in places]
+    passages["people_grade"] = UNGRADED
+    for row, name in enumerate(names):
+        if (by_people := people.get(name)) is not None:
+            passages["people_grade"][row] = by_people.grade
+            passages["people_worth"][row] = scale.worth(by_people, by_people=True)
+    if asked := grade_chances(record, picked, people):
+        passages["asked_probability"] = [asked.get(place, 0.0) for place in places]
+        opened = next(one for one in picked if one.kind in OPENED)
+        request["draw"], request["run_probability"] = opened.pick_id, opened.probability
+        request["is_run"] = opened.kind is PickKind.RUN
     return to_block(request, passages)
-
-
-def _add_grades(
-    record: SampleRecord,
-    people: PeopleGrades,
-    places: Sequence[int],
-    request: np.ndarray,
-    passages: np.ndarray,
-) -> None:
-    """Write people's grades into the rows."""
-    rows, given = [], []
-    for row, place in enumerate(places):
-        verdict = people.verdicts.get(record.passage_ids[place])
-        if verdict is not None:
-            rows.append(row)
-            given.append(verdict)
-    passages["grade"][rows] = [one.grade for one in given]
-    passages["people_worth"][rows] = people.scale.worths(given)
-    chances = grade_chances(record, people.picked, people.verdicts)
-    if chances:
-        passages["chance"] = [chances.get(place, 0.0) for place in places]
-        opened = next(one for one in people.picked if one.kind in OPENED)
-        request["draw"], request["run_chance"] = opened.pick_id, opened.probability
-        request["goes_on"] = opened.kind is PickKind.RUN
 
 
 def _grade(given: Judgment | None) -> int:
@@ -165,30 +136,27 @@ def _grade(given: Judgment | None) -> int:
     return YES if given.grade > 0 else NO
 
 
-def _log_odds(score: float | None) -> float:
-    if score is None:
+def _log_odds(given: Judgment | None) -> float:
+    if given is None or given.score is None:
         return 0.0
-    return float(log_odds(score).clip(-8.0, 8.0))
+    return float(log_odds(given.score).clip(-8.0, 8.0))
 
 
-def recall_loss(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) -> float | None:
+def recall_loss(record: SampleRecord, grades: Mapping[str, Judgment], k: int) -> float | None:
     """Compute the share of the relevant among the retriever's first k that was not served.
 
-    Args:
-        k: How many of the pool's passages count, in the retriever's own order.
-
     Returns:
-        None if they were not all judged by design, a verdict is missing, or none is relevant.
+        None if they were not all judged by design, a grade is missing, or none is relevant.
     """
-    grades = {place: record.grade(verdicts, place) for place in record.first(k)}
-    relevant = {place for place, grade in grades.items() if grade}
-    if not record.judges_first(k) or None in grades.values() or not relevant:
+    by_place = {place: record.grade(grades, place) for place in record.first(k)}
+    relevant = {place for place, grade in by_place.items() if grade}
+    if not record.judges_first(k) or None in by_place.values() or not relevant:
         return None
     return len(relevant - set(record.served)) / len(relevant)
 
 
 def grade_chances(
-    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
+    record: SampleRecord, picked: Sequence[PickedPassage], grades: Mapping[str, Judgment]
 ) -> dict[int, float]:
     """Compute the probability with which each passage's grade was asked for, by position.
 
@@ -196,19 +164,19 @@ def grade_chances(
     certain down to the first relevant one that is served, and else by its coin.
 
     Args:
-        picked: The draws' questions about the sample.
-        verdicts: People's verdicts, by passage id.
+        picked: The passages that draws asked people about.
+        grades: People's grades, by passage id.
 
     Returns:
         Empty unless a draw opened the sample and everything it asks about is graded.
     """
     kinds = {one.kind for one in picked}
-    if not kinds & OPENED or rows_left(record, picked, verdicts):
+    if not kinds & OPENED or rows_left(record, picked, grades):
         return {}
     chances = {one.position: one.probability for one in picked if one.kind is PickKind.COIN}
     for position in record.served if PickKind.RUN in kinds else ():
         chances[position] = 1.0
-        if record.grade(verdicts, position):
+        if record.grade(grades, position):
             break
     return chances
 
@@ -220,7 +188,7 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
 
     Args:
         series: The series of judgments that the labels correct.
-        scale: Scale of the judge's grades, and of people's if the labels name none.
+        scale: Its ``max_grade`` is that of people too if the labels name none.
     """
     newest_label = store.to_grade(series)
     if not newest_label:
@@ -230,7 +198,7 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
     # Grades given before a text was deleted stay.
     samples = graded_samples(store, series, list(before), store.picked(None, ids))
     given = [one.grade for sample in samples.values() for one in sample.people.values()]
-    of_people = scale._replace(max_grade=max([store.top_grade() or scale.max_grade, *given]))
+    scale = scale._replace(people_max_grade=max([store.top_grade() or scale.max_grade, *given]))
     rows = []
     for sample_id, sample in samples.items():
         try:
@@ -245,7 +213,8 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
             scale,
             probability=float(own["probability"][0]),
             first=by_first,
-            people=PeopleGrades(sample.people, of_people, sample.picked),
+            people=sample.people,
+            picked=sample.picked,
         )
         rows.append(
             GradedBlock(
@@ -262,5 +231,5 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
 
 def is_whole(rows: Rows) -> np.ndarray:
     """Tell for each request whether a draw asked for all of it, whatever people found."""
-    ungraded = rows.total(np.asarray(rows.passages["chance"] < 1.0, np.float64))
+    ungraded = rows.total(np.asarray(rows.passages["asked_probability"] < 1.0, np.float64))
     return np.asarray((rows.requests["draw"] > 0) & (ungraded == 0.0))

@@ -245,7 +245,7 @@ class JudgedRows:
         time_seconds: Shape (n,), float64.
         first_pick: Shape (n,), int64, the first pick for labels that could have taken each;
             ``NO_PICK`` where none could so far.
-        blocks: All n of them (``measure.metrics``).
+        blocks: All n of them (``measure.rows``).
     """
 
     sample_ids: NDArray[np.int64]
@@ -299,7 +299,7 @@ class GradedBlock:
     """The block of a sample with people's grades of it.
 
     Attributes:
-        block: See ``measure.metrics``.
+        block: See ``measure.rows``.
         route: The stages that answered.
         is_graded: Whether it holds a grade of people.
         disagreements: Passages on whose relevance annotators disagree.
