@@ -1,4 +1,7 @@
-"""The URL of an index in an engine: where the engine is, and the index's name there."""
+"""The URL of an index in an engine: where the engine is, and the index's name there.
+
+Reads the environment variable of the engine's key.
+"""
 
 import os
 import re
@@ -46,12 +49,7 @@ class EngineAddress:
 
     @classmethod
     def parse(cls, url: str, *, key: str | None = None) -> "EngineAddress":
-        """Parse a URL.
-
-        Args:
-            url: Its fragment is the index's name; without one it is ``ctxguard``.
-            key: A key for the engine's API; None for the environment variable
-                CTXGUARD_ENGINE_KEY, if set.
+        """Parse a URL; the key is that of the environment variable if none is given.
 
         Raises:
             ConfigurationError: the engine is unknown, the index's name has invalid

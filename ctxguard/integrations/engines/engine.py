@@ -1,7 +1,7 @@
 """The base of every engine's adapter. An adapter stores passages, searches legs and reads.
 
-It validates rows, distinguishes a failing leg from a failing engine, and opens clients, which
-threads share and each process owns.
+The base validates rows, tells a failing leg from a failing engine, and opens clients, which threads
+share and each process owns. It asks the engine over its client.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.scores import is_valid
@@ -29,6 +29,8 @@ from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings, 
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEG_KINDS, LEXICAL
 from ctxguard.retrieval.protocols import Float32Array
+
+_Answer = TypeVar("_Answer")
 
 Legs = dict[str, Ranking | CtxguardError]
 """The result of each leg, or the error with which it failed."""
@@ -68,9 +70,6 @@ class EngineDownError(StageUnavailableError):
 
 class Engine(ABC):
     """One index in an engine. Safe to use from several threads at once.
-
-    Args:
-        address: The place of the index.
 
     Attributes:
         name: The engine's name in errors.
@@ -136,10 +135,7 @@ class Engine(ABC):
 
     @abstractmethod
     def fingerprint(self) -> Mapping[str, str]:
-        """Return the engine's settings that affect which candidates it finds.
-
-        The corpus is not part of it; its sketch tells how much of that has changed.
-        """
+        """Return the engine's settings that affect which candidates it finds."""
 
     @abstractmethod
     def find(self, query: LegQuery) -> Legs:
@@ -197,13 +193,13 @@ class Engine(ABC):
         except StageError:
             if len(query.legs) < 2:
                 raise
-            return {leg: self._alone(query, leg) for leg in query.legs}
-
-    def _alone(self, query: LegQuery, leg: str) -> Ranking | CtxguardError:
-        try:
-            return self.find(query.only(leg))[leg]
-        except StageError as error:
-            return error
+        found: Legs = {}
+        for leg in query.legs:
+            try:
+                found[leg] = self.find(query.only(leg))[leg]
+            except StageError as error:
+                found[leg] = error
+        return found
 
     def leg(
         self,
@@ -243,21 +239,22 @@ class Engine(ABC):
             kind,
         )
 
-    def write(self, passages: Sequence[IndexedPassage]) -> None:
-        """Insert passages, replacing those with the same ids.
+    def ask(self, work: Callable[[Any], _Answer], *, says_why: bool = False) -> _Answer:
+        """Run ``work`` on the client and return its result; errors become those of `typed`."""
+        try:
+            return self._client.run(work)
+        except CtxguardError:
+            raise
+        except Exception as error:
+            raise self.typed(error, says_why=says_why) from error
 
-        Raises:
-            ConfigurationError: a vector's length differs from the index's.
+    @abstractmethod
+    def typed(self, error: Exception, *, says_why: bool = False) -> CtxguardError:
+        """Return our error for one of the client's.
+
+        It has the server's reason only if ``says_why``: no query or passage was sent that the
+        reason could quote.
         """
-        for one in passages:
-            if one.vector.shape != (self.settings.dimension,):
-                raise ConfigurationError(
-                    f"the vector of passage {one.passage.passage_id!r} has shape "
-                    f"{one.vector.shape}, those of the index ({self.settings.dimension},): encode "
-                    "with the index's embedder"
-                )
-        for start in range(0, len(passages), self.rows_per_write):
-            self.insert(passages[start : start + self.rows_per_write])
 
     def _foreign(self) -> DataError:
         return DataError(
@@ -280,7 +277,7 @@ _inherited: list[Any] = []
 
 
 def leave_to_parent(client: Any) -> None:
-    """Keep a parent process's client from being closed here, by hand or by its ``__del__``."""
+    """Keep a parent process's client from being closed here, by us or by its ``__del__``."""
     if client is not None:
         client.close = lambda: None
         _inherited.append(client)
@@ -293,9 +290,6 @@ class LazyClient:
 
     Args:
         connect: Opens a client.
-
-    Attributes:
-        client: The client; None until it is opened.
     """
 
     _lock = OfProcess(Lock)
@@ -310,6 +304,10 @@ class LazyClient:
             if self.client is None:
                 self.client = self._connect()
             return self.client
+
+    def run(self, work: Callable[[Any], _Answer]) -> _Answer:
+        """Run ``work`` on the client and return its result."""
+        return work(self.get())
 
     def close(self) -> None:
         """Close the client; the next `get` opens another."""

@@ -1,17 +1,20 @@
-"""An index in Milvus: vectors, and BM25 as a function of the terms, in one collection."""
+"""An index in Milvus: vectors, and BM25 as a function of the terms, in one collection.
+
+Touches the network, or a file of this machine.
+"""
 
 import json
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -79,7 +82,6 @@ _MAKING = ("create_collection", "create_index", "load_collection")
 """The calls that make an index: they send no text, and may take long."""
 _KEPT_TERM = re.compile(r"[a-z0-9]{1,40}")
 
-_Answer = TypeVar("_Answer")
 _Rows = list[tuple[Any, object]]
 
 
@@ -151,7 +153,7 @@ class MilvusEngine(Engine):
     def _check_version(self) -> None:
         """Refuse a server that is too old for an index; accept unknown version formats."""
         seconds = self.address.timeout_seconds
-        version = str(self._ask(lambda client: client.get_server_version(timeout=seconds)))
+        version = str(self.ask(lambda client: client.get_server_version(timeout=seconds)))
         numbers = re.match(r"v?(\d+)\.(\d+)", version)
         if numbers is not None and tuple(map(int, numbers.groups())) < _LEAST_VERSION:
             raise ConfigurationError(
@@ -301,7 +303,7 @@ class MilvusEngine(Engine):
             consistency_level=_STRONG,
         )
         try:
-            while page := self._ask(lambda _: pages.next()):
+            while page := self.ask(lambda _: pages.next()):
                 yield from page
         finally:
             pages.close()
@@ -330,38 +332,17 @@ class MilvusEngine(Engine):
                 raise answer
 
     def _call(self, method: str, *given: Any, seconds: float = 0.0, **arguments: Any) -> Any:
-        """Call a method of the client about this collection.
+        """Call a method of the client about this collection, for ``seconds`` or the URL's timeout.
 
-        Args:
-            method: Its name.
-            given: Its arguments after the collection's name.
-            seconds: Its time limit, if longer than the URL's.
-            arguments: Further arguments.
-
-        Raises:
-            ConfigurationError: the collection does not exist, or the credentials are refused.
-            StageError: anything else that Milvus or its client raises.
+        ``given`` are its arguments after the collection's name.
         """
         is_making = method in _MAKING
         seconds = max(self.address.timeout_seconds, _WRITE_SECONDS if is_making else seconds)
         name = self.address.name
-        return self._ask(
+        return self.ask(
             lambda client: getattr(client, method)(name, *given, timeout=seconds, **arguments),
             says_why=is_making,
         )
-
-    def _ask(self, work: Callable[[Any], _Answer], *, says_why: bool = False) -> _Answer:
-        """Run ``work`` on the client and return its result; errors as for `_call`.
-
-        The error gives the server's reason only if no query or passage was sent that it could
-        quote.
-        """
-        try:
-            return work(self._client.get())
-        except CtxguardError:
-            raise
-        except Exception as error:
-            raise self._typed(error, says_why=says_why) from error
 
     def _connected(self) -> Any:
         if self._is_file and os.getpid() != self._process:
@@ -374,8 +355,7 @@ class MilvusEngine(Engine):
             dedicated=True,
         )
 
-    def _typed(self, error: Exception, *, says_why: bool) -> CtxguardError:
-        """Return the typed error, with the client's message only if that can quote no text."""
+    def typed(self, error: Exception, *, says_why: bool = False) -> CtxguardError:
         code = getattr(error, "code", None)
         code = code() if callable(code) else code
         status = getattr(code, "name", "")  # of gRPC, where the code is not Milvus's own number
@@ -459,11 +439,7 @@ def _term(term: str) -> str:
 
 
 def _stored(indexed: IndexedPassage) -> dict[str, Any]:
-    """Build the row of a passage.
-
-    Raises:
-        DataError: a text is too long for a field, or it has too many filter tokens.
-    """
+    """Build the row of a passage; refuse one that exceeds what Milvus holds."""
     row = indexed.stored()
     row["terms"] = " ".join(map(_term, indexed.terms))
     passage_id = indexed.passage.passage_id
@@ -473,13 +449,13 @@ def _stored(indexed: IndexedPassage) -> dict[str, Any]:
                 f"passage {passage_id[:80]!r}: its {name.removeprefix('passage_')} takes "
                 f"{size:,} bytes, and a Milvus field holds at most {MAX_BYTES:,}: split the passage"
             )
-    if len(indexed.filter_tokens) > _MAX_TOKENS:
+    tokens = list(map(key_of, row["filter_tokens"]))
+    if len(tokens) > _MAX_TOKENS:
         raise DataError(
-            f"passage {passage_id!r}: its metadata has {len(indexed.filter_tokens):,} filterable "
-            f"values, and Milvus holds at most {_MAX_TOKENS:,}"
+            f"passage {passage_id!r}: its metadata has {len(tokens):,} filterable values, and "
+            f"Milvus holds at most {_MAX_TOKENS:,}"
         )
-    row["filter_tokens"] = list(map(key_of, indexed.filter_tokens))
-    return {**row, "key": key_of(passage_id), DENSE: indexed.vector}
+    return {**row, "filter_tokens": tokens, "key": key_of(passage_id), DENSE: indexed.vector}
 
 
 def _bm25(rows: _Rows) -> tuple[_Rows, ScoreKind]:

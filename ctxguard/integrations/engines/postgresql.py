@@ -9,7 +9,7 @@ PostgreSQL's full-text ranking lacks is how rare a term is.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -257,10 +257,8 @@ class PostgresEngine(Engine):
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         """Insert passages in one transaction.
 
-        NUL characters of a title or a text, which PostgreSQL cannot hold, are replaced by U+FFFD.
-
-        Raises:
-            DataError: an id has a NUL character.
+        NUL characters of a title or a text, which PostgreSQL cannot hold, are replaced by U+FFFD;
+        an id with one is refused.
         """
         for one in passages:
             if "\0" in one.passage.passage_id:
@@ -290,25 +288,25 @@ class PostgresEngine(Engine):
         Vectors are indexed once the first passages are written: an index that grows with each of
         them takes several times as long. Until then they are searched one by one.
         """
-        index = f'"{self.address.name}".passages_vector'
-        if self._query("SELECT to_regclass(%(index)s) IS NULL", {"index": index})[0][0]:
-            self._maintain(
-                "CREATE INDEX IF NOT EXISTS passages_vector ON passages "
-                f"USING hnsw (vector {self._vector}_cosine_ops)"
-            )
-        tables = (f'"{self.address.name}".{each}' for each in ("passages", "postings", "totals"))
-        self._maintain(f"VACUUM (ANALYZE) {', '.join(tables)}", in_transaction=False)
+        schema = f'"{self.address.name}"'
+        index = {"index": f"{schema}.passages_vector"}
+        if self._query("SELECT to_regclass(%(index)s) IS NULL", index)[0][0]:
+            with self._transaction(seconds=0.0) as run:
+                run(
+                    "CREATE INDEX IF NOT EXISTS passages_vector ON passages "
+                    f"USING hnsw (vector {self._vector}_cosine_ops)"
+                )
+        tables = ", ".join([f"{schema}.{each}" for each in ("passages", "postings", "totals")])
+        # Outside of a transaction, and of the pool, whose connections have a time limit.
+        with self._typed_errors(), self._connected() as connection:
+            if not self._is_pooled:
+                connection.execute("SET statement_timeout = 0")
+            connection.execute(f"VACUUM (ANALYZE) {tables}")
 
     def _query(
         self, statement: str, values: Mapping[str, Any], seconds: float | None = None
     ) -> list[tuple[Any, ...]]:
-        """Return the rows of a query, retrying once if the connection is broken.
-
-        Raises:
-            ConfigurationError: the index does not exist, or the credentials are refused.
-            StageUnavailableError: the server cannot be reached or answers with an error, or the
-                query takes too long.
-        """
+        """Return the rows of a query, retrying once if the connection is broken."""
         for last in (False, True):
             try:
                 with self._connection(seconds) as connection:
@@ -324,9 +322,9 @@ class PostgresEngine(Engine):
         raise AssertionError
 
     @contextmanager
-    def _transaction(self) -> Iterator[_Run]:
-        """Run statements in one transaction; errors as for `_query`."""
-        with self._connection(_WRITE_SECONDS) as connection, connection.transaction():
+    def _transaction(self, seconds: float = _WRITE_SECONDS) -> Iterator[_Run]:
+        """Run statements in one transaction; 0 seconds for no time limit."""
+        with self._connection(seconds) as connection:
 
             def run(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
                 cursor = connection.execute(statement, values or None)
@@ -334,39 +332,30 @@ class PostgresEngine(Engine):
 
             yield run
 
-    def _maintain(self, statement: str, *, in_transaction: bool = True) -> None:
-        """Run a statement without a time limit, outside a transaction if it requires that."""
-        with self._connection(0.0, in_transaction=in_transaction) as connection:
-            connection.execute(statement)
+    @contextmanager
+    def _connection(self, seconds: float | None = None) -> Iterator[Any]:
+        """Lend a connection with the time limit of searches, or with another in a transaction."""
+        own = self.address.timeout_seconds
+        with self._typed_errors(), self._client.get().connection(timeout=own) as connection:
+            if seconds is None and not self._is_pooled:
+                yield connection
+            else:
+                # What is set lasts as long as the server's connection is ours.
+                with connection.transaction():
+                    self._set(connection, own if seconds is None else seconds, local=True)
+                    yield connection
 
     @contextmanager
-    def _connection(self, seconds: float | None, *, in_transaction: bool = True) -> Iterator[Any]:
-        own = self.address.timeout_seconds
-        seconds = own if seconds is None else seconds
+    def _typed_errors(self) -> Iterator[None]:
         try:
-            with self._client.get().connection(timeout=own) as connection:
-                if self._is_pooled:
-                    # What is set lasts as long as the server's connection is ours.
-                    with connection.transaction() if in_transaction else nullcontext():
-                        if in_transaction:
-                            self._set(connection, seconds, local=True)
-                        yield connection
-                    return
-                if seconds == own:
-                    yield connection
-                    return
-                _limit(connection, seconds)
-                try:
-                    yield connection
-                finally:
-                    if not connection.closed:
-                        _limit(connection, own)
+            yield
         except psycopg_pool.PoolTimeout:
             raise EngineDownError(
-                self.name, f"no connection to {self.address.shown} within {own:g} s"
+                self.name,
+                f"no connection to {self.address.shown} within {self.address.timeout_seconds:g} s",
             ) from None
         except psycopg.Error as error:
-            raise self._typed(error) from error
+            raise self.typed(error) from error
 
     def _pool(self) -> Any:
         """Open the pool, and make its first connection to see the server's own error."""
@@ -439,12 +428,11 @@ class PostgresEngine(Engine):
                 "local": local,
                 "path": f'"{self.address.name}", public',
                 "ef_search": str(_EF_SEARCH),
-                "milliseconds": _milliseconds(seconds),
+                "milliseconds": str(round(1e3 * seconds)),
             },
         )
 
-    def _typed(self, error: Exception) -> CtxguardError:
-        """Return the typed error of a statement, without what it quotes."""
+    def typed(self, error: Exception, *, says_why: bool = False) -> CtxguardError:  # noqa: ARG002
         if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
             return nothing_there(self.address)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
@@ -467,16 +455,6 @@ def _is_broken(error: StageUnavailableError) -> bool:
     cause = error.__cause__
     state = getattr(cause, "sqlstate", None)
     return isinstance(cause, psycopg.OperationalError) and (state is None or state in _ENDED)
-
-
-def _milliseconds(seconds: float) -> str:
-    return str(round(1e3 * seconds))
-
-
-def _limit(connection: Any, seconds: float) -> None:
-    connection.execute(
-        "SELECT set_config('statement_timeout', %s, false)", [_milliseconds(seconds)]
-    )
 
 
 def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
@@ -547,5 +525,5 @@ def _without_nul(text: str) -> str:
 
 
 def _storable(passage_ids: Sequence[str]) -> list[str]:
-    """Leave out ids that PostgreSQL cannot store and so cannot have."""
+    """Leave out ids with a NUL character, which PostgreSQL cannot have."""
     return [each for each in passage_ids if "\0" not in each]

@@ -1,4 +1,7 @@
-"""An index in Qdrant: vectors, and BM25 as a sparse vector, in one collection."""
+"""An index in Qdrant: vectors, and BM25 as a sparse vector, in one collection.
+
+Touches the network, or a folder of this machine.
+"""
 
 import atexit
 import math
@@ -67,13 +70,14 @@ class QdrantEngine(Engine):
         super().__init__(address)
         self._library: Any = require("qdrant_client", "qdrant")
         self._models: Any = self._library.models
-        self._folder: _Folder | None = None
         # Qdrant wants whole seconds.
         self._seconds = math.ceil(address.timeout_seconds)
+        self._is_folder = address.path is not None
         if address.path is not None:
             path = Path(address.path).resolve()
             folder = _Folder(partial(_opened, path, address.shown))
-            self._folder = _Folder.opened.setdefault(path, folder)
+            self._client = _Folder.opened.setdefault(path, folder)
+            self._client.engines.add(self)
             return
         parts = urlsplit(address.url)
         if parts.username or parts.password:
@@ -117,7 +121,7 @@ class QdrantEngine(Engine):
 
     def finish(self) -> None:
         """Create the payload's indexes if that was interrupted."""
-        if self._folder is not None:  # the local mode has none
+        if self._is_folder:  # the local mode has none
             return
         kinds = self._models.PayloadSchemaType, self._models.IntegerIndexType
         digest = self._models.IntegerIndexParams(type=kinds[1].INTEGER, lookup=False, range=True)
@@ -129,7 +133,7 @@ class QdrantEngine(Engine):
         return {
             "engine": self.name,
             "lexical": f"lucene k1={K1} b={B}",
-            "dense": hnsw if self._folder is None else "exact",
+            "dense": "exact" if self._is_folder else hnsw,
         }
 
     def find(self, query: LegQuery) -> Legs:
@@ -163,7 +167,7 @@ class QdrantEngine(Engine):
             models.FieldCondition(key="filter_tokens", match=models.MatchAny(any=list(group)))
             for group in query.any_of
         ]
-        params = {DENSE: models.SearchParams(hnsw_ef=_HNSW_EF)} if self._folder is None else {}
+        params = {} if self._is_folder else {DENSE: models.SearchParams(hnsw_ef=_HNSW_EF)}
         return {
             leg: models.QueryRequest(
                 query=vector,
@@ -205,13 +209,11 @@ class QdrantEngine(Engine):
 
     def _all(self, asked: Mapping[str, Any]) -> Iterator[Any]:
         """Read all points, page by page."""
-        options: dict[str, Any] = {"limit": _PAGE, **asked}
-        while True:
-            found, offset = self._call("scroll", **options)
+        found, offset = self._call("scroll", limit=_PAGE, **asked)
+        yield from found
+        while offset is not None:
+            found, offset = self._call("scroll", limit=_PAGE, offset=offset, **asked)
             yield from found
-            if offset is None:
-                return
-            options["offset"] = offset
 
     def count(self) -> int:
         return int(self._call("count", exact=True).count)
@@ -238,31 +240,19 @@ class QdrantEngine(Engine):
 
     def close(self) -> None:
         """Close the connections; a folder's with the last of its open indexes."""
-        if self._folder is None:
-            self._client.close()
+        if isinstance(self._client, _Folder):
+            self._client.leave(self)
         else:
-            self._folder.leave(self)
+            super().close()
 
     def _write(self, method: str, *args: Any, **options: Any) -> None:
         self._call(method, *args, timeout=_WRITE_SECONDS, **options)
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the client about this collection."""
+        return self.ask(lambda client: getattr(client, method)(self.address.name, *args, **options))
 
-        def work(client: Any) -> Any:
-            return getattr(client, method)(self.address.name, *args, **options)
-
-        try:
-            if self._folder is not None:
-                return self._folder.call(self, work)
-            return work(self._client.get())
-        except CtxguardError:
-            raise
-        except Exception as error:
-            raise self._typed(error) from error
-
-    def _typed(self, error: Exception) -> CtxguardError:
-        """Return the typed error, without the client's message, which may quote passages."""
+    def typed(self, error: Exception, *, says_why: bool = False) -> CtxguardError:  # noqa: ARG002
         status = getattr(error, "status_code", None)
         # The local mode raises a plain ValueError with this text.
         if status == _NOT_FOUND or str(error) == f"Collection {self.address.name} not found":
@@ -303,22 +293,12 @@ def bm25_weights(terms: Sequence[str], mean_length: float) -> dict[int, float]:
     """Compute the part of Lucene's BM25 that depends on the passage, by the place of the term.
 
     count / (count + k1 (1 − b + b · length / mean length)); see `Bm25sIndex`.
-
-    Args:
-        terms: The passage's terms, each as often as it occurs.
-        mean_length: Mean number of terms of a passage, > 0.
     """
     norm = K1 * (1.0 - B + B * len(terms) / mean_length)
     return {at: count / (count + norm) for at, count in Counter(map(term_index, terms)).items()}
 
 
 def _opened(path: Path, shown: str) -> Any:
-    """Open a folder.
-
-    Raises:
-        ConfigurationError: another process has it open.
-        DataError: it cannot be opened.
-    """
     library: Any = require("qdrant_client", "qdrant")
     try:
         # Calls take turns, so threads may share its connections to SQLite.
@@ -345,19 +325,18 @@ class _Folder(LazyClient):
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         super().__init__(connect)
-        self._engines = WeakSet[QdrantEngine]()
+        self.engines = WeakSet[QdrantEngine]()
 
-    def call(self, engine: QdrantEngine, work: Callable[[Any], Any]) -> Any:
+    def run(self, work: Callable[[Any], Any]) -> Any:
         """Run ``work`` on the client and return its result; calls take turns."""
         with self._turn:
-            self._engines.add(engine)
-            return work(self.get())
+            return super().run(work)
 
     def leave(self, engine: QdrantEngine) -> None:
         """Close the folder if no other engine uses it."""
         with self._turn:
-            self._engines.discard(engine)
-            if not self._engines:
+            self.engines.discard(engine)
+            if not self.engines:
                 self.close()
 
     @classmethod

@@ -1,4 +1,7 @@
-"""A hybrid retriever over an index in an engine, which answers the legs."""
+"""A hybrid retriever over an index in an engine, which answers the legs.
+
+Asks the engine over its client.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -8,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch, passage_digest
+from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import FloatArray, Passage, id_text
@@ -21,7 +24,6 @@ from ctxguard.integrations.engines.stored import (
     SIGN,
     IndexedPassage,
     IndexSettings,
-    filter_tokens,
     passage_of,
     revision_of,
     where_tokens,
@@ -57,9 +59,9 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
 
     Args:
         engine: The index.
-        embedder: The model that made its vectors; by default the one that the index names.
-        analyser: The analyser that split its texts, if it was your own; None for the one that the
-            index names.
+        embedder: The model that made its vectors; None for the one that the index names.
+        analyser: The one that split its texts, if it was your own; None for the one that the index
+            names.
         fusion: Combines the legs' scores; None for the pooled ranker if the index has signals,
             else reciprocal ranks.
         max_query_chars: Longer queries are refused.
@@ -119,14 +121,9 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         To finish an interrupted build, call ``open`` and ``update``.
 
         Args:
-            passages: In any order, each with an id of its own; those without title and text are
-                left out.
+            passages: As for `HybridRetriever.build`, like the arguments that are not named here.
             url: Where; see `EngineAddress`.
             key: A key for the engine's API; None for that of CTXGUARD_ENGINE_KEY, if it is set.
-            embedder: None for all-MiniLM-L6-v2.
-            analyser: A language code, or an analyser.
-            progress: Called with the number of passages encoded so far, and of all to encode.
-            signals: As for `HybridRetriever.build`.
             options: Further arguments of the class.
 
         Raises:
@@ -155,12 +152,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
 
     @classmethod
     def open(cls, url: str, *, key: str | None = None, **options: Any) -> Self:
-        """Open an index in an engine.
-
-        Args:
-            url: Where; see `EngineAddress`.
-            key: As for ``build``.
-            options: Further arguments of the class.
+        """Open an index in an engine; arguments as for ``build``.
 
         Raises:
             ConfigurationError: the URL is wrong, or the index does not exist.
@@ -200,8 +192,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
     def fingerprint(self) -> dict[str, str]:
         """Return the model, the analyser, the fusion, and the engine's relevant settings.
 
-        The corpus, which changes with updates, is not part of it: its sketch tells how much
-        changed.
+        The corpus is not part of it: its sketch tells how much of it changed.
         """
         settings, reranker = self._engine.settings, self._settings.reranker
         return {
@@ -261,12 +252,8 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
     def upsert(self, passages: Iterable[Passage], progress: BuildProgress | None = None) -> Changes:
         """Add passages, and replace those whose text, title or metadata changed.
 
-        Unchanged passages are neither encoded nor written. Every 512 passages are written together;
-        an interrupted call can be repeated.
-
-        Args:
-            passages: Each with an id of its own; those without title and text are left out.
-            progress: Called with the number of passages encoded so far, and of all to encode.
+        Unchanged passages are neither encoded nor written. An interrupted call can be repeated.
+        Arguments as for ``build``.
 
         Raises:
             DataError: no passages, a repeated id, or metadata that is not JSON.
@@ -307,7 +294,10 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             if progress is not None:
                 progress(start, len(to_write))
             batch = to_write[start : start + BATCH]
-            self._engine.write(self._indexed([(given[row], revision) for row, revision in batch]))
+            indexed = self._indexed([(given[row], revision) for row, revision in batch])
+            size = self._engine.rows_per_write
+            for at in range(0, len(indexed), size):
+                self._engine.insert(indexed[at : at + size])
             changed += sum(bool(is_there[row]) for row, _ in batch)
             encoded += len(batch)
         if progress is not None:
@@ -324,11 +314,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         )
 
     def delete(self, passage_ids: Iterable[str]) -> int:
-        """Delete passages; an id that no passage has is not an error.
-
-        Returns:
-            How many were deleted.
-        """
+        """Delete passages; unknown ids are ignored. Returns how many were deleted."""
         there = sorted(self.known_ids(map(id_text, passage_ids)))
         self._delete(there)
         if there:
@@ -341,14 +327,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         texts = list(map(searchable_text, passages))
         vectors = encode(self._settings.embedder, texts, [each.passage_id for each in passages])
         return [
-            IndexedPassage(
-                each,
-                vector,
-                _terms(self.analyser, each),
-                filter_tokens(each.metadata),
-                passage_digest(each) - SIGN,
-                revision,
-            )
+            IndexedPassage(each, vector, _terms(self.analyser, each), revision)
             for (each, revision), vector in zip(batch, vectors, strict=True)
         ]
 

@@ -1,4 +1,4 @@
-"""The stored form of an index in an engine: its settings, its passages, and filter tokens."""
+"""The stored form of an index in an engine: its settings, its passages, and filter tokens. Pure."""
 
 import hashlib
 import json
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import TypeAdapter
 
+from ctxguard.core.corpus_sketch import passage_digest
 from ctxguard.core.metadata_filter import Where, tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
@@ -36,7 +37,6 @@ class IndexSettings:
         analyser: Name of the analyser that splits texts into terms.
         analyser_fingerprint: Its rules.
         mean_length: Mean number of terms of a passage when the index was built, > 0.
-        signals: The level of the candidates' signals.
         format: `FORMAT` of the release that built it.
     """
 
@@ -80,43 +80,38 @@ class IndexedPassage(NamedTuple):
     """A passage as an engine stores it.
 
     Attributes:
-        passage: The passage.
         vector: Its unit vector, shape (dimension,).
         terms: The terms of its title and text, each as often as it occurs.
-        filter_tokens: See `filter_tokens`.
-        digest: Identifies its id, title and text, as a number of 64 bits less `SIGN`.
-        revision: Identifies the whole passage with its metadata, in the same form.
+        revision: See `revision_of`.
     """
 
     passage: Passage
     vector: Float32Array
     terms: Sequence[str]
-    filter_tokens: Sequence[str]
-    digest: int
     revision: int
 
     def stored(self) -> dict[str, Any]:
-        """Return the fields by name, without vector and terms."""
+        """Return the fields by name, without vector and terms.
+
+        ``digest`` identifies id, title and text by 64 bits, less `SIGN`.
+        """
         passage = self.passage
         return {
             "passage_id": passage.passage_id,
             "title": passage.title,
             "text": passage.text,
-            # As a text, because engines' numbers end at 64 bits and Python's do not.
+            # As a string, because engines' numbers end at 64 bits and Python's do not.
             "metadata": json.dumps(passage.metadata, ensure_ascii=False),
-            "filter_tokens": list(self.filter_tokens),
-            "digest": self.digest,
+            "filter_tokens": filter_tokens(passage.metadata),
+            "digest": passage_digest(passage) - SIGN,
             "revision": self.revision,
         }
 
 
 def passage_of(row: Any) -> Passage | None:
-    """Build the passage of a stored row; None if the row is incomplete.
+    """Build the passage of a stored row, or of anything that an engine answers instead.
 
-    Without metadata no filter could be checked.
-
-    Args:
-        row: The fields of `PASSAGE` by name, or anything that an engine answers instead.
+    None if a field of `PASSAGE` is missing: without metadata no filter could be checked.
     """
     try:
         passage_id, title, text, metadata = [row[name] for name in PASSAGE]
@@ -169,11 +164,7 @@ def _token(name: str, kind: str, value: object) -> str:
 
 
 def revision_of(passage: Passage) -> int:
-    """Hash a passage with its metadata to a signed 64-bit number.
-
-    Raises:
-        DataError: the metadata cannot be written as JSON.
-    """
+    """Hash a passage with its metadata to 64 bits, less `SIGN`; a `DataError` if it is not JSON."""
     try:
         content = json.dumps(
             [passage.passage_id, passage.title, passage.text, passage.metadata], sort_keys=True

@@ -68,7 +68,7 @@ class MemoryEngine(Engine):
         allowed = [
             row
             for row in self.stored.values()
-            if all(set(row.filter_tokens) & set(group) for group in query.any_of)
+            if all(set(row.stored()["filter_tokens"]) & set(group) for group in query.any_of)
         ]
         found: dict[str, Ranking | CtxguardError] = {}
         if query.terms is not None:
@@ -104,7 +104,7 @@ class MemoryEngine(Engine):
         return len(self.stored)
 
     def smallest_digests(self, n: int) -> Sequence[int]:
-        return sorted(row.digest for row in self.stored.values())[:n]
+        return sorted(row.stored()["digest"] for row in self.stored.values())[:n]
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         self.before_write()
@@ -116,6 +116,9 @@ class MemoryEngine(Engine):
 
     def finish(self) -> None:
         self.finished += 1
+
+    def typed(self, error: Exception, *, says_why: bool = False) -> CtxguardError:
+        raise NotImplementedError
 
     def close(self) -> None:
         pass

@@ -186,7 +186,8 @@ def test_nul_characters_are_replaced_or_refused() -> None:
 def test_foreign_index_is_refused(
     built: EngineRetriever, fault: str, error: type[Exception], said: str
 ) -> None:
-    _engine(built)._maintain(fault)
+    with _engine(built)._transaction() as run:
+        run(fault)
     url = f"{_server}#{_engine(built).address.name}"
     with pytest.raises(error, match=said):
         EngineRetriever.open(url, embedder=WordHashEmbedder())

@@ -67,7 +67,8 @@ def _fake(retriever: EngineRetriever, answer: Callable[..., Any], **methods: Any
     """Put a server's client, of which the search is faked, in the place of the folder."""
     engine: Any = retriever._engine
     client = SimpleNamespace(query_batch_points=answer, **methods)
-    engine._folder, engine._client = None, SimpleNamespace(get=lambda: client, close=lambda: None)
+    engine._is_folder = False
+    engine._client = SimpleNamespace(run=lambda work: work(client), close=lambda: None)
     return engine
 
 
