@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 _DRIP_SECONDS = 0.02
 
@@ -57,12 +57,6 @@ class JsonServer(Generic[R]):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}{self.base}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self.released.set()

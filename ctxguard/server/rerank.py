@@ -5,7 +5,6 @@ the documents keep their order: an outage never fails a query or empties its ans
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import repeat
 from time import perf_counter, time
 from typing import Annotated, Any, NotRequired
@@ -28,6 +27,7 @@ from ctxguard.core.types import (
     StageTiming,
 )
 from ctxguard.endpoints.forms import FORMS, MARKS, RerankForm
+from ctxguard.guard.context_guard import DEFAULT_MAX_QUERY_CHARS
 from ctxguard.resilience import failure_of
 from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import STAGE, BoundedScorer
@@ -110,12 +110,6 @@ Pairs = list[tuple[int, float]]
 """Positions of documents with their scores, best first."""
 
 
-@lru_cache(maxsize=4)
-def _names(most: int) -> tuple[str, ...]:
-    """Name this many documents by their positions."""
-    return tuple(map(str, range(most)))
-
-
 async def rerank(
     service: Service, scorer: BoundedScorer, given: Mapping[str, Any], scope: Scope
 ) -> tuple[Any, StageFailure | None]:
@@ -193,8 +187,10 @@ def _asked_of(service: Service, given: Mapping[str, Any]) -> tuple[RerankForm, s
         texts = [each if isinstance(each, str) else each["text"] for each in documents]
     if len(texts) > service.settings.max_documents:
         raise service.too_many(len(texts), "documents")
-    if len(query) > (most := service.guard.max_query_chars):
-        raise invalid(f"the query has {len(query):,} characters, the limit is {most:,}")
+    if len(query) > DEFAULT_MAX_QUERY_CHARS:
+        raise invalid(
+            f"the query has {len(query):,} characters, the limit is {DEFAULT_MAX_QUERY_CHARS:,}"
+        )
     return form, query, texts
 
 
@@ -240,18 +236,15 @@ async def _scored(
         except Exception as error:
             failures = (failure_of(STAGE, error),)
         timings = (StageTiming(STAGE, began_at, perf_counter() - began),)
-    if not failures:
-        texts = [*map(texts.__getitem__, order)]
-        if copies:
-            place_of = {at: place for place, at in enumerate(order)}
-            copies = {place_of[at]: place_of[first] for at, first in copies.items()}
-    names = _names(settings.max_documents)
-    ids = [*map(names.__getitem__, order)]
+    if copies:
+        place_of = {at: place for place, at in enumerate(order)}
+        copies = {place_of[at]: place_of[first] for at, first in copies.items()}
+    ids = [*map(str, order)]
     ranking = Ranking(
         ids,
         scores,
         service.kind,
-        CheckedPassages((ids, texts)),
+        CheckedPassages((ids, [*map(texts.__getitem__, order)])),
         ranks=range(1, n + 1),
         failures=failures,
         timings=timings,

@@ -27,7 +27,7 @@ Make = Callable[..., ModelAssessor]
 
 @pytest.fixture
 def endpoint() -> Iterator[ModelEndpoint]:
-    with ModelEndpoint() as served:
+    with closing(ModelEndpoint()) as served:
         yield served
 
 

@@ -43,7 +43,7 @@ every_client = pytest.mark.parametrize("call", [judge, rerank])
 
 @pytest.fixture
 def endpoint() -> Iterator[ChatEndpoint]:
-    with ChatEndpoint() as served:
+    with closing(ChatEndpoint()) as served:
         yield served
 
 

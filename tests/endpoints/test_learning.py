@@ -39,7 +39,7 @@ class PickyEndpoint(ChatEndpoint):
 
 @pytest.fixture
 def endpoint() -> Iterator[PickyEndpoint]:
-    with PickyEndpoint() as served:
+    with closing(PickyEndpoint()) as served:
         yield served
 
 

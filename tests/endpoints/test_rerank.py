@@ -40,7 +40,7 @@ Make = Callable[..., RerankClient]
 
 @pytest.fixture
 def endpoint() -> Iterator[RerankEndpoint]:
-    with RerankEndpoint() as served:
+    with closing(RerankEndpoint()) as served:
         yield served
 
 

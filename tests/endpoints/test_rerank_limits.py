@@ -44,7 +44,7 @@ class PickyReranker(RerankEndpoint):
 
 @pytest.fixture
 def endpoint() -> Iterator[PickyReranker]:
-    with PickyReranker() as served:
+    with closing(PickyReranker()) as served:
         yield served
 
 
