@@ -153,7 +153,6 @@ class JudgeModel(ModelCalls):
         connection: ChatSettings = {
             **self.model_calls(),
             "base_url": self.base_url,
-            "api_key": os.environ.get("OPENAI_API_KEY") or ("none" if self.base_url else None),
             "max_calls_per_second": self.calls_per_second,
             "retries": 3,
         }

@@ -1,7 +1,6 @@
 """``ctxguard answers``: whether the guard's contexts give better answers, on a reader of yours."""
 
 import logging
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -130,7 +129,6 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         connection: ChatSettings = {
             **self.model_calls(),
             "base_url": url,
-            "api_key": os.environ.get("OPENAI_API_KEY") or "none",
             "max_calls_per_second": self.calls_per_second,
         }
         client = ChatClient(model, Ledger(self.prices, redact=redact), **connection)

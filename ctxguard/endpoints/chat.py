@@ -82,7 +82,8 @@ class ChatSettings(TypedDict, total=False):
 
     Attributes:
         base_url: URL of the endpoint; None for ``OPENAI_BASE_URL`` of the environment, or OpenAI's.
-        api_key: Key; None for the environment's ``OPENAI_API_KEY``; a local server accepts any.
+        api_key: Key; None for the environment's ``OPENAI_API_KEY``. Without either, an endpoint other
+            than OpenAI's is sent the key ``none``: a local server accepts any.
         max_reply_tokens: Maximum length of a reply, by default 256; bounds the cost of a model that
             ignores the schema. A model that spends it all on thinking is asked once more with 16
             times as much.
@@ -260,11 +261,12 @@ class ChatClient:
         if not 0.0 <= temperature < math.inf:
             raise ConfigurationError(f"temperature {temperature!r} must be finite and at least 0")
         environment = os.environ.get
-        key = api_key or environment("OPENAI_API_KEY")
+        url = base_url or environment("OPENAI_BASE_URL")
+        key = api_key or environment("OPENAI_API_KEY") or ("none" if url else "")
         if not key:
             raise ConfigurationError(
-                "the model's endpoint needs a key: set OPENAI_API_KEY in the environment (a local "
-                "server takes any), or give api_key in Python"
+                "the model's endpoint needs a key: set OPENAI_API_KEY in the environment, or give "
+                "api_key in Python"
             )
         accounts = {
             "OpenAI-Organization": environment("OPENAI_ORG_ID"),
@@ -278,7 +280,7 @@ class ChatClient:
         self._timeout_seconds = timeout_seconds
         self._key = key
         self._http = HttpClient(
-            base_url or environment("OPENAI_BASE_URL") or _OPENAI,
+            url or _OPENAI,
             (CHAT_PATH, *(form.path for form in QUESTION_FORMS.values())),
             what="endpoint's",
             key=key,

@@ -213,14 +213,13 @@ class AssessorSettings(RankedSystem):
             raise ConfigurationError(f"the assessor {kind} needs assessor-model")
         if kind == "cross-encoder":
             return assessors.ScoreAssessor(CrossEncoderReranker(model))
-        key_of_endpoint = own_key or os.environ.get("OPENAI_API_KEY") or None
         return assessors.ModelAssessor(
             model,
             form=cast(assessors.Form, kind),
             questions=self.assessor_questions,
             prices=self.assessor_prices,
             base_url=url,
-            api_key=key_of_endpoint or ("none" if url else None),
+            api_key=own_key,
             timeout_seconds=seconds,
             max_reply_tokens=self.assessor_reply_tokens,
             temperature=self.assessor_temperature,

@@ -362,9 +362,9 @@ def test_missing_key_says_what_to_set(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
-        endpoint.judge(api_key=None)
-    monkeypatch.setenv("OPENAI_API_KEY", "from the environment")
+        LLMJudge("m")
     assert endpoint.judge(api_key=None).judge(QUERY, [PASSAGE]) == [Judgment("p", 2)]
+    assert endpoint.headers[0]["Authorization"] == "Bearer none"
 
 
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
