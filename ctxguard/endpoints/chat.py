@@ -82,8 +82,8 @@ class ChatSettings(TypedDict, total=False):
 
     Attributes:
         base_url: URL of the endpoint; None for ``OPENAI_BASE_URL`` of the environment, or OpenAI's.
-        api_key: Key; None for the environment's ``OPENAI_API_KEY``. Without either, an endpoint other
-            than OpenAI's is sent the key ``none``: a local server accepts any.
+        api_key: Key; None for the environment's ``OPENAI_API_KEY``. Without either, an endpoint
+            other than OpenAI's is sent the key ``none``: a local server accepts any.
         max_reply_tokens: Maximum length of a reply, by default 256; bounds the cost of a model that
             ignores the schema. A model that spends it all on thinking is asked once more with 16
             times as much.
