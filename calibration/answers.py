@@ -22,7 +22,7 @@ from calibration.data.text_files import read_records, shown, write_lines
 from calibration.passage_price import irrelevant_utility
 from calibration.replay import Progress
 from calibration.results import Results, tabulate
-from calibration.retrievers import check_directions
+from calibration.retrievers import RankingSource
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
@@ -132,7 +132,8 @@ def questions_with_contexts(
         if progress is not None:
             progress(1)
     for guard in guards.values():
-        check_directions(guard.retriever)
+        if isinstance(guard.retriever, RankingSource):
+            guard.retriever.check_directions()
     return asked
 
 

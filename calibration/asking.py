@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.calibrate_route import Fitted, LabelledRoute, Option, RouteOutcome, among
+from calibration.calibrate_route import Fitted, Option, RouteOutcome, among
 from calibration.fit import folds
 from calibration.grid import GridIndex
 from calibration.objectives import (
@@ -116,27 +116,6 @@ class _AnsweredPools:
         )
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The contexts served at one (k, t) once the answers worth their price are in.
-
-    Attributes:
-        policy: The policy; that of highest utility where none is accepted.
-        accepted: Whether it keeps today's recall.
-        order: Shape (n_q, depth), columns of the pools, best first, by the choice of other folds.
-        kept: Same shape, whether each of these is in the context.
-        n_asked: Shape (n_q,), how many candidates are asked about.
-        answered: Shape (n_q,), whether any of these has an answer.
-    """
-
-    policy: ExpectedUtilityPolicy
-    accepted: bool
-    order: IntArray
-    kept: NDArray[np.bool_]
-    n_asked: FloatArray
-    answered: NDArray[np.bool_]
-
-
 def calibrate_asking(
     outcome: RouteOutcome,
     *,
@@ -192,53 +171,91 @@ def calibrate_asking(
     figures: dict[str, Any] = {each: significant(getattr(model, each), 8) for each in _FIGURES}
     model = replace(model, **figures)
     for choose_by in route.rules(route.settings.context):
-        found = _choose(route, fitted, own, asking.price, choose_by)
-        with_answers, option = _with_verdict(outcome, asking, own, model, found)
+        with_answers, option = _with_answers(
+            outcome, fitted, asking, own, model, choose_by=choose_by
+        )
         if with_answers.decision == "enforce":
             break
     return replace(with_profile(assessor=with_answers), answered=option)
 
 
-def _choose(
-    route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float, choose_by: Choose
-) -> _Choice:
-    """Choose (k, t) twice, each time with the answers worth asking for at the previous one."""
+def _with_answers(
+    outcome: RouteOutcome,
+    fitted: Fitted,
+    asking: Asking,
+    own: _AnsweredPools,
+    model: AnswerModel,
+    *,
+    choose_by: Choose,
+) -> tuple[AssessorProfile, Option]:
+    """Choose (k, t) twice, each time with the answers worth asking for at the previous one.
+
+    Returns:
+        The assessor's part of the profile, and the contexts with its answers.
+    """
+    route = outcome.route
+    settings = route.settings
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.pools.groups)]
 
     def rule(sums: PolicySums) -> int | None:
-        place, wanted = choose_by(sums), route.settings.context
+        place, wanted = choose_by(sums), settings.context
         if place is None and wanted != "utility":
             # Few labels support no careful choice. Whether this one holds is for the verdict.
-            return choose(
-                sums,
-                wanted,
-                tolerance=route.settings.tolerance,
-                step=Step(0.0, LADDERS[wanted][0].tokens),
-            )
+            step = Step(0.0, LADDERS[wanted][0].tokens)
+            return choose(sums, wanted, tolerance=settings.tolerance, step=step)
         return place
 
     def chosen(probabilities: FloatArray) -> tuple[Folded, GridIndex, bool]:
         # The value of asking is computed from P alone.
         grid = fitted.grid(replace(own.pools, probabilities=probabilities), per_token=False)
-        policies = among(grid, route.settings)
+        policies = among(grid, settings)
         index = policies.chosen(rule)
         best = policies.chosen(highest_utility) if index is None else index
         return policies, (0, 0) if best is None else best, index is not None
 
     policies, index, accepted = chosen(own.probabilities)
     for _ in range(ROUNDS):
-        settings = policies.grid.settings(index)
-        probabilities, n_asked, answered = _updated(own, by_fold, settings, price)
+        k_and_threshold = policies.grid.settings(index)
+        probabilities, n_asked, answered = _updated(own, by_fold, k_and_threshold, asking.price)
         policies, index, accepted = chosen(probabilities)
     policy = cast(ExpectedUtilityPolicy, policies.grid.policy(index))
-    contexts = policies.contexts(rule, route.settings.serving_k)
-    return _Choice(policy, accepted, *contexts, n_asked, answered)
+    order, kept = policies.contexts(rule, settings.serving_k)
+    # Without an answer, the context chosen without the assessor stands.
+    without, is_answered = outcome.served, answered[:, None]
+    option = route.option(
+        "with answers",
+        policy,
+        np.where(is_answered, order, without.order),
+        np.where(is_answered, kept, without.kept),
+    )
+    gains = option.metrics["udcg"] - without.metrics["udcg"]
+    gain = mean_interval(gains - asking.price * n_asked)
+    enforced = accepted and option.verdict.decision == "enforce" and (gain.lower or 0.0) > 0.0
+    mean_asked = float(n_asked.mean())
+    possible = float(np.minimum(own.pools.lengths, FIRST).mean())
+    profile = AssessorProfile(
+        fingerprint=asking.stage.fingerprint,
+        name=own.name,
+        model=model,
+        policy=policy,
+        price=asking.price,
+        first=FIRST,
+        decision="enforce" if enforced else "shadow",
+        verdict=option.verdict,
+        gain=gain,
+        forecast=forecast_of(gain),
+        share=min(significant(mean_asked / max(possible, 1.0)), 1.0),
+        calls=significant(1e3 * float(np.minimum(n_asked, 1.0).mean())),
+        cost=None if own.cost is None else significant(1e3 * own.cost * mean_asked),
+    )
+    applied = "applied" if enforced else "not applied"
+    return profile, replace(option, name=f"with answers, {applied}")
 
 
 def _updated(
     own: _AnsweredPools,
     models: Iterable[tuple[IntArray, AnswerModel | None]],
-    settings: tuple[int, float],
+    k_and_threshold: tuple[int, float],
     price: float,
 ) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
     """Ask by value at one (k, t), each group of queries by its model.
@@ -247,7 +264,7 @@ def _updated(
         P after the answers, how many candidates of each query are asked about, and whether any of
         these has an answer.
     """
-    k, threshold = settings
+    k, threshold = k_and_threshold
     after, answered = own.probabilities.copy(), np.zeros(len(own.pools), dtype=bool)
     n_asked = np.zeros(len(own.pools))
     for rows, model in models:
@@ -265,48 +282,6 @@ def _updated(
             after[row, :n] = model.updated(probabilities, answers, own.places[row, :n])
             n_asked[row], answered[row] = chosen.size, np.isfinite(answers).any()
     return after, n_asked, answered
-
-
-def _with_verdict(
-    outcome: RouteOutcome,
-    asking: Asking,
-    own: _AnsweredPools,
-    model: AnswerModel,
-    found: _Choice,
-) -> tuple[AssessorProfile, Option]:
-    """Return the assessor's part of the profile, and the contexts with its answers."""
-    without, answered = outcome.served, found.answered[:, None]
-    # Without an answer, the context chosen without the assessor stands.
-    with_answers = outcome.route.option(
-        "with answers",
-        found.policy,
-        np.where(answered, found.order, without.order),
-        np.where(answered, found.kept, without.kept),
-    )
-    verdict = with_answers.verdict
-    gains = with_answers.metrics["udcg"] - without.metrics["udcg"]
-    gain = mean_interval(gains - asking.price * found.n_asked)
-    enforced = found.accepted and verdict.decision == "enforce"
-    enforced = enforced and gain.lower is not None and gain.lower > 0.0
-    n_asked = float(found.n_asked.mean())
-    possible = float(np.minimum(own.pools.lengths, FIRST).mean())
-    profile = AssessorProfile(
-        fingerprint=asking.stage.fingerprint,
-        name=own.name,
-        model=model,
-        policy=found.policy,
-        price=asking.price,
-        first=FIRST,
-        decision="enforce" if enforced else "shadow",
-        verdict=verdict,
-        gain=gain,
-        forecast=forecast_of(gain),
-        share=min(significant(n_asked / max(possible, 1.0)), 1.0),
-        calls=significant(1e3 * float(np.minimum(found.n_asked, 1.0).mean())),
-        cost=None if own.cost is None else significant(1e3 * own.cost * n_asked),
-    )
-    applied = "applied" if enforced else "not applied"
-    return profile, replace(with_answers, name=f"with answers, {applied}")
 
 
 def forecast_of(gain: Interval) -> float | None:

@@ -14,15 +14,15 @@ from calibration.calibrate_route import (
 )
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
-from calibration.pools import LabelledPools, Pools, label, unlabelled_note
-from calibration.replay import (
-    Progress,
-    Readings,
+from calibration.pools import (
+    LabelledPools,
+    Pools,
     check_labels_are_found,
-    encode_queries,
+    label,
     notes_on_themselves,
-    replay,
+    unlabelled_note,
 )
+from calibration.replay import Progress, Readings, encode_queries, replay
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
 from ctxguard.core.columns import SignalColumn

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from calibration.certify import Certification, Promise, certify
+from calibration.certify import Certification, Promise, calibrate_sufficiency, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
@@ -26,7 +26,6 @@ from calibration.objectives import (
 )
 from calibration.pools import IntArray, LabelledPools
 from calibration.settings import ChoiceSettings, Context, Family
-from calibration.sufficiency import calibrate_sufficiency
 from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.settings import optional, setting
 from ctxguard._support.words import significant

@@ -1,28 +1,38 @@
-"""Test the policies of a grid, and choose among those that are certified.
+"""Prove by queries that had no part in a choice: a promise on recall, a threshold of sufficiency.
 
 Policies are ordered by one set of queries and tested on another (DESIGN.md §9): given the first,
-the second is an independent sample, as the test requires.
+the second is an independent sample, as the test requires. A context is rated by the highest
+P(relevant) of its kept passages; below the threshold it probably holds nothing relevant. Pure.
 """
 
+import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from calibration.grid import Grid, GridIndex
+from ctxguard._support.words import significant
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure import risk
+from ctxguard.measure.metrics import pair_share
+from ctxguard.profile.schema import SufficiencyProfile
 
 _TIE = 1e-12
 """Policies that keep the same passages differ only by rounding."""
 
+_DIGITS = 8
+"""Digits of a threshold of sufficiency."""
+
 
 @dataclass(frozen=True)
 class Promise:
-    """The promise that a certificate states.
+    """A certificate's promise: mean recall loss is at most alpha, but with probability delta.
 
-    Attributes:
-        alpha: Limit on the mean recall loss, in (0, 1).
-        delta: The probability that the promise may be false, in (0, 1).
+    Both lie in (0, 1).
     """
 
     alpha: float = 0.1
@@ -41,11 +51,9 @@ class Certification:
     Attributes:
         grid_index: The chosen policy; None for the baseline, if no policy of higher utility was
             certified.
-        recall_loss: Its mean recall loss on the test queries; 0 for the baseline.
-        n_recall: Test queries on which recall loss is defined.
-        n_queries: All test queries.
-        tested: Policies in the sequence.
-        certified: How many of them passed.
+        recall_loss: Its mean on the test queries; 0 for the baseline.
+        n_recall: Test queries on which recall loss is defined, of all ``n_queries``.
+        tested: Policies in the sequence, of which ``certified`` passed.
         labels_needed: If nothing is certified, how many test queries like these with a defined
             recall loss would certify the safest policy; None if no number would, or if something
             is certified.
@@ -75,8 +83,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
 
     Args:
         ordering: The policies over the queries that fitted and order them.
-        testing: The same policies over queries that neither fitted nor ordered them.
-        promise: The limit to certify.
+        testing: The same policies over other queries.
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
     """
     order = np.random.default_rng(seed).permutation(len(testing.pools))
@@ -138,3 +145,110 @@ def _sequence(grid: Grid) -> list[GridIndex]:
     cells = tuple(better.T)
     order = risk.pareto_order(recall_loss[cells], udcg[cells])
     return [(int(better[row][0]), int(better[row][1])) for row in order.tolist()]
+
+
+def calibrate_sufficiency(
+    best: FloatArray,
+    holds: NDArray[np.bool_],
+    *,
+    model: RelevanceModel | None = None,
+    shown_by: Literal["folds", "held_out"] = "folds",
+    false_alarms: float = 0.05,
+    delta: float = 0.1,
+) -> SufficiencyProfile:
+    """Certify a threshold of P(relevant) below which a context is called insufficient.
+
+    Args:
+        best: Shape (n_q,), the highest P(relevant) in the context of each query that had no part
+            in the choice; NaN where it is undefined.
+        holds: Shape (n_q,), whether the context holds a relevant passage.
+        model: P(relevant), for a policy without probabilities; None if the policy has its own.
+        shown_by: How the queries were kept out of the choice.
+        false_alarms: The largest share of contexts with a relevant passage that may be called
+            insufficient.
+        delta: The probability that this promise may be false.
+
+    Returns:
+        Without a threshold if the queries are too few.
+    """
+    defined = ~np.isnan(best)
+    sufficient, insufficient = best[defined & holds], best[defined & ~holds]
+    threshold = certified_threshold(sufficient, false_alarms, delta)
+    if threshold is not None:
+        # Rounded down: a higher threshold would call more contexts insufficient.
+        threshold = math.floor(threshold * 10**_DIGITS) / 10**_DIGITS
+    called: list[int | None] = [None, None]
+    if threshold is not None:
+        called = [int(np.less(part, threshold).sum()) for part in (sufficient, insufficient)]
+    auroc = None
+    if sufficient.size and insufficient.size:
+        auroc = significant(pair_share(sufficient, insufficient))
+    return SufficiencyProfile(
+        threshold=threshold,
+        model=model,
+        alpha=false_alarms,
+        delta=delta,
+        n_sufficient=sufficient.size,
+        n_insufficient=insufficient.size,
+        false_alarms=called[0],
+        detected=called[1],
+        auroc=auroc,
+        needed=fewest_for_threshold(false_alarms, delta),
+        shown_by=shown_by,
+    )
+
+
+def sufficiency_words(certified: SufficiencyProfile | None) -> str:
+    """Say whether contexts can be called insufficient, and on what evidence."""
+    if certified is None:
+        return "Not certified: no probabilities were fitted."
+    if certified.auroc is None:
+        return certified.statement
+    return f"{certified.statement} AUROC on these queries {certified.auroc:.2f}."
+
+
+def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) -> float | None:
+    """Return the highest threshold that calls at most ``alpha`` of these contexts insufficient.
+
+    It is the r-th smallest of n independent probabilities. The share of the population strictly
+    below it exceeds alpha with probability at most P(Binomial(n, alpha) < r), in any distribution;
+    r is the largest with which that is at most delta (Tong, Feng and Li, Neyman-Pearson
+    classification algorithms, Science Advances 4(2), 2018, Proposition 1).
+
+    Args:
+        probabilities: Shape (n,), P(relevant) of the best passage of contexts that hold a
+            relevant passage, from queries that fitted nothing.
+        delta: The probability that the promise is false.
+
+    Returns:
+        None with fewer than ``fewest_for_threshold``.
+
+    >>> certified_threshold([0.1] * 44, alpha=0.05, delta=0.1) is None
+    True
+    >>> certified_threshold([0.1, 0.2] + [0.9] * 98, alpha=0.05, delta=0.1)
+    0.2
+    """
+    ascending = np.sort(np.asarray(probabilities, dtype=np.float64))
+    n, rank, tail = ascending.size, 0, 0.0
+    if n < fewest_for_threshold(alpha, delta):
+        return None
+    while True:
+        tail += _binomial(n, rank, alpha)
+        if tail > delta:
+            return float(ascending[rank - 1])
+        rank += 1
+
+
+def fewest_for_threshold(alpha: float, delta: float) -> int:
+    """Count the held-out contexts with a relevant passage that a threshold needs at least.
+
+    >>> fewest_for_threshold(0.05, 0.1)
+    45
+    """
+    return math.ceil(math.log(delta) / math.log1p(-alpha))
+
+
+def _binomial(n: int, count: int, share: float) -> float:
+    """Return P(Binomial(n, share) = count)."""
+    ways = math.lgamma(n + 1) - math.lgamma(count + 1) - math.lgamma(n - count + 1)
+    return math.exp(ways + count * math.log(share) + (n - count) * math.log1p(-share))

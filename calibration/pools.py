@@ -6,6 +6,7 @@ Pure. A table has shape (n_q, depth), best candidates first, and NaN beyond the 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -329,3 +330,35 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
         f"a passage without a label is worth {worth}; recall and precision count it as not "
         "relevant, precision_judged leaves it out"
     )
+
+
+def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
+    """Refuse labels of passages that a retriever returned for no query.
+
+    Raises:
+        CalibrationError: no candidate of any query is a passage that is labelled relevant.
+    """
+    relevant = {one for grades in dataset.qrels.values() for one, grade in grades.items() if grade}
+    retrieved = [one for ids in pools.passage_ids for one in ids]
+    others = (
+        names for rows in (pools.copies, pools.documents) for own in rows for names in own.values()
+    )
+    if relevant and retrieved and relevant.isdisjoint(chain(retrieved, *others)):
+        raise CalibrationError(
+            f"{dataset.name}: none of the {len(relevant):,} relevant passages, first "
+            f"{min(relevant)!r}, is among the {len(retrieved):,} candidates, first "
+            f"{retrieved[0]!r}; give the labels of the corpus that the retriever searches, by the "
+            "same ids"
+        )
+
+
+def notes_on_themselves(several: Iterable[Pools]) -> tuple[str, ...]:
+    """Say once that queries are passages, and left out of their own candidates."""
+    names = list(dict.fromkeys(name for pools in several for name in pools.themselves))
+    if not names:
+        return ()
+    note = (
+        "questions that are passages themselves, left out of their own candidates as BEIR does: "
+        f"{len(names):,}, first {names[0]!r}"
+    )
+    return (note,)

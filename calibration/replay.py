@@ -4,15 +4,14 @@ Later steps read these pools, never the retriever.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.copies import KnownTexts, PassageOf
 from calibration.data.dataset import Dataset, Query, named_passages
 from calibration.pools import Pools
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
@@ -34,37 +33,19 @@ from ctxguard.core.types import (
 )
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
+from ctxguard.retrieval.chunks import chunk_id, document_of, is_chunk_id
 from ctxguard.retrieval.index.passages import PassageLines
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
 
 Progress = Callable[[int], None]
+PassageOf = Callable[[str], Passage]
 
 _NO_SCORES = (
     "no candidate has a score that is a number; if the retriever gives none, say that its score "
     "kind is rank"
 )
-
-
-def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
-    """Refuse labels of passages that a retriever returned for no query.
-
-    Raises:
-        CalibrationError: no candidate of any query is a passage that is labelled relevant.
-    """
-    relevant = {one for grades in dataset.qrels.values() for one, grade in grades.items() if grade}
-    retrieved = [one for ids in pools.passage_ids for one in ids]
-    others = (
-        names for rows in (pools.copies, pools.documents) for own in rows for names in own.values()
-    )
-    if relevant and retrieved and relevant.isdisjoint(chain(retrieved, *others)):
-        raise CalibrationError(
-            f"{dataset.name}: none of the {len(relevant):,} relevant passages, first "
-            f"{min(relevant)!r}, is among the {len(retrieved):,} candidates, first "
-            f"{retrieved[0]!r}; give the labels of the corpus that the retriever searches, by the "
-            "same ids"
-        )
 
 
 def encode_queries(
@@ -105,8 +86,6 @@ def replay(
     Args:
         retriever: The retriever that answers in production, on one route: anything that
             ``ContextGuard`` takes; a `RankingSource` says what plain hits' scores mean.
-        queries: The labelled queries.
-        depth: Candidates per query.
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
         columns: Columns of the passages' metadata that give signals.
@@ -114,7 +93,7 @@ def replay(
             are looked up, where the retriever has a method ``passage``, so that their copies are
             known; and a query that is a passage itself, as in ArguAna, is left out of its own
             candidates, unless it is labelled relevant.
-        readings: Passages that other replays over the same index have read; None for none.
+        readings: Passages that other replays over the same index have read.
 
     Raises:
         CalibrationError: no query could be replayed.
@@ -123,7 +102,7 @@ def replay(
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
-    retriever, known = wrapped(retriever), KnownTexts()
+    retriever, known = wrapped(retriever), _KnownTexts()
     readings = Readings() if readings is None else readings
     answers: list[_Replayed] = []
     skipped: list[str] = []
@@ -144,10 +123,12 @@ def replay(
             passages = readings.of(ranking, order[:depth], retriever.passage)
             others = _without_itself(query, labels, ranking, order[:depth], passages)
             themselves += [query.query_id] * (len(others) < len(order[:depth]))
-            answers.append(_answer(query.query_id, ranking, others, passages, known))
+            answers.append(
+                _answer(query.query_id, ranking, others, passages, known=known, readings=readings)
+            )
         if progress is not None:
             progress(1)
-    retriever.directions.check()
+    retriever.check_directions()
     if not answers:
         raise CalibrationError(
             f"none of {len(queries)} queries could be replayed; the first: {skipped[0]}"
@@ -172,7 +153,7 @@ def replay(
     members: dict[str, list[str]] = {}
     for name, first in same.items():
         members.setdefault(first, []).append(name)
-    names = [_names(each, same, members, known) for each in own]
+    copies, documents = zip(*[_names(each, same, members, known) for each in own], strict=True)
     signals, notes = _whole_signals(found["signal"], np.isnan(found[""]["scores"]))
     return Pools(
         route=route,
@@ -184,8 +165,8 @@ def replay(
         leg_kinds={name: leg for each in own for name, leg in each.leg_kinds.items()},
         skipped=tuple(skipped),
         tokens=found[""]["tokens"] if np.isfinite(found[""]["tokens"]).any() else None,
-        copies=tuple([copies for copies, _ in names]) if any(c for c, _ in names) else (),
-        documents=tuple([documents for _, documents in names]) if any(d for _, d in names) else (),
+        copies=copies if any(copies) else (),
+        documents=documents if any(documents) else (),
         same=same,
         themselves=tuple(themselves),
         signals=signals,
@@ -207,11 +188,69 @@ class _Replayed(NamedTuple):
     columns: dict[tuple[str, str], Any]
 
 
-class PassageRead(NamedTuple):
-    """A passage with a text, and its estimated tokens."""
+class _KnownTexts:
+    """The texts of retrieved and labelled passages by id, as digests; finds those that are equal.
 
-    passage: Passage
-    tokens: float
+    A guard serves one of equal passages in place of all, so a label of any of them applies to the
+    one retrieved, and together they count as one relevant passage.
+
+    Attributes:
+        document_of: The documents of passages that are chunks, by the chunks' ids.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, bytes | None] = {}
+        self._chunks: dict[str, list[str]] = {}
+        self.document_of: dict[str, str] = {}
+
+    def add(self, passage: Passage) -> None:
+        """Note a passage; the first text of an id stays."""
+        name = passage.passage_id
+        if name in self._keys:
+            return
+        self._keys[name] = text_key(passage.text)
+        document = document_of(passage) if is_chunk_id(name) else None
+        if document is not None:
+            self.document_of[name] = document
+
+    def key(self, passage_id: str) -> bytes | None:
+        """Return the digest of a passage's text; None if the text is unknown or has no word."""
+        return self._keys.get(passage_id)
+
+    def look_up(self, labelled: Iterable[str], passage_of: PassageOf) -> None:
+        """Note the passages and documents that labels name, as far as they can be looked up."""
+        for name in sorted(labelled):
+            if not self._is_known(name, passage_of):
+                chunks = [*self._chunks_of(name, passage_of)]
+                if chunks:
+                    self._chunks[name] = chunks
+
+    def same(self) -> dict[str, str]:
+        """Map the ids of passages, and of documents, with the same text to the first of them."""
+        by_text: dict[object, list[str]] = {}
+        for name, key in self._keys.items():
+            if key is not None:
+                by_text.setdefault(key, []).append(name)
+        for document, chunks in self._chunks.items():
+            by_text.setdefault(tuple(map(self.key, chunks)), []).append(document)
+        several = [names for names in by_text.values() if len(names) > 1]
+        return {name: min(names) for names in several for name in names}
+
+    def _chunks_of(self, document: str, passage_of: PassageOf) -> Iterator[str]:
+        for number in count(1):
+            name = chunk_id(document, number)
+            self._is_known(name, passage_of)
+            if self.document_of.get(name) != document:
+                return
+            yield name
+
+    def _is_known(self, name: str, passage_of: PassageOf) -> bool:
+        if name not in self._keys:
+            with suppress(Exception):  # anyone's code: if it fails, the text is unknown
+                passage = passage_of(name)
+                if isinstance(passage, Passage) and passage.passage_id == name:
+                    self.add(passage)
+        return name in self._keys
 
 
 class Readings:
@@ -221,39 +260,41 @@ class Readings:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, PassageRead] = {}
+        self._known: dict[str, Passage] = {}
         self._tokens: dict[int, float] = {}
 
     def of(
         self, ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
-    ) -> dict[int, PassageRead]:
+    ) -> dict[int, Passage]:
         """Return the candidates' passages by position, without those that have no text."""
         ids = ranking.passage_ids
         known = self._known if isinstance(ranking.passages, PassageLines) else {}
         missing = [position for position in candidates if ids[position] not in known]
         for position, passage in _readable(ranking, missing, passage_of).items():
-            # Tokens of passages with the same title and text are counted once.
-            key = hash((passage.title, passage.text))
-            tokens = self._tokens.get(key)
-            if tokens is None:
-                tokens = self._tokens[key] = float(passage_tokens(passage))
-            known[ids[position]] = PassageRead(passage, tokens)
+            known[ids[position]] = passage
         return {position: known[ids[position]] for position in candidates if ids[position] in known}
+
+    def tokens(self, passage: Passage) -> float:
+        """Estimate a passage's tokens; those with the same title and text are counted once."""
+        key = hash((passage.title, passage.text))
+        found = self._tokens.get(key)
+        if found is None:
+            found = self._tokens[key] = float(passage_tokens(passage))
+        return found
 
 
 def _answer(
     query_id: str,
     ranking: Ranking,
     candidates: Sequence[int],
-    passages: Mapping[int, PassageRead],
-    known: KnownTexts,
+    passages: Mapping[int, Passage],
+    *,
+    known: _KnownTexts,
+    readings: Readings,
 ) -> _Replayed:
     """Keep the first candidate of each text, by the ranking's own copies or by the texts.
 
-    Args:
-        candidates: Positions in the ranking, best first.
-        passages: The passages with a text, by position.
-        known: Notes their texts.
+    Candidates are positions in the ranking, best first; ``known`` notes their texts.
     """
     ids = ranking.passage_ids
     order: list[int] = []
@@ -261,7 +302,7 @@ def _answer(
     copies: dict[int, list[str]] = {}
     for position in candidates:
         if position in passages:
-            known.add(passages[position].passage)
+            known.add(passages[position])
         key = known.key(ids[position])
         key_or_root = ranking.copies.get(position, position) if ranking.copies or not key else key
         at = place.setdefault(key_or_root, len(order))
@@ -275,7 +316,9 @@ def _answer(
             1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
             for rank, position in enumerate(order, start=1)
         ],
-        ("", "tokens"): [passages[each].tokens if each in passages else np.nan for each in order]
+        ("", "tokens"): [
+            readings.tokens(passages[each]) if each in passages else np.nan for each in order
+        ]
         if (tokens := ranking.signals.get(TOKENS)) is None
         else tokens[order],
     }
@@ -299,10 +342,6 @@ def _whole_signals(
     signals: Mapping[str, FloatArray], beyond: NDArray[np.bool_]
 ) -> tuple[dict[str, FloatArray], tuple[str, ...]]:
     """Return the signals that every candidate has, and a line about each of the others.
-
-    Args:
-        signals: Shape (n_q, depth) each.
-        beyond: Same shape, whether there is no candidate.
 
     Raises:
         ConfigurationError: a signal's name has a full stop, as only the names of its features do.
@@ -348,7 +387,7 @@ def _without_itself(
     labels: Dataset | None,
     ranking: Ranking,
     candidates: Sequence[int],
-    passages: Mapping[int, PassageRead],
+    passages: Mapping[int, Passage],
 ) -> Sequence[int]:
     """Leave out the query's own passage: one with its text, or with its id and a similar text."""
     if labels is None:
@@ -357,12 +396,12 @@ def _without_itself(
     ends = _ends(query.text)
 
     def is_itself(position: int) -> bool:
-        name, read = ranking.passage_ids[position], passages.get(position)
+        name, passage = ranking.passage_ids[position], passages.get(position)
         if name in relevant:
             return False
-        if read is None:
+        if passage is None:
             return name == query.query_id
-        title, whole = read.passage.title, read.passage.text
+        title, whole = passage.title, passage.text
         for each in (whole, f"{title} {whole}") if title else (whole,):
             # Most texts need no digest: their ends differ.
             if (not ends or _ends(each) in (ends, "")) and text == text_key(each):
@@ -378,10 +417,9 @@ def _without_itself(
 
 
 def _ends(text: str) -> str:
-    """Return the first and the last letter of a text, in lower case.
+    """Return the first and the last letter of a text in lower case, which equal texts share.
 
-    Texts with the same words share them. Empty where one is not ASCII, which can be written in
-    several ways.
+    Empty where one is not ASCII, which can be written in several ways.
     """
     ends = text[:1] + text[-1:]
     if not ends.isalnum():
@@ -390,31 +428,15 @@ def _ends(text: str) -> str:
     return ends.lower() if ends.isascii() else ""
 
 
-def notes_on_themselves(several: Iterable[Pools]) -> tuple[str, ...]:
-    """Say once that queries are passages, and left out of their own candidates."""
-    names = list(dict.fromkeys(name for pools in several for name in pools.themselves))
-    if not names:
-        return ()
-    note = (
-        "questions that are passages themselves, left out of their own candidates as BEIR does: "
-        f"{len(names):,}, first {names[0]!r}"
-    )
-    return (note,)
-
-
 def _names(
     answer: _Replayed,
     same: Mapping[str, str],
     members: Mapping[str, Sequence[str]],
-    known: KnownTexts,
+    known: _KnownTexts,
 ) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
     """Return the copies of a query's candidates, and their documents, both by place.
 
-    Args:
-        answer: The candidates.
-        same: Maps passages with the same text to the first of them.
-        members: Those, by the first.
-        known: Says which document a chunk belongs to.
+    ``same`` maps passages with the same text to the first of them, ``members`` back.
     """
     copies, documents = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]]()
     seen: set[str] = set()

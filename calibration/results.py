@@ -6,6 +6,7 @@ The commands, the report and ``--json`` all show this table. Pure: no I/O, no cl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -51,12 +52,10 @@ class Difference(Interval):
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One metric of one policy.
+    """The mean of one metric under one policy, over the queries that define the metric.
 
     Attributes:
-        policy: Its name in the table.
         metric: A name in ``calibration.evaluate.DESCRIPTIONS``.
-        mean: The mean over the queries that define the metric.
         difference: Less the same metric of the reference policy, paired by query; None for the
             reference itself.
     """
@@ -69,12 +68,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class Results:
-    """Policies × metrics on the same queries.
-
-    Attributes:
-        reference: The policy that differences are taken from.
-        rows: One for each policy and metric, by policy.
-    """
+    """Policies × metrics on the same queries, one row each; differences are from the reference."""
 
     reference: str
     rows: tuple[ResultRow, ...]
@@ -94,11 +88,7 @@ class Results:
         return {(row.policy, row.metric): row for row in self.rows}
 
     def of(self, policy: str, metric: str) -> ResultRow:
-        """Return one row.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """Return one row, or raise KeyError."""
         return self._places[policy, metric]
 
     def has_data(self, metric: str) -> bool:
@@ -109,11 +99,10 @@ class Results:
         self, policies: Iterable[str] | None = None, metrics: Iterable[str] | None = None
     ) -> "Results":
         """Return a part of the table, in this order; names that it lacks are left out."""
-        wanted = [
-            (policy, metric)
-            for policy in (self.policies if policies is None else policies)
-            for metric in (self.metrics if metrics is None else tuple(metrics))
-        ]
+        wanted = product(
+            self.policies if policies is None else policies,
+            self.metrics if metrics is None else metrics,
+        )
         rows = [self._places[place] for place in wanted if place in self._places]
         return Results(self.reference, tuple(rows))
 
@@ -129,8 +118,8 @@ def tabulate(
 
     Args:
         measured: Metrics by name of the policy.
-        metrics: The metrics to show, if all policies have them; all unless given.
-        reference: The policy that differences are taken from; the first unless given.
+        metrics: Those to show, if all policies have them; all unless given.
+        reference: The first policy unless given.
 
     >>> today, chosen = {"recall": np.array([0.0, 0.5])}, {"recall": np.array([0.5, 1.0])}
     >>> table = tabulate({"today": today, "chosen": chosen})

@@ -53,42 +53,6 @@ class MultiRoute(Protocol):
     def encode_query(self, query: str) -> Any: ...
 
 
-class Directions:
-    """Counts the lists of a retriever whose order contradicts their scores."""
-
-    def __init__(self) -> None:
-        self._told = self._contradicted = 0
-        self._lowest, self._highest = math.inf, -math.inf
-
-    def compared(self, ranking: Ranking) -> Ranking:
-        """Compare the order of a list with its scores, and return the list marked."""
-        contradicted = is_contradicted(ranking)
-        scores = [float(score) for score in ranking.scores if is_valid(score)]  # type: ignore[arg-type]
-        self._told += differ(scores)
-        if contradicted:
-            self._contradicted += 1
-            self._lowest = min(self._lowest, *scores)
-            self._highest = max(self._highest, *scores)
-            self._kind = ranking.kind
-        return replace(ranking, contradicted=contradicted)
-
-    def check(self) -> None:
-        """Refuse scores that the order of most lists contradicts.
-
-        A list without two different scores is not counted.
-
-        Raises:
-            ConfigurationError: the message says which kind of score fits.
-        """
-        if 2 * self._contradicted > self._told:
-            raise ConfigurationError(
-                f"the order of {self._contradicted:,} of {self._told:,} lists contradicts their "
-                f"scores of kind {self._kind.value!r}: the best candidates have the lowest. "
-                f"{direction_advice(self._kind, self._lowest, self._highest)}. If the scores are "
-                "right, return the best candidate first"
-            )
-
-
 class RankingSource(RetrieverAdapter):
     """Anything that a guard takes, as a plain retriever of rankings.
 
@@ -97,13 +61,8 @@ class RankingSource(RetrieverAdapter):
     already. If there are two calls, the plain one is used.
 
     Args:
-        retriever: As for `RetrieverAdapter`, like the next two.
-        score_kind: See there.
-        fingerprint: See there.
+        retriever, score_kind, fingerprint: As for `RetrieverAdapter`.
         keep_passages: Keep every passage that was retrieved, so that ``passage`` finds it.
-
-    Attributes:
-        directions: Whether the order of the lists contradicts their scores.
 
     Raises:
         ConfigurationError: it is not a retriever, or there is no such kind of score.
@@ -118,14 +77,14 @@ class RankingSource(RetrieverAdapter):
         keep_passages: bool = False,
     ) -> None:
         super().__init__(retriever, score_kind=score_kind, fingerprint=fingerprint)
-        self.directions = Directions()
         self._in_loop = self.calls.acall is not None and self.calls.call == self.calls.acall
         self._keeps = keep_passages
         self._passages: dict[str, Passage] = {}
+        self._compared = self._contradicted = 0
+        self._lowest, self._highest = math.inf, -math.inf
 
     def with_fusion(self, fusion: Fusion) -> "RankingSource":
-        """Return the retriever under another fusion if that can be set, else the retriever
-        itself."""
+        """Return the retriever under another fusion, or itself where that cannot be set."""
         inner = self.retriever
         if not hasattr(inner, "with_fusion"):
             return self
@@ -163,7 +122,6 @@ class RankingSource(RetrieverAdapter):
         """Retrieve the candidates for a query.
 
         Args:
-            depth: Maximum number of candidates.
             query_vector: For a retriever that takes one; None otherwise.
 
         Raises:
@@ -182,7 +140,7 @@ class RankingSource(RetrieverAdapter):
                 if inspect.isawaitable(retrieved):
                     awaitable = retrieved
                     retrieved = _in_loop(lambda: awaitable)
-            ranking = self.directions.compared(ranking_of(retrieved, self.score_kind))
+            ranking = self._with_direction(ranking_of(retrieved, self.score_kind))
         except CtxguardError:
             raise
         except Exception as error:
@@ -192,15 +150,33 @@ class RankingSource(RetrieverAdapter):
                 self._passages[passage_id] = ranking.passages[position]
         return ranking
 
+    def _with_direction(self, ranking: Ranking) -> Ranking:
+        """Mark a list whose order contradicts its scores, and count it."""
+        contradicted = is_contradicted(ranking)
+        scores = [float(score) for score in ranking.scores if is_valid(score)]  # type: ignore[arg-type]
+        self._compared += differ(scores)
+        if contradicted:
+            self._contradicted += 1
+            self._lowest = min(self._lowest, *scores)
+            self._highest = max(self._highest, *scores)
+            self._kind = ranking.kind
+        return replace(ranking, contradicted=contradicted)
 
-def check_directions(retriever: object) -> None:
-    """Refuse a source if the order of most of its lists so far contradicts their scores.
+    def check_directions(self) -> None:
+        """Refuse scores that the order of most lists so far contradicts.
 
-    Raises:
-        ConfigurationError: see `Directions.check`.
-    """
-    if isinstance(retriever, RankingSource):
-        retriever.directions.check()
+        A list without two different scores is not counted.
+
+        Raises:
+            ConfigurationError: the message says which kind of score fits.
+        """
+        if 2 * self._contradicted > self._compared:
+            raise ConfigurationError(
+                f"the order of {self._contradicted:,} of {self._compared:,} lists contradicts "
+                f"their scores of kind {self._kind.value!r}: the best candidates have the lowest. "
+                f"{direction_advice(self._kind, self._lowest, self._highest)}. If the scores are "
+                "right, return the best candidate first"
+            )
 
 
 def wrapped(

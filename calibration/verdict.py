@@ -63,12 +63,9 @@ def verdict(
         udcg: Shape (n_all,): UDCG less theirs, of all queries.
         tokens: Shape (n_all,): tokens less theirs, as a share of their mean; passages where tokens
             are unknown.
-        serving_k: How many passages are served today.
-        tolerance: How far mean recall may lie below 0, ≥ 0.
-        max_loss: How far the lower bounds may lie below 0, > 0; that of UDCG as a share of today's.
+        max_loss: How far the lower bounds may lie below 0; that of UDCG as a share of today's.
         todays_udcg: Mean UDCG of the first ``serving_k``; below 1 it counts as 1, which is what
             one relevant passage gains.
-        shown_by: How the queries were kept out of the choice.
         refutable: Whether a policy that is shown to lose recall or UDCG gives way to today's;
             otherwise it stays in shadow, since its loss was accepted.
         risk_per_saved: How far the lower bound on recall may lie below 0 where tokens are all that
@@ -142,11 +139,9 @@ def conclude(
     for_a_gain: int | None,
     for_safety: int | None,
 ) -> RouteVerdict:
-    """Decide from the evidence whether to enforce the policy, shadow it or keep today's.
+    """Decide by what the figures show whether to enforce the policy, shadow it or keep today's.
 
     Args:
-        found: The figures.
-        safe, gained, lost: Whether the policy is shown to be safe, to gain something, and to lose.
         for_a_gain, for_safety: The queries like these that would show it; None if none would.
     """
     decision: Literal["enforce", "shadow", "keep"] = "shadow"
@@ -208,8 +203,7 @@ def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
 
 
 def in_reach(n: int, tolerance: float = TOLERANCE, max_loss: float = MAX_LOSS) -> str:
-    """Say what this number of questions with a relevant passage suffices for, and what more would
-    buy.
+    """Say what so many questions with a relevant passage suffice for, and what more would buy.
 
     >>> in_reach(22)
     '22 questions with a relevant passage: enough to extend; 6 more to decide leaner'

@@ -14,8 +14,8 @@ import numpy as np
 from calibration.compare.candidates import Candidate
 from calibration.data.dataset import Dataset
 from calibration.evaluate import Measured, contexts, per_query
-from calibration.pools import LabelledPools, Pools, label, unlabelled_note
-from calibration.replay import Progress, notes_on_themselves, replay
+from calibration.pools import LabelledPools, Pools, label, notes_on_themselves, unlabelled_note
+from calibration.replay import Progress, replay
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn

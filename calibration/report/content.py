@@ -13,7 +13,7 @@ import numpy as np
 
 from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome
-from calibration.certify import Certification
+from calibration.certify import Certification, sufficiency_words
 from calibration.evaluate import per_query
 from calibration.fit import fit_temperature
 from calibration.pools import Pools
@@ -21,7 +21,6 @@ from calibration.report.dial import Dial, dial
 from calibration.report.dropped import Dropped, PassageOf, dropped_passages
 from calibration.report.summary import Summary, summarise
 from calibration.results import COMPARED
-from calibration.sufficiency import sufficiency_words
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import is_relative
 from ctxguard.core.types import Route

@@ -307,7 +307,7 @@ def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
         route: The stages whose policy applies.
         run: The run that it comes from; None for another retriever.
     """
-    from calibration.replay import notes_on_themselves
+    from calibration.pools import notes_on_themselves
 
     notes = [f"left out: {line}" for line in pools.skipped]
     notes += notes_on_themselves([pools])

@@ -253,8 +253,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         }
 
     def _print(self, made: "Calibration", queries: str, output: Output) -> None:
+        from calibration.certify import sufficiency_words
         from calibration.report import summarise
-        from calibration.sufficiency import sufficiency_words
 
         profile, held_out, show_all = made.profile, made.held_out, self.show_all
         source = profile.provenance.utilities_source

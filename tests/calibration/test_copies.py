@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import contexts, measure
 from calibration.hard_negatives import mine
-from calibration.pools import LabelledPools, Pools, label
-from calibration.replay import check_labels_are_found, replay
+from calibration.pools import LabelledPools, Pools, check_labels_are_found, label
+from calibration.replay import replay
 from calibration.retrievers import RankingSource
 from ctxguard import ContextGuard, Hit, Passage
 from ctxguard.core.policies import RatioPolicy

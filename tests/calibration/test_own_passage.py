@@ -4,7 +4,8 @@ import pytest
 
 from calibration.calibrate import calibrate
 from calibration.data.dataset import Dataset, Query
-from calibration.replay import notes_on_themselves, replay
+from calibration.pools import notes_on_themselves
+from calibration.replay import replay
 from calibration.retrievers import wrapped
 from ctxguard import Hit
 
