@@ -47,7 +47,7 @@ _SHORTEST_KEY = 8
 _MOST_WAIT_SECONDS = 60.0
 _BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 0.5, 8.0
 _MOST_LESSONS = 12
-"""Of one call; each leaves something out, so that there are fewer."""
+"""The most for one call; each leaves something out, so that few are needed."""
 _MORE_TOKENS = 16
 """How many times its limit a model is given that spent all of it on thoughts."""
 _MOST_REPLY_TOKENS = 2**15
@@ -178,7 +178,7 @@ class _Lessons:
         if is_limit and most is not None and 0 < int(most[1]) < self.max_tokens:
             self._limit_to(int(most[1]))
         elif context is not None:
-            # Of what is too long, the reply's part is the only one that no passage asked for.
+            # Only the part of the reply can be made smaller for all passages alike.
             if context[1] is not None and int(context[1]) < 2 * self.max_tokens:
                 self._limit_to(int(context[1]) // 4)
         elif is_limit:

@@ -25,7 +25,7 @@ from ctxguard.errors import ConfigurationError
 T = TypeVar("T")
 
 _MAX_EMPTY_BYTES = 2**16
-"""Of what comes before an answer's body, interim answers included, or behind it."""
+"""The most before an answer's body, interim answers included, or after it."""
 _SLICE_BYTES = 2**14
 _IDLE_SECONDS = 15.0
 _PORTS = {"http": 80, "https": 443}
@@ -168,9 +168,10 @@ class _Connection(asyncio.Protocol):
             self._stays_open = self._parser.should_keep_alive()
 
     def eof_received(self) -> None:
-        is_delimited = not {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
-        if self._answer is not None and self._has_head and not is_delimited:
-            self._succeed()
+        if self._answer is None or not self._has_head:
+            return
+        if {"content-length", "transfer-encoding"}.isdisjoint(self._headers):
+            self._succeed()  # only the end of the connection ends its body
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self in self._idle:
@@ -428,7 +429,7 @@ def _parsed_url(url: str, what: str) -> SplitResult:
     except (AttributeError, TypeError, ValueError):
         is_whole = False
     if not is_whole or any(character <= " " for character in url):
-        # Of what could hide a password nothing is shown.
+        # A URL that could hide a password is not shown.
         shown = "" if "@" in str(url) or "?" in str(url) else f" but {url!r}"
         raise ConfigurationError(
             f"the {what} URL is not http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]{shown}"

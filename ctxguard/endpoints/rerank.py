@@ -36,13 +36,13 @@ _BYTES_PER_SENT_BYTE = 3
 """Servers may send the documents back; é takes two bytes in UTF-8 and six as ``\\u00e9``."""
 
 MOST_CALLS = 128
-"""Of one request, where the server takes few documents at a time."""
+"""The most calls for one request, where the server takes few documents at a time."""
 _MOST_REFUSALS = 64
-"""Of one request, after which nothing is tried in place of what is refused."""
+"""The number of refusals of one request after which refused parts are not tried otherwise."""
 _REFUSALS_TO_PROBE = 3
 _AT_ONCE = 4
 _SHARE_OF_TOKENS = 0.75
-"""Of a server's limit, since tokens are estimated."""
+"""The share of a server's limit that is used, since tokens are estimated."""
 _LEAST_TOKENS, _LEAST_CHARS, _MANY_CHARS = 16, 64, 2_000
 _MOST_MODELS = 64
 _PROBE = "a"
@@ -366,7 +366,7 @@ def _number_in(pattern: re.Pattern[str], said: str) -> int | None:
 
 
 def _cut(text: str, most_tokens: int) -> str:
-    """Cut a text that has more tokens, to clearly fewer."""
+    """Cut a text that has too many tokens to clearly fewer."""
     n_tokens = estimate_tokens(text)
     if n_tokens <= most_tokens:
         return text

@@ -20,7 +20,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.guard.wrapped_retriever import describe
 
 METADATA_KEY = "ctxguard"
-"""Where a decision is in a document's metadata."""
+"""The key of the decision in a document's metadata."""
 
 Read = Callable[[str, Any], Passage]
 """The passage of an id and a framework's document."""
@@ -86,7 +86,7 @@ def ranking_of_documents(
 def _known_ids(documents: Sequence[Any], ids: Sequence[str | None], read: Read) -> Sequence[str]:
     """Return the ids, with a digest of its text for each document that has none.
 
-    Of several that share a text, all after the first get a number: they may be different documents.
+    Documents that share a text get a number from the second on: they may differ otherwise.
     """
     if all(ids):
         return tuple(ids)  # type: ignore[arg-type]

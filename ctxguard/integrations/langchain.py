@@ -95,7 +95,7 @@ class WrappedVectorStore:
 
     def _ranking(self, pairs: Any, depth: int) -> Ranking:
         try:
-            # Not of a text or a mapping: an empty one is not an empty result.
+            # A string or a mapping is wrong, even an empty one.
             rows = [pairs] if isinstance(pairs, str | Mapping) else list(islice(pairs, depth))
             documents, scores = zip(*rows, strict=True) if rows else ((), ())
         except (TypeError, ValueError):

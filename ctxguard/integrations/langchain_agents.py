@@ -25,7 +25,7 @@ from langchain_core.tools import StructuredTool
 _logger = logging.getLogger(__name__)
 
 _UNFILTERED = "[This text was not filtered: the tool returned it without separate documents.]"
-"""What a model reads before an output that has no documents to filter."""
+"""A note for the model, before an output that has no documents to filter."""
 
 
 def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> Any:

@@ -113,7 +113,7 @@ class _RequestSpan:
             self._end(None)
 
     def failed(self, error: BaseException) -> None:
-        """End both spans as failed; an error's message is not written, as it may quote a text."""
+        """End both spans as failed; an error's message may quote a passage, and is not written."""
         try:
             if self._given_id is not None:
                 self._invocation.attributes["ctxguard.request_id"] = self._given_id

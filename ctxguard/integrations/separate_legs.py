@@ -162,6 +162,6 @@ class SeparateLegs:
             passages=passages,
             legs=candidates.legs,
             failures=tuple(failures),
-            # Of such a leg the order alone counts, and a policy of its scores cannot apply.
+            # Only the order of such a leg counts, so a policy of its scores cannot apply.
             contradicted=any(each.contradicted for each in rankings.values()) or None,
         )

@@ -63,7 +63,7 @@ class ContextAnswer(TypedDict):
     differences: list[str]
     failures: list[StageFailure]
     text: str
-    """What to give the model."""
+    """The text for the model."""
     candidates: int
     kept_ids: list[str]
     """Ids of the served passages, best first."""

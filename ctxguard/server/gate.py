@@ -32,7 +32,7 @@ _ENDS = {
 """By the first digit of a status, and whether a stage was left out."""
 
 _ONCE = frozenset({b"host", b"authorization"})
-"""Of two values a proxy may have read the other one, and so have let another request pass."""
+"""A proxy may have read the other one of two values, and so have let another request pass."""
 
 
 class Gate:

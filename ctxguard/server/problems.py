@@ -138,7 +138,7 @@ def problem_of(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
-        case HTTPException():  # the framework's own, as of an unknown path
+        case HTTPException():  # the framework's own, such as for an unknown path
             kinds = {kind.status: kind for kind in reversed(ProblemKind)}
             kind = kinds.get(error.status_code, ProblemKind.INVALID_REQUEST)
             return Problem(kind, error.detail, headers=error.headers)

@@ -80,7 +80,7 @@ class RerankRequest(TypedDict):
     top_k: NotRequired[_Count | None]
     """``top_n`` of Voyage."""
     truncation: NotRequired[bool | None]
-    """Of Voyage; not used."""
+    """A field of Voyage that is not used."""
     return_documents: NotRequired[bool | None]
     return_text: NotRequired[bool | None]
     max_tokens_per_doc: NotRequired[Annotated[int, Field(ge=1)] | None]
@@ -125,7 +125,7 @@ async def rerank(
     ranking, order = await _scored(service, scorer, query, texts, given, copies=copies)
     request_id = scope["state"]["request_id"]
     most = None if form.most is None else given.get(form.most)
-    # Where no policy is enforced, so many documents are served.
+    # The number of documents that are served where no policy is enforced.
     k = max(min(most or len(texts), len(texts)), 1)
     context = await service.guard.afilter(query, ranking, request_id=request_id, k=k)
     pairs, kept, dropped = ranked_of(context)
@@ -229,7 +229,7 @@ async def _scored(
                 firsts = (at for at in range(n) if at not in copies)
                 score_of = dict(zip(firsts, found, strict=True))
                 found = np.array([score_of[copies.get(at, at)] for at in range(n)])
-            # Of equal scores the first in the request is better; those without one are last.
+            # The first of equal scores is better; documents without one are last.
             keys = np.where(np.abs(found) < INVALID_MAGNITUDE, found, -np.inf)
             best_first = (-keys).argsort(kind="stable")
             order, scores = best_first.tolist(), found[best_first].tolist()
