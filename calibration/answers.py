@@ -28,11 +28,11 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
 from ctxguard.endpoints.chat import ChatClient, Conversation, why_failed
 from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
+from ctxguard.endpoints.forms import json_object, structured
 from ctxguard.endpoints.replies import Reply, only_value
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.measure.interval import Interval
-from ctxguard.monitor.judges.prompt import response_format, with_one_key
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ that stand in it.
 
 Reply with one JSON object that has the single key "correct", true or false."""
 
-_MARK_SCHEMA = with_one_key("correct", {"type": "boolean"})
+_MARK_FORM = structured("correct", json_object({"correct": {"type": "boolean"}}))
 # Each part is rendered alone, so that none can hold a delimiter of another.
 _ANSWER = Template("<answer>\n{text}\n</answer>")
 _REFERENCE = Template("<question>\n{title}\n</question>\n<reference>\n{text}\n</reference>")
@@ -375,7 +375,7 @@ def _judged(
         ]
 
     conversations = [conversation(each, row) for each, row in batch]
-    replies = judge.complete(conversations, response_format(_MARK_SCHEMA), _read_mark)
+    replies = judge.complete(conversations, _MARK_FORM, _read_mark)
     if all(reply.answer in UNAVAILABLE for reply in replies):
         raise StageUnavailableError(
             "judge",

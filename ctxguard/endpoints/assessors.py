@@ -21,7 +21,7 @@ from ctxguard.core.types import FloatArray, Passage
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_QUESTIONS
 from ctxguard.endpoints.chat import ChatClient, ChatSettings
 from ctxguard.endpoints.failures import InvalidReason, stage_error
-from ctxguard.endpoints.forms import QUESTION_FORMS, QuestionForm
+from ctxguard.endpoints.forms import QUESTION_FORMS, QuestionForm, json_object, structured
 from ctxguard.endpoints.replies import Reply, field_of, only_value, tokens_of, whole_number
 from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError
@@ -184,27 +184,10 @@ def _ask_chat(client: ChatClient, material: str, n: int, names: Sequence[str]) -
         {"role": "system", "content": _INSTRUCTIONS.replace("{questions}", questions)},
         {"role": "user", "content": material},
     ]
-    read = partial(_read_list, n=n, names=names)
-    return client.complete([conversation], _answer_form(names), read)[0]
-
-
-def _answer_form(names: Sequence[str]) -> dict[str, object]:
-    """Describe structured output: for each passage of a list, numbers by name."""
-    number = {"type": ["integer", "null"]}
-    properties = {"passage": {"type": "integer"}, **dict.fromkeys(names, number)}
-    item = _object(properties)
-    schema = _object({"answers": {"type": "array", "items": item}})
-    named = {"name": "answers", "strict": True, "schema": schema}
-    return {"type": "json_schema", "json_schema": named}
-
-
-def _object(properties: Mapping[str, object]) -> dict[str, object]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    numbers = {name: {"type": ["integer", "null"]} for name in names}
+    rows = {"type": "array", "items": json_object({"passage": {"type": "integer"}, **numbers})}
+    form = structured("answers", json_object({"answers": rows}))
+    return client.complete([conversation], form, partial(_read_list, n=n, names=names))[0]
 
 
 def _read_list(content: str, n: int, names: Sequence[str]) -> Answers | InvalidReason:

@@ -107,6 +107,24 @@ MARKS = {mark: form for form in FORMS.values() for mark in form.marks}
 CHAT_PATH = "/chat/completions"
 
 
+def json_object(properties: Mapping[str, object]) -> dict[str, object]:
+    """Write the JSON schema of an object that has these keys and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def structured(name: str, schema: Mapping[str, object]) -> dict[str, object]:
+    """Ask for structured output, in the strict form of chat completions."""
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": name, "strict": True, "schema": schema},
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionForm:
     """How named questions about some material are asked and answered.

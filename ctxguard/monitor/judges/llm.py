@@ -22,14 +22,14 @@ from ctxguard.endpoints.replies import Reply
 from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import StageUnavailableError
 from ctxguard.monitor.judges.prompt import (
+    GRADE_FORM,
     MAX_GRADE,
-    QUESTION_SCHEMA,
+    QUESTION_FORM,
     messages,
     prompt_digest,
     question_messages,
     read_grade,
     read_question,
-    response_format,
 )
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import redact
@@ -94,7 +94,7 @@ class LLMJudge:
                 outage, which must not be counted as invalid replies.
         """
         replies = self._ask_about(
-            passages, lambda text: messages(query, text), response_format(), read_grade
+            passages, lambda text: messages(query, text), GRADE_FORM, read_grade
         )
         return [
             None
@@ -109,9 +109,7 @@ class LLMJudge:
         Raises:
             StageUnavailableError: as ``judge``.
         """
-        return self._ask_about(
-            passages, question_messages, response_format(QUESTION_SCHEMA), read_question
-        )
+        return self._ask_about(passages, question_messages, QUESTION_FORM, read_question)
 
     def _ask_about(
         self,
