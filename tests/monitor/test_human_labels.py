@@ -42,7 +42,7 @@ def label(
 
 
 def grades_of(labels: Sequence[LabelRow]) -> Mapping[str, Judgment]:
-    return human_grades((1, label) for label in labels)[1].by_passage
+    return human_grades((1, label) for label in labels)[1][0]
 
 
 def test_withdrawn_grade_does_not_count() -> None:

@@ -8,7 +8,6 @@ only where the budget opens all requests and is not spent, as of a short log, co
 large as it allows.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,8 +24,6 @@ GO_ON = 0.6
 SERVED_COIN = 0.35
 DROPPED_COINS = {True: 0.4, False: 0.12}
 """Keyed by whether the judge calls the passage relevant."""
-
-PASSAGES, REQUESTS, UNFINISHED, UNPICKED = "passages", "requests", "unfinished", "unpicked"
 
 _RUN, _COIN = HashSampler("label run"), HashSampler("label coin")
 _AT_ONCE = 100
@@ -159,8 +156,8 @@ def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, i
     """Count the grades and requests that people's labels cover.
 
     Returns:
-        The graded passages that were drawn, the requests whose grades are complete, those that need
-        more, and those that no draw asked about.
+        ``passages`` that were drawn and graded, ``requests`` whose grades are complete, those that
+        are ``unfinished``, and those ``unpicked``, which no draw asked about.
     """
     ids = store.find(request_ids)
     samples: dict[int, GradedSample] = {}
@@ -168,11 +165,11 @@ def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, i
         for sample_id, sample in graded_samples(store, series, ids).items():
             if sample.picked or sample_id not in samples:
                 samples[sample_id] = sample
-    counts: Counter[str] = Counter()
-    for sample in samples.values():
-        chances = grade_chances(sample.record, sample.picked, sample.people)
-        counts[PASSAGES] += len(chances)
-        counts[REQUESTS] += bool(chances)
-        counts[UNFINISHED] += not sample.is_graded
-        counts[UNPICKED] += not sample.picked
-    return {name: counts[name] for name in (PASSAGES, REQUESTS, UNFINISHED, UNPICKED)}
+    found = samples.values()
+    asked = [grade_chances(each.record, each.picked, each.people) for each in found]
+    return {
+        "passages": sum(map(len, asked)),
+        "requests": sum(map(bool, asked)),
+        "unfinished": sum(not each.is_graded for each in found),
+        "unpicked": sum(not each.picked for each in found),
+    }

@@ -1,16 +1,14 @@
 """People's labels on sampled passages: which passages they grade, and their grades.
 
-Human labels correct the judge, so people grade a random part of the judged passages. Where
-annotators disagree, ``adjudication`` decides. Pure: no I/O, no clock, no logging.
+Human labels correct the judge, so people grade a random part of the judged passages. Pure.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from statistics import median_low
 
 from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.adjudication import Vote, adjudicate
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 
@@ -19,43 +17,57 @@ IF_NONE_ABOVE = "if all above are 0"
 """When people grade a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class HumanGrades:
-    """The grades of people on one sample.
-
-    Attributes:
-        by_passage: Grades by passage id, without passages that nobody labelled.
-        disagreements: Passages on whose relevance the annotators disagree.
-    """
-
-    by_passage: Mapping[str, Judgment]
-    disagreements: int
-
-
-NOBODY = HumanGrades({}, 0)
-
-
-def human_grades(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanGrades]:
-    """Return the grades of people by sample.
+def human_grades(
+    labels: Iterable[tuple[int, LabelRow]],
+) -> dict[int, tuple[dict[str, Judgment], int]]:
+    """Merge the labels that were not taken back into one grade of each passage.
 
     Args:
-        labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them. Labels that were
-            taken back are left out.
+        labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them.
+
+    Returns:
+        By sample, the grades by passage id, and the number of passages on whose relevance the
+        annotators disagree.
 
     >>> ann = LabelRow("r", "a", 3, None, "ann", 1.0)
     >>> bob = LabelRow("r", "a", 0, None, "bob", 2.0)
-    >>> found = human_grades([(7, ann), (7, bob)])[7]
-    >>> found.by_passage["a"].grade, found.disagreements
+    >>> grades, disagreements = human_grades([(7, ann), (7, bob)])[7]
+    >>> grades["a"].grade, disagreements
     (0, 1)
     """
-    votes: dict[int, dict[str, list[Vote]]] = {}
+    by_sample: dict[int, dict[str, list[LabelRow]]] = {}
     for sample_id, label in standing(labels):
-        if label.grade is not None:
-            # If the column is damaged, the grade stands without a kind.
-            negative = Negative(label.negative) if label.negative in set(Negative) else None
-            vote = Vote(label.grade, negative, label.annotator, label.time_seconds)
-            votes.setdefault(sample_id, {}).setdefault(label.passage_id, []).append(vote)
-    return {sample_id: _adjudicated(of_sample) for sample_id, of_sample in votes.items()}
+        by_sample.setdefault(sample_id, {}).setdefault(label.passage_id, []).append(label)
+    found = {}
+    for sample_id, by_passage in by_sample.items():
+        merged = {name: adjudicated(given) for name, given in by_passage.items()}
+        grades = {name: judgment for name, (judgment, _) in merged.items()}
+        found[sample_id] = grades, sum(is_disputed for _, is_disputed in merged.values())
+    return found
+
+
+def adjudicated(labels: Sequence[LabelRow]) -> tuple[Judgment, bool]:
+    """Merge the labels of one passage, at least one, none of them taken back.
+
+    Of several labels by one annotator, the latest counts; of several annotators' grades, the lower
+    median. A passage of grade 0 misleads as the latest label says that says how.
+
+    Returns:
+        The grade, and whether annotators disagree on relevance.
+    """
+    latest: dict[str, LabelRow] = {}
+    for label in sorted(labels, key=lambda label: label.time_seconds):
+        latest.pop(label.annotator, None)  # so that the values stay in order of time
+        latest[label.annotator] = label
+    grades = [label.grade or 0 for label in latest.values()]
+    negative = None
+    for label in latest.values():
+        # If the column is damaged, the grade stands without a kind.
+        if label.grade == 0 and label.negative in set(Negative):
+            negative = Negative(label.negative)
+    grade = median_low(grades)
+    judgment = Judgment(labels[0].passage_id, grade, None if grade else negative)
+    return judgment, len({one > 0 for one in grades}) > 1
 
 
 def standing(labels: Iterable[tuple[int, LabelRow]]) -> list[tuple[int, LabelRow]]:
@@ -80,17 +92,6 @@ def standing(labels: Iterable[tuple[int, LabelRow]]) -> list[tuple[int, LabelRow
 
 def _whose(sample_id: int, label: LabelRow) -> tuple[int, str, str]:
     return sample_id, label.passage_id, label.annotator
-
-
-def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanGrades:
-    labels = {passage_id: adjudicate(given) for passage_id, given in votes.items()}
-    return HumanGrades(
-        {
-            passage_id: Judgment(passage_id, label.grade, label.negative)
-            for passage_id, label in labels.items()
-        },
-        sum(label.relevance_disputed for label in labels.values()),
-    )
 
 
 def rows_left(

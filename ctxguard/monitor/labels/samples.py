@@ -15,7 +15,7 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
-from ctxguard.monitor.labels.human import ALWAYS, NOBODY, human_grades, rows_left
+from ctxguard.monitor.labels.human import ALWAYS, human_grades, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, SampleStore
 
@@ -34,7 +34,6 @@ class GradedSample:
     """One judged sample, graded by people in part, wholly or not at all.
 
     Attributes:
-        record: The sample.
         people: The grades of people so far, by passage id.
         judge: The grades of the judge, by passage id.
         picked: The passages people are asked about.
@@ -119,10 +118,10 @@ def graded_samples(
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample_id, error)
             continue
-        own = people.get(sample_id, NOBODY)
+        by_people, disagreements = people.get(sample_id, ({}, 0))
         asked = tuple(picked.get(sample_id, ()))
         found[sample_id] = GradedSample(
-            sample_id, record, own.by_passage, by_judge, asked, own.disagreements
+            sample_id, record, by_people, by_judge, asked, disagreements
         )
     return found
 
@@ -130,7 +129,7 @@ def graded_samples(
 def unfinished(
     samples: Iterable[GradedSample], n: float = math.inf, *, tenant: str | None = None
 ) -> list[GradedSample]:
-    """Return the samples that lack grades, in random order, as not all may be graded.
+    """Return the samples that lack grades, in random order, since not all may be graded.
 
     Args:
         n: About how many passages are to be graded at most.

@@ -97,8 +97,7 @@ class Label(Grading):
             for each, label in self._store.labels([number])
             if label.annotator == task.annotator
         ]
-        grades = human_grades(own_labels)
-        own = grades[number].by_passage if number in grades else {}
+        own, _ = human_grades(own_labels).get(number, ({}, 0))
         to_grade = sample.rows()
         needed = [row for row in to_grade if row.when == ALWAYS]
         is_open = {row.passage_id for row in needed or to_grade[:1]}
