@@ -15,39 +15,39 @@ from ctxguard.core.types import FloatArray
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """Two options on the same questions; shape (n_q,) each.
+    """Today's contexts and the chosen ones, on the same questions.
 
     Attributes:
-        answered: Before and after, whether the context holds an answer.
-        misleading: Before and after, how many passages mislead.
+        answered: Before and after, whether each context holds an answer; shape (n_q,) each.
+        misleading: Before and after, how many passages mislead in all.
         irrelevant: Before and after, how many passages are not labelled relevant.
-        gain: UDCG after less that before.
+        gain: UDCG after less that before, shape (n_q,).
     """
 
     answered: tuple[NDArray[np.bool_], NDArray[np.bool_]]
-    misleading: tuple[IntArray, IntArray]
-    irrelevant: tuple[IntArray, IntArray]
+    misleading: tuple[int, int]
+    irrelevant: tuple[int, int]
     gain: FloatArray
 
     @classmethod
     def of(cls, outcome: RouteOutcome) -> "BeforeAfter":
-        """Puts the choice beside what is served today: an answer has its question's best grade."""
-        pools, options = outcome.route.measured, (outcome.today, outcome.chosen)
+        """Put the choice beside today's contexts: an answer has its question's best grade."""
+        pools, today, chosen = outcome.route.measured, outcome.today, outcome.chosen
 
         def both(marked: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
             before, after = (
                 (np.take_along_axis(marked, option.order, 1) & option.kept).sum(axis=1)
-                for option in options
+                for option in (today, chosen)
             )
             return before, after
 
         before, after = both(pools.grades == np.maximum(pools.best_grades[:, :1], 1))
-        todays, own = (each.metrics["udcg"] for each in options)
+        misleading, irrelevant = both(pools.misleading), both(~pools.relevant)
         return cls(
             (before > 0, after > 0),
-            both(pools.misleading),
-            both(~pools.relevant),
-            np.round(own - todays, 12),
+            (int(misleading[0].sum()), int(misleading[1].sum())),
+            (int(irrelevant[0].sum()), int(irrelevant[1].sum())),
+            np.round(chosen.metrics["udcg"] - today.metrics["udcg"], 12),
         )
 
     @property
@@ -69,10 +69,9 @@ class BeforeAfter:
         - ``loses``: of the lowest gain.
         """
         before, after = self.answered
-        rows = np.arange(self.gain.size)
 
         def median(wanted: NDArray[np.bool_]) -> int:
-            some = rows[wanted] if wanted.any() else rows
+            some = np.flatnonzero(wanted if wanted.any() else np.ones_like(wanted))
             return int(some[np.argsort(self.gain[some], kind="stable")][some.size // 2])
 
         gained = ~before & after

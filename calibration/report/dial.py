@@ -5,9 +5,8 @@ a policy chosen without that question.
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +15,10 @@ from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts, of_contexts
 from calibration.objectives import PolicySums
-from calibration.pools import IntArray
+from calibration.pools import IntArray, LabelledPools
 from calibration.report.before_after import BeforeAfter
-from calibration.report.dropped import PassageOf, one_line, passage_or_none, snippet
+from calibration.report.dropped import PassageOf, looked_up, one_line
 from calibration.report.summary import Summary
-from ctxguard.core.types import FloatArray
 
 STOPS = 16
 """Sizes of context between the named ones; some may coincide."""
@@ -84,12 +82,7 @@ class DialQuestion:
 
 @dataclass(frozen=True)
 class Dial:
-    """All positions, ascending by passages kept.
-
-    Attributes:
-        today: The place of today's contexts.
-        start: The place of the chosen contexts.
-    """
+    """All positions, ascending by passages kept; ``today`` and ``start`` (the choice) by place."""
 
     stops: tuple[DialStop, ...]
     today: int
@@ -103,66 +96,60 @@ _Contexts = tuple[IntArray, NDArray[np.bool_]]
 def dial(
     outcome: RouteOutcome, summary: Summary, dataset: Dataset, passage_of: PassageOf | None
 ) -> Dial | None:
-    """Gather what the dial shows.
+    """Gather the dial of a route; None where nothing but today's contexts is at hand.
 
     Args:
-        outcome: One route's choice.
-        summary: Names its options by what they cost.
+        summary: Names the route's options by what they cost.
         dataset: The queries, with their texts.
         passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
-
-    Returns:
-        None where nothing but today's contexts is at hand.
     """
-    rows = BeforeAfter.of(outcome).shown()
-    options = {each.name: each for each in outcome.options}
-    found: list[tuple[DialStop, _Contexts]] = []
+    options = {each.name: (each.order, each.kept) for each in outcome.options}
+    found: list[tuple[tuple[str, ...], dict[str, float | None], _Contexts]] = []
     for sizes, name in summary.by_size.items():
         if name in options:  # the first k of equal tokens is a yardstick
-            own = options[name].order, options[name].kept
-            found.append((_stop(tuple(sizes.split(", ")), own, outcome), own))
+            found.append((tuple(sizes.split(", ")), _means(options[name], outcome), options[name]))
     for own in _between(outcome):
-        stop = _stop((), own, outcome)
-        if all(abs(each.kept - stop.kept) >= _APART * stop.kept for each, _ in found):
-            found.append((stop, own))
+        means = _means(own, outcome)
+        kept = means["kept"] or 0.0
+        if all(abs((each["kept"] or 0.0) - kept) >= _APART * kept for _, each, _ in found):
+            found.append(((), means, own))
     if len(found) < 2:
         return None
-    found.sort(key=lambda each: each[0].kept)
-    ranked = {
-        row: [order[row][kept[row]].tolist() for _, (order, kept) in found] for row in rows.values()
+    found.sort(key=lambda each: each[1]["kept"] or 0.0)
+    pools, shown = outcome.route.measured, BeforeAfter.of(outcome).shown()
+    texts = {query.query_id: query.text for query in dataset.queries}
+    # The passages of each question shown at each stop, and all of them in order of appearance.
+    columns = {
+        row: [order[row][kept[row]].tolist() for _, _, (order, kept) in found]
+        for row in shown.values()
     }
     places = {
-        row: list(dict.fromkeys(column for own in contexts_of for column in own))
-        for row, contexts_of in ranked.items()
+        row: list(dict.fromkeys(column for own in stops for column in own))
+        for row, stops in columns.items()
     }
     stops = tuple(
-        replace(
-            stop,
-            contexts=tuple(
-                tuple(places[row].index(column) for column in contexts_of[at])
-                for row, contexts_of in ranked.items()
-            ),
+        DialStop(
+            names=names,
+            kept=means["kept"] or 0.0,
+            recall=means["recall"],
+            misleading=means["misleading"],
+            tokens=means["tokens"],
+            contexts=tuple(tuple(map(places[row].index, own[at])) for row, own in columns.items()),
         )
-        for at, (stop, _) in enumerate(found)
+        for at, (names, means, _) in enumerate(found)
     )
-
-    def place(name: str) -> int:
-        return next(at for at, stop in enumerate(stops) if name in stop.names)
-
+    named = {name: at for at, stop in enumerate(stops) for name in stop.names}
     return Dial(
         stops=stops,
-        today=place("today"),
-        start=place(summary.chosen.split(", ", maxsplit=1)[0]),
+        today=named["today"],
+        start=named[summary.chosen.split(", ", maxsplit=1)[0]],
         questions=tuple(
-            _question(
-                which,
-                row,
-                places[row],
-                outcome=outcome,
-                dataset=dataset,
-                passage_of=passage_of,
+            DialQuestion(
+                which=which,
+                text=one_line(texts[pools.query_ids[row]]),
+                passages=_passages(pools, row, places[row], passage_of),
             )
-            for which, row in rows.items()
+            for which, row in shown.items()
         ),
     )
 
@@ -179,8 +166,8 @@ def _between(outcome: RouteOutcome) -> list[_Contexts]:
         index = choosing.chosen(rule)
         if route.held_out and index is not None:
             found.append(contexts(route.measured, choosing.grid.policy(index)))
-            continue
-        found.append(choosing.contexts(rule, serving_k))
+        else:
+            found.append(choosing.contexts(rule, serving_k))
     return found
 
 
@@ -191,56 +178,29 @@ def _of_size(sums: PolicySums, size: float) -> int:
     return int(np.where(near, sums.mean_gain, -np.inf).argmax())
 
 
-def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome) -> DialStop:
+def _means(own: _Contexts, outcome: RouteOutcome) -> dict[str, float | None]:
     values = of_contexts(outcome.route.measured, *own)
-
-    def mean(column: FloatArray) -> float | None:
-        known = ~np.isnan(column)
-        return float(column[known].mean()) if known.any() else None
-
-    return DialStop(
-        names=names,
-        kept=mean(values["kept"]) or 0.0,
-        recall=mean(values["recall"]),
-        misleading=mean(values["misleading"]),
-        tokens=mean(values["tokens"]),
-        contexts=(),
-    )
+    means: dict[str, float | None] = {}
+    for name in ("kept", "recall", "misleading", "tokens"):
+        known = values[name][~np.isnan(values[name])]
+        means[name] = float(known.mean()) if known.size else None
+    return means
 
 
-def _question(
-    which: str,
-    row: int,
-    places: list[int],
-    *,
-    outcome: RouteOutcome,
-    dataset: Dataset,
-    passage_of: PassageOf | None,
-) -> DialQuestion:
-    pools = outcome.route.measured
-    query_id, ids = pools.query_ids[row], pools.passage_ids[row]
-    text = next(query.text for query in dataset.queries if query.query_id == query_id)
-
-    def shown(column: int) -> DialPassage:
-        passage_id = ids[column]
-        passage = passage_or_none(passage_id, passage_of)
+def _passages(
+    pools: LabelledPools, row: int, columns: list[int], passage_of: PassageOf | None
+) -> tuple[DialPassage, ...]:
+    ids = [pools.passage_ids[row][column] for column in columns]
+    known = [looked_up(passage_id, passage_of, _SNIPPET) for passage_id in ids]
+    n_titled = Counter(title or one_line(one) for one, (title, _) in zip(ids, known, strict=True))
+    passages = []
+    for column, passage_id, (title, snippet) in zip(columns, ids, known, strict=True):
         mark = "misleading" if pools.misleading[row, column] else "other"
-        known: dict[str, Any] = {"title": "", "snippet": ""}
-        if passage is not None:
-            known = {
-                "title": one_line(passage.title),
-                "snippet": snippet(passage.text, _SNIPPET),
-            }
-        return DialPassage(
-            title=known["title"] or one_line(passage_id),
-            snippet=known["snippet"],
-            mark="relevant" if pools.relevant[row, column] else mark,
+        passages.append(
+            DialPassage(
+                title=title if n_titled[title] == 1 else one_line(passage_id),
+                snippet=snippet or "",
+                mark="relevant" if pools.relevant[row, column] else mark,
+            )
         )
-
-    found = tuple(map(shown, places))
-    titles = Counter(each.title for each in found)
-    named = (
-        each if titles[each.title] == 1 else replace(each, title=one_line(ids[column]))
-        for each, column in zip(found, places, strict=True)
-    )
-    return DialQuestion(which, one_line(text), tuple(named))
+    return tuple(passages)

@@ -4,7 +4,6 @@ Pure, except that it looks up the passages shown as examples.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +14,8 @@ from ctxguard.core.render import sanitise
 from ctxguard.core.types import Passage
 from ctxguard.measure.interval import Interval, bootstrap_ratio
 
-SHOWN = 6
-
-SNIPPET = 240
+_SHOWN = 6
+_SNIPPET = 240
 
 PassageOf = Callable[[str], Passage]
 
@@ -73,9 +71,8 @@ def dropped_passages(
         passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
     """
     pools, order = outcome.route.measured, outcome.chosen.order
-    seed = outcome.route.settings.seed
     counted = np.take_along_axis(pools.at_stake, order, axis=1)
-    grades = np.take_along_axis(pools.grades, order, axis=1)
+    grades, likely = np.take_along_axis(pools.grades, order, axis=1), pools.probabilities
     lost = counted & ~outcome.chosen.kept
     texts = {query.query_id: query.text for query in dataset.queries}
     worst: dict[int, Example] = {}
@@ -83,28 +80,29 @@ def dropped_passages(
         (-int(grades[row, rank]), int(order[row, rank]), row, rank)
         for row, rank in np.argwhere(lost).tolist()
     ):
+        if row in worst:
+            continue
         query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][column]
-        passage, likely = passage_or_none(passage_id, passage_of), pools.probabilities
-        worst.setdefault(
-            row,
-            Example(
-                query_id=one_line(query_id),
-                query=one_line(texts[query_id]),
-                passage_id=one_line(passage_id),
-                title="" if passage is None else one_line(passage.title),
-                snippet=None if passage is None else snippet(passage.text),
-                label=f"grade {grades[row, rank]} of {pools.top_grade}",
-                retrieved_rank=column + 1,
-                rank=rank + 1,
-                probability=None if likely is None else float(likely[row, column]),
-            ),
+        title, snippet = looked_up(passage_id, passage_of, _SNIPPET)
+        worst[row] = Example(
+            query_id=one_line(query_id),
+            query=one_line(texts[query_id]),
+            passage_id=one_line(passage_id),
+            title=title,
+            snippet=snippet,
+            label=f"grade {grades[row, rank]} of {pools.top_grade}",
+            retrieved_rank=column + 1,
+            rank=rank + 1,
+            probability=None if likely is None else float(likely[row, column]),
         )
-        if len(worst) == SHOWN:
+        if len(worst) == _SHOWN:
             break
     return Dropped(
         total=int(counted.sum()),
         dropped=int(lost.sum()),
-        share=bootstrap_ratio(lost.sum(axis=1) * 1.0, counted.sum(axis=1) * 1.0, seed=seed),
+        share=bootstrap_ratio(
+            lost.sum(axis=1) * 1.0, counted.sum(axis=1) * 1.0, seed=outcome.route.settings.seed
+        ),
         shown=tuple(worst.values()),
     )
 
@@ -114,15 +112,17 @@ def one_line(text: str) -> str:
     return " ".join(sanitise(text).split())
 
 
-def snippet(text: str, most: int = SNIPPET) -> str:
-    """Cut the beginning of a text to one line of at most so many characters."""
-    line = one_line(text)
-    return line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " …"
+def looked_up(passage_id: str, passage_of: PassageOf | None, most: int) -> tuple[str, str | None]:
+    """Return the title of a passage and the beginning of its text, at most so many characters.
 
-
-def passage_or_none(passage_id: str, passage_of: PassageOf | None) -> Passage | None:
-    """Look up the passage; None if it cannot be looked up."""
-    if passage_of is not None:
-        with suppress(KeyError):
-            return passage_of(passage_id)
-    return None
+    The title is empty and the text None where the passage cannot be looked up.
+    """
+    try:
+        passage = None if passage_of is None else passage_of(passage_id)
+    except KeyError:
+        passage = None
+    if passage is None:
+        return "", None
+    line = one_line(passage.text)
+    short = line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " …"
+    return one_line(passage.title), short

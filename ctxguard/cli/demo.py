@@ -65,8 +65,8 @@ class DemoCommand(SettingsModel):
         document = {
             "summary": summarise(calibration.outcomes[Route.HYBRID]),
             "answers": counted.answers,
-            "misleading": [int(each.sum()) for each in counted.misleading],
-            "irrelevant": [int(each.sum()) for each in counted.irrelevant],
+            "misleading": counted.misleading,
+            "irrelevant": counted.irrelevant,
             **picked(traffic, "requests", "sampled", "estimates", "truth"),
         }
         output.result(document, show)
@@ -101,10 +101,10 @@ def _show_questions(
     output.heading("Before and after, over all questions (✓ relevant, ✗ misleads)")
     output.facts(
         ("the answer", "{kept} keep it, {gained} gain it, {lost} lose it".format(**answers)),
-        ("misleading", "{:,} before, {:,} after".format(*(each.sum() for each in misleading))),
-        ("not relevant", "{:,} before, {:,} after".format(*(each.sum() for each in irrelevant))),
+        ("misleading", "{:,} before, {:,} after".format(*misleading)),
+        ("not relevant", "{:,} before, {:,} after".format(*irrelevant)),
     )
-    if misleading[1].sum() >= misleading[0].sum():
+    if misleading[1] >= misleading[0]:
         output.note(
             "a scorer sees likeness, so what misleads stays; a model that reads can tell: "
             "calibrate with --ask (how far near misses fool real models is not known)"

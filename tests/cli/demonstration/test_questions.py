@@ -39,8 +39,8 @@ def test_answers_and_losers_are_shown(
     loses = question("loses", ["answer", "lure"], ["lure", "answer"])
     counted = BeforeAfter(
         answered=(np.array([True, True, False]), np.array([True, False, True])),
-        misleading=(np.array([2, 1, 0]), np.array([0, 1, 0])),
-        irrelevant=(np.array([3, 1, 0]), np.array([1, 1, 0])),
+        misleading=(3, 1),
+        irrelevant=(4, 2),
         gain=np.array([1.0, -0.2, 0.1]),
     )
     shown = {"gains": gains, "loses": loses}
