@@ -5,7 +5,7 @@ style sheet of the page sets for a light screen, a dark one and paper.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -88,56 +88,110 @@ def frontier(
         for stop in stops
         if (size := getattr(stop, metric)) is not None and stop.recall is not None
     ]
-    between = [place for _, place in placed]
     # Stops stand in the order of passages, a line in that of its axis; today's is no policy.
     policies = sorted(place for stop, place in placed if stop.names[:1] != ("today",))
-    x = Axis("tokens a question" if tokens_of_first else "passages a question", 0.0, 1.15 * most)
-    y = _around([*recall.values(), *(_bare(own) for _, own in (*line, *between))])
+    ends = [end for each in recall.values() for end in (each.value, *(each.bounds or ()))]
+    ends += [own for _, own in (*line, *(place for _, place in placed))]
+    low = min((end for end in ends if end is not None), default=0.0)
+    plot = _Plot(
+        Axis("tokens a question" if tokens_of_first else "passages a question", 0.0, 1.15 * most),
+        # Without the empty part below, if that is large.
+        Axis("recall", max(round(low - 0.15, 1), 0.0) if low > 0.3 else 0.0, 1.0),
+    )
     shapes, keys, marks = list[str](), list[str](), list[tuple[str, float, float]]()
 
     def add(colour: str, symbol: str, shape: str, name: str) -> None:
-        if shape:
-            shapes.append(f'<g class="{colour}">{shape}</g>')
-            keys.append(_key(colour, symbol, name) if name else "")
+        shapes.append(f'<g class="{colour}">{shape}</g>')
+        keys.append(_key(colour, symbol, name) if name else "")
+
+    def add_policy(row: str, name: str, colour: str, symbol: str, key: str) -> None:
+        size, own = sizes[name], recall[name]
+        if size.value is not None and own.value is not None:
+            place = plot.place(size.value, own.value)
+            bars = "" if symbol == "ring" else plot.bars(size, own)
+            add(colour, "circle" if symbol == "ring" else symbol, bars + _mark(place, symbol), key)
+            marks.append((row, *place))
 
     if line:
-        path = "L".join(_at(x, y, *point) for point in line)
-        dots = "".join(_point(x, y, _bare(size), _bare(own), "dot") for size, own in line)
-        drawn = f'<path class="line" d="M{path}"/>{dots}'
-        add("grey", "line", drawn, "first k, for every k")
-    if between:
-        path = "L".join(_at(x, y, *point) for point in policies)
-        places = [_place(x, y, *point) for point in between]
+        dots = "".join(_mark(plot.place(*point), "dot") for point in line)
+        path = f'<path class="line" d="{plot.path(line)}"/>'
+        add("grey", "line", path + dots, "first k, for every k")
+    if placed:
+        places = [plot.place(*place) for _, place in placed]
         rings = [f'<circle class="stop" cx="{at:.1f}" cy="{top:.1f}" r="7"/>' for at, top in places]
-        drawn = f'<path class="line thin" d="M{path}"/>{"".join(rings)}'
-        add("blue", "line", drawn, "sizes of context")
+        path = f'<path class="line thin" d="{plot.path(policies)}"/>'
+        add("blue", "line", path + "".join(rings), "sizes of context")
     today = results.reference
     for row, name in summary.by_size.items():
         if name == today or not set(row.split(", ")) <= {"chosen", *SIZES}:
             continue
-        is_chosen = row == summary.chosen
-        ends = (
-            (sizes[name], recall[name]) if is_chosen else (_bare(sizes[name]), _bare(recall[name]))
-        )
-        shape = _point(x, y, *ends, "circle" if is_chosen else "ring")
-        add("blue", "circle", shape, "chosen" if is_chosen else "")
-        marks += _named(x, y, row, sizes[name], recall[name])
-    shape = _point(x, y, sizes[today], recall[today], "square")
-    add("orange", "square", shape, f"today: first {summary.serving_k}")
-    marks += _named(x, y, next(iter(summary.by_size)), sizes[today], recall[today])
-    label = f'role="img" aria-label="{escape(_DESCRIPTION.format(x.label))}"'
+        if row == summary.chosen:
+            add_policy(row, name, "blue", "circle", "chosen")
+        else:
+            add_policy(row, name, "blue", "ring", "")
+    first_row = next(iter(summary.by_size))
+    add_policy(first_row, today, "orange", "square", f"today: first {summary.serving_k}")
+    label = f'role="img" aria-label="{escape(_DESCRIPTION.format(plot.x.label))}"'
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{_axes(x, y)}'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{plot.axes()}'
         f'{"".join(shapes)}{_labels(marks)}</svg><div class="keys">{"".join(keys)}</div>'
     )
 
 
-def _named(
-    x: Axis, y: Axis, name: str, size: Interval, recall: Interval
-) -> list[tuple[str, float, float]]:
-    if size.value is None or recall.value is None:
-        return []
-    return [(name, *_place(x, y, size.value, recall.value))]
+@dataclass(frozen=True)
+class _Plot:
+    """The area between two axes."""
+
+    x: Axis
+    y: Axis
+
+    def place(self, size: float, recall: float) -> tuple[float, float]:
+        left = _LEFT + (_RIGHT - _LEFT) * self.x.share(size)
+        return left, _BOTTOM - (_BOTTOM - _TOP) * self.y.share(recall)
+
+    def path(self, points: Iterable[tuple[float, float]]) -> str:
+        return "M" + "L".join("{:.1f},{:.1f}".format(*self.place(*point)) for point in points)
+
+    def bars(self, size: Interval, recall: Interval) -> str:
+        """Draw the intervals of a point that has values; nothing without any."""
+        at, own = size.value or 0.0, recall.value or 0.0
+        drawn = self.path([(end, own) for end in size.bounds]) if size.bounds else ""
+        drawn += self.path([(at, end) for end in recall.bounds]) if recall.bounds else ""
+        return f'<path class="bars" d="{drawn}"/>' if drawn else ""
+
+    def axes(self) -> str:
+        parts = []
+        for value in self.x.ticks:
+            left, _ = self.place(value, self.y.low)
+            parts.append(f'<path class="grid" d="M{left:.1f},{_TOP}V{_BOTTOM}"/>')
+            place = f'x="{left:.1f}" y="{_BOTTOM + 15}"'
+            parts.append(f'<text {place} text-anchor="middle">{value:,.6g}</text>')
+        for value in self.y.ticks:
+            _, top = self.place(self.x.low, value)
+            parts.append(f'<path class="grid" d="M{_LEFT},{top:.1f}H{_RIGHT}"/>')
+            place = f'x="{_LEFT - 5}" y="{top + 4:.1f}"'
+            parts.append(f'<text {place} text-anchor="end">{value:g}</text>')
+        middle_x, middle_y = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
+        parts.append(
+            f'<text x="{middle_x}" y="{HEIGHT - 8}" text-anchor="middle">{escape(self.x.label)}'
+            f'</text><text transform="translate(12,{middle_y}) rotate(-90)" text-anchor="middle">'
+            f"{escape(self.y.label)}</text>"
+        )
+        return "".join(parts)
+
+
+def _mark(place: tuple[float, float], symbol: str) -> str:
+    left, top = place
+    drawn = _SYMBOLS[symbol].format(x=f"{left:.1f}", y=f"{top:.1f}")
+    return f'<path class="mark" d="{drawn}"/>'
+
+
+def _key(colour: str, symbol: str, name: str) -> str:
+    drawn = _SYMBOLS[symbol].format(x=8, y=8)
+    return (
+        f'<span><svg class="{colour}" viewBox="0 0 16 16" aria-hidden="true">'
+        f'<path class="mark {symbol}" d="{drawn}"/></svg>{escape(name)}</span>'
+    )
 
 
 def _labels(marks: Sequence[tuple[str, float, float]]) -> str:
@@ -171,68 +225,3 @@ _Box = tuple[float, float, float, float]
 
 def _overlap(one: _Box, other: _Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-def _bare(value: Interval | float | None) -> Interval:
-    """Return a value without its bounds."""
-    return Interval(value.value if isinstance(value, Interval) else value, None, None, 0)
-
-
-def _around(found: Sequence[Interval]) -> Axis:
-    """Make the axis of recall, without the empty part below if that is large."""
-    known = [end for each in found for end in (each.value, *(each.bounds or ())) if end is not None]
-    low = min(known, default=0.0)
-    return Axis("recall", max(round(low - 0.15, 1), 0.0) if low > 0.3 else 0.0, 1.0)
-
-
-def _point(x: Axis, y: Axis, kept: Interval, recall: Interval, symbol: str) -> str:
-    """Draw a point with the intervals that it has; nothing if it has no values."""
-    if kept.value is None or recall.value is None:
-        return ""
-    bars = ""
-    if kept.bounds is not None:
-        bars += "M" + "L".join(_at(x, y, end, recall.value) for end in kept.bounds)
-    if recall.bounds is not None:
-        bars += "M" + "L".join(_at(x, y, kept.value, end) for end in recall.bounds)
-    left, top = _place(x, y, kept.value, recall.value)
-    drawn = _SYMBOLS[symbol].format(x=f"{left:.1f}", y=f"{top:.1f}")
-    lines = f'<path class="bars" d="{bars}"/>' if bars else ""
-    return f'{lines}<path class="mark" d="{drawn}"/>'
-
-
-def _key(colour: str, symbol: str, name: str) -> str:
-    drawn = _SYMBOLS[symbol].format(x=8, y=8)
-    return (
-        f'<span><svg class="{colour}" viewBox="0 0 16 16" aria-hidden="true">'
-        f'<path class="mark {symbol}" d="{drawn}"/></svg>{escape(name)}</span>'
-    )
-
-
-def _place(x: Axis, y: Axis, kept: float, recall: float) -> tuple[float, float]:
-    left = _LEFT + (_RIGHT - _LEFT) * x.share(kept)
-    return left, _BOTTOM - (_BOTTOM - _TOP) * y.share(recall)
-
-
-def _at(x: Axis, y: Axis, kept: float, recall: float) -> str:
-    return "{:.1f},{:.1f}".format(*_place(x, y, kept, recall))
-
-
-def _axes(x: Axis, y: Axis) -> str:
-    parts = []
-    for value in x.ticks:
-        left, _ = _place(x, y, value, y.low)
-        parts.append(f'<path class="grid" d="M{left:.1f},{_TOP}V{_BOTTOM}"/>')
-        place = f'x="{left:.1f}" y="{_BOTTOM + 15}"'
-        parts.append(f'<text {place} text-anchor="middle">{value:,.6g}</text>')
-    for value in y.ticks:
-        _, top = _place(x, y, x.low, value)
-        parts.append(f'<path class="grid" d="M{_LEFT},{top:.1f}H{_RIGHT}"/>')
-        place = f'x="{_LEFT - 5}" y="{top + 4:.1f}"'
-        parts.append(f'<text {place} text-anchor="end">{value:g}</text>')
-    middle_x, middle_y = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
-    parts.append(
-        f'<text x="{middle_x}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.label)}'
-        f'</text><text transform="translate(12,{middle_y}) rotate(-90)" text-anchor="middle">'
-        f"{escape(y.label)}</text>"
-    )
-    return "".join(parts)
