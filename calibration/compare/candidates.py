@@ -30,12 +30,10 @@ class Candidate:
     Attributes:
         name: Distinct in a comparison. A later comparison is checked against the saved
             candidate of the same name.
-        policy: The policy that cuts the ranking.
-        route: The stages that answer.
-        fusion: The fusion of the legs; no effect on a route with one leg.
+        fusion: No effect on a route with one leg.
         reranker: Name or folder of the CrossEncoder, if the route reranks; None for the one that
             the comparison was given.
-        profile_id: Id of the profile it comes from; None if it was written by hand.
+        profile_id: Of the profile it comes from; None if it was written by hand.
         source: The retriever or run that ranks, by name; None for the index.
     """
 
@@ -49,7 +47,7 @@ class Candidate:
 
     @property
     def stages(self) -> tuple[Route, Fusion, str | None, str | None]:
-        """The settings that determine the ranking: route, fusion, reranker and source."""
+        """What determines the ranking: route, fusion, reranker and source."""
         fusion = self.fusion if _fuses(self.route) else Fusion()
         return self.route, fusion, self.reranker, self.source
 
@@ -69,10 +67,9 @@ class Candidate:
 def parse_candidates(
     text: str, ks: Sequence[int] = (DEFAULT_K,), source: str | None = None
 ) -> tuple[Candidate, ...]:
-    """Parse a text of the form ``NAME=SPEC`` into candidates.
+    """Parse ``NAME=SPEC`` into candidates; see ``SPEC``. The route is ``hybrid`` unless given.
 
     Args:
-        text: See ``SPEC``; the route is ``hybrid`` unless given.
         ks: Used if the spec names no k: one candidate for each, with the k in its name if there
             are several.
         source: The retriever or run that ranks, whose only route is ``external``; None for the
@@ -163,45 +160,24 @@ def _number(value: str, part: str, text: str, *, whole: bool = False) -> Any:
 
 
 def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
-    """Return each leg alone, and both legs fused in each way, each at a fixed k.
-
-    Args:
-        reranked: Add the fused legs with reranking.
-    """
+    """Return each leg alone and both fused in each way, ``reranked`` too, each at a fixed k."""
     fixed = RatioPolicy()
-    candidates = [
+    candidates = (
         Candidate("lexical", fixed, Route.LEXICAL),
         Candidate("dense", fixed, Route.DENSE),
         Candidate("reciprocal_rank", fixed, Route.HYBRID, Fusion()),
         Candidate("convex:0.5", fixed, Route.HYBRID, Fusion("convex", weight=0.5)),
         Candidate("ranker", fixed, Route.HYBRID, Fusion("ranker")),
-    ]
-    if reranked:
-        candidates.append(Candidate("rerank", fixed, Route.HYBRID_RERANK))
-    return tuple(candidates)
-
-
-def of_source(source: str) -> Candidate:
-    """Build the candidate of a wrapped retriever or a recorded run, at a fixed k."""
-    return Candidate(source, RatioPolicy(), Route.EXTERNAL, source=source)
+        Candidate("rerank", fixed, Route.HYBRID_RERANK),
+    )
+    return candidates if reranked else candidates[:-1]
 
 
 def from_profile(name: str, profile: Profile, source: str | None = None) -> Candidate:
     """Build a candidate of the profile's route with the most stages, with its policy and fusion.
 
     Args:
-        name: Name of the candidate.
-        profile: The profile.
         source: The retriever or run that ranks; None for the index.
-
-    >>> from ctxguard.profile.schema import Provenance, RouteProfile
-    >>> from ctxguard.core.types import ScoreKind
-    >>> lexical = RouteProfile(policy=RatioPolicy(k=3), score_kind=ScoreKind.RATIO)
-    >>> provenance = Provenance(
-    ...     ctxguard_version="1", seed=0, dataset="d", dataset_digest="0", depth=100
-    ... )
-    >>> from_profile("p", Profile(routes={Route.LEXICAL: lexical}, provenance=provenance)).policy.k
-    3
     """
     # Routes are declared in order; the one with the most stages is first.
     route = next((route for route in Route if route in profile.routes), None)
@@ -223,10 +199,12 @@ def at_each_k(candidates: Sequence[Candidate], ks: Sequence[int]) -> tuple[Candi
     >>> [candidate.name for candidate in at_each_k(default_candidates()[:1], [3, 8])]
     ['lexical@3', 'lexical@8']
     """
-    found = []
-    for candidate in candidates:
-        for k in ks:
-            policy = replace(candidate.policy, k=k, min_keep=min(candidate.policy.min_keep, k))
-            name = candidate.name if len(ks) == 1 else f"{candidate.name}@{k}"
-            found.append(replace(candidate, name=name, policy=policy))
-    return tuple(found)
+    return tuple(
+        replace(
+            each,
+            name=each.name if len(ks) == 1 else f"{each.name}@{k}",
+            policy=replace(each.policy, k=k, min_keep=min(each.policy.min_keep, k)),
+        )
+        for each in candidates
+        for k in ks
+    )

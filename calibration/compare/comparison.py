@@ -57,11 +57,7 @@ RULE = (
 
 
 def risk_of(share: Interval) -> Risk | None:
-    """Return the risk by a share of harm; None without an interval.
-
-    >>> risk_of(Interval(value=0.2, lower=0.1, upper=0.3, n=50))
-    'SAFE'
-    """
+    """Return the risk by a share of harm; None without an interval."""
     if share.bounds is None:
         return None
     lower, upper = share.bounds
@@ -122,7 +118,6 @@ class Compared:
         curve: UDCG by the size of the context.
         harm_share: Mean harm / (mean gain + mean harm) of UDCG over the queries with either,
             in [0, 1]; no value if there is none.
-        risk: The risk by ``RULE``; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
             encoding the query if query vectors were given.
     """
@@ -132,8 +127,12 @@ class Compared:
     per_query: Measured
     curve: Curve
     harm_share: Interval
-    risk: Risk | None
     latency_ms: float
+
+    @property
+    def risk(self) -> Risk | None:
+        """The risk by ``RULE``; None without an interval."""
+        return risk_of(self.harm_share)
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,8 @@ class Comparison:
     """Candidates side by side.
 
     Attributes:
-        candidates: The candidates in the order given.
+        candidates: In the order given.
         results: Their metrics ``COMPARED``, with differences from the baseline.
-        utilities: The utility of a passage.
         unlabelled: How a passage without a label counts, in words.
         query_ids: The queries that every candidate answered.
         skipped: Queries left out, with the candidate and the reason.
@@ -175,13 +173,10 @@ def compare(
     """Replay every candidate on the same queries and measure what it would serve.
 
     Args:
-        candidates: Candidates with distinct names.
         view: Returns the retriever of a candidate, anything that ``ContextGuard`` takes, or a
             ``RankingSource``, which says what plain hits' scores mean. Called once for candidates
             that rank alike.
-        dataset: Labelled queries; passages kept for one without a relevant passage are harm.
         baseline: Name of the candidate that differences are taken from; the first unless given.
-        utilities: The utility of a passage, the same for all candidates.
         depth: Number of candidates per query, at least as many as every k.
         vectors: Query vectors by query id, so that latency leaves encoding out.
         passes: Called with the name and the size of each pass over the queries; returns its
@@ -190,7 +185,7 @@ def compare(
         columns: Columns of the passages' metadata whose signals the candidates need.
 
     Raises:
-        ConfigurationError: names repeat, the baseline is unknown, or a k exceeds the depth.
+        ConfigurationError: as ``check_candidates``.
         CalibrationError: no query was answered by every candidate, or none has a relevant
             passage.
     """
@@ -233,15 +228,13 @@ def compare(
         own, latency_ms = labelled[candidate.stages]
         measured = per_query(own, candidate.policy)
         both = measured["udcg"] + 2 * measured["harm"]
-        share = bootstrap_ratio(measured["harm"], both)
         compared.append(
             Compared(
                 candidate=candidate,
                 kind=own.kind,
                 per_query={name: measured[name] for name in COMPARED},
                 curve=curve(own, candidate.policy),
-                harm_share=share,
-                risk=risk_of(share),
+                harm_share=bootstrap_ratio(measured["harm"], both),
                 latency_ms=latency_ms,
             )
         )
@@ -272,8 +265,7 @@ def check_candidates(
     names = [candidate.name for candidate in candidates]
     if not names:
         raise ConfigurationError("there are no candidates to compare")
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
+    if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigurationError(
             f"two candidates are named {repeated[0]!r}; give each a name of its own"
         )

@@ -22,11 +22,9 @@ DEFAULT_METRICS = ("udcg", "recall")
 
 
 class SavedCandidate(BaseModel):
-    """One candidate of a saved comparison.
+    """One candidate of a saved comparison; for each metric, one value per query of it.
 
-    Attributes:
-        name: Its name in the comparison.
-        per_query: For each metric, one value per query of the comparison; None where undefined.
+    A value is None where the metric is undefined.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,15 +34,7 @@ class SavedCandidate(BaseModel):
 
 
 class SavedComparison(BaseModel):
-    """The part of a comparison's JSON (`ctxguard evaluate`) that a later comparison reads.
-
-    Attributes:
-        data: Name of the data set.
-        dataset_digest: Digest of its queries and labels.
-        utilities: The utilities of passages.
-        query_ids: The queries that were measured.
-        candidates: Their values, query by query.
-    """
+    """The part of a comparison's JSON (`ctxguard evaluate`) that a later comparison reads."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -87,7 +77,6 @@ class RegressionCheck(NamedTuple):
     """A candidate compared with a saved one.
 
     Attributes:
-        candidate: Name of the new candidate.
         saved: Name of the saved candidate; None if there is none to compare with.
         differences: New minus saved by metric, paired by query; empty without a saved candidate.
         regressed: Whether a metric is worse beyond noise and tolerance.
@@ -104,9 +93,6 @@ def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         ConfigurationError: a name is not a metric, or neither direction of it is better.
-
-    >>> check_metrics([]), check_metrics(["harm", "harm"])
-    (('udcg', 'recall'), ('harm',))
     """
     allowed = [name for name in COMPARED if name not in NEITHER_IS_BETTER]
     for name in names:
@@ -128,10 +114,8 @@ def check_regressions(
     """Compare every candidate with the saved one of its name, or with the only saved one.
 
     Args:
-        comparison: The new comparison.
-        saved: The earlier comparison.
-        dataset_digest: Digest of the new one's queries and labels.
-        metrics: Metrics that must not get worse.
+        dataset_digest: Of the new one's queries and labels.
+        metrics: Those that must not get worse.
         tolerance: Accepted loss, in the unit of the metric; ≥ 0.
 
     Raises:

@@ -8,6 +8,7 @@ from ctxguard.cli._console import Output, as_json, picked
 from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._system import LabelledSystem, by_name
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 
@@ -133,10 +134,10 @@ def _candidates(
 ) -> "list[Candidate]":
     """Find the ways to cut rankings of the index, or else of the first source; and all sources."""
     from calibration.compare.candidates import (
+        Candidate,
         at_each_k,
         default_candidates,
         from_profile,
-        of_source,
         parse_candidates,
     )
 
@@ -147,7 +148,9 @@ def _candidates(
     if index is not None and (not specs or ALL in asked.candidate):
         reranked = index.reranker is not None
         candidates += at_each_k(default_candidates(reranked=reranked), ks)
-    candidates += at_each_k([of_source(name) for name in sources], ks)
+    fixed = RatioPolicy()
+    external = [Candidate(name, fixed, Route.EXTERNAL, source=name) for name in sources]
+    candidates += at_each_k(external, ks)
     return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
 
 
