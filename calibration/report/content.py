@@ -16,7 +16,6 @@ from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome
 from calibration.certify import Certification, sufficiency_words
 from calibration.evaluate import per_query
 from calibration.fit import fit_temperature
-from calibration.pools import Pools
 from calibration.report.dial import Dial, dial
 from calibration.report.dropped import Dropped, PassageOf, dropped_passages
 from calibration.report.summary import Summary, summarise
@@ -71,7 +70,6 @@ class ReportData:
 
     Attributes:
         profile: The calibrated profile; it has no date, so equal calibrations give equal bytes.
-        dataset: Name of the labelled queries.
         serving_k: How many passages are served today; recall loss is relative to them.
         routes: The first answers while every stage works.
         dial: Contexts of the first route from the leanest to the richest; None where there is only
@@ -90,15 +88,11 @@ class ReportData:
 
 
 def report(calibration: Calibration, passages: PassageOf | None = None) -> ReportData:
-    """Gather what a person needs to check a calibration.
+    """Gather what a person needs to check a calibration; equal calibrations give equal data.
 
     Args:
-        calibration: Result of ``calibration.calibrate.calibrate``.
         passages: Returns a passage by its id, such as ``HybridRetriever.passage``, for the
             examples, or raises KeyError. Without it, or on KeyError, only the id is shown.
-
-    Returns:
-        The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
     """
     dataset = calibration.dataset
     routes = tuple(
@@ -172,6 +166,9 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
     if probabilities is not None and kept.any():
         expected = float(np.nan_to_num(probabilities)[kept].sum() / kept.sum())
     found = (pools.relevant & kept).sum(axis=1)
+    tokens = None
+    if pools.tokens is not None:
+        tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0)
     return RouteReport(
         route=route,
         summary=summarise(outcome, metrics=_COMPARED, others=rule),
@@ -179,18 +176,11 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
         sufficiency=sufficiency_words(outcome.profile.sufficiency),
         answerable=pools.n_answerable,
         recall_of_first=tuple(recall.mean(axis=0).tolist()) if some.any() else (),
-        tokens_of_first=tuple(_tokens_of_first(pools)),
+        tokens_of_first=() if tokens is None else tuple(tokens.tolist()),
         expected=expected,
         found=bootstrap_ratio(found * 1.0, kept.sum(axis=1) * 1.0, seed=calibration.settings.seed),
         dropped=dropped_passages(outcome, calibration.dataset, passages),
     )
-
-
-def _tokens_of_first(pools: Pools) -> list[float]:
-    if pools.tokens is None:
-        return []
-    tokens: list[float] = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0).tolist()
-    return tokens
 
 
 def _label_counts(calibration: Calibration) -> dict[str, Any]:

@@ -35,11 +35,7 @@ _ANSWERS = {
 
 
 def page(data: ReportData) -> str:
-    """Write the report as one HTML document; the same data gives the same text.
-
-    Raises:
-        MissingExtraError: Jinja2 is not installed.
-    """
+    """Write the report as one HTML document; the same data gives the same text."""
     script = files(__package__).joinpath("templates", "dial.js").read_text("utf-8").strip()
     text: str = (
         _templates()
@@ -62,11 +58,7 @@ def page(data: ReportData) -> str:
 
 
 def _templates() -> Any:
-    """Open the templates beside this file, with their filters.
-
-    Raises:
-        MissingExtraError: Jinja2 is not installed.
-    """
+    """Open the templates beside this file, with their filters."""
     jinja2 = require("jinja2", "report")
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("calibration.report"),
@@ -113,8 +105,7 @@ def write_judged(evidence: Mapping[str, Any], path: Path) -> None:
         evidence: The output of ``ctxguard calibrate --store --json``.
 
     Raises:
-        ConfigurationError: the file cannot be written.
-        MissingExtraError: Jinja2 is not installed.
+        ConfigurationError, MissingExtraError: as ``write_html``.
     """
     if path.suffix == ".json":
         write_json(evidence, path)
@@ -123,11 +114,7 @@ def write_judged(evidence: Mapping[str, Any], path: Path) -> None:
 
 
 def write_json(data: Any, path: Path | str) -> None:
-    """Write the report's data as JSON; the same data gives the same bytes.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
+    """Write the report's data as JSON, as ``write_html`` does; equal data give equal bytes."""
     document = _rounded(to_jsonable_python(data))
     _write(json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n", Path(path))
 
@@ -142,11 +129,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _write(text: str, path: Path) -> None:
-    """Write a page whole or not at all.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
+    """Write a page whole or not at all."""
     try:
         with atomic_write(path) as stream:
             stream.write(text.encode())

@@ -35,7 +35,7 @@ class Summary:
     Attributes:
         verdict: Whether the choice may be served, in words.
         serving_k: How many passages are served today.
-        queries: Number of queries measured on.
+        queries: How many were measured on.
         shown_by: ``held_out`` if the queries took no part in anything, ``folds`` if each fifth was
             measured by what the others choose.
         results: Today, the choice, and what leaner and richer contexts would give.
@@ -73,40 +73,34 @@ def summarise(
     metrics: tuple[str, ...] = SUMMARY_METRICS,
     others: Mapping[str, tuple[str, Measured]] | None = None,
 ) -> Summary:
-    """Put today's first k beside the choice and its alternatives.
+    """Put today's first k beside a route's choice and its alternatives, by these metrics.
 
     Args:
-        outcome: One route's choice.
-        metrics: The metrics of the table.
         others: Policies beside or instead of the options, by name: what they keep, in words, and
             their metrics on the same queries.
     """
     by_size, row = _by_size(outcome)
+    own_options = (outcome.today, outcome.chosen, *by_size.values(), outcome.answered)
     options = {
         each.name: (describe_policy(each.policy), each.metrics)
-        for each in (outcome.today, outcome.chosen, *by_size.values())
+        for each in own_options
+        if each is not None
     }
-    if outcome.answered is not None:
-        each = outcome.answered
-        options[each.name] = (describe_policy(each.policy), each.metrics)
     options |= {
         name: other
         for name, other in (others or {}).items()
         if not any(_equal(other[1], own) for _, own in options.values())
     }
     measured = {name: own for name, (_, own) in options.items()}
-    settings, today, chosen = outcome.route.settings, outcome.today.metrics, outcome.chosen.metrics
-    seed = settings.seed
-    judged = bootstrap_interval(today["judged"], seed=seed)
-    recall = differences(chosen, today, ("recall",), seed=seed)["recall"]
+    settings, today = outcome.route.settings, outcome.today.metrics
+    judged = bootstrap_interval(today["judged"], seed=settings.seed)
     verdict, evidence = outcome.profile.verdict, outcome.profile.evidence
-    shown_by = "folds" if evidence is None else evidence.shown_by
-    results = tabulate(measured, metrics, seed=seed)
+    results = tabulate(measured, metrics, seed=settings.seed)
     return Summary(
         verdict="" if verdict is None else verdict.statement,
         serving_k=settings.serving_k,
         queries=len(today["judged"]),
-        shown_by=shown_by,
+        shown_by="folds" if evidence is None else evidence.shown_by,
         results=results,
         missing=_missing(outcome),
         by_size={size: each.name for size, each in by_size.items()},
@@ -115,7 +109,7 @@ def summarise(
         asked=outcome.profile.asking,
         keeps={name: words for name, (words, _) in options.items()},
         judged=judged,
-        warnings=tuple(_warnings(outcome, recall, judged)),
+        warnings=tuple(_warnings(outcome, judged)),
     )
 
 
@@ -160,25 +154,29 @@ def _by_size(outcome: RouteOutcome) -> tuple[dict[str, Option], str]:
 
 
 def _in_short(results: Results, outcome: RouteOutcome) -> str:
-    found = {name: results.of("chosen", name) for name in _SHORT if name in results.metrics}
+    found = {name: results.of("chosen", name) for name in _SHORT}
     both = {
         name: (row.mean.value, results.of(results.reference, name).mean.value)
         for name, row in found.items()
     }
-    verdict, recall = outcome.profile.verdict, found["recall"].difference
     noisy = [
         name
-        for name, row in found.items()
-        if name != "kept"
-        and row.difference
-        and row.difference.outcome == "within noise"
-        and not _is_equal(row.difference)
+        for name in ("tokens", "recall", "misleading")
+        if (less := found[name].difference)
+        and less.outcome == "within noise"
+        and not _is_equal(less)
     ]
+    own, before = both["misleading"]
+    misleading = "none labelled"
+    if own is not None and before is not None:
+        todays = f", today {figure(before, 2)}" if own != before else ""
+        misleading = f"{figure(own, 2)} a question{todays}"
+    verdict = outcome.profile.verdict
     return in_one_line(
         passages=both["kept"],
         tokens=both["tokens"],
-        recall=None if outcome.chosen.serves_as(outcome.today) else recall,
-        misleading=_misleading(*both["misleading"]),
+        recall=None if outcome.chosen.serves_as(outcome.today) else found["recall"].difference,
+        misleading=misleading,
         unshown="" if verdict is None else unshown_by(verdict, noisy, outcome.route.wanted),
     )
 
@@ -186,14 +184,6 @@ def _in_short(results: Results, outcome: RouteOutcome) -> str:
 def _is_equal(found: Interval) -> bool:
     """Return whether a figure equals today's on every question, and so holds no noise."""
     return found.value == 0.0 == found.lower == found.upper
-
-
-def _misleading(own: float | None, before: float | None) -> str:
-    if own is None or before is None:
-        return "none labelled"
-    return f"{figure(own, 2)} a question" + (
-        f", today {figure(before, 2)}" if own != before else ""
-    )
 
 
 def in_one_line(
@@ -217,11 +207,6 @@ def in_one_line(
     >>> in_one_line(passages=(6.6, 10), tokens=(947, 1566), recall=saved, misleading=none)
     '6.6 passages in place of 10, 947 tokens in place of 1,566, recall +0.000 [-0.020, +0.020]; \
 misleading: none labelled'
-    >>> in_one_line(
-    ...     passages=(3, 5), tokens=(69.4, 111), recall=Interval(0.0, 0.0, 0.0, 37), misleading=none
-    ... )
-    '3 passages in place of 5, 69.4 tokens in place of 111, the same recall on all 37 questions; \
-misleading: none labelled'
     """
     said = []
     for (own, before), noun in ((passages, "passage"), (tokens, "token")):
@@ -243,7 +228,6 @@ def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
     """Say what a verdict does not show yet, and how many questions would show it.
 
     Args:
-        verdict: The verdict.
         noisy: Figures whose difference from today's may be noise.
         wanted: The contexts that were asked for.
     """
@@ -261,9 +245,11 @@ def unshown_by(verdict: RouteVerdict, noisy: Sequence[str], wanted: str) -> str:
     return f"{what}, which about {count(verdict.n_needed, 'question')} would probably decide"
 
 
-def _warnings(outcome: RouteOutcome, recall: Interval, judged: Interval) -> list[str]:
+def _warnings(outcome: RouteOutcome, judged: Interval) -> list[str]:
     lines = []
-    k, certificate = outcome.route.settings.serving_k, outcome.profile.certificate
+    settings, certificate = outcome.route.settings, outcome.profile.certificate
+    k, both = settings.serving_k, (outcome.chosen.metrics, outcome.today.metrics)
+    recall = differences(*both, ("recall",), seed=settings.seed)["recall"]
     if judged.value is not None and judged.value < LEAST_JUDGED:
         lacking = round((1.0 - judged.value) * k * judged.n)
         lines.append(
