@@ -30,32 +30,6 @@ _SYMBOLS = {
 }
 
 
-@dataclass(frozen=True)
-class Axis:
-    """An axis from ``low`` to ``high``.
-
-    >>> Axis("share", 0.0, 1.0).ticks
-    (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    """
-
-    label: str
-    low: float
-    high: float
-
-    @property
-    def ticks(self) -> tuple[float, ...]:
-        """Round values, at most 7, in steps of 1, 2 or 5 times a power of ten."""
-        span = self.high - self.low
-        scale = 10.0 ** math.floor(math.log10(span / _MOST_TICKS))
-        step = next(n * scale for n in (1, 2, 5, 10, 20) if span / (n * scale) <= _MOST_TICKS - 1)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return tuple(round(n * step, 10) for n in range(first, last + 1))
-
-    def share(self, value: float) -> float:
-        """Place a value between the ends, clipped to them."""
-        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
-
-
 def frontier(
     summary: Summary,
     recall_of_first: Sequence[float],
@@ -93,11 +67,9 @@ def frontier(
     ends = [end for each in recall.values() for end in (each.value, *(each.bounds or ()))]
     ends += [own for _, own in (*line, *(place for _, place in placed))]
     low = min((end for end in ends if end is not None), default=0.0)
-    plot = _Plot(
-        Axis("tokens a question" if tokens_of_first else "passages a question", 0.0, 1.15 * most),
-        # Without the empty part below, if that is large.
-        Axis("recall", max(round(low - 0.15, 1), 0.0) if low > 0.3 else 0.0, 1.0),
-    )
+    # Without the empty part below, if that is large.
+    plot = _Plot(1.15 * most, max(round(low - 0.15, 1), 0.0) if low > 0.3 else 0.0)
+    across = "tokens a question" if tokens_of_first else "passages a question"
     shapes, keys, marks = list[str](), list[str](), list[tuple[str, float, float]]()
 
     def add(colour: str, symbol: str, shape: str, name: str) -> None:
@@ -131,23 +103,24 @@ def frontier(
             add_policy(row, name, "blue", "ring", "")
     first_row = next(iter(summary.by_size))
     add_policy(first_row, today, "orange", "square", f"today: first {summary.serving_k}")
-    label = f'role="img" aria-label="{escape(_DESCRIPTION.format(plot.x.label))}"'
+    label = f'role="img" aria-label="{escape(_DESCRIPTION.format(across))}"'
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{plot.axes()}'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{plot.axes(across)}'
         f'{"".join(shapes)}{_labels(marks)}</svg><div class="keys">{"".join(keys)}</div>'
     )
 
 
 @dataclass(frozen=True)
 class _Plot:
-    """The area between two axes."""
+    """The area of sizes from 0 to ``most``, across, and of recall from ``least`` to 1, upwards."""
 
-    x: Axis
-    y: Axis
+    most: float
+    least: float
 
     def place(self, size: float, recall: float) -> tuple[float, float]:
-        left = _LEFT + (_RIGHT - _LEFT) * self.x.share(size)
-        return left, _BOTTOM - (_BOTTOM - _TOP) * self.y.share(recall)
+        across = min(max(size / self.most, 0.0), 1.0)
+        up = min(max((recall - self.least) / (1.0 - self.least), 0.0), 1.0)
+        return _LEFT + (_RIGHT - _LEFT) * across, _BOTTOM - (_BOTTOM - _TOP) * up
 
     def path(self, points: Iterable[tuple[float, float]]) -> str:
         return "M" + "L".join("{:.1f},{:.1f}".format(*self.place(*point)) for point in points)
@@ -159,25 +132,39 @@ class _Plot:
         drawn += self.path([(at, end) for end in recall.bounds]) if recall.bounds else ""
         return f'<path class="bars" d="{drawn}"/>' if drawn else ""
 
-    def axes(self) -> str:
+    def axes(self, across: str) -> str:
         parts = []
-        for value in self.x.ticks:
-            left, _ = self.place(value, self.y.low)
+        for value in _ticks(0.0, self.most):
+            left, _ = self.place(value, self.least)
             parts.append(f'<path class="grid" d="M{left:.1f},{_TOP}V{_BOTTOM}"/>')
             place = f'x="{left:.1f}" y="{_BOTTOM + 15}"'
             parts.append(f'<text {place} text-anchor="middle">{value:,.6g}</text>')
-        for value in self.y.ticks:
-            _, top = self.place(self.x.low, value)
+        for value in _ticks(self.least, 1.0):
+            _, top = self.place(0.0, value)
             parts.append(f'<path class="grid" d="M{_LEFT},{top:.1f}H{_RIGHT}"/>')
             place = f'x="{_LEFT - 5}" y="{top + 4:.1f}"'
             parts.append(f'<text {place} text-anchor="end">{value:g}</text>')
         middle_x, middle_y = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
         parts.append(
-            f'<text x="{middle_x}" y="{HEIGHT - 8}" text-anchor="middle">{escape(self.x.label)}'
+            f'<text x="{middle_x}" y="{HEIGHT - 8}" text-anchor="middle">{escape(across)}'
             f'</text><text transform="translate(12,{middle_y}) rotate(-90)" text-anchor="middle">'
-            f"{escape(self.y.label)}</text>"
+            "recall</text>"
         )
         return "".join(parts)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return round values, at most 7, in steps of 1, 2 or 5 times a power of ten.
+
+    >>> _ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    scale = 10.0 ** math.floor(math.log10((high - low) / _MOST_TICKS))
+    step = next(
+        n * scale for n in (1, 2, 5, 10, 20) if (high - low) / (n * scale) <= _MOST_TICKS - 1
+    )
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(n * step, 10) for n in range(first, last + 1)]
 
 
 def _mark(place: tuple[float, float], symbol: str) -> str:
