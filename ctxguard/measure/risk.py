@@ -3,25 +3,23 @@
 The certificate of DESIGN.md §9 is learn-then-test (Angelopoulos, Bates, Candès, Jordan and Lei,
 2021). Each candidate policy has the null hypothesis "its mean loss exceeds alpha". Candidates
 whose hypothesis is rejected, with family-wise error delta, are certified: with probability at
-least 1 − delta all of them keep the promise, however one of them is chosen afterwards. Pure: no
-I/O, no clock, no random numbers.
+least 1 − delta all of them keep the promise, however one of them is chosen afterwards. Pure.
 
-Losses lie in [0, 1], one row per query and one column per candidate. The queries must be an
-independent sample of those that the promise is about, in an order fixed without looking at the
-losses: shuffle them by a seed, since a file may be sorted by topic.
+Losses lie in [0, 1], one row per query and one column per candidate; alpha and delta in (0, 1). The
+queries must be an independent sample of those that the promise is about, in an order fixed without
+looking at the losses: shuffle them by a seed, since a file may be sorted by topic.
 """
 
 from math import log, sqrt
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.betting import LARGEST_LOSS, Evidence, Prior, learned_stakes, planned_stakes
-
-IntArray = NDArray[np.intp]
+from ctxguard.measure.rows import IntArray
 
 DEFAULT_DELTA = 0.1
 
@@ -30,16 +28,12 @@ ROUNDING = 1e-9
 
 _BISECTIONS = 30
 _POWER = 0.8
-
-LEAST_MARGIN = 1e-6
+_LEAST_MARGIN = 1e-6
 """No practical number of labels can certify a mean loss closer to alpha than this."""
 
 
 def betting_p_value(
-    losses: ArrayLike,
-    alpha: float,
-    *,
-    target_delta: float = DEFAULT_DELTA,
+    losses: ArrayLike, alpha: float, *, target_delta: float = DEFAULT_DELTA
 ) -> FloatArray:
     """Test "the mean loss is at least alpha" by betting against it query by query.
 
@@ -56,25 +50,21 @@ def betting_p_value(
     Source: Waudby-Smith and Ramdas, JRSS B 86(1), 2024, §4.2 and Theorem 3, one-sided.
 
     Args:
-        losses: Shape (n,) or (n, n_candidates), each in [0, 1]; the rows in an order fixed
-            beforehand.
-        alpha: The limit on the mean loss, in (0, 1).
-        target_delta: The level that the stakes are tuned for, in (0, 1), fixed beforehand. The
-            p-value is valid at every level whatever its value.
+        losses: Shape (n,) or (n, n_candidates).
+        alpha: The limit on the mean loss.
+        target_delta: The level that the stakes are tuned for, fixed beforehand. The p-value is
+            valid at every level whatever its value.
 
     Returns:
         Shape () or (n_candidates,), in [0, 1].
 
     Raises:
-        CalibrationError: no losses, an undefined loss, one outside [0, 1], or a level
-            outside (0, 1).
+        CalibrationError: no losses, an undefined loss, or one outside [0, 1].
 
     >>> betting_p_value([[0.0, 1.0]] * 50, alpha=0.1).round(4).tolist()
     [0.0188, 1.0]
     """
-    checked = _check_losses(losses)
-    _check_share("alpha", alpha)
-    _check_share("target_delta", target_delta)
+    checked = _checked(losses)
     gains = alpha - checked
     stakes = learned_stakes(
         gains,
@@ -91,27 +81,22 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
 
     The least alpha that ``betting_p_value`` rejects at level delta. The test is valid for every
     alpha and its p-value never rises with alpha, so the true mean is among the alphas that are
-    not rejected with probability 1 − delta (Waudby-Smith and Ramdas, 2024, Theorem 3). The
-    losses must be those of one policy, fixed without these queries.
+    not rejected with probability 1 − delta (Waudby-Smith and Ramdas, 2024, Theorem 3).
 
     Args:
-        losses: Shape (n,), each in [0, 1], in an order fixed beforehand.
-        delta: The probability that the bound is false, in (0, 1).
+        losses: Shape (n,), of one policy, fixed without these queries.
 
     Returns:
         In [mean of the losses, 1]. It is 1 where too few queries exclude nothing, and where
         every loss is 1.
 
     Raises:
-        CalibrationError: as ``betting_p_value``, or losses of more than one policy.
+        CalibrationError: as ``betting_p_value``.
 
     >>> round(betting_upper_bound([0.0] * 100), 3)
     0.03
     """
-    checked = _check_losses(losses)
-    _check_share("delta", delta)
-    if checked.ndim != 1:
-        raise CalibrationError(f"losses of shape {checked.shape}: bound one setting at a time")
+    checked = _checked(losses)
     low, high = float(checked.mean()), 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
@@ -125,19 +110,17 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
 def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
     """Bound a mean difference from below, right with probability at least 1 − delta.
 
-    A difference D in [−1, 1] is a loss of (1 − D) / 2 in [0, 1], whose mean
-    ``betting_upper_bound`` bounds from above; gains on some queries then count against losses on
-    others. The differences must be those of one policy, fixed without these queries.
+    A difference D in [−1, 1] is a loss of (1 − D) / 2, whose mean ``betting_upper_bound`` bounds
+    from above; gains on some queries then count against losses on others.
 
     Args:
-        differences: Shape (n,), each in [−1, 1], in an order fixed beforehand.
-        delta: The probability that the bound is false, in (0, 1).
+        differences: Shape (n,), of one policy, fixed without these queries.
 
     Returns:
         In [−1, mean of the differences].
 
     Raises:
-        CalibrationError: as ``betting_upper_bound``.
+        CalibrationError: as ``betting_p_value``.
 
     >>> round(betting_lower_bound([0.0] * 100), 3), round(betting_lower_bound([0.1] * 100), 3)
     (-0.031, 0.066)
@@ -159,8 +142,8 @@ def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
     constant, as fixed-sequence testing requires. A poor order costs power, never validity.
 
     Args:
-        risk: Shape (n_candidates,) with n ≥ 1, lower is safer, such as the mean recall loss.
-        benefit: Shape (n_candidates,), higher is better, such as the mean utility.
+        risk: Shape (n_candidates,), such as the mean recall loss.
+        benefit: Shape (n_candidates,), such as the mean utility.
 
     Returns:
         Indices of candidates, at least one.
@@ -180,32 +163,19 @@ def fixed_sequence(p_values_in_order: ArrayLike, delta: float) -> int:
     """Count the candidates certified when they are tested in order, each at level delta.
 
     Testing stops at the first that fails. The family-wise error is delta without any correction,
-    because a false certificate requires the first true null hypothesis of the sequence to pass.
-
-    Source: Angelopoulos et al., Learn then Test, 2021, §3 (fixed-sequence testing).
-
-    Args:
-        p_values_in_order: Shape (n_candidates,), in an order chosen without the tested queries.
-        delta: The probability that any certificate is false, in (0, 1).
-
-    Raises:
-        CalibrationError: a p-value outside [0, 1], or delta outside (0, 1).
+    because a false certificate requires the first true null hypothesis of the sequence to pass
+    (Angelopoulos et al., Learn then Test, 2021, §3). The order must be chosen without the tested
+    queries.
 
     >>> fixed_sequence([0.01, 0.08, 0.30, 0.02], delta=0.1)
     2
     """
-    checked = _check_p_values(p_values_in_order)
-    if checked.ndim != 1:
-        raise CalibrationError(f"p-values of shape {checked.shape}: give one per candidate")
-    failed = checked > _check_share("delta", delta)
+    # Not "above delta", which is false of NaN.
+    failed = ~(np.asarray(p_values_in_order, dtype=np.float64) <= delta)
     return int(failed.argmax()) if failed.any() else failed.size
 
 
-def labels_needed(
-    losses: ArrayLike,
-    alpha: float,
-    delta: float = DEFAULT_DELTA,
-) -> int | None:
+def labels_needed(losses: ArrayLike, alpha: float, delta: float = DEFAULT_DELTA) -> int | None:
     """Count the labelled queries that would certify one candidate by betting, if typical.
 
     An approximation, not a guarantee: the log wealth after n queries is taken as normal, with
@@ -214,30 +184,22 @@ def labels_needed(
     is low by luck gives a number that is too low.
 
     Args:
-        losses: Shape (n,), of one candidate, each in [0, 1].
-        alpha: The limit on the mean loss, in (0, 1).
-        delta: The level of the test, in (0, 1).
-        power: The probability of success to plan for, in (0, 1).
+        losses: Shape (n,).
 
     Returns:
         A number of test queries, without those that order the candidates. None where the mean
-        loss is not below alpha by ``LEAST_MARGIN``: no number would do.
+        loss is not below alpha: no number would do.
 
     Raises:
-        CalibrationError: as ``betting_p_value``, or losses of more than one candidate.
+        CalibrationError: as ``betting_p_value``.
 
     >>> labels_needed([0.0] * 9 + [0.5], alpha=0.1)
     115
     >>> labels_needed([0.0] * 8 + [0.5] * 2, alpha=0.1) is None
     True
     """
-    checked = _check_losses(losses)
-    if checked.ndim != 1:
-        raise CalibrationError(f"losses of shape {checked.shape}: give those of one candidate")
-    _check_share("alpha", alpha)
-    _check_share("delta", delta)
-    mean = float(checked.mean())
-    if mean > alpha - LEAST_MARGIN:
+    checked = _checked(losses)
+    if float(checked.mean()) > alpha - _LEAST_MARGIN:
         return None
     z = NormalDist().inv_cdf(_POWER)
     sample_variance = checked.var()
@@ -258,39 +220,16 @@ def labels_needed(
     return high
 
 
-def _check_losses(losses: ArrayLike) -> FloatArray:
+def _checked(losses: ArrayLike) -> FloatArray:
     values = np.asarray(losses, dtype=np.float64)
-    if values.ndim not in (1, 2) or values.size == 0:
-        raise CalibrationError(
-            f"losses of shape {values.shape}: a risk needs at least one labelled query, one row "
-            "each, and one column per candidate"
-        )
+    if not values.size:
+        raise CalibrationError("no losses: a risk needs at least one labelled query")
     # NaN fails both comparisons, so one pass finds every fault.
     faults = ~((values >= -ROUNDING) & (values <= 1.0 + ROUNDING))
     if faults.any():
-        row = int(np.argwhere(faults)[0][0])
-        value = float(values[faults][0])
-        if np.isnan(value):
-            raise CalibrationError(
-                f"the loss of query {row} is undefined: leave out the queries where it has none, "
-                "and report how many they were"
-            )
+        row, value = int(np.argwhere(faults)[0][0]), float(values[faults][0])
         raise CalibrationError(
-            f"the loss {value!r} of query {row} lies outside [0, 1]: divide the losses, and their "
-            "limit, by the largest loss possible"
+            f"the loss {value!r} of query {row} is undefined or lies outside [0, 1]: leave out the "
+            "queries where it has none, and divide the others by the largest loss possible"
         )
     return np.clip(values, 0.0, 1.0)
-
-
-def _check_p_values(p_values: ArrayLike) -> FloatArray:
-    values = np.asarray(p_values, dtype=np.float64)
-    faults = ~((values >= 0.0) & (values <= 1.0))
-    if faults.any():
-        raise CalibrationError(f"the p-value {float(values[faults][0])!r} lies outside [0, 1]")
-    return values
-
-
-def _check_share(name: str, value: float) -> float:
-    if not 0.0 < value < 1.0:
-        raise CalibrationError(f"{name} {value!r} must lie strictly between 0 and 1")
-    return value

@@ -217,7 +217,7 @@ def _risk(random: Random) -> Input:
     losses = [random.choice([0.0, 1.0, random.random()]) for _ in range(random.randint(0, 50))]
     if random.random() < 0.3:
         losses += _numbers(random)
-    level = random.choice([0.1, 0.5, number(random)])
+    level = random.choice([0.1, 0.5, random.uniform(1e-6, 1.0 - 1e-6)])
     call, *arguments = random.choice(
         [
             (betting_p_value, losses, level),
