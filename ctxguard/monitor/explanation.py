@@ -1,4 +1,4 @@
-"""The record of one sampled request: the passages served and dropped, and why."""
+"""Explains one sampled request: the passages served and dropped, and why. Reads the store."""
 
 import math
 from collections import Counter
@@ -68,7 +68,6 @@ class Explanation:
     """One sample.
 
     Attributes:
-        stored: The sample, and how far it came.
         record: None where its text was deleted, or cannot be read.
         candidates: Served ones first, each best first.
         rejected: (passage id, reason, raw reply) of each reply that was no valid grade.
@@ -147,11 +146,7 @@ def explain_sample(
     """Gather everything the store knows about one sample.
 
     Args:
-        stored: An item from ``samples_of``.
         profile: Decides again, which tells the reason of each drop; None for no reasons.
-
-    Raises:
-        StoreError: the store cannot be read.
     """
     sample_id = stored.sample_id
     record = readable(store.payloads([sample_id]).get(sample_id))
@@ -184,11 +179,7 @@ def readable(payload: bytes | None) -> SampleRecord | None:
 
 
 def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:
-    """Say how far a sample came.
-
-    Args:
-        is_readable: Whether its record could be read.
-    """
+    """Say how far a sample came, and whether its record could be read."""
     words = _STATES[stored.state].format(series=stored.series)
     if stored.state is State.UNREADABLE and not stored.has_text:
         return f"{words}: its text was deleted before it was judged"
@@ -262,11 +253,14 @@ def candidates_of(
     """Explain every candidate of a sample, served ones first, each best first.
 
     Args:
-        decision: The decision from ``decided``.
+        decision: From ``decided``.
         judge: The judge's grades, by passage id.
         labels: People's labels that were not taken back.
     """
-    decided = _by_position(decision)
+    decided: dict[int, CandidateDecision] = {}
+    if decision is not None:
+        places = [*decision.order, *(place for place, _ in decision.set_aside)]
+        decided = dict(zip(places, decision.decisions, strict=True))
     served, pool = set(record.served), {*record.served, *record.dropped}
     in_shadow = decision is not None and record.mode is Mode.SHADOW
     kept = set(decision.kept) if decision is not None else set()
@@ -300,20 +294,8 @@ def candidates_of(
     return found
 
 
-def _by_position(decision: Decision | None) -> dict[int, CandidateDecision]:
-    """Return the decision on each candidate by its position in the ranking."""
-    if decision is None:
-        return {}
-    places = [*decision.order, *(place for place, _ in decision.set_aside)]
-    return dict(zip(places, decision.decisions, strict=True))
-
-
 def _reason(found: CandidateDecision | None) -> tuple[str | None, tuple[str, ...]]:
-    """Say why a candidate was not served, and at which settings it would have been kept.
-
-    Returns:
-        None and nothing without a decision.
-    """
+    """Say why a candidate was not served, and at which settings it would have been kept."""
     if found is None:
         return None, ()
     if found.reason is None:

@@ -1,6 +1,6 @@
 """The requests of a day whose answer-bearing passages the guard dropped, largest loss first.
 
-Only passages among today's first k count as lost: no reader ever saw the others.
+Only passages among today's first k count as lost: no reader ever saw the others. Reads the store.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class DayOfMistakes:
     """The mistakes of one day.
 
     Attributes:
-        judged: Requests of the day that were judged, of all tenants.
+        judged: Judged requests of the day, of all tenants.
         unread: Those that may have lost a passage but were not read, as less is at stake.
         mistakes: Largest loss of UDCG first, then of recall.
     """
@@ -122,19 +122,18 @@ def latest_mistakes(
 
     Args:
         now: Today, in UTC.
-        profile: As for `mistakes_of`, like ``tenant``.
-        tenant: See there.
+        profile, tenant: As for `mistakes_of`.
 
     Returns:
         Yesterday's if no day has any.
     """
-    yesterday = None
+    quiet: list[DayOfMistakes] = []
     for ago in range(min(MOST_DAYS, (now - date.min).days + 1)):
         found = mistakes_of(store, now - timedelta(days=ago), profile, tenant=tenant)
         if found.mistakes:
             return found
-        yesterday = found if ago == 1 else yesterday
-    return found if yesterday is None else yesterday
+        quiet.append(found)
+    return quiet[:2][-1]
 
 
 def _suspects(
@@ -161,7 +160,11 @@ def _suspects(
 def _mistake(
     sample: GradedSample, labels: Sequence[LabelRow], profile: Profile | None, tops: tuple[int, int]
 ) -> list[Mistake]:
-    """Describe a request; empty if it dropped nothing known to be relevant."""
+    """Describe a request; empty if it dropped nothing known to be relevant.
+
+    Args:
+        tops: The highest grades of the judge and of people.
+    """
     record = sample.record
     decision, notes = decided(record, profile)
     kept, dropped = _kept_and_dropped(record, decision)

@@ -2,6 +2,7 @@
 
 It runs beside the request path, usually in a process of its own (``ctxguard monitor``). One monitor
 owns a store; others wait for it to end. Judging may be slow or fail without any effect on requests.
+Reads and writes the store and the profile's file, asks the judge, and may run a thread.
 """
 
 import logging
@@ -66,14 +67,12 @@ class Report:
 
     Attributes:
         judge: The series of judgments that the report is about.
-        live: Estimates of live traffic, from all judgments and labels in the store.
         labelled_waiting: Labelled samples of another judge that this one has yet to judge.
         judge_changed: Whether labelled samples, judged again, show that the judge has changed.
         counts: Counts of this judge by every process since its series began.
         outcomes: Samples that this process took up, by outcome.
-        failed_requests: Judged requests with passages that have no grade, because a call of the
-            judge failed; the next run asks about them again.
-        failed_passages: The number of these passages.
+        failed_requests, failed_passages: Judged requests with passages that have no grade, because
+            a call of the judge failed, and these passages; the next run asks about them again.
         waiting: Samples in the store that are not judged yet.
         oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
         time_seconds: When the report was made, in seconds since the epoch.
@@ -107,8 +106,7 @@ class WatchedProfile:
     """The profile whose promises a monitor watches, and how its file may change.
 
     Attributes:
-        profile: The profile to watch. Its alarms resume from the state that an earlier monitor
-            saved.
+        profile: Its alarms resume from the state that an earlier monitor saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
             that of the profile; None compares nothing.
         path: The profile's file; when its profile is replaced, the alarms follow. None for a fixed
@@ -132,12 +130,10 @@ class Monitor:
         utilities: The utility of a passage; every served passage that is not relevant costs.
         min_n: Effective number of clusters (sessions, and requests without one) below which there
             is no estimate, ≥ 2.
-        budget: The limits of judging.
         lookup: Finds the texts of passages that were not stored; None if all are stored.
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
             samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
             the passage its grade. None for no redaction.
-        watched: The profile that is watched; None for none.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -213,10 +209,6 @@ class Monitor:
     def alarms(self) -> AlarmState | None:
         """The alarms and which of them are active; None without alarms."""
         return None if self._alarms is None else self._alarms.state
-
-    @property
-    def _profile_path(self) -> Path | None:
-        return None if self._watched is None else self._watched.path
 
     def own(self) -> bool:
         """Become or stay the store's only monitor, and go on where the last one stopped.
@@ -323,10 +315,11 @@ class Monitor:
 
     def _follow_profile(self) -> None:
         """Switch to the profile that the file holds now, if it has changed."""
-        path, alarms = self._profile_path, self._alarms
-        if path is None or alarms is None or file_version(path) == self._profile_version:
+        path, alarms = None if self._watched is None else self._watched.path, self._alarms
+        if path is None or alarms is None:
             return
-        version = file_version(path)
+        if (version := file_version(path)) == self._profile_version:
+            return
         try:
             profile = Profile.load(path)
         except ProfileFormatError as error:
@@ -420,8 +413,7 @@ def let_people_grade(store: SampleStore, most: int = MOST_UNJUDGED) -> None:
     Does nothing while a monitor of another process owns the store: it judges them.
 
     Args:
-        store: Where the samples wait. No judge gets those that are let through.
-        most: The most samples to let through.
+        most: The most samples to let through; no judge gets these.
     """
     was_owned = store.is_owned
     if not store.own():

@@ -1,7 +1,8 @@
 """Files in which people label passages (JSONL or CSV).
 
 One row is one passage of one request. The rows of a request are together, in the order of grading;
-requests are in random order, as not all may be graded. The judge's grades are not in it.
+requests are in random order, as not all may be graded. The judge's grades are not in it. Reads and
+writes these files.
 """
 
 import csv
@@ -9,12 +10,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import TextIO
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.regular_file import open_regular
@@ -155,7 +154,6 @@ def read_label_file(
         path: A table with a header if it is named .csv, .tsv or .txt, else JSONL.
         annotator: Name of the person who graded it.
         time_seconds: When, in seconds since the epoch; the latest label of an annotator counts.
-        max_grade: The highest grade of the scale.
 
     Raises:
         DataError: a row is not a label; the message names file and line.
@@ -210,27 +208,21 @@ def _grade(value: object, max_grade: int, refuse: _Refuse) -> int | None:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    with _opened(path) as file:
-        for line, text in enumerate(file, start=1):
-            if not text.strip():
-                continue
-            try:
-                document = parsed_json(text)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"not JSON ({error})", path=path, line=line) from error
-            if not isinstance(document, dict):
-                raise DataError("this line is not a JSON object", path=path, line=line)
-            yield line, document
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
     try:
         with (
             open_regular(path, _MAX_BYTES) as file,
-            TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
+            TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines,
         ):
-            yield text
+            for line, text in enumerate(lines, start=1):
+                if not text.strip():
+                    continue
+                try:
+                    document = parsed_json(text)
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"not JSON ({error})", path=path, line=line) from error
+                if not isinstance(document, dict):
+                    raise DataError("this line is not a JSON object", path=path, line=line)
+                yield line, document
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error.reason})", path=path) from error
     except OSError as error:
