@@ -113,7 +113,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
         """
         if output.as_json and not self.once:
             raise ConfigurationError("--json prints what --once found: give --once")
-        from ctxguard.guard.assess import Closeable
+        from ctxguard.guard.wrapped_retriever import call_if
         from ctxguard.monitor.judging.budget import BudgetLimits
         from ctxguard.monitor.service import Monitor, WatchedProfile
         from ctxguard.monitor.store import Limits
@@ -149,8 +149,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
         try:
             (self._once if self.once else self._serve)(running, output)
         finally:
-            if isinstance(judge, Closeable):
-                judge.close()
+            call_if(judge, "close")
             running.store.close()
 
     def _judge(self, output: Output) -> "Judge":
