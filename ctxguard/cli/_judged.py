@@ -31,15 +31,14 @@ def by_k(found: "JudgedStore") -> dict[str, object]:
     """Return the table by k as a document."""
     from calibration.judged_candidates import table_by_k
 
-    judged = found.judged
     return {
-        "requests": len(judged.pools),
-        "grades": int(judged.is_graded.sum()),
+        "requests": len(found.pools),
+        "grades": int(found.is_graded.sum()),
         "failed": found.n_failed,
         "by_k": {
-            "in_words": judged.in_words,
-            "is_corrected": judged.is_corrected,
-            "rows": [{"k": k, **row} for k, row in table_by_k(judged).items()],
+            "in_words": found.in_words,
+            "is_corrected": found.is_corrected,
+            "rows": [{"k": k, **row} for k, row in table_by_k(found).items()],
         },
     }
 
@@ -48,17 +47,17 @@ def table_of_k(found: "JudgedStore") -> TextTable:
     """Lay the table by k out for a terminal."""
     from calibration.judged_candidates import table_by_k
 
-    rows = [[str(k), *map(interval, row.values())] for k, row in table_by_k(found.judged).items()]
+    rows = [[str(k), *map(interval, row.values())] for k, row in table_by_k(found).items()]
     columns = ["k>", "precision>", "MRR>", "UDCG>", "recall>"]
-    return TextTable(columns, rows, found.judged.in_words)
+    return TextTable(columns, rows, found.in_words)
 
 
 def next_step(found: "JudgedStore") -> list[str]:
     """Say what people should grade next, or that a profile can be made."""
-    if not found.judged.lacking:
+    if not found.lacking:
         return ["`ctxguard calibrate --store` makes a profile of these samples"]
-    if found.judged.is_exact:
-        lacking = count(found.judged.lacking, "passage")
+    if found.is_exact:
+        lacking = count(found.lacking, "passage")
         return [f"it takes labels of about {lacking} more, of dropped ones too"]
     n = min(TO_GRADE, found.n_judged)
     grade = (

@@ -141,7 +141,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         if "serving_k" not in self.model_fields_set and found.serving_k is not None:
             chosen = chosen.model_copy(update={"serving_k": found.serving_k})
         made = None
-        if not found.judged.lacking:
+        if not found.lacking:
             with output.doing("fitting"):
                 made = calibrate_from_store(found, chosen, in_force, **self._system(in_force))
             made.profile.save(self.out)
@@ -151,11 +151,11 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             "verdict": profile and profile.verdict and profile.verdict.decision,
             "profile": None if made is None else self.out,
             "profile_id": profile and profile.profile_id,
-            "route": found.route,
-            "policy": profile and describe_policy(profile.routes[found.route].policy),
+            "route": found.pools.route,
+            "policy": profile and describe_policy(profile.routes[found.pools.route].policy),
             "context": made and made.size,
             "today": made and made.today,
-            "in_short": made and _judged_in_short(made, found.route),
+            "in_short": made and _judged_in_short(made, found.pools.route),
             "gain": made and made.gain,
             "in_force": made and made.in_force,
             **table,
@@ -166,12 +166,12 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
 
         def show() -> None:
             if profile is not None and made is not None:
-                verdict, own = profile.verdict, profile.routes[found.route]
+                verdict, own = profile.verdict, profile.routes[found.pools.route]
                 output.facts(
                     ("verdict", "" if verdict is None else verdict.short),
-                    ("in short", _judged_in_short(made, found.route)),
+                    ("in short", _judged_in_short(made, found.pools.route)),
                     ("in full", verdict.statement if verdict and self.show_all else None),
-                    ("route", found.route.value),
+                    ("route", found.pools.route.value),
                     ("keeps", describe_policy(own.policy)),
                     *[
                         (name, f"UDCG {udcg}, recall {recall}")
