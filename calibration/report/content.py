@@ -155,7 +155,7 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
     pools, probabilities = outcome.route.measured, outcome.route.measured.probabilities
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
-        temperature = fit_temperature(calibration.pools[route])
+        temperature = fit_temperature(outcome.route.pools)
         plain = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
     rule = {SEED_RULE: (describe_policy(plain), per_query(pools, plain))}
     some = pools.n_relevant > 0
