@@ -100,9 +100,10 @@ class Option:
 
     Attributes:
         name: A few words that tell it from the others.
-        order: Shape (n_q, depth), columns of the measured pools, best first.
+        policy: The policy.
+        order: Shape (n_q, depth), columns of the pools of the queries that measure, best first.
         kept: Shape (n_q, depth), whether each of these is in the context.
-        metrics: Of these contexts.
+        metrics: The metrics of these contexts.
         verdict: Whether the policy may be served.
     """
 
@@ -132,6 +133,7 @@ class RouteOutcome:
     Attributes:
         profile: The route's part of the profile.
         certification: The outcome of the test; None without a promise.
+        chosen: The policy of the profile.
         others: What would be chosen for each cost of a context; a size is missing where that
             is the first k.
         route: What all of this was chosen and measured on.
@@ -450,13 +452,12 @@ class LabelledRoute:
         if self.held_out:
             return self.option(name, policy, *contexts(self.measured, policy))
         # Steps of a ladder often make the same choice: identical contexts are measured once.
-        by_others = among.by_others(rule)
-        key = (among is self.choosing, *by_others.values())
+        key = (among is self.choosing, among.by_others(rule))
         if key not in self._folded:
-            order, kept = among.contexts(by_others, self.settings.serving_k)
+            order, kept = among.contexts(rule, self.settings.serving_k)
             self._folded[key] = order, kept, of_contexts(self.measured, order, kept)
         found = self.option(name, policy, *self._folded[key])
-        vacuous = among.share_chosen(by_others) <= LEAST_SHARE_CHOSEN
+        vacuous = among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
         if vacuous and found.verdict.recall is not None:
             n = found.verdict.n
             shadow = RouteVerdict(
@@ -511,7 +512,7 @@ def _why(route: LabelledRoute, chosen: Option) -> str:
 
 
 def among(grid: Grid, settings: Settings) -> Folded:
-    """Return the policies of a grid to choose among."""
+    """Return the policies of a grid over the choosing queries, to choose among."""
     indices = tried(grid, settings.serving_k)
     if settings.context == "utility":
         indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
@@ -520,11 +521,13 @@ def among(grid: Grid, settings: Settings) -> Folded:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The fit of a family of policies to some queries, with the sizes of context to try.
+    """The fit of a family of policies to some queries.
 
     Attributes:
         pools: These queries, with P(relevant) of their candidates out of fold.
-        model: P(relevant); None for relative scores of this temperature.
+        model: P(relevant); None for relative scores.
+        temperature: The temperature of the relative scores.
+        ks: Sizes of context.
     """
 
     pools: LabelledPools
@@ -548,9 +551,9 @@ class Fitted:
 
 
 def shuffled(values: FloatArray, seed: int) -> FloatArray:
-    """Return the defined values in an order fixed beforehand, as betting needs.
+    """Return the values that are defined, in an order fixed beforehand.
 
-    A file may be sorted by topic.
+    Betting needs a fixed order, and a file may be sorted by topic.
     """
     defined = values[~np.isnan(values)]
     return defined[np.random.default_rng(seed).permutation(defined.size)]

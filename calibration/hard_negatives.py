@@ -22,7 +22,11 @@ NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
 
 
 class HardNegative(NamedTuple):
-    """A passage ranked high, counted from 1 in the retriever's order, although not relevant."""
+    """A passage ranked high although it is not relevant.
+
+    Attributes:
+        rank: Its 1-based rank in the retriever's order.
+    """
 
     passage_id: str
     kind: NegativeKind
@@ -44,8 +48,8 @@ def mine(
     passage was retrieved, its rank does not matter.
 
     Args:
-        per_query: Maximum number of negatives per query.
-        near: Ranks below the first relevant passage to search.
+        per_query: Maximum number of negatives per query, ≥ 1.
+        near: Ranks below the first relevant passage to search, ≥ 0.
         unjudged_margin: In [0, 1); None takes labelled passages only. Otherwise unlabelled
             passages fill up the rest of ``per_query``, best rank first, if their relative score
             against the best relevant passage (DESIGN.md §4, T = 1) is at most 1 − margin: on a
@@ -120,7 +124,8 @@ def triplets(
     repeated until the longer one ends.
 
     Args:
-        mined: From ``mine``.
+        mined: The negatives, from ``mine``.
+        dataset: The data set in which they were found.
         text_of: Returns the text that a reranker would read; None for a passage without text here.
         counts: Receives the number of relevant passages without text.
     """
@@ -149,7 +154,10 @@ def triplets(
 
 
 def write_triplets(path: Path, rows: Iterable[Mapping[str, str]]) -> int:
-    """Write triplets as JSONL, and return their number.
+    """Write triplets as JSONL, one object per line.
+
+    Returns:
+        Number of written triplets.
 
     Raises:
         CalibrationError: there are no triplets; no file is written.

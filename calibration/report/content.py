@@ -14,22 +14,13 @@ import numpy as np
 from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome
 from calibration.certify import Certification, sufficiency_words
-from calibration.evaluate import per_query
-from calibration.fit import fit_temperature
 from calibration.report.dial import Dial, dial
 from calibration.report.dropped import Dropped, PassageOf, dropped_passages
 from calibration.report.summary import Summary, summarise
 from calibration.results import COMPARED
-from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.scores import is_relative
 from ctxguard.core.types import Route
 from ctxguard.measure.interval import Interval, bootstrap_ratio
-from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import Profile
-
-SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
-SEED_RULE = "3 and 70%"
-"""At most 3 passages, each with at least 70% of the best score: a rule that needs no labels."""
 
 _COMPARED = (*COMPARED, "pooled_recall", "served_mrr", "recall_loss", "judged", "recall_at_depth")
 
@@ -153,11 +144,6 @@ def _labels_needed(test: Certification) -> str:
 def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -> RouteReport:
     outcome = calibration.outcomes[route]
     pools, probabilities = outcome.route.measured, outcome.route.measured.probabilities
-    plain = RatioPolicy(k=SEED_RULE_K)
-    if is_relative(pools.kind):
-        temperature = fit_temperature(outcome.route.pools)
-        plain = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
-    rule = {SEED_RULE: (describe_policy(plain), per_query(pools, plain))}
     some = pools.n_relevant > 0
     recall = pools.relevant[some].cumsum(axis=1) / pools.n_relevant[some, None]
     kept = np.zeros(pools.grades.shape, dtype=bool)
@@ -171,7 +157,7 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
         tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0)
     return RouteReport(
         route=route,
-        summary=summarise(outcome, metrics=_COMPARED, others=rule),
+        summary=summarise(outcome, metrics=_COMPARED),
         certificate=certificate_words(outcome),
         sufficiency=sufficiency_words(outcome.profile.sufficiency),
         answerable=pools.n_answerable,

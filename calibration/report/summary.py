@@ -10,14 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration.calibrate_route import SIZES, Option, RouteOutcome
-from calibration.evaluate import Measured
+from calibration.evaluate import Measured, per_query
+from calibration.fit import fit_temperature
+from calibration.pools import LabelledPools
 from calibration.results import Results, differences, tabulate
 from ctxguard._support.words import amount, count, figure, signed
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.scores import is_relative
 from ctxguard.measure.interval import Interval, bootstrap_interval
 from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import RouteVerdict
 
 SUMMARY_METRICS = ("recall", "precision", "udcg", "misleading", "kept", "tokens")
+
+SEED_RULE = "3 and 70%"
+"""At most 3 passages, each with at least 70% of the best score: a rule that needs no labels."""
 
 _SHORT = ("kept", "tokens", "recall", "misleading")
 
@@ -67,18 +74,8 @@ class Summary:
     warnings: tuple[str, ...]
 
 
-def summarise(
-    outcome: RouteOutcome,
-    *,
-    metrics: tuple[str, ...] = SUMMARY_METRICS,
-    others: Mapping[str, tuple[str, Measured]] | None = None,
-) -> Summary:
-    """Put today's first k beside a route's choice and its alternatives, by these metrics.
-
-    Args:
-        others: Policies beside or instead of the options, by name: what they keep, in words, and
-            their metrics on the same queries.
-    """
+def summarise(outcome: RouteOutcome, *, metrics: tuple[str, ...] = SUMMARY_METRICS) -> Summary:
+    """Put today's first k beside the choice, its alternatives, and a rule that needs no labels."""
     by_size, row = _by_size(outcome)
     own_options = (outcome.today, outcome.chosen, *by_size.values(), outcome.answered)
     options = {
@@ -86,11 +83,9 @@ def summarise(
         for each in own_options
         if each is not None
     }
-    options |= {
-        name: other
-        for name, other in (others or {}).items()
-        if not any(_equal(other[1], own) for _, own in options.values())
-    }
+    rule = _seed_rule(outcome.route.measured)
+    if not any(_equal(rule[1], own) for _, own in options.values()):
+        options[SEED_RULE] = rule
     measured = {name: own for name, (_, own) in options.items()}
     settings, today = outcome.route.settings, outcome.today.metrics
     judged = bootstrap_interval(today["judged"], seed=settings.seed)
@@ -111,6 +106,14 @@ def summarise(
         judged=judged,
         warnings=tuple(_warnings(outcome, judged)),
     )
+
+
+def _seed_rule(pools: LabelledPools) -> tuple[str, Measured]:
+    """Say what the rule keeps, and measure it; ranks have no ratio, so that only its k applies."""
+    policy = RatioPolicy(k=3)
+    if is_relative(pools.kind):
+        policy = RatioPolicy(k=3, min_ratio=0.7, temperature=fit_temperature(pools))
+    return describe_policy(policy), per_query(pools, policy)
 
 
 def _equal(these: Measured, those: Measured) -> bool:

@@ -32,12 +32,16 @@ def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 
     A reader sees the old file or the new one, never half of it. If the block or the writing
     raises, the file at ``path`` is unchanged and the one beside it is deleted. One that a killed
-    writer left is deleted too. A missing folder is created.
+    writer left is deleted too.
 
     Args:
-        path: The file to write.
+        path: The file to write. A missing folder is created, and whoever may read the file may
+            enter it.
         mode: Permissions of the new file, by default its owner's alone: most files hold
-            texts, or facts about them. Whoever may read the file may enter its new folder.
+            texts, or facts about them.
+
+    Yields:
+        A binary stream for the new content.
 
     Raises:
         OSError: the file cannot be written or replaced.

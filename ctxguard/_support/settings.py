@@ -114,6 +114,16 @@ def about(field: FieldInfo) -> dict[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
+def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
+    """Return the names of a field's option, such as ``--rerank-model``."""
+    return about(field)["flags"] or (f"--{name.replace('_', '-')}",)
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    """Return the name of a field in a settings file: that of its option, without dashes."""
+    return max(flags_of(name, field), key=len).lstrip("-")
+
+
 def _in_words(
     error: ValidationError, model: type[BaseModel], name_of: Callable[[str], str]
 ) -> CtxguardError:

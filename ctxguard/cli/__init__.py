@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import ctxguard
-from ctxguard._support.extras import foreign_distribution
+from ctxguard._support.foreign_distribution import foreign_distribution
 
 if TYPE_CHECKING:
     from ctxguard.cli._settings import Command
@@ -68,10 +68,7 @@ _OPTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    Args:
-        arguments: Its arguments, those of the process if None.
+    """Run the command line on these arguments, or those of the process.
 
     Raises:
         SystemExit: with the exit code, unless that is 0; with 2 also where another distribution has
@@ -117,7 +114,7 @@ def named(name: str) -> "Command":
     if name not in COMMANDS:
         from ctxguard.errors import ConfigurationError
 
-        group = name.split(" ", maxsplit=1)[0]
+        group = name.partition(" ")[0]
         see = f"; see ctxguard {f'{group} ' if group in GROUPS else ''}--help"
         if name in {"", *GROUPS}:
             raise ConfigurationError(f"name a command{see}")

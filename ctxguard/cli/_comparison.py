@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard.cli._console import Output, as_json, picked
-from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
-from ctxguard.cli._results import print_checks, print_comparison
+from ctxguard.cli._inputs import Labelled, fitted, read_labelled
+from ctxguard.cli._results import checks_shown, comparison_shown
 from ctxguard.cli._system import LabelledSystem, by_name
+from ctxguard.cli._tables import facts
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from calibration.compare.comparison import Comparison
     from calibration.compare.saved_comparison import RegressionCheck
     from calibration.data.dataset import Query
-    from ctxguard.cli._inputs import Labelled
     from ctxguard.cli._system import Source
     from ctxguard.cli.evaluate import EvaluateCommand
     from ctxguard.measure.worth import Utilities
@@ -39,10 +39,6 @@ def compare_systems(
         systems: The index with its reranker, if any, and the others by the names of their
             candidates.
         output: Prints the result.
-
-    Raises:
-        ConfigurationError: there are two indexes, or the systems lack a candidate.
-        SystemExit: a candidate is worse than the saved one of its name.
     """
     from calibration.compare.comparison import check_candidates, compare
     from calibration.compare.saved_comparison import (
@@ -75,7 +71,7 @@ def compare_systems(
             if candidate.name in profiles:
                 fitted(profiles[candidate.name], source)
     opened_all = [each for each in (opened, *external.values()) if each is not None]
-    labelled, counts = labelled.against(*opened_all)
+    labelled = labelled.against(*opened_all)
     dataset, vectors = labelled.dataset, None
     with output.passes() as begin:
         if opened and any(each.route not in _LEXICAL for each in candidates):
@@ -97,24 +93,19 @@ def compare_systems(
         checks = check_regressions(
             made, saved, dataset.digest(), metrics=metrics, tolerance=asked.tolerance
         )
-    about = {**labelled.document, **counts, "depth": depth}
     notes = _notes(made, labelled, profiles)
-    document = {**about, **_document(made, checks), "notes": notes}
+    document = {**labelled.document, "depth": depth, **_document(made, checks), "notes": notes}
     if asked.out is not None:
         with atomic_write(asked.out) as stream:
             stream.write((as_json(document) + "\n").encode())
-    facts = [
-        ("queries", labelled.described(counts)),
+    about = facts(
+        ("queries", labelled.in_words),
         ("measured on", f"{len(made.query_ids):,} queries that every candidate answered"),
         ("unlabelled", made.unlabelled),
         ("saved to", None if asked.out is None else str(asked.out)),
-    ]
-
-    def show() -> None:
-        print_comparison(made, facts, output, show_all=asked.show_all)
-        print_checks(checks, output)
-
-    output.result(document, show, notes)
+    )
+    shown = comparison_shown(made, show_all=asked.show_all)
+    output.result(document, [about, *shown, *checks_shown(checks)], notes)
     worse = ", ".join(check.candidate for check in checks if check.regressed)
     output.findings([f"worse than the saved comparison, beyond noise: {worse}"] if worse else [])
 
@@ -237,7 +228,7 @@ def _viewer(
 
 
 def _notes(
-    comparison: "Comparison", labelled: "Labelled", profiles: "dict[str, Profile]"
+    comparison: "Comparison", labelled: Labelled, profiles: "dict[str, Profile]"
 ) -> list[str]:
     """Add the notes that a reader of the figures needs."""
     from calibration.compare.comparison import FEWEST
@@ -249,7 +240,7 @@ def _notes(
         *(f"left out: {line}" for line in comparison.skipped),
     ]
     for name, loaded in profiles.items():
-        notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
+        notes += [f"{name}: {line}" for line in labelled.seen_by(loaded)]
     suspects = comparison.utilities.score_ratio is not None
     if suspects and len({is_relative(each.kind) for each in comparison.candidates}) > 1:
         notes.append(

@@ -1,4 +1,4 @@
-"""Shared by all commands: exit codes and error messages, progress, tables and JSON.
+"""How every command runs and prints: exit codes, error messages, notes, progress and JSON.
 
 Progress goes to standard error, so that standard output holds only the result.
 """
@@ -15,7 +15,7 @@ from traceback import walk_tb
 from typing import Any
 
 from pydantic_core import to_jsonable_python
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,25 +23,16 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
-from ctxguard._support.words import figure
-from ctxguard.cli._tables import TextTable
-from ctxguard.core.render import sanitise
-from ctxguard.errors import (
-    CalibrationError,
-    CtxguardError,
-    ProfileMismatchError,
-)
-from ctxguard.measure.interval import Interval
+from ctxguard.cli._tables import Shown, one_line, remark
+from ctxguard.errors import CalibrationError, CtxguardError, ProfileMismatchError
 
 _LINE_SECONDS = 10.0
 """Seconds between two lines of progress if standard error is not a terminal."""
 FINDING = 1
 BAD_INPUT = 2
 
-NO_DATA = "no data"
 DEBUG = "CTXGUARD_DEBUG"
 
 Passes = Callable[[str, int | None], Callable[[int], None]]
@@ -54,14 +45,13 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
+_OUR_FOLDERS = [
+    f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("ctxguard", "calibration")
+]
 
 
 def run(work: Callable[["Output"], object], *, as_json: bool) -> None:
     """Run a command; errors become an exit code and one message, not a traceback.
-
-    Args:
-        work: The command.
-        as_json: Whether it prints one JSON document.
 
     Raises:
         SystemExit: with 1 for a finding, with 2 for an error.
@@ -113,27 +103,17 @@ def _place_of_others(error: BaseException) -> str | None:
 
     A user's retriever, assessor or client may raise anything.
     """
-    roots = [*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), *_OUR_FOLDERS, "<"]
+    roots = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), *_OUR_FOLDERS, "<")
     place = None
     for frame, line in walk_tb(error.__traceback__):
-        name = frame.f_code.co_filename
-        if not name.startswith(tuple(roots)):
-            place = f"{name}, line {line}"
+        if not frame.f_code.co_filename.startswith(roots):
+            place = f"{frame.f_code.co_filename}, line {line}"
     return place
-
-
-_OUR_FOLDERS = [
-    f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("ctxguard", "calibration")
-]
 
 
 def print_labelled(label: str, style: str, text: str) -> None:
     """Print one line to standard error, under a label such as ``warning``."""
-    _terminal(stderr=True).print(_labelled(label, style, text), soft_wrap=True)
-
-
-def _labelled(label: str, style: str, text: str) -> Text:
-    return Text.assemble((f"{label}: ", style), (one_line(text), "not bold default"))
+    _terminal(stderr=True).print(remark(text, label, style), soft_wrap=True)
 
 
 def _terminal(*, stderr: bool = False) -> Console:
@@ -149,7 +129,6 @@ class Output:
             otherwise to standard output.
 
     Attributes:
-        as_json: Whether the result is one JSON document.
         out: Standard output.
         err: Standard error.
     """
@@ -158,12 +137,11 @@ class Output:
         self.out = _terminal()
         self.err = _terminal(stderr=True)
         self.as_json = as_json
-        self._notes = self.err if as_json else self.out
 
     def result(
         self,
         document: Mapping[str, object],
-        show: Callable[[], object],
+        shown: Shown,
         notes: Sequence[str] | None = None,
         *,
         found: bool = False,
@@ -172,17 +150,21 @@ class Output:
 
         Args:
             document: The result with ``--json``.
-            show: Prints it for people.
+            shown: The result for people; laid out only for them.
             notes: Further lines for the reader; None for a document without any.
             found: Whether the command ends with a finding.
         """
         if self.as_json:
             print_json(document if notes is None else {**document, "notes": notes})
         else:
-            show()
+            self.show(shown)
         self.notes(notes or ())
         if found:
             raise SystemExit(FINDING)
+
+    def show(self, shown: Shown) -> None:
+        """Print parts of a result for people."""
+        self.out.print(Group(*shown), crop=False)
 
     def findings(self, lines: Iterable[str]) -> None:
         """Print findings, one line each, and end the command if there are any."""
@@ -194,7 +176,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """Print a note beside the result."""
-        self._notes.print(_labelled("note", "yellow", text))
+        (self.err if self.as_json else self.out).print(remark(text))
 
     def notes(self, lines: Iterable[str]) -> None:
         """Print notes, one line each."""
@@ -204,35 +186,6 @@ class Output:
     def text(self, text: str, end: str = "\n") -> None:
         """Print text as it is."""
         sys.stdout.write(text + end)
-
-    def warning(self, text: str) -> None:
-        """Print a warning that a reader must see before using the result."""
-        self.out.print(_labelled("warning", "bold yellow", text))
-
-    def facts(self, *rows: tuple[str, str | None]) -> None:
-        """Print names with their values, one per line, without those of None."""
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="bold", no_wrap=True)
-        grid.add_column(overflow="fold")
-        for name, value in rows:
-            if value is not None:
-                grid.add_row(name, one_line(value))
-        if grid.row_count:
-            self.out.print(grid)
-
-    def table(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Sequence[str | Text]],
-        title: str | None = None,
-    ) -> None:
-        """Print a table, see `TextTable`."""
-        self.out.print(TextTable(columns, rows, title))
-
-    def heading(self, text: str) -> None:
-        """Print a blank line and a heading."""
-        self.out.print()
-        self.out.print(Text(one_line(text), style="bold"))
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
@@ -321,33 +274,3 @@ def print_json(document: Mapping[str, object]) -> None:
 def picked(record: object, *names: str) -> dict[str, Any]:
     """Pick the attributes that a JSON document keeps under their own names."""
     return {name: getattr(record, name) for name in names}
-
-
-def number(value: float | None, digits: int = 3, sign: str = "") -> str:
-    """Write a value with at most three digits, or ``no data``; a difference with the sign ``+``.
-
-    >>> number(0.12345), number(-0.0001, 2, "+"), number(12.345), number(None)
-    ('0.123', '+0.00', '12.3', 'no data')
-    """
-    return NO_DATA if value is None else figure(value, digits, sign)
-
-
-def bounds(found: Interval, digits: int = 3, sign: str = "", form: str = "[{}, {}]") -> str:
-    """Write the bounds of an estimate; empty if it has none."""
-    if found.bounds is None:
-        return ""
-    return form.format(*[number(each, digits, sign) for each in found.bounds])
-
-
-def interval(found: Interval, digits: int = 2, sign: str = "") -> str:
-    """Write an estimate and its bounds, if it has some."""
-    return f"{number(found.value, digits, sign)} {bounds(found, digits, sign)}".rstrip()
-
-
-def one_line(text: str) -> str:
-    """Strip control characters from a text for a terminal, and join its lines by spaces.
-
-    >>> one_line("a\\x1b[31mb\\n  c")
-    'a[31mb c'
-    """
-    return " ".join(sanitise(text).split())

@@ -1,69 +1,75 @@
 """The inputs of several commands: labelled queries, a profile, and a system's candidates."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ctxguard
 from ctxguard.cli._console import Output
 from ctxguard.cli._system import Source, System
 from ctxguard.core.columns import SignalColumn
-from ctxguard.core.types import DEFAULT_DEPTH, Route
-from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
+from ctxguard.core.types import Route
+from ctxguard.errors import DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.pools import Pools
+    from calibration.retrievers import MultiRoute, RankingSource
     from ctxguard import Profile
     from ctxguard.core.types import Passage
-    from ctxguard.profile.comparison import SystemComparison
     from ctxguard.server.system import IndexSystem
+
+_OPTIMISTIC = "so figures on them are optimistic"
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Labelled queries with notes about them.
+    """Labelled queries, as a command reads them.
 
     Attributes:
-        dataset: The queries and labels.
         split: Name of the split of a BEIR folder; None for a JSONL file, which has no splits.
         corpus: The folder's own corpus, to which the labels belong; None for a JSONL file.
         others: The other splits of the folder.
-        notes: Repairs and choices made while reading, one line each.
+        notes: Repairs, choices and checks, one line each.
+        n_unknown: How many labelled passages the searched corpus lacks; None if it is not known.
     """
 
     dataset: "Dataset"
-    split: str | None
-    corpus: Path | None
-    others: "tuple[Dataset, ...]"
-    notes: tuple[str, ...]
+    split: str | None = None
+    corpus: Path | None = None
+    others: "tuple[Dataset, ...]" = ()
+    notes: tuple[str, ...] = ()
+    n_unknown: int | None = None
 
     @property
     def document(self) -> dict[str, object]:
-        """The name, the split and the digest, as JSON documents have them."""
-        dataset = self.dataset
-        return {"data": dataset.name, "split": self.split, "dataset_digest": dataset.digest()}
+        """The labels as JSON documents name and count them."""
+        dataset, answerable = self.dataset, len(self.dataset.answerable)
+        return {
+            "data": dataset.name,
+            "split": self.split,
+            "dataset_digest": dataset.digest(),
+            "queries": len(dataset),
+            "answerable": answerable,
+            "without_relevant": len(dataset) - answerable,
+            **({} if self.n_unknown is None else {"unknown_passages": self.n_unknown}),
+        }
 
-    def described(self, counts: Mapping[str, int]) -> str:
-        """Put the counts of ``against`` in words."""
+    @property
+    def in_words(self) -> str:
+        """The number of queries with and without an answer."""
+        n, answerable = len(self.dataset), len(self.dataset.answerable)
         return (
-            f"{counts['queries']:,} of {self.dataset.name}: {counts['answerable']:,} answerable, "
-            f"{counts['without_relevant']:,} without a relevant passage"
+            f"{n:,} of {self.dataset.name}: {answerable:,} answerable, "
+            f"{n - answerable:,} without a relevant passage"
         )
 
-    def against(self, *retrievers: "Source") -> "tuple[Labelled, dict[str, int]]":
-        """Check that the labels belong to the corpus: of an index, else of the labels' folder.
+    def against(self, *sources: "Source") -> "Labelled":
+        """Check that the labels belong to the corpus of the first source, and note what it lacks.
 
         A user's own retriever and a run have no corpus to check. They get the texts of the folder's
-        ``corpus.jsonl`` that labels or runs name.
-
-        Args:
-            retrievers: The labels are checked against the first.
-
-        Returns:
-            These labels with notes on what the corpus lacks, and the counts of queries and of
-            labelled passages that it does not hold.
+        ``corpus.jsonl`` that labels or runs name, and the labels are checked against these.
 
         Raises:
             DataError: the labels belong to another corpus.
@@ -72,46 +78,41 @@ class Labelled:
         from calibration.data.label_check import check_ids, check_texts
         from calibration.retrievers import RankingSource, RecordedRankings
 
-        dataset, answerable = self.dataset, len(self.dataset.answerable)
-        counts = {
-            "queries": len(dataset),
-            "answerable": answerable,
-            "without_relevant": len(dataset) - answerable,
-        }
-        notes = self.notes
-        found: dict[str, Passage] | None = None
-        external = [each for each in retrievers if isinstance(each, RankingSource)]
+        dataset, notes, first = self.dataset, self.notes, sources[0]
+        known: Container[str] | None = None
+        external = [each for each in sources if isinstance(each, RankingSource)]
         if external:
             runs = [each.retriever for each in external]
             of_runs = [each.passage_ids for each in runs if isinstance(each, RecordedRankings)]
-            found, unread = self._passages(named_passages(dataset).union(*of_runs))
+            known, unread = self._passages(named_passages(dataset).union(*of_runs))
             notes += unread
             for each in external:
-                each.add_passages((found or {}).values())
-        retriever = retrievers[0]
-        if isinstance(retriever, RankingSource):
-            if found is None:
-                return replace(self, notes=notes), counts
-            counts["unknown_passages"] = len(unknown_passages(dataset, found))
-            notes += check_ids(dataset, found, str(self.corpus))
-            return replace(self, notes=notes), counts
-        if isinstance(retriever, ctxguard.HybridRetriever):
-            labelled, present = retriever.labelled_ids, frozenset(retriever.passage_ids)
-        else:  # an engine may hold billions: look only for ids that the labels use
-            labelled = retriever.labelled_ids(named_passages(dataset))
-            present = retriever.known_ids(labelled)
-        counts["unknown_passages"] = len(unknown_passages(dataset, labelled))
-        notes += check_ids(dataset, labelled)
-        if self.corpus is not None:
-            notes += check_texts(dataset, self.corpus, present, retriever.passage)
-        return replace(self, notes=notes), counts
+                each.add_passages((known or {}).values())
+        if isinstance(first, RankingSource):
+            if known is None:
+                unverified = (
+                    "unverified: no corpus is at hand in which to look up the ids and texts of the "
+                    "labelled passages"
+                )
+                return replace(self, notes=(*notes, unverified))
+            notes += check_ids(dataset, known, str(self.corpus))
+        else:
+            if isinstance(first, ctxguard.HybridRetriever):
+                known, present = first.labelled_ids, frozenset(first.passage_ids)
+            else:  # an engine may hold billions: look only for ids that the labels use
+                known = first.labelled_ids(named_passages(dataset))
+                present = first.known_ids(known)
+            notes += check_ids(dataset, known)
+            if self.corpus is not None:
+                notes += check_texts(dataset, self.corpus, present, first.passage)
+        return replace(self, notes=notes, n_unknown=len(unknown_passages(dataset, known)))
 
-    def texts(self) -> tuple[dict[str, str], list[str]]:
+    def texts(self) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return the texts of labelled passages that their corpus holds, and notes."""
         from calibration.data.dataset import named_passages
 
         found, notes = self._passages(named_passages(self.dataset))
-        return {name: passage.text for name, passage in (found or {}).items()}, [*notes]
+        return {name: passage.text for name, passage in (found or {}).items()}, notes
 
     def _passages(
         self, wanted: "Container[str]"
@@ -127,20 +128,44 @@ class Labelled:
         except DataError as error:
             return None, (f"the labels are not checked against their corpus: {error}",)
 
+    def shared_questions(self) -> Iterator[str]:
+        """Yield a line for each other split that contains questions of this one."""
+        from calibration.data.dataset import same_text
+
+        for other in self.others:
+            if pairs := same_text(self.dataset, other):
+                first, second = pairs[0]
+                n_shared = len({pair[0] for pair in pairs})
+                yield (
+                    f"{n_shared} of {len(self.dataset)} questions are also in {other.name} (the "
+                    f"first, {first!r}, is {second!r} there)"
+                )
+
+    def seen_by(self, profile: "Profile") -> list[str]:
+        """Return a line if the profile was calibrated on some of these questions."""
+        from calibration.data.dataset import same_text
+
+        made_on = profile.provenance.dataset_digest
+        if self.dataset.digest() == made_on:
+            return [f"the profile was calibrated on these queries, {_OPTIMISTIC}"]
+        for other in self.others:
+            if other.digest() == made_on and (pairs := same_text(other, self.dataset)):
+                seen = f"{len({pair[1] for pair in pairs})} of these {len(self.dataset)} questions"
+                line = f"the profile was calibrated on {other.name}, which contains {seen}"
+                return [f"{line}, {_OPTIMISTIC}"]
+        return []
+
 
 def open_labelled(
     settings: "IndexSystem", data: Path, split: str, output: Output
-) -> "tuple[Labelled, dict[str, int], Any]":
-    """Read labelled queries, and open a command's system for them.
+) -> "tuple[Labelled, Any]":
+    """Read labelled queries, open a command's system for them, and check that they fit.
 
     Args:
-        settings: The command's settings: a `System`, or only the name of an index.
+        settings: The command's: a `System`, or only the name of an index.
         data: See `read_labelled`.
         split: See `read_labelled`.
         output: Shows progress.
-
-    Returns:
-        The labels, the counts of ``against``, and the retriever.
     """
     labelled = read_labelled(data, split, getattr(settings, "relevant_from", 1))
     if getattr(settings, "run", None) is not None and labelled.dataset.keywords:
@@ -152,7 +177,7 @@ def open_labelled(
         source: Source = (
             settings.open(queries) if isinstance(settings, System) else settings.open_index()
         )
-    return *labelled.against(source), source
+    return labelled.against(source), source
 
 
 def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelled:
@@ -169,18 +194,16 @@ def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelle
     """
     from calibration.data.readers import default_split, read_beir, read_jsonl, splits
 
-    split: str | None = None
     taken: tuple[str, ...] = ()
     if data.suffix == ".tsv" and data.parent.name == "qrels":
         data, split = data.parent.parent, data.stem
-    elif not data.is_dir():
-        dataset = read_jsonl(data, relevant_from=relevant_from)
-        return Labelled(dataset, None, None, (), dataset.notes)
-    if split is None:
+    elif data.is_dir():
         split, taken = default_split(data, preferred)
+    else:
+        dataset = read_jsonl(data, relevant_from=relevant_from)
+        return Labelled(dataset, notes=dataset.notes)
     dataset = read_beir(data, split, relevant_from=relevant_from)
-    notes = [*taken, *dataset.notes]
-    others = []
+    notes, others = [*taken, *dataset.notes], []
     for other in splits(data):
         if other != split:
             try:
@@ -190,73 +213,37 @@ def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelle
     return Labelled(dataset, split, data / "corpus.jsonl", tuple(others), tuple(notes))
 
 
-def shared_questions(labelled: Labelled) -> tuple[str, ...]:
-    """Write a line for each other split that contains questions of this one."""
-    from calibration.data.dataset import same_text
-
-    lines = []
-    for other in labelled.others:
-        pairs = same_text(labelled.dataset, other)
-        if pairs:
-            first, second = pairs[0]
-            n_shared = len({pair[0] for pair in pairs})
-            lines.append(
-                f"{n_shared} of {len(labelled.dataset)} questions are also in {other.name} (the "
-                f"first, {first!r}, is {second!r} there)"
-            )
-    return tuple(lines)
-
-
-def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ...]:
-    """Write a line if the profile was calibrated on some of these questions."""
-    from calibration.data.dataset import same_text
-
-    made_on = profile.provenance.dataset_digest
-    if labelled.dataset.digest() == made_on:
-        line = "the profile was calibrated on these queries, so figures on them are optimistic"
-        return (line,)
-    for other in labelled.others:
-        if other.digest() == made_on:
-            seen = {pair[1] for pair in same_text(other, labelled.dataset)}
-            line = (
-                f"the profile was calibrated on {other.name}, which contains {len(seen)} of these "
-                f"{len(labelled.dataset)} questions, so figures on them are optimistic"
-            )
-            return (line,) if seen else ()
-    return ()
-
-
-def compared(profile: "Profile", retriever: "Source") -> "SystemComparison":
-    """Compare the profile's system with this retriever under the profile's fusion."""
-    from ctxguard.profile.comparison import compare_systems
-
-    fused = retriever.with_fusion(profile.fusion)
-    return compare_systems(profile, fused.fingerprint(), fused.corpus_sketch())
-
-
-def fitted(profile: "Profile", retriever: "Source") -> "Source":
-    """Return the retriever with the profile's fusion.
+def fitted(profile: "Profile | None", source: "Source") -> "tuple[Source, tuple[str, ...]]":
+    """Give a retriever the fusion of a profile, if any; return it with what could not be compared.
 
     Raises:
         ProfileMismatchError: the profile was calibrated on another system.
     """
-    mismatches = compared(profile, retriever).mismatches
-    if mismatches:
-        raise ProfileMismatchError(mismatches)
-    return retriever.with_fusion(profile.fusion)
+    from ctxguard.profile.comparison import compare_systems
+
+    if profile is None:
+        return source, ()
+    fused = source.with_fusion(profile.fusion)
+    comparison = compare_systems(profile, fused.fingerprint(), fused.corpus_sketch())
+    if comparison.mismatches:
+        raise ProfileMismatchError(comparison.mismatches)
+    return fused, comparison.reservations
 
 
-def on_route(retriever: "Source", route: Route) -> "Source":
+def on_route(source: "Source", route: Route) -> "Source":
     """Return an index with these stages; a wrapped retriever has no choice, and stays as it is."""
-    view: Source = retriever.on_route(route) if hasattr(retriever, "on_route") else retriever
+    view: Source = source.on_route(route) if hasattr(source, "on_route") else source
     return view
 
 
-def served_route(retriever: "Source", profile: "Profile | None") -> Route:
-    """Return the stages that answer; for a wrapped retriever, those of the profile."""
-    if profile is None or retriever.route is not Route.EXTERNAL or len(profile.routes) != 1:
-        return retriever.route
-    return next(iter(profile.routes))
+def in_first_order(source: "Source") -> "MultiRoute | RankingSource":
+    """Put the legs of a retriever in the order that calibration starts from."""
+    from calibration.calibrate import default_fusion
+
+    if not hasattr(source, "on_route"):
+        return source
+    several = cast("MultiRoute", source)
+    return several.with_fusion(default_fusion(several))
 
 
 def replayed(
@@ -281,22 +268,6 @@ def replayed(
             columns=columns,
             labels=dataset,
         )
-
-
-def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
-    """Return the depth: the one asked for, else the number a guard retrieves.
-
-    Candidates are scored relative to one another, so the depth affects the order: to see the first
-    k as served, retrieve at the serving depth.
-
-    Raises:
-        ConfigurationError: the depth asked for is less than k.
-    """
-    if depth is None:
-        return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
-    if depth < k:
-        raise ConfigurationError(f"depth {depth} is less than k = {k}")
-    return depth
 
 
 def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:

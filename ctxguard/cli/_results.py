@@ -1,12 +1,24 @@
-"""Prints the one table of results, and a comparison or a calibration with it."""
+"""Lays out the one table of results, and a comparison or a calibration with it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
 from rich.text import Text
 
-from ctxguard.cli._console import NO_DATA, Output, bounds, interval, number, one_line
-from ctxguard.cli._tables import TextTable
+from ctxguard.cli._tables import (
+    NO_DATA,
+    Cells,
+    TextTable,
+    bounds,
+    dim,
+    facts,
+    heading,
+    interval,
+    number,
+    one_line,
+    remark,
+)
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
@@ -26,8 +38,9 @@ _OPTION_METRICS = {
     "tokens": "tokens",
     "misleading": "misleading",
 }
-_COMPARED = {"recall": 2, "udcg": 2, "kept": 1, "tokens": 0}
-"""Decimals of each figure shown of a candidate."""
+_COMPARED = ("recall", "udcg", "kept", "tokens")
+_FEW_DIGITS = {"kept": 1, "tokens": 0}
+"""Decimals where many columns stand side by side; other metrics have two."""
 
 _KNOWN = frozenset({"recall", "precision", "kept", "tokens"})
 """Metrics whose names explain themselves."""
@@ -72,20 +85,19 @@ def by_metric(results: "Results") -> TextTable:
     return TextTable(["metric", *(f"{name}>" for name in names), *last], rows)
 
 
-def define(results: "Results", output: Output, names: Mapping[str, str] | None = None) -> None:
+def definitions(results: "Results", names: Mapping[str, str] | None = None) -> Iterator[Text]:
     """Explain the words of a table that a reader may not know, where it has figures.
 
     Args:
         results: The table.
-        output: Prints it.
-        names: The metrics to show, with their names in the table; all by their own names unless
+        names: The metrics to explain, with their names in the table; all by their own names unless
             given.
     """
     from calibration.evaluate import DESCRIPTIONS
 
     for metric, name in (names or {each: each for each in results.metrics}).items():
         if metric not in _KNOWN and results.has_data(metric):
-            output.out.print(f"{name}: {DESCRIPTIONS[metric]}", style="dim")
+            yield dim(f"{name}: {DESCRIPTIONS[metric]}")
 
 
 def _digits(metric: str, usual: int = 3) -> int:
@@ -94,83 +106,69 @@ def _digits(metric: str, usual: int = 3) -> int:
 
 
 def _difference(found: "Difference", metric: str) -> list[Text | str]:
-    """Make the cells of ``_DIFFERENCE``."""
-    return [_signed(found, metric), f"{found.n:,}", _styled(found.outcome)]
-
-
-def _signed(found: "Difference", metric: str = "") -> Text:
-    """Write a difference with its interval, in the colour of its outcome."""
-    return Text(interval(found, _digits(metric), "+"), style=_STYLES.get(found.outcome, ""))
+    """Make the cells of ``_DIFFERENCE``: with its interval, in the colour of its outcome."""
+    signed = interval(found, _digits(metric), "+")
+    return [_styled(signed, found.outcome), f"{found.n:,}", _styled(found.outcome)]
 
 
 def _name(name: str) -> Text:
     return Text(one_line(name), style="bold")
 
 
-def _styled(word: str) -> Text:
-    return Text(word, style=_STYLES.get(word, ""))
+def _styled(words: str, outcome: str | None = None) -> Text:
+    return Text(words, style=_STYLES.get(outcome or words, ""))
 
 
-def print_comparison(
-    comparison: "Comparison",
-    facts: Iterable[tuple[str, str | None]],
-    output: Output,
-    *,
-    show_all: bool,
-) -> None:
-    """Print one row per candidate with its risk, and everything else on request."""
+def comparison_shown(comparison: "Comparison", *, show_all: bool) -> Iterator[RenderableType]:
+    """Lay out one row per candidate with its risk, and everything else on request."""
     from calibration.compare.comparison import RULE
 
     results = comparison.results
-    output.facts(*facts)
-    output.heading("What each candidate is worth to the reader")
-    rows: list[Sequence[str | Text]] = []
+    yield heading("What each candidate is worth to the reader")
+    rows: list[Cells] = []
     for each in comparison.candidates:
         found = {m: results.of(each.candidate.name, m) for m in _COMPARED}
         less = found["udcg"].difference
-        means = [number(row.mean.value, _COMPARED[m]) for m, row in found.items()]
+        means = [number(row.mean.value, _FEW_DIGITS.get(m, 2)) for m, row in found.items()]
         means[2:2] = ["" if less is None else interval(less, 2, "+")]
         rows.append((_name(each.candidate.name), *means, _styled(each.risk or NO_DATA)))
     columns = ("recall>", "udcg>", f"less {results.reference}>", "passages>", "tokens>", "risk")
-    output.table(("candidate", *columns), rows)
-    for sentence in RULE:
-        output.out.print(sentence, style="dim")
+    yield TextTable(("candidate", *columns), rows)
+    yield from map(dim, RULE)
     if not show_all:
-        output.note("--all shows every metric with its difference, and the curve by k")
+        yield remark("--all shows every metric with its difference, and the curve by k")
         return
     others = [name for name in results.policies if name != results.reference]
     for name in others or results.policies:
-        output.heading(f"{name}, every metric" + (" paired by query" if others else ""))
-        output.out.print(by_metric(results.only(dict.fromkeys((results.reference, name)))))
-    _print_sizes(comparison, output)
+        yield heading(f"{name}, every metric" + (" paired by query" if others else ""))
+        yield by_metric(results.only(dict.fromkeys((results.reference, name))))
+    yield from _sizes_shown(comparison)
 
 
-def _print_sizes(comparison: "Comparison", output: Output) -> None:
+def _sizes_shown(comparison: "Comparison") -> Iterator[RenderableType]:
     least = min(len(each.curve.udcg) for each in comparison.candidates)
     ks = [k for k in _CURVE_KS if k <= least]
-    output.heading("udcg by the size of the context (k), thresholds applied")
-    rows: list[Sequence[str | Text]] = []
-    others: list[Sequence[str | Text]] = []
+    rows: list[Cells] = []
+    others: list[Cells] = []
     for each in comparison.candidates:
-        size = each.curve
+        size, name = each.curve, _name(each.candidate.name)
         cells = [number(size.udcg[k - 1].value, 2) for k in ks]
         span = f" ({min(size.within_noise)}–{max(size.within_noise)})"
         best = f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}"
-        rows.append((_name(each.candidate.name), *cells, best))
-        harm, took = interval(each.harm_share), f"{each.latency_ms:.2f}"
-        others.append((_name(each.candidate.name), harm, took))
-    output.table(("candidate", *(f"{k}>" for k in ks), "best k>"), rows)
-    output.out.print("best k: k of the highest (range of k within noise of it)", style="dim")
-    output.table(("candidate", "share of harm>", "ms>"), others)
-    output.out.print("share of harm: mean harm / (mean gain + mean harm)", style="dim")
+        rows.append((name, *cells, best))
+        others.append((name, interval(each.harm_share), f"{each.latency_ms:.2f}"))
+    yield heading("udcg by the size of the context (k), thresholds applied")
+    yield TextTable(("candidate", *(f"{k}>" for k in ks), "best k>"), rows)
+    yield dim("best k: k of the highest (range of k within noise of it)")
+    yield TextTable(("candidate", "share of harm>", "ms>"), others)
+    yield dim("share of harm: mean harm / (mean gain + mean harm)")
 
 
-def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
-    """Print the candidates against those of a saved comparison, if there is one."""
+def checks_shown(checks: "Sequence[RegressionCheck]") -> Iterator[RenderableType]:
+    """Lay out the candidates against those of a saved comparison, if there is one."""
     if not checks:
         return
-    output.heading("Against the saved comparison, paired by query")
-    rows: list[Sequence[str | Text]] = []
+    rows: list[Cells] = []
     for check in checks:
         if check.saved is None:
             rows.append((_name(check.candidate), "not saved", *[""] * 4))
@@ -178,43 +176,43 @@ def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
         for metric, each in check.differences.items():
             rows.append((*map(_name, names), metric, *_difference(each, metric)))
             names = ("", "")
-    output.table(("candidate", "saved", "metric", *_DIFFERENCE), rows)
+    yield heading("Against the saved comparison, paired by query")
+    yield TextTable(("candidate", "saved", "metric", *_DIFFERENCE), rows)
 
 
-def print_differences(
-    route: Route, summary: "Summary", output: Output, metrics: Iterable[str] | None = None
-) -> None:
-    """Print today beside the choice on one route: these metrics, or all."""
-    _print_heading(route, summary, output)
+def differences_shown(
+    route: Route, summary: "Summary", metrics: Iterable[str] | None = None
+) -> Iterator[RenderableType]:
+    """Lay out today beside the choice on one route: these metrics, or all."""
+    yield _route_heading(route, summary)
     shown = summary.results.only(summary.results.policies[:2], metrics)
-    output.out.print(by_metric(shown))
-    define(shown, output)
+    yield by_metric(shown)
+    yield from definitions(shown)
 
 
-def _print_heading(route: Route, summary: "Summary", output: Output) -> None:
-    """Print on which queries a route was measured."""
+def _route_heading(route: Route, summary: "Summary") -> RenderableType:
+    """Say on which queries a route was measured."""
     on = "held-out queries"
     if summary.shown_by == "folds":
         on = "queries, each left out of the choice that it measures"
-    output.heading(f"route {route.value}, on {summary.queries:,} {on}")
+    return heading(f"route {route.value}, on {summary.queries:,} {on}")
 
 
-def print_summary(
-    summary: "Summary",
-    outcome: "RouteOutcome",
-    output: Output,
-    *,
-    show_all: bool,
-) -> None:
-    """Print today beside the choice, leaner and richer contexts, and warnings."""
+def summary_shown(
+    summary: "Summary", outcome: "RouteOutcome", *, show_all: bool
+) -> Iterator[RenderableType]:
+    """Lay out today beside the choice, leaner and richer contexts, and warnings."""
     from calibration.report import certificate_words
 
     route = outcome.route.measured.route
-    (print_differences if show_all else _print_heading)(route, summary, output)
-    _print_options(summary, output, with_words=not show_all)
+    if show_all:
+        yield from differences_shown(route, summary)
+    else:
+        yield _route_heading(route, summary)
+    yield from _options_shown(summary, with_words=not show_all)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
     in_shadow = outcome.served is not outcome.chosen
-    output.facts(
+    yield facts(
         ("keeps", describe_policy(outcome.profile.policy)),
         ("serves", f"the first {summary.serving_k} while in shadow" if in_shadow else None),
         ("why", outcome.profile.why if show_all else None),
@@ -222,56 +220,55 @@ def print_summary(
         ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
     )
     for warning in summary.warnings:
-        output.warning(warning)
+        yield remark(warning, "warning", "bold yellow")
 
 
-def _print_options(summary: "Summary", output: Output, *, with_words: bool) -> None:
-    """Print leaner and richer contexts beside today's, each with its paired differences."""
-    rows: list[Sequence[str | Text]] = []
+def _options_shown(summary: "Summary", *, with_words: bool) -> Iterator[RenderableType]:
+    """Lay out leaner and richer contexts beside today's, each with its paired differences."""
+    rows: list[Cells] = []
     shown = {m: name for m, name in _OPTION_METRICS.items() if summary.results.has_data(m)}
-    asked = {name: name for name in summary.results.policies if name.startswith("with answers")}
-    for size, name in {**summary.by_size, **asked}.items():
-        found = {metric: summary.results.of(name, metric) for metric in shown}
-        # Five columns with intervals at 80 characters: fewer decimals than elsewhere.
-        digits = {metric: {"tokens": 0, "kept": 1}.get(metric, 2) for metric in found}
-        own = [number(each.mean.value, digits[metric]) for metric, each in found.items()]
+    named = {*summary.by_size.values(), "chosen"}
+    more = {name: name for name in summary.results.policies if name not in named}
+    for size, name in {**summary.by_size, **more}.items():
+        own, less = [], []
+        for metric in shown:
+            found, digits = summary.results.of(name, metric), _FEW_DIGITS.get(metric, 2)
+            own.append(number(found.mean.value, digits))
+            gap = found.difference
+            less.append("" if gap is None else bounds(gap, digits, "+", "{}…{}"))
         is_chosen = size == summary.chosen
-        mark = "→ " if is_chosen else "  "
         style = "bold" if is_chosen else ""
         # Further names of the same contexts go below the first: the table has 80 columns.
         first, _, others = size.partition(", ")
-        rows.append((Text(mark + first, style=style), *own))
-        less = [
-            bounds(each.difference, digits[metric], "+", "{}…{}") if each.difference else ""
-            for metric, each in found.items()
-        ]
+        rows.append((Text(("→ " if is_chosen else "  ") + first, style=style), *own))
         if others or any(less):
             below = Text(f"  = {others}" if others else "", style=style)
-            rows.append((below, *(Text(words, style="dim") for words in less)))
-    output.table(("  context", *(f"{name}>" for name in shown.values())), rows)
+            rows.append((below, *map(dim, less)))
+    yield TextTable(("  context", *(f"{name}>" for name in shown.values())), rows)
     if summary.missing:
         missing = ", ".join(summary.missing)
-        output.note(f"{missing}: no policy is shown to keep today's recall and be better")
+        yield remark(f"{missing}: no policy is shown to keep today's recall and be better")
     if len(rows) > 1:
-        output.note(
+        yield remark(
             "below each figure: the interval of its difference from today's; first k: the "
-            "retriever's own order at equal tokens; --context chooses"
+            "retriever's own order at equal tokens; 3 and 70%: at most 3 passages, each with 70% "
+            "of the best score; --context chooses"
         )
     if with_words:
-        define(summary.results, output, shown)
+        yield from definitions(summary.results, shown)
 
 
-def print_asking(route: "RouteProfile", output: Output) -> None:
-    """Print what an assessor adds and costs, or why nobody is asked."""
+def asking_shown(route: "RouteProfile") -> Iterator[RenderableType]:
+    """Lay out what an assessor adds and costs, or why nobody is asked."""
     if not route.asking:
         return
     assessor = route.assessor
-    output.heading("what the assessor adds")
-    output.facts(("verdict", route.asking))
+    yield heading("what the assessor adds")
+    yield facts(("verdict", route.asking))
     if assessor is None or assessor.gain is None:
         return
     cost = "" if assessor.cost is None else f", which cost {assessor.cost:.3g}"
-    output.facts(
+    yield facts(
         ("1,000 requests", f"{assessor.calls:,.0f} calls{cost}"),
         ("keeps", describe_policy(assessor.policy)),
     )

@@ -12,15 +12,14 @@ from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, NoReturn, get_origin
+from typing import Any, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from ctxguard._support.regular_file import read_regular
-from ctxguard._support.settings import SettingsModel, about, optional
+from ctxguard._support.settings import SettingsModel, about, flags_of, key_of, optional
 from ctxguard.cli import COMMANDS, commands_of, nearest
 from ctxguard.cli._console import Output
-from ctxguard.cli._fields import flags_of, help_of, key_of
 from ctxguard.cli._help import page
 from ctxguard.cli._options import ProfileFile, StoreUrl
 from ctxguard.cli._system import SOURCES, LabelledSystem, System
@@ -32,8 +31,6 @@ Fields = Mapping[str, FieldInfo]
 _SYSTEM = "system"
 _TABLES = {name.split()[-1] for name in COMMANDS}
 _MAX_TOML_BYTES = 2**20
-
-
 _SYSTEM_FIELDS = {**AssessorSettings.model_fields, **LabelledSystem.model_fields}
 """The system: the keys of a file that stand at its top."""
 
@@ -53,6 +50,35 @@ _FILE: FieldInfo = optional(
 )
 
 
+def help_of(field: FieldInfo) -> str:
+    """Return the help of a field, with its default and its range in words.
+
+    >>> from ctxguard._support.settings import setting
+    >>> help_of(setting("Seed.", ge=0, value=5)), help_of(setting("Share.", ge=0, le=1))
+    ('Seed.  [default: 5; at least 0]', 'Share.  [0 to 1; required]')
+    """
+    extra = about(field)
+    item = next(iter(get_args(field.annotation)), None)
+    of_items = getattr(item, "__metadata__", None)  # of a list whose items have a range
+    bounds = {
+        kind: getattr(each, kind)
+        for each in (of_items[0].metadata if of_items else field.metadata)
+        for kind in ("ge", "gt", "le", "lt")
+        if hasattr(each, kind)
+    }
+    default = None if field.is_required() else field.default
+    shown = extra["default"] or getattr(default, "value", default)
+    parts = [f"env var: {extra['env']}"] if extra["env"] else []
+    parts += [f"default: {shown}"] if shown and shown is not True else []
+    if {"ge", "le"} <= bounds.keys():
+        parts.append(f"{bounds['ge']:g} to {bounds['le']:g}")
+    else:
+        words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+        parts += [f"{words[kind]} {bound:g}" for kind, bound in bounds.items()]
+    parts += ["required"] * (field.is_required() and not extra["argument"])
+    return f"{field.description}  [{'; '.join(parts)}]" if parts else str(field.description)
+
+
 class Command:
     """A command that is made of its settings.
 
@@ -63,10 +89,7 @@ class Command:
             rest of its help.
 
     Attributes:
-        arguments: The fields that are positional arguments.
-        options: The fields that are options.
-        fields: All of them.
-        keys: The fields that are keys of a file only.
+        fields: Its settings, each an argument, an option, or a key of a file only.
     """
 
     def __init__(self, name: str, summary: str, model: type[SettingsModel]) -> None:
@@ -77,9 +100,8 @@ class Command:
         self.keys = self._those("key")
         taken = self.arguments.keys() | self.keys.keys()
         self.options = {name: each for name, each in self.fields.items() if name not in taken}
-        self._has_file = bool(self.keys) or _SYSTEM in self.options
-        if self._has_file and _SYSTEM not in self.options:
-            self.options[_SYSTEM] = _FILE
+        if self.keys:
+            self.options.setdefault(_SYSTEM, _FILE)
 
     def _those(self, kind: str) -> dict[str, FieldInfo]:
         return {name: field for name, field in self.fields.items() if about(field)[kind]}
@@ -112,13 +134,11 @@ class Command:
 
     def _settings(self, words: Sequence[str]) -> SettingsModel:
         given = self._given(words)
-        files = given.get(_SYSTEM) or []
+        files = given.get(_SYSTEM, [])
         values: dict[str, Any] = {}
         for file in files if isinstance(files, list) else [files]:
             values |= self._in_file(Path(file))
-        if _SYSTEM not in self.fields:
-            given.pop(_SYSTEM, None)
-        values |= given
+        values |= {name: value for name, value in given.items() if name in self.fields}
 
         def called(name: str) -> str:
             """Write a field as its user would: as an option or key, or an argument by its name."""
@@ -130,7 +150,8 @@ class Command:
         for name, field in self.options.items():
             if field.is_required() and name not in values:
                 flag, metavar = flags_of(name, field)[0], about(field)["metavar"]
-                by_key = f", or {key_of(name, field)} in a file --system" if self._has_file else ""
+                in_file = f", or {key_of(name, field)} in a file --system"
+                by_key = in_file if _SYSTEM in self.options else ""
                 raise ConfigurationError(f"give {flag} {metavar}{by_key}")
         for name in self._those("writes").keys() & values.keys():
             _check_writable(values[name], called(name))
@@ -143,12 +164,9 @@ class Command:
             nargs = "*" if get_origin(field.annotation) is list else None
             parser.add_argument(name, nargs=nargs, metavar=about(field)["metavar"])
         for name, field in self.options.items():
-            how: dict[str, Any] = {"action": "store"}
-            if field.annotation is bool:
-                how = {"action": "store_const", "const": True}
-            elif get_origin(field.annotation) is list:
-                how = {"action": "append"}
-            parser.add_argument(*flags_of(name, field), dest=name, **how)
+            is_list = get_origin(field.annotation) is list
+            action = "store_true" if field.annotation is bool else "append" if is_list else "store"
+            parser.add_argument(*flags_of(name, field), dest=name, action=action)
         known, unknown = parser.parse_known_args(list(words))
         if unknown:
             raise ConfigurationError(self._unknown(unknown[0].partition("=")[0]))
@@ -170,11 +188,7 @@ class Command:
         return f"there is no option {word}{meant}"
 
     def _in_file(self, file: Path) -> dict[str, Any]:
-        """Read the settings that a file holds.
-
-        Raises:
-            DataError: the file cannot be read, or has an unknown key.
-        """
+        """Read the settings that a file holds."""
         top, tables = read_file(file)
         own = {name: each for name, each in self.fields.items() if name not in _SYSTEM_FIELDS}
         table = _named(tables.get(self._table, {}), own, file, f"[{self._table}] ")
@@ -239,14 +253,8 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
     """Return the values of a table by the names of fields; paths start from the file's folder.
 
-    Args:
-        table: The table.
-        fields: The fields its keys may name.
-        file: The file.
-        where: The table's name, for errors.
-
     Raises:
-        DataError: a key is unknown.
+        DataError: a key names none of the fields.
     """
     names = {key_of(name, field): name for name, field in fields.items()}
     values = {}

@@ -1,4 +1,4 @@
-"""Shared by the commands on live samples: the store, the judge, and tables of estimates."""
+"""Shared by the commands on live and judged samples: the store, the judge, and tables."""
 
 import os
 import time
@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key
+from ctxguard._support.words import count
 from ctxguard.cli._console import Output
+from ctxguard.cli._tables import TextTable, interval
 from ctxguard.core.types import Mode
 from ctxguard.endpoints.forms import Protocol
 from ctxguard.errors import ConfigurationError, DataError, JudgeError, StoreUnavailableError
@@ -14,6 +16,7 @@ from ctxguard.server.system import Prices
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
+    from calibration.from_store import JudgedStore
     from ctxguard.endpoints.chat import ChatSettings
     from ctxguard.monitor.judges import Judge, LabelJudge
     from ctxguard.monitor.service import Monitor
@@ -34,20 +37,28 @@ IN_WORDS = {
 }
 
 
+RECALL_OF_JUDGED = "of the relevant passages among those judged, not of all that there are"
+
+_TO_GRADE = 400
+"""How many passages people are first asked to grade."""
+
+
 def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tuple[str, str]]:
     """Say how many tokens each mode saves, and their cost at a price per million."""
     from ctxguard.monitor.judging.sample_judge import tokens_by_mode
 
     for mode, tokens in tokens_by_mode(counts).items():
-        if mode is not Mode.OFF and tokens.today:
-            share, cost = 1.0 - tokens.kept / tokens.today, tokens.saved_cost(price)
-            yield (
-                "tokens" if mode is Mode.ENFORCE else f"in {mode.value}",
-                ("" if mode is Mode.ENFORCE else "enforcing would serve ")
-                + f"about {tokens.kept:,} tokens in place of today's {tokens.today:,}, "
-                f"{abs(share):.0%} {'more' if share < 0 else 'fewer'}"
-                + ("" if cost is None else f": {cost:,.2f} saved at {price:g} per million"),
-            )
+        if mode is Mode.OFF or not tokens.today:
+            continue
+        share, cost = 1.0 - tokens.kept / tokens.today, tokens.saved_cost(price)
+        words = f"about {tokens.kept:,} tokens in place of today's {tokens.today:,}, "
+        words += f"{abs(share):.0%} {'more' if share < 0 else 'fewer'}"
+        if cost is not None:
+            words += f": {cost:,.2f} saved at {price:g} per million"
+        if mode is Mode.ENFORCE:
+            yield "tokens", words
+        else:
+            yield f"in {mode.value}", f"enforcing would serve {words}"
 
 
 class ModelCalls(SettingsModel):
@@ -68,12 +79,21 @@ class ModelCalls(SettingsModel):
         value=0.0,
     )
 
-    def model_calls(self) -> "ChatSettings":
-        """Return them as the client's settings."""
+    prices: Prices | None = optional_key(
+        "Prices of a million input and output tokens of a model behind an endpoint, such as [2, 8]."
+    )
+    calls_per_second: float | None = optional_key(
+        "Most calls of a model behind an endpoint a second, retries included.", gt=0
+    )
+
+    def connection(self, url: str | None) -> "ChatSettings":
+        """Say how to call the model of an endpoint."""
         return {
+            "base_url": url,
             "timeout_seconds": self.timeout_seconds,
             "max_reply_tokens": self.max_reply_tokens,
             "temperature": self.temperature,
+            "max_calls_per_second": self.calls_per_second,
         }
 
 
@@ -87,12 +107,6 @@ class JudgeModel(ModelCalls):
     base_url: str | None = optional_key(
         "Endpoint of --judge llm or reranker; its key is read from OPENAI_API_KEY, or for a "
         "reranker from CTXGUARD_JUDGE_KEY."
-    )
-    prices: Prices | None = optional_key(
-        "Prices of a million input and output tokens of --judge llm, such as [2, 8]."
-    )
-    calls_per_second: float | None = optional_key(
-        "Most calls of --judge llm or reranker a second, retries included.", gt=0
     )
     judge_protocol: Protocol = key(
         "Form in which --judge reranker is asked, as rerank-protocol.", value="cohere"
@@ -116,14 +130,15 @@ class JudgeModel(ModelCalls):
         Raises:
             ConfigurationError: no model is named, or no reranker's server.
         """
-        if kind == "reranker":
-            from ctxguard.monitor.judges import RerankJudge
+        from ctxguard.monitor.judges import CrossEncoderJudge, LLMJudge, RerankJudge
 
+        judge: RerankJudge | LLMJudge
+        if kind == "reranker":
             if self.base_url is None:
                 raise ConfigurationError(
                     "--judge reranker needs its server: name it as base-url in a file --system"
                 )
-            reranks = RerankJudge(
+            judge = RerankJudge(
                 self.base_url,
                 model=self.model,
                 protocol=self.judge_protocol,
@@ -132,15 +147,12 @@ class JudgeModel(ModelCalls):
                 max_calls_per_second=self.calls_per_second,
                 timeout_seconds=self.timeout_seconds,
             )
-            reranks.version += self._revision
-            return reranks
-        if self.model is None:
+        elif self.model is None:
             raise ConfigurationError(
                 f"--judge {kind} needs --model: "
                 + ("as the endpoint names it" if kind == "llm" else "a folder or a hub name")
             )
-        if kind == "cross-encoder":
-            from ctxguard.monitor.judges import CrossEncoderJudge
+        elif kind == "cross-encoder":
             from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
             return CrossEncoderJudge(
@@ -148,21 +160,12 @@ class JudgeModel(ModelCalls):
                 min_score=self.min_score or 0.0,
                 reranker=None if reranker is None else CrossEncoderReranker(reranker),
             )
-        from ctxguard.monitor.judges import LLMJudge
-
-        connection: ChatSettings = {
-            **self.model_calls(),
-            "base_url": self.base_url,
-            "max_calls_per_second": self.calls_per_second,
-            "retries": 3,
-        }
-        judge = LLMJudge(self.model, prices=self.prices, **connection)
-        judge.version += self._revision
+        else:
+            connection = self.connection(self.base_url)
+            judge = LLMJudge(self.model, prices=self.prices, **connection)
+        if self.judge_revision is not None:
+            judge.version += f" revision {self.judge_revision}"
         return judge
-
-    @property
-    def _revision(self) -> str:
-        return "" if self.judge_revision is None else f" revision {self.judge_revision}"
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
@@ -245,28 +248,48 @@ def label_judge(dataset: "Dataset", texts: "Mapping[str, str] | None" = None) ->
     """
     from ctxguard.monitor.judges import LabelJudge
 
-    return LabelJudge(
-        [
-            (
-                query.text,
-                dataset.qrels.get(
-                    query.query_id, dict.fromkeys(dataset.distractors.get(query.query_id, ()), 0)
-                ),
-            )
-            for query in dataset.queries
-            if dataset.is_labelled(query.query_id)
-        ],
-        [
-            (
-                query.text,
-                [
-                    passage_id
-                    for passage_id, kind in dataset.distractors.get(query.query_id, {}).items()
-                    if kind == "distractor"
-                ],
-            )
-            for query in dataset.queries
-        ],
-        texts=texts,
-        version=dataset.digest()[:12],
+    grades, misleading = [], []
+    for query in dataset.queries:
+        kinds = dataset.distractors.get(query.query_id, {})
+        if dataset.is_labelled(query.query_id):
+            own = dataset.qrels.get(query.query_id, dict.fromkeys(kinds, 0))
+            grades.append((query.text, own))
+        misled = [name for name, kind in kinds.items() if kind == "distractor"]
+        misleading.append((query.text, misled))
+    return LabelJudge(grades, misleading, texts=texts, version=dataset.digest()[:12])
+
+
+def by_k(found: "JudgedStore") -> tuple[dict[str, object], TextTable]:
+    """Tabulate the first k of judged requests, as a document and for a terminal."""
+    from calibration.judged_candidates import table_by_k
+
+    judged, rows = found.judged, table_by_k(found.judged)
+    document = {
+        "requests": len(judged.pools),
+        "grades": int(judged.is_graded.sum()),
+        "failed": found.n_failed,
+        "by_k": {
+            "in_words": judged.in_words,
+            "is_corrected": judged.is_corrected,
+            "rows": [{"k": k, **row} for k, row in rows.items()],
+        },
+    }
+    cells = [[str(k), *map(interval, row.values())] for k, row in rows.items()]
+    columns = ["k>", "precision>", "MRR>", "UDCG>", "recall>"]
+    return document, TextTable(columns, cells, judged.in_words)
+
+
+def next_step(found: "JudgedStore") -> list[str]:
+    """Say what people should grade next, or that a profile can be made."""
+    if not found.judged.lacking:
+        return ["`ctxguard calibrate --store` makes a profile of these samples"]
+    if found.judged.is_exact:
+        lacking = count(found.judged.lacking, "passage")
+        return [f"it takes labels of about {lacking} more, of dropped ones too"]
+    n = min(_TO_GRADE, found.n_judged)
+    grade = (
+        f"a judge errs: have people grade {count(n, 'passage')} of these, by "
+        f"`ctxguard label export -n {n}` or in the console; then `ctxguard calibrate --store` "
+        "makes a profile"
     )
+    return [grade]

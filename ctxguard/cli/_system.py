@@ -15,8 +15,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ctxguard._support.settings import about, key, optional, optional_key
-from ctxguard.cli._fields import key_of
+from ctxguard._support.settings import about, key, key_of, optional, optional_key
 from ctxguard.cli._options import Depth, RelevantFrom
 from ctxguard.core.types import ScoreKind
 from ctxguard.endpoints.forms import FORMS
@@ -26,6 +25,7 @@ from ctxguard.server.system import AssessorSettings, RankedSystem
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
+    from calibration.reranked_candidates import RerankedCandidates
     from calibration.retrievers import RankingSource
     from ctxguard import HybridRetriever
     from ctxguard.guard.assess import AssessorStage
@@ -79,11 +79,7 @@ class System(RankedSystem):
         return [name for name in SOURCES if getattr(self, name, None) is not None]
 
     def check_source(self) -> None:
-        """Check that the settings name one source, and nothing that conflicts with it.
-
-        Raises:
-            ConfigurationError: they do not.
-        """
+        """Refuse settings that do not name one source, or that conflict with it."""
         given = self.sources
         if len(given) != 1:
             raise ConfigurationError(
@@ -119,7 +115,9 @@ class System(RankedSystem):
         from calibration.retrievers import RankingSource, RecordedRankings
 
         if self.rerank_upstream is not None:
-            return self._reranked_candidates(self.rerank_upstream, queries)
+            return RankingSource(
+                self._reranked_candidates(self.rerank_upstream, queries), keep_passages=True
+            )
         run: Path | None = getattr(self, "run", None)
         if run is not None:
             kind = self.score_kind or ScoreKind.RANK
@@ -136,17 +134,15 @@ class System(RankedSystem):
         except ConfigurationError as error:
             raise ConfigurationError(f"--retriever {self.retriever}: {error}") from None
 
-    def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "RankingSource":
+    def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "RerankedCandidates":
         from calibration.reranked_candidates import RerankedCandidates, read_candidates
-        from calibration.retrievers import RankingSource
 
         if self.candidates is None:
             raise ConfigurationError(
                 "rerank-upstream scores the documents of a file: name it as candidates"
             )
-        client = self.upstream(
-            url, os.environ.get(_UPSTREAM_KEY) or None, _UPSTREAM_SECONDS, self.rerank_model
-        )
+        key_of_server = os.environ.get(_UPSTREAM_KEY) or None
+        client = self.upstream(url, key_of_server, _UPSTREAM_SECONDS, self.rerank_model)
         candidates = read_candidates(self.candidates)
         if queries and not any(query.text in candidates for query in queries):
             raise DataError(
@@ -155,7 +151,7 @@ class System(RankedSystem):
                 path=self.candidates,
             )
         kind = self.score_kind or FORMS[self.rerank_protocol].kind
-        return RankingSource(RerankedCandidates(candidates, client, kind), keep_passages=True)
+        return RerankedCandidates(candidates, client, kind)
 
 
 class LabelledSystem(System):
@@ -182,11 +178,7 @@ class LabelledSystem(System):
     )
 
     def worth(self, base: Utilities) -> Utilities:
-        """Replace utilities by those that were set by hand.
-
-        Raises:
-            ConfigurationError: a value does not fit its name.
-        """
+        """Replace utilities by those that were set by hand."""
         limit = self.utility.get("rank_limit", 0.0)
         if not limit.is_integer():
             raise ConfigurationError(f"rank_limit {limit:g} must be a whole number")

@@ -1,22 +1,87 @@
-"""Tables that change form, but never content, on a terminal too narrow for them.
+"""What commands show: facts, headings, notes, figures, and tables.
 
-A table whose columns fit is printed as it is. Otherwise each record becomes a block with one line
-for each field. Only texts are wrapped: a figure stays on one line, and nothing is cut off.
+A table changes its form, but never its content, on a terminal too narrow for it. One whose columns
+fit is printed as it is. Otherwise each record becomes a block with one line for each field. Only
+texts are wrapped: a figure stays on one line, and nothing is cut off.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ctxguard._support.words import figure
+from ctxguard.core.render import sanitise
+from ctxguard.measure.interval import Interval
+
+NO_DATA = "no data"
 _TEXT_WIDTH = 24
 
 Row: TypeAlias = Sequence[Text]
+Cells: TypeAlias = Sequence[str | Text]
+Shown: TypeAlias = Iterable[RenderableType]
+"""Parts of a result, printed one below the other."""
+
+
+def facts(*rows: tuple[str, str | None]) -> RenderableType:
+    """Lay out names with their values, one a line, without those of None."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        if value is not None:
+            grid.add_row(name, one_line(value))
+    return grid if grid.row_count else Group()
+
+
+def heading(text: str) -> RenderableType:
+    """Lay out a blank line and a heading."""
+    return Text(f"\n{one_line(text)}", style="bold")
+
+
+def remark(text: str, label: str = "note", style: str = "yellow") -> Text:
+    """Lay out one line under a label, such as a note beside the result."""
+    return Text.assemble((f"{label}: ", style), (one_line(text), "not bold default"))
+
+
+def dim(text: str) -> Text:
+    """Lay out a line of explanation."""
+    return Text(text, style="dim")
+
+
+def number(value: float | None, digits: int = 3, sign: str = "") -> str:
+    """Write a value with at most three digits, or ``no data``; a difference with the sign ``+``.
+
+    >>> number(0.12345), number(-0.0001, 2, "+"), number(12.345), number(None)
+    ('0.123', '+0.00', '12.3', 'no data')
+    """
+    return NO_DATA if value is None else figure(value, digits, sign)
+
+
+def bounds(found: Interval, digits: int = 3, sign: str = "", form: str = "[{}, {}]") -> str:
+    """Write the bounds of an estimate; empty if it has none."""
+    if found.bounds is None:
+        return ""
+    return form.format(*[number(each, digits, sign) for each in found.bounds])
+
+
+def interval(found: Interval, digits: int = 2, sign: str = "") -> str:
+    """Write an estimate and its bounds, if it has some."""
+    return f"{number(found.value, digits, sign)} {bounds(found, digits, sign)}".rstrip()
+
+
+def one_line(text: str) -> str:
+    """Strip control characters from a text for a terminal, and join its lines by spaces.
+
+    >>> one_line("a\\x1b[31mb\\n  c")
+    'a[31mb c'
+    """
+    return " ".join(sanitise(text).split())
 
 
 class TextTable:
@@ -37,10 +102,7 @@ class TextTable:
     """
 
     def __init__(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Sequence[str | Text]],
-        title: str | None = None,
+        self, columns: Sequence[str], rows: Iterable[Cells], title: str | None = None
     ) -> None:
         self._columns, self._title = columns, title
         self._rows = [
@@ -79,7 +141,7 @@ def _block(
     columns: Sequence[str], record: Sequence[Row], console: Console, options: ConsoleOptions
 ) -> Iterator[RenderableType]:
     """Lay out a record under its first cell: its fields, or its rows in the form that fits."""
-    head = (Text(columns[0].removesuffix(">"), "dim"), record[0][0])
+    head = (dim(columns[0].removesuffix(">")), record[0][0])
     yield Text(" ").join([part for part in head if part.plain])
     if len(record) > 1:
         yield from _fitting(columns[1:], [row[1:] for row in record], console, options)

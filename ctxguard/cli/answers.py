@@ -1,32 +1,34 @@
 """``ctxguard answers``: whether the guard's contexts give better answers, on a reader of yours."""
 
 import logging
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.text import Text
+from rich.console import RenderableType
 
 import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
-from ctxguard.cli._inputs import open_labelled, seen_in_calibration
+from ctxguard.cli._inputs import open_labelled
 from ctxguard.cli._results import by_metric
 from ctxguard.cli._store import ModelCalls
 from ctxguard.cli._system import Source, System, open_assessor
+from ctxguard.cli._tables import facts
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import READERS
-from ctxguard.server.system import AssessorSettings, Prices
+from ctxguard.server.system import AssessorSettings
 
 if TYPE_CHECKING:
     from calibration.answers import AnswerFile, ToAnswer
     from calibration.data.dataset import Dataset
     from calibration.results import Results
     from ctxguard import ContextGuard, Profile
-    from ctxguard.endpoints.chat import ChatClient, ChatSettings
+    from ctxguard.endpoints.chat import ChatClient
     from ctxguard.guard.assess import AssessorStage
     from ctxguard.measure.interval import Interval
 
@@ -60,12 +62,6 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         "Column of the file to compare by, such as one that another tool has added: faithfulness.",
         value="correct",
     )
-    prices: Prices | None = optional_key(
-        "Prices of a million input and output tokens of the reader, such as [2, 8]."
-    )
-    calls_per_second: float | None = optional_key(
-        "Most calls of the reader a second, retries included.", gt=0
-    )
 
     def __call__(self, output: Output) -> None:
         """The answers are marked, and their paired difference is shown with tokens, cost and
@@ -82,8 +78,8 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         from ctxguard.endpoints.chat import why_failed
 
         profile = ctxguard.Profile.load(self.profile)
-        labelled, _, source = open_labelled(self, self.data, "test", output)
-        notes = [*labelled.notes, *seen_in_calibration(labelled, profile)]
+        labelled, source = open_labelled(self, self.data, "test", output)
+        notes = [*labelled.notes, *labelled.seen_by(profile)]
         dataset = labelled.dataset
         with open_assessor(self) as assessor, output.passes() as begin:
             asked = questions_with_contexts(
@@ -103,8 +99,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
             if n_calls and self.reader is not None:
                 client = self._client(self.reader, self.model, stack)
                 progress = begin("asking the reader", n_calls)
-                failed = ask_reader(asked, client, file, progress)
-                if failed:
+                if failed := ask_reader(asked, client, file, progress):
                     notes.append(
                         f"{count(len(failed), 'context')} got no valid answer: "
                         f"{why_failed(failed, client.ledger)}; the next run asks again"
@@ -114,24 +109,19 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         if n_calls and self.reader is None:
             return
         results = compare_answers(asked, file, column=self.mark, prices=self.prices)
-        n_left_out = len(dataset) - results.of("guard", self.mark).mean.n
-        if n_left_out:
+        if n_left_out := len(dataset) - results.of("guard", self.mark).mean.n:
             notes.append(f"{count(n_left_out, 'question')} left out: an answer has no mark")
         utility = price_of_passages(asked, file, dataset, self.mark)
         document = {"reader": self.model, "results": results, "irrelevant": utility}
-        output.result(document, lambda: self._show(results, utility, output), notes)
+        output.result(document, self._shown(results, utility), notes)
 
     def _client(self, url: str, model: str, stack: ExitStack) -> "ChatClient":
         from ctxguard.endpoints.chat import ChatClient
         from ctxguard.endpoints.usage import Ledger
         from ctxguard.monitor.redaction import redact
 
-        connection: ChatSettings = {
-            **self.model_calls(),
-            "base_url": url,
-            "max_calls_per_second": self.calls_per_second,
-        }
-        client = ChatClient(model, Ledger(self.prices, redact=redact), **connection)
+        ledger = Ledger(self.prices, redact=redact)
+        client = ChatClient(model, ledger, **self.connection(url))
         stack.callback(client.close)
         return client
 
@@ -143,11 +133,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         source: Source,
         stack: ExitStack,
     ) -> list[str]:
-        """Mark the unmarked answers, and report those that could not be marked.
-
-        Raises:
-            ConfigurationError: a judge is named and no endpoint.
-        """
+        """Mark the unmarked answers, and report those that could not be marked."""
         from calibration.answers import mark_answers, references
         from ctxguard.endpoints.chat import why_failed
 
@@ -169,15 +155,15 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
         unknown = f"{count(n_unmarked, 'answer')} without a known answer in the question's metadata"
         return [f"{unknown}: give answers there, or mark-by judge"]
 
-    def _show(self, results: "Results", utility: "Interval", output: Output) -> None:
-        output.facts(("reader", self.model), ("answers", str(self.file)))
-        output.out.print(by_metric(results))
+    def _shown(self, results: "Results", utility: "Interval") -> Iterator[RenderableType]:
+        yield facts(("reader", self.model), ("answers", str(self.file)))
+        yield by_metric(results)
         difference = results.of("guard", self.mark).difference
         if difference is not None and difference.bounds is not None:
             words = {"better": "better answers", "worse": "worse answers"}
             outcome = words.get(difference.outcome, "no difference beyond noise")
-            output.out.print(Text(f"the guard's contexts give {outcome} on this reader"))
-        output.facts(("a passage that is not relevant", _price_in_words(utility)))
+            yield f"the guard's contexts give {outcome} on this reader"
+        yield facts(("a passage that is not relevant", _price_in_words(utility)))
 
 
 def _price_in_words(utility: "Interval") -> str:

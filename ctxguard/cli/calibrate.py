@@ -1,23 +1,24 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
+from rich.console import RenderableType
 
 import ctxguard
 from calibration.settings import ChoiceSettings
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, interval, picked
-from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
-from ctxguard.cli._judged import RECALL_OF_JUDGED, by_k, in_first_order, next_step, table_of_k
-from ctxguard.cli._results import print_asking, print_summary
-from ctxguard.cli._store import named_series, open_store
+from ctxguard.cli._console import Output, picked
+from ctxguard.cli._inputs import Labelled, in_first_order, notes_on_pools, open_labelled
+from ctxguard.cli._results import asking_shown, summary_shown
+from ctxguard.cli._store import RECALL_OF_JUDGED, by_k, named_series, next_step, open_store
 from ctxguard.cli._system import LabelledSystem, Source, open_assessor
+from ctxguard.cli._tables import dim, facts, heading, interval, remark
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import READERS
@@ -106,7 +107,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         if self.data is None:
             self._from_store(str(self.store), chosen, output)
             return
-        labelled, counts, opened = open_labelled(self, self.data, "train", output)
+        labelled, opened = open_labelled(self, self.data, "train", output)
         price = DEFAULT_PRICE if self.price is None else self.price
         with open_assessor(self, patient=True) as stage, output.passes() as begin:
             made = calibrate(
@@ -119,14 +120,13 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         made.profile.save(self.out)
         with output.doing("writing the report"):
             _write_reports(made, opened, self.report)
-        said = (*labelled.notes, *shared_questions(labelled), *made.chosen_on.notes)
+        said = (*labelled.notes, *labelled.shared_questions(), *made.chosen_on.notes)
         notes = list(dict.fromkeys([*said, *made.profile.provenance.notes]))
-        for route, outcome in made.outcomes.items():
-            pools = outcome.route.pools
+        for route, pools in made.pools.items():
             notes += notes_on_pools(replace(pools, skipped=(), themselves=()), route, self.run)
         output.result(
-            self._document(made, labelled, counts),
-            lambda: self._print(made, labelled.described(counts), output),
+            self._document(made, labelled),
+            self._shown(made, labelled.in_words),
             notes,
             found=lacks_verdict(made.profile, self.required),
         )
@@ -142,52 +142,55 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         if "serving_k" not in self.model_fields_set and found.serving_k is not None:
             chosen = chosen.model_copy(update={"serving_k": found.serving_k})
         made = None
-        if not found.lacking:
+        if not found.judged.lacking:
             with output.doing("fitting"):
                 made = calibrate_from_store(found, chosen, in_force, **self._system(in_force))
             made.profile.save(self.out)
         profile = None if made is None else made.profile
-        table = by_k(found)
+        figures, table = by_k(found)
         document = {
             "verdict": profile and profile.verdict and profile.verdict.decision,
             "profile": None if made is None else self.out,
             "profile_id": profile and profile.profile_id,
-            "route": found.pools.route,
-            "policy": profile and describe_policy(profile.routes[found.pools.route].policy),
+            "route": found.route,
+            "policy": profile and describe_policy(profile.routes[found.route].policy),
             "context": made and made.size,
             "today": made and made.today,
-            "in_short": made and _judged_in_short(made, found.pools.route),
+            "in_short": made and _judged_in_short(made, found.route),
             "gain": made and made.gain,
             "in_force": made and made.in_force,
-            **table,
+            **figures,
         }
         for file in self.report:
             write_judged(document, file)
         notes = [*found.notes, *(() if made else next_step(found))]
-
-        def show() -> None:
-            if profile is not None and made is not None:
-                verdict, own = profile.verdict, profile.routes[found.pools.route]
-                output.facts(
-                    ("verdict", "" if verdict is None else verdict.short),
-                    ("in short", _judged_in_short(made, found.pools.route)),
-                    ("in full", verdict.statement if verdict and self.show_all else None),
-                    ("route", found.pools.route.value),
-                    ("keeps", describe_policy(own.policy)),
-                    *[
-                        (name, f"UDCG {udcg}, recall {recall}")
-                        for name, gain in (("gain", made.gain), ("in force", made.in_force))
-                        if gain is not None
-                        for recall, udcg in [[interval(e, sign="+") for e in gain.values()]]
-                    ],
-                )
-            output.out.print(table_of_k(found))
-            output.out.print(f"recall: {RECALL_OF_JUDGED}", style="dim")
-            files = [*([self.out] if made else ()), *self.report]
-            output.facts(*[("wrote", str(file)) for file in files])
-
+        if profile is not None and not profile.fingerprint:
+            notes.append(
+                "unverified: no system was named, so that a guard cannot tell whether it serves "
+                "the same passages; name the one that answered, such as by --index"
+            )
+        shown: list[RenderableType] = [table, dim(f"recall: {RECALL_OF_JUDGED}")]
+        if made is not None:
+            shown.insert(0, self._judged_facts(made, found.route))
+        files = [*([self.out] if made else ()), *self.report]
+        shown.append(facts(*[("wrote", str(file)) for file in files]))
         lacks = profile is None or lacks_verdict(profile, self.required)
-        output.result(document, show, notes, found=lacks)
+        output.result(document, shown, notes, found=lacks)
+
+    def _judged_facts(self, made: "StoreCalibration", route: Route) -> RenderableType:
+        verdict, own = made.profile.verdict, made.profile.routes[route]
+        rows = [
+            ("verdict", "" if verdict is None else verdict.short),
+            ("in short", _judged_in_short(made, route)),
+            ("in full", verdict.statement if verdict and self.show_all else None),
+            ("route", route.value),
+            ("keeps", describe_policy(own.policy)),
+        ]
+        for name, gain in (("gain", made.gain), ("in force", made.in_force)):
+            if gain is not None:
+                recall, udcg = (interval(each, sign="+") for each in gain.values())
+                rows.append((name, f"UDCG {udcg}, recall {recall}"))
+        return facts(*rows)
 
     def _system(self, in_force: "Profile | None") -> dict[str, Any]:
         """Identify the system that answered, by itself or from the profile in force."""
@@ -209,21 +212,16 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         from calibration.calibrate_route import Settings
         from calibration.certify import Promise
 
-        promise = None
-        if self.alpha is not None:
-            promise = Promise(self.alpha, self.delta)
         return Settings(
             **picked(self, *ChoiceSettings.model_fields),
-            promise=promise,
+            promise=None if self.alpha is None else Promise(self.alpha, self.delta),
             depth=self.depth or DEFAULT_DEPTH,
             utilities=self.worth(READERS),
             utilities_source=self.by_hand or None,
             signal_columns=tuple(self.signal_columns),
         )
 
-    def _document(
-        self, made: "Calibration", labelled: "Labelled", counts: Mapping[str, int]
-    ) -> dict[str, object]:
+    def _document(self, made: "Calibration", labelled: Labelled) -> dict[str, object]:
         from calibration.report import certificate_words, summarise
 
         held_out, profile = made.held_out, made.profile
@@ -232,9 +230,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             "profile": self.out,
             "reports": self.report,
             "profile_id": profile.profile_id,
-            "data": labelled.dataset.name,
-            "split": labelled.split,
-            **counts,
+            **labelled.document,
             "held_out": 0 if held_out is None else len(held_out),
             "fusion": profile.fusion,
             "utilities": profile.utilities,
@@ -253,7 +249,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             },
         }
 
-    def _print(self, made: "Calibration", queries: str, output: Output) -> None:
+    def _shown(self, made: "Calibration", queries: str) -> Iterator[RenderableType]:
         from calibration.certify import sufficiency_words
         from calibration.report import summarise
 
@@ -262,7 +258,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         utilities = describe_utilities(profile.utilities, source)
         first, *others = made.outcomes
         verdict, summary = profile.verdict, summarise(made.outcomes[first])
-        output.facts(
+        yield facts(
             ("verdict", "" if verdict is None else verdict.short),
             ("in short", summary.in_short),
             ("in full", verdict.statement if verdict is not None and show_all else None),
@@ -271,19 +267,19 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             ("fusion", profile.fingerprint.get("fusion") if show_all else None),
             ("utilities", utilities if show_all or source is not None else None),
         )
-        print_summary(summary, made.outcomes[first], output, show_all=show_all)
-        print_asking(made.outcomes[first].profile, output)
+        yield from summary_shown(summary, made.outcomes[first], show_all=show_all)
+        yield from asking_shown(made.outcomes[first].profile)
         if show_all:
             sufficiency = made.outcomes[first].profile.sufficiency
-            output.facts(("sufficiency", sufficiency_words(sufficiency)))
+            yield facts(("sufficiency", sufficiency_words(sufficiency)))
         else:
-            output.note("--all shows the verdict's figures, certificate and reasons")
+            yield remark("--all shows the verdict's figures, certificate and reasons")
         if others:
-            output.heading("when a stage is down")
-            output.facts(*[(route.value, _in_short(made.outcomes[route])) for route in others])
-        output.out.print()
+            yield heading("when a stage is down")
+            yield facts(*[(route.value, _in_short(made.outcomes[route])) for route in others])
+        yield ""
         written = [("wrote", str(file)) for file in (self.out, *self.report)]
-        output.facts(("profile", profile.profile_id), *written)
+        yield facts(("profile", profile.profile_id), *written)
 
 
 def _judged_in_short(made: "StoreCalibration", route: Route) -> str:
@@ -324,9 +320,10 @@ def _write_reports(made: "Calibration", retriever: "Source", files: Sequence[Pat
 
 
 def _in_short(outcome: "RouteOutcome") -> str:
-    """Put a fallback route in one line."""
+    """Put a fallback route in one line, which says by itself that today's contexts stay."""
     from calibration.report import summarise
 
-    verdict = outcome.profile.verdict
-    decision = "" if verdict is None else f"{verdict.decision}: "
-    return f"{decision}{summarise(outcome).in_short}"
+    verdict, in_short = outcome.profile.verdict, summarise(outcome).in_short
+    if verdict is None or verdict.decision == "keep":
+        return in_short
+    return f"{verdict.decision}: {in_short}"

@@ -3,31 +3,33 @@
 import platform
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard._support.words import figure
-from ctxguard.cli._console import Output, bounds, number, one_line, picked
-from ctxguard.cli._results import print_differences
+from ctxguard.cli._console import Output, picked
+from ctxguard.cli._results import differences_shown
 from ctxguard.cli._store import IN_WORDS, tokens_in_words
+from ctxguard.cli._tables import TextTable, bounds, facts, heading, number, one_line, remark
 from ctxguard.core.types import Route
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
+    from calibration.pools import IntArray, LabelledPools
     from calibration.report.before_after import BeforeAfter
-    from ctxguard.cli.demonstration.loop import MonitoredTraffic, ShownQuestion
-    from ctxguard.core.types import Passage
+    from ctxguard.cli.demonstration.loop import MonitoredTraffic
+    from ctxguard.retrieval import HybridRetriever
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
 _METRICS = ("recall", "udcg", "kept", "tokens")
-_MARKS = {2: ("✓", "green"), 1: ("✓", "green"), 0: ("", "dim"), -1: ("✗", "red")}
-"""Mark and style of a passage by its label: answers, helps, irrelevant, distractor."""
 
 
 class DemoCommand(SettingsModel):
@@ -45,23 +47,17 @@ class DemoCommand(SettingsModel):
         from prometheus_client import start_http_server
 
         from calibration.report import summarise
-        from ctxguard.cli.demonstration import loop, questions
+        from calibration.report.before_after import BeforeAfter
+        from ctxguard.cli.demonstration import loop
+        from ctxguard.cli.demonstration.labelled_questions import questions
 
         folder = self.index or cache_folder() / "demo-index"
         labelled = questions()
         with output.passes() as passes:
             retriever, built = loop.open_index(folder, passes)
             calibration = loop.calibrate_demo(retriever, labelled, passes)
-            counted, shown = loop.before_and_after(retriever, calibration)
+            counted = BeforeAfter.of(calibration.outcomes[Route.HYBRID])
             traffic = loop.monitor_traffic(retriever, calibration, passes)
-
-        def show() -> None:
-            how = "built" if built else "opened"
-            _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
-            _show_questions(output, counted, shown)
-            _show_traffic(output, traffic)
-            _show_next(output, folder)
-
         document = {
             "summary": summarise(calibration.outcomes[Route.HYBRID]),
             "answers": counted.answers,
@@ -69,7 +65,14 @@ class DemoCommand(SettingsModel):
             "irrelevant": counted.irrelevant,
             **picked(traffic, "requests", "sampled", "estimates", "truth"),
         }
-        output.result(document, show)
+        corpus = f"{len(retriever):,} passages ({'built' if built else 'opened'})"
+        shown = chain(
+            _setup_shown(calibration, corpus),
+            _questions_shown(retriever, calibration, counted),
+            _traffic_shown(traffic),
+            _next_shown(folder),
+        )
+        output.result(document, shown)
         if self.serve:
             server, _ = start_http_server(0, addr="127.0.0.1", registry=traffic.registry)
             url = f"http://127.0.0.1:{server.server_port}/metrics"
@@ -77,89 +80,98 @@ class DemoCommand(SettingsModel):
             threading.Event().wait()
 
 
-def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None:
+def _setup_shown(calibration: "Calibration", corpus: str) -> Iterator[RenderableType]:
     from calibration.report import summarise
 
     dataset, verdict = calibration.dataset, calibration.profile.verdict
     questions = f"{len(dataset)} labelled questions, {len(dataset.answerable)} answerable"
     k = calibration.settings.serving_k
     summary = summarise(calibration.outcomes[Route.HYBRID])
-    output.facts(
+    yield facts(
         ("verdict", "" if verdict is None else verdict.short),
         ("in short", summary.in_short),
         ("corpus", f"the documentation of Python {platform.python_version()}: {corpus}"),
         ("", questions),
         ("today", f"the first {k} of BM25 and of vectors, fused by rank"),
     )
-    print_differences(Route.HYBRID, summary, output, _METRICS)
+    yield from differences_shown(Route.HYBRID, summary, _METRICS)
 
 
-def _show_questions(
-    output: Output, counted: "BeforeAfter", shown: "Mapping[str, ShownQuestion]"
-) -> None:
+def _questions_shown(
+    retriever: "HybridRetriever", calibration: "Calibration", counted: "BeforeAfter"
+) -> Iterator[RenderableType]:
     answers, misleading, irrelevant = counted.answers, counted.misleading, counted.irrelevant
-    output.heading("Before and after, over all questions (✓ relevant, ✗ misleads)")
-    output.facts(
+    yield heading("Before and after, over all questions (✓ relevant, ✗ misleads)")
+    yield facts(
         ("the answer", "{kept} keep it, {gained} gain it, {lost} lose it".format(**answers)),
         ("misleading", "{:,} before, {:,} after".format(*misleading)),
         ("not relevant", "{:,} before, {:,} after".format(*irrelevant)),
     )
     if misleading[1] >= misleading[0]:
-        output.note(
+        yield remark(
             "a scorer sees likeness, so what misleads stays; a model that reads can tell: "
             "calibrate with --ask (how far near misses fool real models is not known)"
         )
-    for name, question in shown.items():
-        output.out.print()
-        output.out.print(
-            Text(f"{name}: {one_line(question.query.text)}"), no_wrap=True, overflow="ellipsis"
-        )
-        rows = Table.grid(padding=(0, 2))
-        for when, passages in (("today", question.before), ("guard", question.after)):
-            rows.add_row(f"  {when}", str(len(passages)), _passages(question, passages))
-        output.out.print(rows)
+    outcome = calibration.outcomes[Route.HYBRID]
+    texts = {query.query_id: query.text for query in calibration.dataset.queries}
+    pools = outcome.route.measured
+    for name, row in counted.shown().items():
+        yield ""
+        text = one_line(texts[pools.query_ids[row]])
+        yield Text(f"{name}: {text}", no_wrap=True, overflow="ellipsis")
+        contexts = Table.grid(padding=(0, 2))
+        for when, option in (("today", outcome.today), ("guard", outcome.chosen)):
+            served = option.order[row][option.kept[row]]
+            names = _passages(retriever, pools, row, served)
+            contexts.add_row(f"  {when}", str(len(served)), names)
+        yield contexts
 
 
-def _passages(question: "ShownQuestion", passages: "Sequence[Passage]") -> Text:
-    """Print the marked passages of a context by name, and how many others there are."""
+def _passages(
+    retriever: "HybridRetriever", pools: "LabelledPools", row: int, served: "IntArray"
+) -> Text:
+    """Name the marked passages of a context, and say how many others there are."""
     names = []
-    for passage in passages:
-        mark, style = _MARKS[question.labels.get(passage.passage_id, 0)]
-        if mark:
+    for at in served:
+        if pools.misleading[row, at] or pools.relevant[row, at]:
+            mark, style = ("✗", "red") if pools.misleading[row, at] else ("✓", "green")
             # ``http.client.HTTPConnection.request (method)`` is too long for a list.
-            name = one_line(passage.title).partition(" (")[0]
-            names.append(Text(f"{mark} {'.'.join(name.split('.')[-2:])}", style=style))
-    if len(names) < len(passages):
-        others = len(passages) - len(names)
+            title = one_line(retriever.passage(pools.passage_ids[row][at]).title)
+            name = ".".join(title.partition(" (")[0].split(".")[-2:])
+            names.append(Text(f"{mark} {name}", style=style))
+    if others := len(served) - len(names):
         names.append(Text(f"{others} other{'s' * (others > 1)}", style="dim"))
     return Text(", ").join(names)
 
 
-def _show_traffic(output: Output, traffic: "MonitoredTraffic") -> None:
+def _traffic_shown(traffic: "MonitoredTraffic") -> Iterator[RenderableType]:
     from prometheus_client import generate_latest
 
-    output.heading(
+    yield heading(
         f"Monitoring: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"
     )
-    output.facts(*tokens_in_words(traffic.counts))
+    yield facts(*tokens_in_words(traffic.counts))
     rows = []
     for metric, truth in traffic.truth.items():
         estimate = traffic.estimates[metric]
         figures = (number(estimate.value), bounds(estimate), number(truth), str(estimate.n))
         rows.append((IN_WORDS.get(metric.value, metric.value), *figures))
-    output.table(("metric", "estimate>", "95% interval>", "true value>", "n>"), rows)
+    yield TextTable(("metric", "estimate>", "95% interval>", "true value>", "n>"), rows)
     for line in generate_latest(traffic.registry).decode().splitlines():
         if _SCRAPED.match(line) and not line.endswith(" 0.0"):
             series, _, value = line.rpartition(" ")
-            written = Text(f"{series} {figure(float(value))}", style="dim")
-            output.out.print(written, soft_wrap=True)
+            yield _unwrapped(f"{series} {figure(float(value))}", "dim")
 
 
-def _show_next(output: Output, folder: Path) -> None:
-    output.heading("Next")
+def _next_shown(folder: Path) -> Iterator[RenderableType]:
+    yield heading("Next")
     for line in (
         f'ctxguard query --index {folder} "wait for the first of several tasks"',
         "ctxguard index CORPUS --out FOLDER    for a corpus of your own",
         "ctxguard demo --serve                 to look at /metrics",
     ):
-        output.out.print(f"  {line}", soft_wrap=True)
+        yield _unwrapped(f"  {line}")
+
+
+def _unwrapped(line: str, style: str = "") -> Text:
+    return Text(line, style, no_wrap=True, overflow="ignore")

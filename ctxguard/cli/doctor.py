@@ -12,12 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 import ctxguard
-from ctxguard._support.extras import foreign_distribution, install_line
+from ctxguard._support.extras import install_line
+from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
-from ctxguard.cli._console import Output, one_line
+from ctxguard.cli._console import Output
 from ctxguard.cli._settings import read_file
 from ctxguard.cli._store import open_store
 from ctxguard.cli._system import LabelledSystem
+from ctxguard.cli._tables import one_line
 from ctxguard.errors import ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:
@@ -71,22 +73,19 @@ class DoctorCommand(SettingsModel):
             findings = [*_installation(), *_deployment(_parts(self.places))]
         ok = all(status != "wrong" for _, status, _ in findings)
 
-        def show() -> None:
-            grid = Table.grid(padding=(0, 2))
-            grid.add_column(no_wrap=True)
-            grid.add_column(style="bold", no_wrap=True)
-            grid.add_column(overflow="fold")
-            for part, status, text in findings:
-                grid.add_row(Text(status, style=_STYLES[status]), part, one_line(text))
-            output.out.print(grid)
-
         document = {
             "ok": ok,
             "findings": [
                 dict(zip(("part", "status", "text"), each, strict=True)) for each in findings
             ],
         }
-        output.result(document, show, found=not ok)
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for part, status, text in findings:
+            grid.add_row(Text(status, style=_STYLES[status]), part, one_line(text))
+        output.result(document, [grid], found=not ok)
 
 
 def _installation() -> Iterator[Finding]:
@@ -102,12 +101,7 @@ def _installation() -> Iterator[Finding]:
 
 
 def _parts(places: Sequence[str]) -> dict[str, Any]:
-    """Sort places into ``profile``, ``store``, ``metrics``, and settings of the system.
-
-    Raises:
-        ConfigurationError: a place is of an unknown kind.
-        DataError: the file of a system cannot be read.
-    """
+    """Sort places into ``profile``, ``store``, ``metrics``, and settings of the system."""
     parts: dict[str, Any] = {}
     for place in places:
         if place.endswith(".toml"):
@@ -131,15 +125,16 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
 
 
 def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:
-    system = {name: value for name, value in parts.items() if name in LabelledSystem.model_fields}
     opened: list[Source] = []
-    looks: dict[str, tuple[Any, Callable[[Any], Iterator[Finding]]]] = {
-        "index": (system, partial(_index, opened)),
-        "profile": (parts.get("profile"), partial(_profile, opened)),
-        "store": (parts.get("store"), _store),
-        "metrics": (parts.get("metrics"), _metrics),
+    looks: dict[str, Callable[[Any], Iterator[Finding]]] = {
+        "index": partial(_index, opened),
+        "profile": partial(_profile, opened),
+        "store": _store,
+        "metrics": _metrics,
     }
-    for part, (place, look) in looks.items():
+    system = {name: value for name, value in parts.items() if name in LabelledSystem.model_fields}
+    for part, look in looks.items():
+        place = system if part == "index" else parts.get(part)
         try:
             yield from look(place) if place else ()
         except CtxguardError as error:  # its message says how to mend it
@@ -177,11 +172,9 @@ def _store(url: str) -> Iterator[Finding]:
     from ctxguard.monitor.store import State
 
     with open_store(url) as store:
-        states, labels = store.states(), len(store.labels())
-        waiting = states[State.PENDING]
-        judged = states[State.JUDGED]
-        figures = f"{judged:,} judged, {waiting:,} waiting, {labels:,} labels of people"
-        yield "store", "ok", f"reachable: {figures}"
+        states = store.states()
+        figures = f"{states[State.JUDGED]:,} judged, {states[State.PENDING]:,} waiting"
+        yield "store", "ok", f"reachable: {figures}, {len(store.labels()):,} labels of people"
         waited = store.clock() - (store.oldest_waiting() or store.clock())
         if waited > _IDLE_SECONDS:
             text = f"a sample has waited {waited / 3600:.0f} hours: run `ctxguard monitor`"
@@ -191,16 +184,15 @@ def _store(url: str) -> Iterator[Finding]:
 
 
 def _metrics(url: str) -> Iterator[Finding]:
-    """Return whether a URL serves metrics of a guard or a monitor."""
+    """Look whether a URL serves metrics of a guard or a monitor."""
     try:
         with urllib.request.urlopen(url, timeout=_SCRAPE_SECONDS) as answer:  # noqa: S310  http(s)
             lines = answer.read(_MAX_METRICS_BYTES).decode(errors="replace").splitlines()
     except (OSError, ValueError) as error:
         yield "metrics", "wrong", f"{url}: {error}; is the service running there?"
         return
-    ours = [line for line in lines if line.startswith("ctxguard_")]
-    if not ours:
+    if n := sum(line.startswith("ctxguard_") for line in lines):
+        yield "metrics", "ok", f"{n:,} series of ctxguard"
+    else:
         text = f"{url} serves no metric of ctxguard: give the guard's registry to its exporter"
         yield "metrics", "wrong", text
-    else:
-        yield "metrics", "ok", f"{len(ours):,} series of ctxguard"

@@ -1,5 +1,6 @@
 """``ctxguard evaluate``: measure a profile or a fixed k on labelled queries, or compare several."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,25 +11,17 @@ from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._comparison import compare_systems
 from ctxguard.cli._console import Output
-from ctxguard.cli._inputs import (
-    compared,
-    fitted,
-    notes_on_pools,
-    on_route,
-    open_labelled,
-    replayed,
-    seen_in_calibration,
-    served_depth,
-    served_route,
-)
-from ctxguard.cli._results import by_metric, define
+from ctxguard.cli._inputs import fitted, notes_on_pools, on_route, open_labelled, replayed
+from ctxguard.cli._results import by_metric, definitions
 from ctxguard.cli._settings import read_file
 from ctxguard.cli._system import SOURCES, LabelledSystem, by_name
-from ctxguard.core.types import DEFAULT_K, Route
+from ctxguard.cli._tables import facts, remark
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import CalibrationError, ConfigurationError, ProfileMismatchError
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
+    from calibration.evaluate import Measured
     from calibration.results import Results
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Profile
@@ -128,6 +121,14 @@ class EvaluateCommand(LabelledSystem):
             system.check_source()
         return systems
 
+    def _profile(self) -> "Profile | None":
+        """Load the profile that an option names, or else a file."""
+        from ctxguard.profile.schema import Profile
+
+        in_files = [each for file in self.system if (each := read_file(file)[0].get("profile"))]
+        named = self.profile or in_files
+        return Profile.load(named[0]) if named else None
+
     def _measure(self, system: LabelledSystem, output: Output) -> None:
         """Measure a profile, the first k passages, or both."""
         from calibration.data.readers import write_trec_run
@@ -135,58 +136,49 @@ class EvaluateCommand(LabelledSystem):
         from calibration.pools import unlabelled_note
         from calibration.results import tabulate
         from ctxguard.measure.worth import READERS
-        from ctxguard.profile.schema import Profile
         from ctxguard.retrieval.index.passages import searchable_text
 
-        in_files = [each for file in self.system if (each := read_file(file)[0].get("profile"))]
-        named = (self.profile or in_files)[:1]
-        loaded = Profile.load(named[0]) if named else None
+        loaded = self._profile()
         utilities = self.worth(READERS if loaded is None else loaded.utilities)
-        labelled, counts, source = open_labelled(system, self.data, "test", output)
-        source = source if loaded is None else fitted(loaded, source)
+        labelled, source = open_labelled(system, self.data, "test", output)
         dataset = labelled.dataset
-        route = served_route(source, loaded) if self.route is None else self.route
-        policies, baseline_k = _policies(loaded, route, next(iter(self.k), None))
-        policy = policies[name := list(policies)[-1]]
-        most = max(each.k for each in policies.values())
-        depth = served_depth(system.depth, most, loaded)
         if not dataset.answerable and not dataset.keywords:
             raise CalibrationError(
                 f"{dataset.name}: none of the {len(dataset)} queries has a relevant passage or "
                 "keywords, so there is nothing to measure"
             )
-        pools = replayed(
-            on_route(source, route),
-            dataset,
-            output,
-            depth=depth,
-            name=route.value,
-            columns=() if loaded is None else loaded.signal_columns,
-        )
+        source, reservations = fitted(loaded, source)
+        route = source.route if self.route is None else self.route
+        if self.route is None and route is Route.EXTERNAL and loaded and len(loaded.routes) == 1:
+            [route] = loaded.routes  # a wrapped retriever does not know its stages
+        policies, baseline_k = _policies(loaded, route, next(iter(self.k), None))
+        policy = policies[name := list(policies)[-1]]
+        depth = _depth(system.depth, max(each.k for each in policies.values()), loaded)
+        columns = () if loaded is None else loaded.signal_columns
+        view = on_route(source, route)
+        pools = replayed(view, dataset, output, depth=depth, name=route.value, columns=columns)
         calibrated = None if loaded is None else loaded.routes[route].score_kind
         if calibrated not in {None, pools.kind}:
             was = f"score_kind is {pools.kind.value!r}, was {calibrated.value!r}"
             raise ProfileMismatchError((was,))
-        seen = () if loaded is None else seen_in_calibration(labelled, loaded)
+        seen = [] if loaded is None else labelled.seen_by(loaded)
         with output.doing("measuring"):
             measured = {
                 each: measure(
                     pools,
                     dataset,
-                    by,
+                    own,
                     utilities,
                     baseline_k=baseline_k,
                     text_of=lambda passage_id: searchable_text(source.passage(passage_id)),
                 )
-                for each, by in policies.items()
+                for each, own in policies.items()
             }
             results = tabulate(measured)
             results = _without_luck(results) if seen else results
         if seen and len(policies) > 1:
-            seen = (f"{seen[0]}, and differences are not shown: measure on others",)
-        notes = [*labelled.notes, *notes_on_pools(pools, route, system.run), *seen]
-        if loaded is not None:
-            notes += compared(loaded, source).reservations
+            seen = [f"{seen[0]}, and differences are not shown: measure on others"]
+        notes = [*labelled.notes, *notes_on_pools(pools, route, system.run), *seen, *reservations]
         if dataset.answerable and results.of(name, "recall_at_depth").mean.value == 0.0:
             notes.append(
                 "no relevant passage is among the candidates of any query: check that these labels "
@@ -197,9 +189,8 @@ class EvaluateCommand(LabelledSystem):
             notes.append(f"the candidates are in {self.write_run}, as a TREC run")
         document = {
             "results": results,
-            **counts,
-            "measured_queries": len(pools),
             **labelled.document,
+            "measured_queries": len(pools),
             "profile_id": None if loaded is None else loaded.profile_id,
             "policy": describe_policy(policy),
             "k": policy.k,
@@ -212,59 +203,66 @@ class EvaluateCommand(LabelledSystem):
             "fingerprint": source.fingerprint(),
             "run": self.write_run,
         }
+        # Someone who changes a metric's definition looks for that metric.
+        show_all = self.show_all or bool(self.by_hand)
+        first = f"first {baseline_k} passages"
+        about = facts(
+            ("queries", labelled.in_words),
+            ("route", f"{route.value}, {depth} candidates a query"),
+            ("fusion", source.fingerprint().get("fusion")),
+            (
+                "keeps",
+                describe_policy(policy) + (f" (profile {loaded.profile_id})" if loaded else ""),
+            ),
+            ("today", f"the {first}" if loaded else None),
+            ("recall loss", f"relative to the retriever's {first}" if show_all else None),
+            ("utilities", self.by_hand or None),
+            ("unlabelled", unlabelled_note(dataset, utilities)),
+        )
+        shown = results if show_all else results.only(metrics=_first(results, measured))
+        n_left = len(results.metrics) - len(shown.metrics)
+        more = [*definitions(shown), remark(f"{n_left} more metrics; --all shows them")]
+        output.result(document, [about, by_metric(shown), *([] if show_all else more)], notes)
 
-        def show() -> None:
-            # Someone who changes a metric's definition looks for that metric.
-            show_all = self.show_all or bool(self.by_hand)
-            relative_to = f"the retriever's first {baseline_k}"
-            made_by = "" if loaded is None else f" (profile {loaded.profile_id})"
-            output.facts(
-                ("queries", labelled.described(counts)),
-                ("route", f"{route.value}, {depth} candidates a query"),
-                ("fusion", source.fingerprint().get("fusion")),
-                ("keeps", describe_policy(policy) + made_by),
-                ("today", f"the first {baseline_k} passages" if loaded is not None else None),
-                ("recall loss", f"relative to {relative_to}" if show_all else None),
-                ("utilities", self.by_hand or None),
-                ("unlabelled", unlabelled_note(dataset, utilities)),
-            )
-            _print(results, output, show_all=show_all)
 
-        output.result(document, show, notes)
+def _depth(asked: int | None, k: int, profile: "Profile | None") -> int:
+    """Return the depth: as served, because scores are relative to the other candidates."""
+    if asked is None:
+        return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
+    if asked < k:
+        raise ConfigurationError(f"depth {asked} is less than k = {k}")
+    return asked
 
 
 def _without_luck(results: "Results") -> "Results":
     """Leave out the differences: on queries that chose the policy, a gain is luck."""
+    from calibration.results import Difference
+
     rows = [
         replace(
             row,
-            difference=row.difference
-            and replace(row.difference, value=None, lower=None, upper=None, outcome="no data"),
+            difference=row.difference and Difference(None, None, None, row.difference.n, "no data"),
         )
         for row in results.rows
     ]
     return replace(results, rows=tuple(rows))
 
 
-def _print(results: "Results", output: Output, *, show_all: bool) -> None:
-    shown = results
-    if not show_all:
-        shown = results.only(metrics=[name for name in _FIRST if results.has_data(name)])
-    output.out.print(by_metric(shown))
-    if not show_all:
-        define(shown, output)
-        n_left = len(results.metrics) - len(shown.metrics)
-        output.note(f"{n_left} more metrics; --all shows them")
+def _first(results: "Results", measured: "Mapping[str, Measured]") -> list[str]:
+    """Name the metrics shown first; pooled recall only where it is not recall on every query."""
+    import numpy as np
+
+    wanted = [name for name in _FIRST if results.has_data(name)]
+    pairs = [(of["recall"], of["pooled_recall"]) for of in measured.values() if "recall" in of]
+    if all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
+        return [name for name in wanted if name != "pooled_recall"]
+    return wanted
 
 
 def _policies(
     profile: "Profile | None", route: Route, k: int | None
 ) -> "tuple[dict[str, Policy], int]":
-    """Return the policies to measure, the profile's last, and the k to compare recall with.
-
-    Raises:
-        ConfigurationError: the profile has no policy for the route.
-    """
+    """Return the policies to measure, the profile's last, and the k to compare recall with."""
     from ctxguard.core.policies import RatioPolicy
 
     if profile is None:

@@ -1,16 +1,19 @@
 """``ctxguard explain``: shows one sampled request."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
 
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, number
+from ctxguard.cli._console import Output
 from ctxguard.cli._store import open_store
+from ctxguard.cli._tables import TextTable, facts, number, remark
 from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from ctxguard import Profile
     from ctxguard.monitor.explanation import ExplainedCandidate, Explanation
 
-_SERVED_SHOWN = _DROPPED_SHOWN = 6
+_CANDIDATES_SHOWN = 6
 _REPLY_CHARS = 240
 
 
@@ -48,19 +51,13 @@ class ExplainCommand(SettingsModel):
                 "is not written yet, or it has expired (after 30 days, unless keep-days of "
                 "`ctxguard monitor` says otherwise)"
             )
-        samples = [{**_document(one), "notes": _notes(one, loaded)} for one in explanations]
-
-        def show() -> None:
-            shown = explanations if self.show_all else explanations[-1:]
-            for explanation in shown:
-                _print(explanation, output, show_all=self.show_all)
-                output.notes(_notes(explanation, loaded))
-            if len(shown) < len(explanations):
-                earlier = count(len(explanations) - len(shown), "earlier sample")
-                output.note(f"{earlier} of this request; --all shows it")
-
-        document = {"request_id": self.request_id, "samples": samples}
-        output.result(document, show)
+        documents = [{**_document(one), "notes": _notes(one, loaded)} for one in explanations]
+        shown = explanations if self.show_all else explanations[-1:]
+        parts = [part for one in shown for part in _shown(one, loaded, show_all=self.show_all)]
+        if len(shown) < len(explanations):
+            earlier = count(len(explanations) - len(shown), "earlier sample")
+            parts.append(remark(f"{earlier} of this request; --all shows it"))
+        output.result({"request_id": self.request_id, "samples": documents}, parts)
 
 
 def _notes(explanation: "Explanation", profile: "Profile | None") -> list[str]:
@@ -90,40 +87,39 @@ def _document(explanation: "Explanation") -> dict[str, Any]:
     }
 
 
-def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> None:
-    output.facts(*explanation.facts())
+def _shown(
+    explanation: "Explanation", profile: "Profile | None", *, show_all: bool
+) -> Iterator[RenderableType]:
+    yield facts(*explanation.facts())
     served = [one for one in explanation.candidates if one.outcome == "served"]
     dropped = [one for one in explanation.candidates if one.outcome != "served"]
-    # Judged or graded ones are the most informative.
-    first = sorted(dropped, key=lambda one: not (one.judge or one.labels))[:_DROPPED_SHOWN]
-    shown = dropped if show_all else [one for one in dropped if one in first]
     rejected = explanation.rejected
-    if rejected and not show_all:
+    if not show_all:
         rejected = tuple([(name, why, reply[:_REPLY_CHARS]) for name, why, reply in rejected[:2]])
     if rejected:
-        output.table(("passage", "why", "reply"), rejected, "Why there is no grade")
-    _note_more(rejected, explanation.rejected, "without a grade", output)
+        yield TextTable(("passage", "why", "reply"), rejected, "Why there is no grade")
+    yield from _more(rejected, explanation.rejected, "without a grade")
     in_shadow = explanation.is_in_shadow
     if in_shadow:
         would = count(explanation.would_drop, "served passage")
-        output.note(f"in shadow: {would} would be dropped under enforce")
+        yield remark(f"in shadow: {would} would be dropped under enforce")
     # In shadow, those that would be dropped matter most.
     worst = sorted(served, key=lambda one: one.enforced != "dropped") if in_shadow else served
-    kept = served if show_all else [one for one in served if one in worst[:_SERVED_SHOWN]]
-    _print_candidates("Served, best first", kept, output)
-    _note_more(kept, served, "served", output)
-    _print_candidates("Dropped, best first", shown, output)
-    _note_more(shown, dropped, "dropped", output)
+    # Judged or graded ones are the most informative.
+    known = sorted(dropped, key=lambda one: not (one.judge or one.labels))
+    for what, all_of_them, first in (("served", served, worst), ("dropped", dropped, known)):
+        shown = [one for one in all_of_them if show_all or one in first[:_CANDIDATES_SHOWN]]
+        yield from _candidates(f"{what.capitalize()}, best first", shown)
+        yield from _more(shown, all_of_them, what)
+    yield from map(remark, _notes(explanation, profile))
 
 
-def _note_more(shown: Sequence[object], of: Sequence[object], what: str, output: Output) -> None:
+def _more(shown: Sequence[object], of: Sequence[object], what: str) -> Iterator[RenderableType]:
     if len(shown) < len(of):
-        output.note(f"{len(of) - len(shown):,} more {what}; --all shows them")
+        yield remark(f"{len(of) - len(shown):,} more {what}; --all shows them")
 
 
-def _print_candidates(
-    title: str, candidates: "Sequence[ExplainedCandidate]", output: Output
-) -> None:
+def _candidates(title: str, candidates: "Sequence[ExplainedCandidate]") -> Iterator[RenderableType]:
     from ctxguard.monitor.explanation import grade_in_words, labels_in_words
 
     rows = [
@@ -131,7 +127,7 @@ def _print_candidates(
             "passage": one.passage_id,
             "rank>": str(one.rank),
             "score>": number(one.score),
-            "P>": _figure(one.probability),
+            "P>": "" if one.probability is None else f"{one.probability:.3g}",
             "enforced": one.enforced or "",
             "stages": ", ".join(
                 f"{leg} {score:.3g}" for leg, score in one.legs.items() if score is not None
@@ -142,14 +138,10 @@ def _print_candidates(
         }
         for one in candidates
     ]
-    # Only columns with any content; none without a row.
-    columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
-    if columns:
-        output.table(columns, ([row[name] for name in columns] for row in rows), title)
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    if rows:
+        # Only columns with any content.
+        columns = [name for name in rows[0] if any(row[name] for row in rows)]
+        yield TextTable(columns, ([row[name] for name in columns] for row in rows), title)
 
 
 def _why(candidate: "ExplainedCandidate") -> str:

@@ -9,6 +9,7 @@ from ctxguard._support.settings import SettingsModel, optional, optional_key, se
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import open_labelled, read_labelled, replayed
+from ctxguard.cli._tables import facts
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.server.system import IndexSystem
 
@@ -79,14 +80,13 @@ class HardNegativesCommand(IndexSystem):
         from ctxguard.core.fusion import Fusion
         from ctxguard.retrieval.index.passages import searchable_text
 
-        labelled, _, retriever = open_labelled(self, self.data, "train", output)
+        labelled, retriever = open_labelled(self, self.data, "train", output)
         # Reciprocal ranks have no margin between two scores.
         retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
         dataset = labelled.dataset
         pools = replayed(retriever, dataset, output, depth=self.depth or DEFAULT_DEPTH)
         mined = mine(pools, dataset, unjudged_margin=self.unjudged_margin)
-        known = set(retriever.passage_ids)
-        missing: Counter[str] = Counter()
+        known, missing = set(retriever.passage_ids), Counter[str]()
 
         def text(passage_id: str) -> str | None:
             known_here = passage_id in known
@@ -111,17 +111,13 @@ class HardNegativesCommand(IndexSystem):
             "data": dataset.name,
             "dataset_digest": dataset.digest(),
         }
-
-        def show() -> None:
-            of = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in sorted(kinds.items()))
-            without = f"{without_negative:,} gave no negative"
-            output.facts(
-                ("triplets", f"{written:,} in {self.out}"),
-                ("negatives", of),
-                ("queries", f"{len(mined):,} answerable; {without}"),
-            )
-
-        output.result(document, show, notes)
+        by_kind = [f"{n:,} {kind.replace('_', ' ')}" for kind, n in sorted(kinds.items())]
+        shown = facts(
+            ("triplets", f"{written:,} in {self.out}"),
+            ("negatives", ", ".join(by_kind)),
+            ("queries", f"{len(mined):,} answerable; {without_negative:,} gave no negative"),
+        )
+        output.result(document, [shown], notes)
 
 
 def _result(
@@ -134,12 +130,11 @@ def _result(
     """Print a frozen set; after a check, with its changes."""
     state = "" if changed is None else f", {'changed' if changed else 'unchanged'}"
     document = {"golden": folder, **snapshot.model_dump(mode="json")}
-
-    def show() -> None:
-        output.facts(
-            ("golden set", f"{folder}{state}"),
-            ("digest", snapshot.digest),
-            ("split", snapshot.split),
-        )
-
-    output.result(document if changed is None else {**document, "changes": changed}, show, notes)
+    if changed is not None:
+        document["changes"] = changed
+    shown = facts(
+        ("golden set", f"{folder}{state}"),
+        ("digest", snapshot.digest),
+        ("split", snapshot.split),
+    )
+    output.result(document, [shown], notes)

@@ -1,7 +1,7 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
@@ -10,12 +10,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
+from rich.console import RenderableType
 from rich.filesize import decimal
 
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli._console import Output, by_total
+from ctxguard.cli._tables import facts, remark
 from ctxguard.core.duplicates import text_key
 from ctxguard.errors import ConfigurationError
 
@@ -87,15 +89,15 @@ class IndexCommand(SettingsModel):
     def _check(self) -> Self:
         if (self.out is None) == (self.engine is None):
             raise ConfigurationError("give either --out FOLDER or --engine URL")
-        for name in ("lexical", "language", "model", "signals"):
-            given = getattr(self, name) is not None
-            if given and self.update:
-                raise ConfigurationError(
-                    f"--{name}: an update keeps what the index was built with; leave this out, or "
-                    "build the index again without --update"
-                )
-            if given and self.engine is not None and name == "lexical":
-                raise ConfigurationError("lexical has no effect with --engine: leave it out")
+        of_build = ("lexical", "language", "model", "signals")
+        given = [name for name in of_build if getattr(self, name) is not None]
+        if given and self.update:
+            raise ConfigurationError(
+                f"--{given[0]}: an update keeps what the index was built with; leave this out, or "
+                "build the index again without --update"
+            )
+        if self.lexical is not None and self.engine is not None:
+            raise ConfigurationError("lexical has no effect with --engine: leave it out")
         return self
 
     def __call__(self, output: Output) -> None:
@@ -120,13 +122,12 @@ class IndexCommand(SettingsModel):
             # Built before the passages are counted.
             with output.doing("reading the model's word pieces, once on this machine"):
                 embedder.piece_table  # noqa: B018  made, and kept
-        kept = _Kept(existing, reader)
-        corpus = _Corpus(reader, embedder, kept, chunk=chunk)
+        corpus = _Corpus(reader, embedder, existing, chunk=chunk)
         with self._kept(embedder, output) as encoder:
             retriever, changes = self._made(corpus, encoder, existing, output)
             build_seconds = perf_counter() - corpus.read_at
             where, notes = self._saved(retriever, output)
-        n_encoded = corpus.passages if changes is None else changes.encoded
+        n_encoded = corpus.n if changes is None else changes.encoded
         document = {
             "passages": len(retriever),
             "signals": _holder(retriever).signals,
@@ -135,11 +136,11 @@ class IndexCommand(SettingsModel):
             "window": corpus.window,
             "copies": corpus.copies,
             "passages_per_second": n_encoded / build_seconds,
-            "left_out": [{**e._asdict(), "kept": kept.of(e.path)} for e in reader.left_out],
+            "left_out": [{**e._asdict(), "kept": corpus.n_kept(e.path)} for e in reader.left_out],
         }
         document |= {**where, "seconds": perf_counter() - start}
         notes = [*reader.notes, *corpus.notes, *notes]
-        output.result(document, lambda: _print(document, output), notes, found=kept.n > 0)
+        output.result(document, _shown(document), notes, found=bool(corpus.kept))
 
     def _check_destination(self) -> None:
         """Refuse a bad destination or language before the work; saving checks only after it."""
@@ -259,10 +260,10 @@ def _holder(retriever: "_Index") -> Any:
     return getattr(retriever, "generation", retriever)
 
 
-def _print(made: "dict[str, Any]", output: Output) -> None:
+def _shown(made: "dict[str, Any]") -> Iterator[RenderableType]:
     by, changes = made["fingerprint"], made["update"]
     changed = changes and ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items())
-    output.facts(
+    yield facts(
         ("engine", made.get("engine")),
         ("index", f"{made['index']}, {decimal(made['size_bytes'])}" if "index" in made else None),
         ("passages", f"{made['passages']:,}"),
@@ -275,9 +276,9 @@ def _print(made: "dict[str, Any]", output: Output) -> None:
     left_out = sorted(made["left_out"], key=lambda each: (not each["kept"], not each["unread"]))
     for each in left_out[:_SHOWN]:
         kept = f"; as indexed before, {count(each['kept'], 'passage')}" if each["kept"] else ""
-        output.note(f"left out: {each['path']} {each['reason']}{kept}")
+        yield remark(f"left out: {each['path']} {each['reason']}{kept}")
     if len(left_out) > _SHOWN:
-        output.note(f"left out: {len(left_out) - _SHOWN:,} more, which --json lists")
+        yield remark(f"left out: {len(left_out) - _SHOWN:,} more, which --json lists")
 
 
 def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
@@ -297,49 +298,20 @@ def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
     return CHUNK_OF in rows.fields
 
 
-class _Kept:
-    """The indexed passages of documents that can no longer be read.
-
-    Attributes:
-        n: How many were yielded so far.
-    """
-
-    def __init__(self, index: "_Index | None", corpus: "Corpus") -> None:
-        self._index, self._corpus = index, corpus
-        self._by_path: Counter[str] = Counter()
-        self.n = 0
-
-    def __iter__(self) -> "Iterator[Passage]":
-        """Yield the passages, once the corpus is read."""
-        unread = {each.path.rstrip("/") for each in self._corpus.left_out if each.unread}
-        folders = tuple(f"{each}/" for each in unread)
-        if self._index is None or not unread:
-            return
-        for passage in self._index.stored_passages():
-            path = str((passage.metadata or {}).get("path", ""))
-            if path in unread or path.startswith(folders):
-                self._by_path[path] += 1
-                self.n += 1
-                yield passage
-
-    def of(self, path: str) -> int:
-        """Count the passages of a document or a folder."""
-        folder = f"{path.rstrip('/')}/"
-        return sum(n for each, n in self._by_path.items() if f"{each}/".startswith(folder))
-
-
 class _Corpus:
     """The passages to index, read once and not kept, and how they fit the model.
 
     Args:
-        passages: The passages of the file.
+        reader: Reads the corpus.
         embedder: The model.
-        kept: The indexed passages of documents that can no longer be read.
+        index: The index to update, if any. It gives the passages of documents that can no longer
+            be read.
         chunk: Whether to split passages longer than the model reads.
 
     Attributes:
-        passages: The number of passages read so far, or of chunks.
+        n: The number of passages read so far, or of chunks.
         copies: How many repeat the text of another; a context holds one of them.
+        kept: How many passages were taken from the index, by the path of their document.
         window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
             the passages that are longer; ``chunks`` made of them, None without splitting.
         read_at: When the last passage was read.
@@ -350,31 +322,49 @@ class _Corpus:
 
     def __init__(
         self,
-        passages: "Iterable[Passage]",
+        reader: "Corpus",
         embedder: "SentenceTransformerEmbedder",
-        kept: _Kept,
+        index: "_Index | None",
         *,
         chunk: bool,
     ) -> None:
-        self._file, self._window, self._chunk = passages, embedder.passage_window, chunk
-        self._kept = kept
+        self._reader, self._index, self._chunk = reader, index, chunk
+        self._window = embedder.passage_window
         if self._window is None and chunk:
             raise ConfigurationError(
                 f"--chunk needs the token limit of {embedder.name}, which is unknown: leave it out"
             )
         tokens = None if self._window is None else self._window.tokens
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
-        self.passages, self.copies, self.read_at = 0, 0, perf_counter()
+        self.n, self.copies, self.read_at = 0, 0, perf_counter()
+        self.kept = Counter[str]()
 
     def __iter__(self) -> "Iterator[Passage]":
         texts: set[bytes] = set()
-        for passage in chain(self._fitted(), self._kept):
-            self.passages += 1
+        for passage in chain(self._fitted(), self._still_indexed()):
+            self.n += 1
             if (key := text_key(passage.text)) is not None:
                 self.copies += key in texts
                 texts.add(key)
             yield passage
         self.read_at = perf_counter()
+
+    def _still_indexed(self) -> "Iterator[Passage]":
+        """Yield the indexed passages of unreadable documents, known once the corpus is read."""
+        unread = {each.path.rstrip("/") for each in self._reader.left_out if each.unread}
+        folders = tuple(f"{each}/" for each in unread)
+        if self._index is None or not unread:
+            return
+        for passage in self._index.stored_passages():
+            path = str((passage.metadata or {}).get("path", ""))
+            if path in unread or path.startswith(folders):
+                self.kept[path] += 1
+                yield passage
+
+    def n_kept(self, path: str) -> int:
+        """Count the passages that were taken from the index, of a document or a folder."""
+        folder = f"{path.rstrip('/')}/"
+        return sum(n for each, n in self.kept.items() if f"{each}/".startswith(folder))
 
     def _fitted(self) -> "Iterator[Passage]":
         from ctxguard.retrieval.chunks import chunked, document_of
@@ -382,9 +372,9 @@ class _Corpus:
 
         longer, chunks, last = 0, 0, None
         if self._window is None:
-            yield from self._file
+            yield from self._reader
         elif self._chunk:
-            for passage in chunked(self._file, self._window):
+            for passage in chunked(self._reader, self._window):
                 document = document_of(passage)
                 chunks += document is not None
                 longer += document not in {None, last}
@@ -392,7 +382,7 @@ class _Corpus:
                 yield passage
             self.window["chunks"] = chunks
         else:
-            for passage in self._file:
+            for passage in self._reader:
                 longer += self._window.is_longer(without_surrogates(searchable_text(passage)))
                 yield passage
         self.window["longer"] = longer

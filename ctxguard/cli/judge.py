@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast
 from uuid import uuid4
 
 from pydantic import model_validator
@@ -14,8 +14,8 @@ from ctxguard._support.settings import key, optional
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
-from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
-from ctxguard.cli._store import JudgeModel, judge_waiting, wait_to_own
+from ctxguard.cli._inputs import in_first_order
+from ctxguard.cli._store import JudgeModel, by_k, judge_waiting, next_step, wait_to_own
 from ctxguard.cli._system import System
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
 from ctxguard.errors import ConfigurationError, QueryError
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _REPLY_TOKENS = 10
 _AT_ONCE = 20
+
+_Questions: TypeAlias = list[tuple[str, str, int]]
+"""Request id, text, and how often it was asked."""
 
 
 class JudgeCommand(JudgeModel, System):
@@ -76,25 +79,26 @@ class JudgeCommand(JudgeModel, System):
         passages, as the judge sees them. A judge errs: have people grade a part
         of the passages, and the figures are corrected.
         """
+        from calibration.from_store import judged_store
         from ctxguard.endpoints.chat import why_failed
-        from ctxguard.guard.wrapped_retriever import call_if
+        from ctxguard.guard.assess import Closeable
         from ctxguard.monitor.store import SampleStore, State
 
         with ExitStack() as stack:
             judge = None
             if self.judge is not None:
                 judge = self.model_judge(self.judge, self.reranker)
-                stack.callback(call_if, judge, "close")
+                if isinstance(judge, Closeable):
+                    stack.callback(judge.close)
             file = SampleStore(self.store).file
             # An estimate of the cost creates no store.
             there = judge is not None or file is None or file.exists()
             store = stack.enter_context(SampleStore.open(self.store if there else "sqlite://"))
             waited = store.states().get(State.PENDING, 0)
-            lacking = (0, 0)
-            if judge is not None:
-                lacking = store.n_failed(f"{judge.name} {judge.version}")
+            series = "" if judge is None else f"{judge.name} {judge.version}"
+            lacking = store.n_failed(series) if series else (0, 0)
+            failed: list[Reply[str]] = []
             with output.passes() as begin:
-                failed: list[Reply[str]] = []
                 added = self._write(store, judge, begin, failed)
             if failed:
                 output.note(
@@ -105,10 +109,12 @@ class JudgeCommand(JudgeModel, System):
             if judge is None:
                 return
             fault = _judge_all(store, judge, output)
-            series = f"{judge.name} {judge.version}"
             if series not in store.series():
                 output.findings([fault or "no sample waits, and this judge has judged none"])
-            _show(store, series, output, fault)
+            found = judged_store(store, series, READERS)
+        figures, table = by_k(found)
+        notes = [*found.notes, *next_step(found), *([fault] if fault else [])]
+        output.result({"judge": series, **figures}, [table], notes, found=bool(fault))
 
     def _write(
         self,
@@ -122,14 +128,17 @@ class JudgeCommand(JudgeModel, System):
         from ctxguard import ContextGuard
         from ctxguard.monitor.store import WorkerCounts
 
-        source = self.open()
+        source = cast("HybridRetriever", self.open())
         retriever = cast("HybridRetriever", in_first_order(source))
         depth = max(self.depth or DEFAULT_DEPTH, self.serving_k, JUDGED_DEPTH)
         guard = ContextGuard(retriever, k=self.serving_k, mode="off", depth=depth)
         system = {**retriever.fingerprint(), "k": str(self.serving_k), "depth": str(depth)}
         worker, added = uuid4().hex, Counter[str]()
-        index = cast("HybridRetriever", source)
-        for asked in self._asked(index, system, store, judge, begin, failed=failed):
+        for asked in (
+            self._asked(system, store, begin)
+            if self.questions is None
+            else self._written(source, system, store, judge, begin, failed=failed)
+        ):
             entries = []
             for request_id, text, times in asked:
                 with suppress(QueryError):
@@ -144,6 +153,26 @@ class JudgeCommand(JudgeModel, System):
         return added
 
     def _asked(
+        self, system: Mapping[str, str], store: "SampleStore", begin: "Passes"
+    ) -> Iterator[_Questions]:
+        """Yield the questions of the log that the store lacks."""
+        from calibration.asked_questions import asked_questions, request_id_of
+        from calibration.reranked_candidates import read_candidates
+
+        log = (
+            dict.fromkeys(read_candidates(cast(Path, self.candidates)), 1)
+            if self.queries is None
+            else asked_questions(self.queries)
+        )
+        asked = [(request_id_of(text, system), text, n) for text, n in log.items()]
+        new = [each for each in asked if not store.find([each[0]])]
+        step = begin("searching", len(new))
+        for first in range(0, len(new), _AT_ONCE):
+            some = new[first : first + _AT_ONCE]
+            yield some
+            step(len(some))
+
+    def _written(
         self,
         index: "HybridRetriever",
         system: Mapping[str, str],
@@ -152,11 +181,8 @@ class JudgeCommand(JudgeModel, System):
         begin: "Passes",
         *,
         failed: "list[Reply[str]]",
-    ) -> "Iterator[list[tuple[str, str, int]]]":
-        """Yield questions that the store lacks: request id, text, and how often it was asked.
-
-        Replies that hold no question are added to ``failed``.
-        """
+    ) -> Iterator[_Questions]:
+        """Yield questions that the model writes; add to ``failed`` the replies that hold none."""
         from calibration.asked_questions import (
             passages_to_ask_about,
             request_id_of,
@@ -164,35 +190,19 @@ class JudgeCommand(JudgeModel, System):
         )
         from ctxguard.endpoints.failures import InvalidReason
 
-        if self.questions is None:
-            asked = [(request_id_of(text, system), text, n) for text, n in self._log().items()]
-            new = [each for each in asked if not store.find([each[0]])]
-            step = begin("searching", len(new))
-            for first in range(0, len(new), _AT_ONCE):
-                some = new[first : first + _AT_ONCE]
-                yield some
-                step(len(some))
-            return
-        drawn = passages_to_ask_about(index.passage_ids, self.questions)
+        drawn = passages_to_ask_about(index.passage_ids, self.questions or 0)
         ids = {name: request_id_of(name, system, is_written=True) for name in drawn}
         passages = [index.passage(name) for name in drawn if not store.find([ids[name]])]
         step = begin("writing questions", len(passages))
         for written in written_questions(passages, cast("LLMJudge", judge)):
-            failed += [reply for _, reply in written if isinstance(reply.answer, InvalidReason)]
-            yield [
-                (ids[passage.passage_id], reply.answer, 1)
-                for passage, reply in written
-                if not isinstance(reply.answer, InvalidReason)
-            ]
+            questions = []
+            for passage, reply in written:
+                if isinstance(reply.answer, InvalidReason):
+                    failed.append(reply)
+                else:
+                    questions.append((ids[passage.passage_id], reply.answer, 1))
+            yield questions
             step(len(written))
-
-    def _log(self) -> dict[str, int]:
-        from calibration.asked_questions import asked_questions
-        from calibration.reranked_candidates import read_candidates
-
-        if self.queries is None:
-            return dict.fromkeys(read_candidates(cast(Path, self.candidates)), 1)
-        return asked_questions(self.queries)
 
     def _in_words(self, added: Counter[str], waited: int, failed: tuple[int, int]) -> str:
         """Say how many samples are left to judge, and their cost."""
@@ -238,13 +248,3 @@ def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | No
     if report.waiting and report.outcomes[JudgingOutcome.JUDGE_FAILED]:
         fault = f"{running.why_judge_failed}; {count(report.waiting, 'sample')} wait for it"
     return fault
-
-
-def _show(store: "SampleStore", series: str, output: Output, fault: str | None) -> None:
-    """Print the figures of the first k from judged samples, and the next step."""
-    from calibration.from_store import judged_store
-
-    found = judged_store(store, series, READERS)
-    notes = [*found.notes, *next_step(found), *([fault] if fault else [])]
-    document = {"judge": series, **by_k(found)}
-    output.result(document, lambda: output.out.print(table_of_k(found)), notes, found=bool(fault))

@@ -16,11 +16,11 @@ from ctxguard._support.extras import require
 from ctxguard._support.settings import SettingsModel, about, key, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, one_line, picked
-from ctxguard.cli._inputs import on_route, read_labelled
-from ctxguard.cli._judged import in_first_order
+from ctxguard.cli._console import Output, picked
+from ctxguard.cli._inputs import in_first_order, on_route, read_labelled
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import Source, System
+from ctxguard.cli._tables import facts, one_line
 from ctxguard.core.types import DEFAULT_DEPTH, Passage
 from ctxguard.errors import ConfigurationError, DataError, QueryError
 
@@ -97,22 +97,20 @@ class LabelCommand(System):
         output.notes(notes)
         work.next_step = self._next_step()
         self._serve(work, output)
+        n_graded = sum(not work.lacking(place) for place in range(len(work.queries)))
         document = {
             "labels": self.out,
             "questions": len(work.queries),
-            "graded": sum(not work.lacking(place) for place in range(len(work.queries))),
+            "graded": n_graded,
             "answerable": file.n_answerable,
         }
-
-        def show() -> None:
-            output.facts(
-                ("graded", f"{document['graded']:,} of {count(len(work.queries), 'question')}"),
-                ("good for", work.bought()),
-                ("labels", str(self.out)),
-                ("next", work.next_step),
-            )
-
-        output.result(document, show)
+        shown = facts(
+            ("graded", f"{n_graded:,} of {count(len(work.queries), 'question')}"),
+            ("good for", work.bought()),
+            ("labels", str(self.out)),
+            ("next", work.next_step),
+        )
+        output.result(document, [shown])
 
     def _file(self) -> "LabelFile":
         """Open the labels, adding the questions they lack."""
@@ -124,14 +122,15 @@ class LabelCommand(System):
         if path is None or path == out:
             return LabelFile(out)
         suffix = path.suffix.lower()
-        is_labelled = path.is_dir() or suffix == ".tsv"
-        if suffix in {".jsonl", ".json"}:
+        is_labelled, is_json = path.is_dir() or suffix == ".tsv", suffix in {".jsonl", ".json"}
+        if is_json:
             first = next(read_records(path, Counter()), None)
             is_labelled = first is not None and bool({"relevant", "keywords"} & set(first.fields))
         if is_labelled:
             return LabelFile(out, labelled=read_labelled(path, "train").dataset)
-        is_log = suffix in {".jsonl", ".json", ".csv"}
-        return LabelFile(out, list(asked_questions(path)) if is_log else listed_questions(path))
+        if is_json or suffix == ".csv":
+            return LabelFile(out, list(asked_questions(path)))
+        return LabelFile(out, listed_questions(path))
 
     def _pools(
         self, file: "LabelFile", source: Source, output: Output, notes: list[str]
@@ -298,10 +297,9 @@ class ExportCommand(SettingsModel):
             top_grade = opened.top_grade() or self.max_grade
         rows = distinct_rows(samples)
         expected = min(round(sum(sample.expected_passages for sample in samples)), len(rows))
-        guide = None
-        if out is not None:
+        guide = None if out is None else out.with_name(f"{out.stem}-guide.md")
+        if out is not None and guide is not None:
             write_label_file(out, rows)
-            guide = out.with_name(f"{out.stem}-guide.md")
             with atomic_write(guide) as stream:
                 stream.write(grading_guide(out.name, top_grade).encode())
         notes = self._notes(rows, guide)
@@ -317,15 +315,11 @@ class ExportCommand(SettingsModel):
             "passages": len(rows),
             "expected_passages": expected,
         }
-
-        def show() -> None:
-            name = "" if out is None else f"{out}: "
-            output.out.print(
-                f"{name}{len(samples):,} requests, about {expected:,} passages to grade, "
-                f"at most {len(rows):,}"
-            )
-
-        output.result(document, show, notes)
+        line = (
+            f"{'' if out is None else f'{out}: '}{len(samples):,} requests, about {expected:,} "
+            f"passages to grade, at most {len(rows):,}"
+        )
+        output.result(document, [line], notes)
 
     def _notes(self, rows: "Sequence[RowToLabel]", guide: Path | None) -> list[str]:
         if not rows and self.tenant is not None:
@@ -338,8 +332,7 @@ class ExportCommand(SettingsModel):
                 f"{guide} tells people how to grade; import the graded file with "
                 "`ctxguard label import`"
             )
-        bare = sum(not row.text and not row.title for row in rows)
-        if bare:
+        if bare := sum(not row.text and not row.title for row in rows):
             notes.append(f"{bare:,} passages have no text in the store; look them up by their ids")
         return notes
 
@@ -380,13 +373,14 @@ class ImportCommand(SettingsModel):
             repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
             requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))
             usable = usable_labels(opened, requests)
-        counts = (
-            (repeated.added, "more requests ask the same of the same passage: graded as well"),
-            (added.duplicates, "were in the store already"),
-            (len(added.unknown), "requests are not in the store; their labels were left out"),
-        )
-        notes = [f"{n:,} {words}" for n, words in counts if n]
-        notes += [f"unknown: {', '.join(added.unknown)}"] if added.unknown else []
+        counts = {
+            "more requests ask the same of the same passage: graded as well": repeated.added,
+            "were in the store already": added.duplicates,
+            "requests are not in the store; their labels were left out": len(added.unknown),
+        }
+        notes = [f"{n:,} {words}" for words, n in counts.items() if n]
+        if added.unknown:
+            notes.append(f"unknown: {', '.join(added.unknown)}")
         said = (
             f"{count(usable['passages'], 'grade')} on "
             f"{count(usable['requests'], 'complete request')} count"
@@ -405,4 +399,4 @@ class ImportCommand(SettingsModel):
             "usable": usable,
         }
         words = f"{added.added:,} labels imported from {self.annotator}"
-        output.result(document, lambda: output.out.print(words), notes)
+        output.result(document, [words], notes)

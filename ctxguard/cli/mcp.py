@@ -7,9 +7,8 @@ from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
-from ctxguard.cli._inputs import served_depth
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import DEFAULT_K
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
 from ctxguard.errors import ConfigurationError
 from ctxguard.server.system import IndexSystem
 
@@ -43,11 +42,9 @@ class McpCommand(IndexSystem):
         conditions = _where(self.where)
         profile = None if self.profile is None else ctxguard.Profile.load(self.profile)
         output = Output(as_json=True)  # standard output is the protocol's
+        depth = DEFAULT_DEPTH if profile is None else profile.provenance.depth
         guard = ctxguard.ContextGuard(
-            self.open_index(),
-            profile=profile,
-            k=self.k,
-            depth=served_depth(None, self.k, profile),
+            self.open_index(), profile=profile, k=self.k, depth=max(self.k, depth)
         )
         for line in guard.differences:
             output.note(f"the profile was calibrated on another system: {line}")

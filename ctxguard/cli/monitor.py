@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -12,12 +12,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
+from rich.console import RenderableType
 
 import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, NO_DATA, Output, interval, picked
+from ctxguard.cli._console import FINDING, Output, picked
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.cli._store import (
     IN_WORDS,
@@ -28,6 +29,7 @@ from ctxguard.cli._store import (
     open_store,
     tokens_in_words,
 )
+from ctxguard.cli._tables import NO_DATA, TextTable, facts, interval, remark
 from ctxguard.errors import ConfigurationError, CtxguardError
 from ctxguard.measure.worth import READERS
 from ctxguard.server.system import AllMetrics, IndexSystem
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from ctxguard.measure.estimate import Estimate
     from ctxguard.measure.metrics import Metric
     from ctxguard.monitor.alarms import AlarmReport
-    from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
+    from ctxguard.monitor.estimation.live import WindowPopulation
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.service import Monitor, Report
 
@@ -113,7 +115,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
         """
         if output.as_json and not self.once:
             raise ConfigurationError("--json prints what --once found: give --once")
-        from ctxguard.guard.wrapped_retriever import call_if
+        from ctxguard.guard.assess import Closeable
         from ctxguard.monitor.judging.budget import BudgetLimits
         from ctxguard.monitor.service import Monitor, WatchedProfile
         from ctxguard.monitor.store import Limits
@@ -147,17 +149,14 @@ class MonitorCommand(JudgeModel, IndexSystem):
                 "people labelled, and then later samples"
             )
         try:
-            (self._once if self.once else self._serve)(running, output)
+            (self._once if self.once else self._serve)(running, judge, output)
         finally:
-            call_if(judge, "close")
+            if isinstance(judge, Closeable):
+                judge.close()
             running.store.close()
 
     def _judge(self, output: Output) -> "Judge":
-        """Build the judge, and note the repairs made in labels.
-
-        Raises:
-            ConfigurationError: a setting that this kind of judge needs is missing.
-        """
+        """Build the judge, and note the repairs made in labels."""
         if self.judge == "people":
             from ctxguard.monitor.judges import PeopleAlone
 
@@ -169,19 +168,15 @@ class MonitorCommand(JudgeModel, IndexSystem):
         labelled = read_labelled(self.labels, "test", self.relevant_from)
         texts, notes = labelled.texts()
         judge = label_judge(labelled.dataset, texts)
+        output.notes([*labelled.notes, *notes])
         if judge.ambiguous:
-            notes.append(
+            output.note(
                 f"{count(judge.ambiguous, 'question')} with conflicting labels get no grade: make "
                 "the labels agree, or remove some"
             )
-        notes.append(
-            "unlabelled passages count as not relevant: precision is at least what is shown, and "
-            "recall is over labelled passages only"
-        )
-        output.notes([*labelled.notes, *notes])
         return judge
 
-    def _once(self, running: "Monitor", output: Output) -> None:
+    def _once(self, running: "Monitor", judge: "Judge", output: Output) -> None:
         from ctxguard.measure.metrics import failed_in_words
         from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.service import JudgingOutcome
@@ -196,6 +191,8 @@ class MonitorCommand(JudgeModel, IndexSystem):
         alarms = None if own_alarms is None else own_alarms.report()
         judge_failed = report.waiting > 0 and report.outcomes[JudgingOutcome.JUDGE_FAILED] > 0
         notes = [] if judge_fault is None else [judge_fault]
+        if getattr(judge, "n_unlabelled", 0) or not report.outcomes[JudgingOutcome.JUDGED]:
+            notes += _of_labels(judge)
         if alarms is not None and alarms.profile_id != before:
             notes.append(
                 f"{self.profile} now holds profile {alarms.profile_id}; your copy of profile "
@@ -210,21 +207,15 @@ class MonitorCommand(JudgeModel, IndexSystem):
             mode: {**found._asdict(), "saved_cost": found.saved_cost(price)}
             for mode, found in tokens_by_mode(report.counts).items()
         }
-
-        def show() -> None:
-            _print(report, output, price)
-            if alarms is not None:
-                _print_alarms(alarms, output)
-            _print_estimates(report, output)
-
-        active = () if alarms is None else alarms.active
-        alarmed = any(alarm.reference is not None for alarm in active)
-        document = {**_document(report, alarms), "tokens": tokens}
+        alarmed = alarms is not None and any(each.reference is not None for each in alarms.active)
         output.result(
-            document, show, notes, found=judge_failed or judge_fault is not None or alarmed
+            {**_document(report, alarms), "tokens": tokens},
+            _shown(report, alarms, price),
+            notes,
+            found=judge_failed or judge_fault is not None or alarmed,
         )
 
-    def _serve(self, running: "Monitor", output: Output) -> None:
+    def _serve(self, running: "Monitor", judge: "Judge", output: Output) -> None:
         from ctxguard.monitor.export.multiprocess import registry_for_scrape
         from ctxguard.monitor.export.prometheus import MonitorCollector
         from ctxguard.monitor.export.server import MetricsServer
@@ -250,8 +241,9 @@ class MonitorCommand(JudgeModel, IndexSystem):
             signal.signal(number, lambda number, _: received.put(number))
         url = f"http://{self.host}:{server.server_port}/metrics"
         output.err.print(f"{url}, judged by {running.series}")
+        output.notes(_of_labels(judge))
         if not running.own():
-            output.note(f"{WAITS.format(store=running.store.name)}")
+            output.note(WAITS.format(store=running.store.name))
         running.start(refresh_seconds=self.refresh_seconds)
         while running.judge_fault is None:
             with suppress(Empty):
@@ -263,6 +255,19 @@ class MonitorCommand(JudgeModel, IndexSystem):
         if running.judge_fault is not None:
             output.err.print(running.judge_fault, soft_wrap=True)
             raise SystemExit(FINDING)
+
+
+def _of_labels(judge: "Judge") -> list[str]:
+    """Say how a judge by labels counts passages without one."""
+    from ctxguard.monitor.judges import LabelJudge
+
+    if not isinstance(judge, LabelJudge):
+        return []
+    line = (
+        "unlabelled passages count as not relevant: precision is at least what is shown, and "
+        "recall is over labelled passages only"
+    )
+    return [line]
 
 
 def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
@@ -302,7 +307,9 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
     }
 
 
-def _print(report: "Report", output: Output, price: float | None) -> None:
+def _shown(
+    report: "Report", alarms: "AlarmReport | None", price: float | None
+) -> Iterator[RenderableType]:
     from ctxguard.monitor.judging.sample_judge import MISMATCHED
 
     accounts = report.accounts
@@ -314,7 +321,7 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
     samples += f"{sum(accounts.lost.values()):,} lost" + (f" ({lost})" if lost else "")
     samples += f", {accounts.pending:,} pending" if accounts.pending else ""
     samples += f", {accounts.unaccounted:,} unaccounted for" if accounts.unaccounted else ""
-    output.facts(
+    yield facts(
         ("samples", samples),
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
@@ -323,12 +330,15 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         *tokens_in_words(report.counts, price),
     )
     if mismatched := _totals(report)[MISMATCHED]:
-        output.note(
+        yield remark(
             f"{count(int(mismatched), 'sample')} answered under a profile that was calibrated on "
             "another system (profile_mismatch); each answer's `differences` name what differs"
         )
     if report.waiting and report.judging_sampling_probability == 0.0:
-        output.note("the judging budget is used up for now")
+        yield remark("the judging budget is used up for now")
+    if alarms is not None:
+        yield from _alarms_shown(alarms)
+    yield from _estimates_shown(report)
 
 
 def _totals(report: "Report") -> Mapping[str, float]:
@@ -350,45 +360,48 @@ def _grades(report: "Report") -> str | None:
     return said + (f", cost {totals['judge_cost']:,.2f}" if totals["judge_cost"] else "")
 
 
-def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
+def _alarms_shown(alarms: "AlarmReport") -> Iterator[RenderableType]:
     from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD
 
-    output.facts(*[("alarm" if one.reference else "warning", one.message) for one in alarms.active])
+    yield facts(*[("alarm" if one.reference else "warning", one.message) for one in alarms.active])
     if not alarms.losses:
-        output.note(f"profile {alarms.profile_id} has no promise that could be monitored")
+        yield remark(f"profile {alarms.profile_id} has no promise that could be monitored")
         return
-    rows = []
-    for monitor in alarms.losses:
-        learned = f"after {monitor.n_needed:,} more"
-        row = (
+    rows = [
+        (
             monitor.quantity.value.replace("_", " "),
             monitor.route.value,
             f"{monitor.promise.at_most:.3f}",
-            learned if monitor.target is None else f"{monitor.target:.3f}",
+            f"after {monitor.n_needed:,} more"
+            if monitor.target is None
+            else f"{monitor.target:.3f}",
             f"{monitor.n:,}",
             NO_DATA if monitor.e_value is None else f"{monitor.e_value:,.3g}",
         )
-        rows.append(row)
-    output.table(
+        for monitor in alarms.losses
+    ]
+    yield TextTable(
         ("promise", "route", "at most>", "target>", "judged>", "evidence>"),
         rows,
         f"Promises of profile {alarms.profile_id}; alarm at evidence {DEFAULT_THRESHOLD:,.0f}",
     )
     if not any(monitor.n for monitor in alarms.losses) and not alarms.active:
-        output.note("no whole day of requests served by this profile in enforce mode is judged yet")
+        yield remark(
+            "no whole day of requests served by this profile in enforce mode is judged yet"
+        )
 
 
-def _print_estimates(report: "Report", output: Output) -> None:
+def _estimates_shown(report: "Report") -> Iterator[RenderableType]:
     from ctxguard.monitor.estimation.live import Window
 
     live = report.live
     if live.judge_estimates:
-        output.note(
+        yield remark(
             f"the judge makes errors, which {live.labelled:,} requests labelled by people correct. "
             f"{_next_step(report)}"
         )
     if live.unpicked:
-        output.note(
+        yield remark(
             f"{live.unpicked:,} labelled requests were not picked by `ctxguard label export`: "
             "their probability is unknown, so no estimate uses them"
         )
@@ -400,15 +413,22 @@ def _print_estimates(report: "Report", output: Output) -> None:
     about = {titles[each]: _population(one) for each, one in live.populations.items()}
     if len(about) > 1 and len(set(about.values())) == 1:
         about = {"all windows": next(iter(about.values()))}
-    output.facts(*about.items())
-    windows = {metric: titles[window] for metric, window in live.shown.items()}
+    yield facts(*about.items())
+    # A metric comes above its parts.
+    places = {name: place for place, name in enumerate(IN_WORDS)}
+    shown = sorted(live.shown.items(), key=lambda each: places.get(each[0].value, len(places)))
     for title, by_window in (
         ("Live estimates, with 95% intervals", live.estimates),
         ("The judge's raw figures, not corrected", live.judge_estimates),
     ):
-        if by_window:
-            chosen = {metric: by_window[window][metric] for metric, window in live.shown.items()}
-            _print_figures(title, chosen, windows, output)
+        if not by_window:
+            continue
+        rows = []
+        for metric, window in shown:
+            found, name = by_window[window][metric], IN_WORDS.get(metric.value, metric.value)
+            n = NO_DATA if found.n_effective is None else f"{found.n_effective:,.0f}"
+            rows.append((name, _figure(metric, found), titles[window], n))
+        yield TextTable(("metric", "estimate>", "window", "effective>"), rows, title)
 
 
 def _next_step(report: "Report") -> str:
@@ -435,20 +455,6 @@ def _population(about: "WindowPopulation") -> str:
         span = f" from {since} to {until} UTC"
     said = f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
     return said + (f", {about.failed:,} lack a grade" if about.failed else "")
-
-
-def _print_figures(
-    title: str, estimates: "Estimates", windows: "Mapping[Metric, str]", output: Output
-) -> None:
-    """Print one row for each metric, with its window and the effective requests."""
-    # A metric comes above its parts.
-    rows, places = [], {name: place for place, name in enumerate(IN_WORDS)}
-    for metric in sorted(estimates, key=lambda each: places.get(each.value, len(places))):
-        found = estimates[metric]
-        n = NO_DATA if found.n_effective is None else f"{found.n_effective:,.0f}"
-        name = IN_WORDS.get(metric.value, metric.value)
-        rows.append((name, _figure(metric, found), windows[metric], n))
-    output.table(("metric", "estimate>", "window", "effective>"), rows, title)
 
 
 _HALF_WIDTHS = {"precision": 0.045, "served_mrr": 0.045, "pooled_recall": 0.12}

@@ -1,16 +1,19 @@
 """``ctxguard query``: shows the kept and dropped candidates of one query, with reasons."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 import ctxguard
 from ctxguard._support.settings import optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, one_line
+from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import on_route
 from ctxguard.cli._system import Source, System, open_assessor
+from ctxguard.cli._tables import facts, heading, one_line
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, CandidateDecision, Mode, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
@@ -80,41 +83,39 @@ class QueryCommand(System, AssessorSettings):
             output.notes(notes)
         else:
             document = {**context.to_dict(), "differences": list(comparison.differences)}
-            output.result(document, lambda: self._print(context, source, output), notes)
+            output.result(document, self._shown(context, source, output.out.width), notes)
         output.findings(
             f"the profile does not fit this index: {each}" for each in comparison.mismatches
         )
 
-    def _print(self, context: "Context", retriever: "Source", output: Output) -> None:
+    def _shown(self, context: "Context", source: "Source", width: int) -> Iterator[RenderableType]:
         kept = [candidate for candidate in context.decisions if candidate.kept]
         dropped = [candidate for candidate in context.decisions if not candidate.kept]
         shown = dropped if self.show_all else dropped[:_DROPPED_SHOWN]
-        sufficient = {True: "yes", False: "no", None: "no threshold"}[context.sufficient]
-        p, in_mode = context.p_sufficient, None
+        sufficient = in_mode = None
+        if context.p_sufficient is not None:
+            said = {True: "yes", False: "no", None: "no threshold"}[context.sufficient]
+            p = f"P(the best kept passage is relevant) = {context.p_sufficient:.3g}"
+            sufficient = f"{said}: {p}"
         if context.mode is not Mode.ENFORCE:
             served = f"the model gets the retriever's first {len(context)} instead"
             in_mode = f"{context.mode.value}: {served}"
-        output.facts(
+        yield facts(
             ("query", context.query),
             ("route", context.route.value),
             ("keeps", describe_policy(context.decision.policy)),
             ("kept", f"{len(kept)} of {context.candidates} candidates"),
-            (
-                "sufficient",
-                None
-                if p is None
-                else f"{sufficient}: P(the best kept passage is relevant) = {p:.3g}",
-            ),
+            ("sufficient", sufficient),
             ("mode", in_mode),
         )
         for title, candidates, lines in (("kept", kept, _KEPT_LINES), ("dropped", shown, 1)):
             if candidates:
-                output.heading(title)
+                yield heading(title)
             for candidate in candidates:
-                passage = retriever.passage(candidate.passage_id)
-                output.out.print(_candidate(candidate, passage, output.out.width, lines))
+                passage = source.passage(candidate.passage_id)
+                yield _candidate(candidate, passage, width, lines)
         if len(shown) < len(dropped):
-            output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
+            yield f"{len(dropped) - len(shown)} more dropped; --all shows them"
 
 
 def _candidate(candidate: CandidateDecision, passage: Passage, width: int, lines: int) -> Table:

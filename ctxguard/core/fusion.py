@@ -77,7 +77,10 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
         legs: ``lexical`` and ``dense``, shape (n,) each, NaN where a leg has no score. A missing or
             garbage score counts as the scorer's minimum (convex) or as no rank (reciprocal rank,
             which also accepts a missing leg).
-        fusion: The method; ``convex`` gives scores in [0, 1], others a sum of reciprocal ranks.
+        fusion: The method and its parameters.
+
+    Returns:
+        Shape (n,): in [0, 1] for ``convex``; a sum of reciprocal ranks otherwise.
 
     Raises:
         ConfigurationError: ``convex``, but the scores of a leg have no theoretical minimum.
@@ -130,7 +133,10 @@ def reciprocal_rank(
 
     Equal scores share the better rank, so the result does not depend on input order.
 
-    Scores at or below ``above`` have no rank.
+    Args:
+        scores: Shape (n,).
+        constant: > 0.
+        above: Scores at or below this have no rank.
 
     >>> reciprocal_rank(np.array([3.0, np.nan, 5.0]), 60).round(5).tolist()
     [0.01613, 0.0, 0.01639]

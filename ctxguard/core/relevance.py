@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -23,9 +22,12 @@ class RelevanceModel:
         legs: The legs that it was fitted on, sorted; it applies to no other set. ``ranking`` alone
             means the scores of a ranking without legs.
         coefficients: One per feature, in the order of ``feature_names(legs, features)``.
-        means: Of each feature in the training data; ``scales`` likewise, > 0.
+        means: The mean of each feature in the training data.
+        scales: The scale of each feature in the training data, > 0.
+        intercept: Log-odds of a candidate with average features.
         features: The features of named signals, as ``named_features`` names them.
-        clip: Maximum magnitude of a standardised feature, > 0; None disables it.
+        clip: Maximum magnitude of a standardised feature, > 0: larger values are clipped to it.
+            None disables it.
 
     Raises:
         ConfigurationError: at construction, for numbers that do not form one model.
@@ -42,8 +44,7 @@ class RelevanceModel:
     def __post_init__(self) -> None:
         if not self.legs or list(self.legs) != sorted(set(self.legs)):
             raise ConfigurationError(f"legs {self.legs!r} must be distinct, sorted names")
-        for feature in self.features:
-            signal_of(feature)  # raises for what is not a feature
+        signals = tuple(dict.fromkeys(map(signal_of, self.features)))
         if len(set(self.features)) != len(self.features):
             raise ConfigurationError(f"features {self.features!r} must be distinct")
         names = feature_names(self.legs, self.features)
@@ -64,20 +65,25 @@ class RelevanceModel:
             raise ConfigurationError(f"scale {min(self.scales)!r} must be > 0")
         if self.clip is not None and not 0.0 < self.clip < math.inf:
             raise ConfigurationError(f"clip {self.clip!r} must be > 0 and finite, or null")
-
-    @cached_property
-    def signals(self) -> tuple[str, ...]:
-        """The named signals that it needs."""
-        return tuple(dict.fromkeys(map(signal_of, self.features)))
-
-    @cached_property
-    def _folded(self) -> tuple[FloatArray, float, tuple[FloatArray, FloatArray] | None]:
-        """The weights and offset with the standardisation folded in, and the clipping bounds."""
+        # The standardisation is folded into the coefficients once, not on every request.
         means, scales = np.asarray(self.means), np.asarray(self.scales)
         weights = np.asarray(self.coefficients) / scales
         reach = None if self.clip is None else self.clip * scales
         bounds = None if reach is None else ((means - reach)[:, None], (means + reach)[:, None])
-        return weights[:, None], float(self.intercept - weights @ means), bounds
+        offset = float(self.intercept - weights @ means)
+        for name, value in (
+            ("_signals", signals),
+            ("_weights", weights[:, None]),
+            ("_offset", offset),
+            ("_bounds", bounds),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """The named signals that it needs."""
+        signals: tuple[str, ...] = self.__dict__["_signals"]
+        return signals
 
     def probabilities(
         self,
@@ -85,12 +91,17 @@ class RelevanceModel:
         signals: Mapping[str, FloatArray] = NO_SIGNALS,
         positions: Sequence[int] | None = None,
     ) -> FloatArray | None:
-        """Compute P(relevant) of the candidates at these positions, or of all, in that order.
+        """Compute P(relevant) of candidates.
+
+        Args:
+            legs: Each stage's scores, shape (n,) each.
+            signals: Named signals, shape (n,) each; unused ones are ignored.
+            positions: The candidates to compute; others are ignored. None for all.
 
         Returns:
-            None if the legs are not those that the model was fitted on, carry rank only, or lack a
-            score, or if a signal is missing or lacks a value: a probability from other features
-            would be a guess.
+            Shape (n_candidates,), in the order in which they were given. None if the legs are not
+            those that the model was fitted on, carry rank only, or lack a score, or if a signal is
+            missing or lacks a value: a probability from other features would be a guess.
         """
         if tuple(sorted(legs)) != self.legs:
             return None
@@ -108,12 +119,15 @@ class RelevanceModel:
     def from_features(self, values: FloatArray) -> FloatArray | None:
         """Compute P(relevant) of every candidate, shape (n,), from features (n_features, n).
 
-        None if a feature is not finite.
+        Returns:
+            None if a feature is not finite.
         """
-        weights, offset, bounds = self._folded
+        own = self.__dict__
+        bounds = own["_bounds"]
         near = values if bounds is None else values.clip(*bounds)
         # Not a matrix product, which rounds equal candidates apart by where they stand.
-        log_odds: FloatArray = np.add.reduce(weights * near, axis=0, initial=offset)
+        weighted = own["_weights"] * near
+        log_odds: FloatArray = np.add.reduce(weighted, axis=0, initial=own["_offset"])
         if not math.isfinite(np.add.reduce(log_odds)):
             return None
         return logistic(log_odds)

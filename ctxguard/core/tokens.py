@@ -50,7 +50,11 @@ def estimate_tokens(text: str) -> int:
 
 
 def passage_tokens(passage: Passage) -> int:
-    """Estimate the tokens of a passage as the model reads it: its title and its text."""
+    """Estimate the tokens of a passage as the model reads it: its title and its text.
+
+    >>> passage_tokens(Passage("p", "is a kettle", title="What "))
+    4
+    """
     return estimate_tokens(f"{passage.title or ''}{passage.text}")
 
 

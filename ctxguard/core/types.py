@@ -82,7 +82,12 @@ _Member = TypeVar("_Member", bound=StrEnum)
 
 
 def member_of(enumeration: type[_Member], value: str, name: str) -> _Member:
-    """Return the member that is ``value`` or has that name; the error calls the setting ``name``.
+    """Return the member that is ``value`` or has that name.
+
+    Args:
+        enumeration: The enumeration, such as ``ScoreKind``.
+        value: One of its members, or the name of one.
+        name: The setting's name, for the error.
 
     Raises:
         ConfigurationError: no member has that name; the message lists them all.
@@ -153,10 +158,12 @@ class Flag(StrEnum):
 def id_text(value: object) -> str:
     """Return an engine's id as the string that identifies the passage or query everywhere here.
 
-    It is a string, a whole number (numpy's too) or a UUID: 7 and ``"7"`` are the same id.
+    Args:
+        value: A string, a whole number (numpy's too) or a UUID: 7 and ``"7"`` are the same id.
 
     Raises:
-        ConfigurationError: it is of another type, which labels might write differently.
+        ConfigurationError: it is of another type. A float, bytes or an object can be written in
+            several ways, so labels might write it differently.
 
     >>> id_text(7), id_text(UUID(int=1)), id_text("kettle-2")
     ('7', '00000000-0000-0000-0000-000000000001', 'kettle-2')
@@ -180,7 +187,8 @@ class Passage:
 
     Attributes:
         passage_id: Identifies it in the corpus; whole numbers and UUIDs become strings.
-        title: The model reads it above the text; empty if it has none.
+        text: Text for the model.
+        title: Title, which the model reads above the text; empty if it has none.
         metadata: Fields that filters compare, such as its tenant; None without metadata.
     """
 
@@ -199,11 +207,15 @@ class Hit:
     """One retrieved passage with its score, higher is better.
 
     Attributes:
+        passage_id: Identifies the passage in the corpus; whole numbers and UUIDs become strings.
         score: Higher is better. None if there are no scores: the hits' order is then their rank
             (``score_kind`` ``rank``). Among hits with scores, one whose score is None, NaN or
             infinite is dropped.
+        text: The passage's text.
+        title: Its title; empty if it has none.
         rank: The engine's 1-based rank, which breaks ties of score. None if unknown; ties are
             then broken by ``passage_id``.
+        metadata: Fields that filters compare; None without metadata.
         signals: Named numbers that a calibrated model may use beside the score, such as
             ``freshness`` or another reranker's score, higher or lower is better; None without any.
     """
@@ -254,6 +266,7 @@ class CheckedPassages(ReadTogether):
     columns: tuple[Sequence[Any], ...] = field(repr=False)
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
+        """Make the passages at these positions."""
         return [*map(Passage, *map(map, map(_item_of, self.columns), repeat(positions)))]
 
 
@@ -264,6 +277,7 @@ class HitPassages(ReadTogether):
     hits: Sequence[Hit] = field(repr=False)
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
+        """Make the passages of the hits at these positions."""
         passages: list[Passage] = []
         for position in positions:
             hit = self.hits[position]
@@ -289,7 +303,7 @@ class Leg:
     Attributes:
         scores: Shape (n,), in the ranking's order, higher is better; NaN where this stage has
             no score for a candidate.
-        kind: In a ranking the name of a kind becomes the kind.
+        kind: The kind of the scores; in a ranking the name of a kind becomes the kind.
     """
 
     scores: FloatArray
@@ -312,7 +326,13 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageFailure:
-    """A stage that was left out of an answer; ``cause`` quotes neither the query nor a passage."""
+    """A stage that was left out of an answer.
+
+    Attributes:
+        stage: Its name, such as ``dense``.
+        cause: The reason in words; it quotes neither the query nor a passage.
+        kind: The reason as a label.
+    """
 
     stage: str
     cause: str
@@ -320,7 +340,13 @@ class StageFailure:
 
 
 class StageTiming(NamedTuple):
-    """When a stage ran for one request, whether or not it answered; it starts since the epoch."""
+    """When a stage ran for one request, whether or not it answered.
+
+    Attributes:
+        stage: Its name, such as ``rerank``.
+        start_seconds: Start time, in seconds since the epoch.
+        seconds: Duration.
+    """
 
     stage: str
     start_seconds: float
@@ -338,12 +364,16 @@ class Ranking:
         passage_ids: Shape (n,); whole numbers and UUIDs become their text.
         scores: Shape (n,), higher is better. None, NaN and infinities are allowed here;
             ``decide`` sets them aside.
+        kind: The kind of the scores.
+        passages: The passage at each position.
+        route: The stages that answered.
         ranks: Shape (n,), the engine's 1-based ranks, which break ties of score. None if there
             are none; ties are then broken by passage id, never by the order of the columns.
         legs: Each stage's own scores, by the stage's name (``lexical``, ``dense``, ``rerank``).
         failures: Stages that were left out of this answer.
         signals: Further values of the candidates, by the signal's name (DESIGN.md §5), shape
             (n,) each, in the ranking's order; NaN if unknown for a candidate.
+        timings: Times at which stages ran, for traces; empty if nothing was timed.
         copies: Positions of candidates whose text repeats another's, with that one's position
             (``ctxguard.core.duplicates``); empty without copies, or if texts were not compared.
         contradicted: Whether the engine's order contradicts the scores (``core.scores``); if so,
@@ -482,7 +512,9 @@ class CandidateDecision(NamedTuple):
     quarter of a frozen data class's time.
 
     Attributes:
+        passage_id: The candidate's id.
         rank: 1-based in the decision's order; None for a candidate that was set aside.
+        score: The score in the ranking.
         relative_score: In (0, 1], against the top of its ranking; None if these scores cannot be
             compared.
         probability: Calibrated P(relevant); None if no model applied.
@@ -501,4 +533,5 @@ class CandidateDecision(NamedTuple):
 
     @property
     def kept(self) -> bool:
+        """Whether it was kept."""
         return self.reason is None

@@ -182,7 +182,10 @@ class AnswerModel:
     ) -> FloatArray:
         """Return P(relevant) after the answers, shape (n,).
 
-        An answer that is not finite leaves P as it is; ``places`` as for `fit`.
+        Args:
+            probabilities: Shape (n,), before.
+            answers: Shape (n,); NaN, and whatever is not finite, leaves P as it is.
+            places: Shape (n,), as for `fit`.
         """
         answered = np.isfinite(answers)
         if not answered.any() or self.effect == 0.0:
@@ -209,7 +212,10 @@ class AnswerModel:
             probabilities: Shape (n,), in any order.
             k: The most passages that are kept.
             threshold: t, the least P that is kept, in [0, 1).
-            first: Only the first so many by P are valued, others are 0; None for all.
+            first: Only the first so many by P are valued; None for all.
+
+        Returns:
+            Shape (n,), ≥ 0; 0 beyond the first.
         """
         n = probabilities.size
         if n == 0 or self.effect == 0.0:
@@ -275,12 +281,14 @@ class Assessment:
 
     Attributes:
         answers: By name, shape (n,), in the order of the ranking's candidates; NaN where it was not
-            asked or refused.
+            asked or refused. Empty if it did not answer at all.
         places: Shape (n,), places in the call in [−½, ½]; NaN where it was not asked.
-        asked: Candidates that it was asked about: ``cached`` of them were answered in an earlier
-            request, and ``refused`` of them not at all.
+        asked: Candidates that it was asked about, those of ``cached`` included.
+        cached: Of these, with an answer from an earlier request.
+        refused: Of these, without any answer.
         over_budget: Candidates worth asking about that the budget left out.
         cost: Of the call, in the currency of the assessor's prices; 0.0 if it has none.
+        failure: Why it did not answer; None if it did.
         applied: Whether the answers count, or are only recorded.
         changed: Whether they change which passages are kept, or would.
     """

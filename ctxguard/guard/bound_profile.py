@@ -34,12 +34,15 @@ class RoutePolicy:
     """The policy for the rankings of one route, with its consequences.
 
     Attributes:
+        policy: The policy.
         today: The bare retriever's top k, served while the policy is not enforced.
         flags: Flags of every answer under this policy.
         differences: Differences from the system that the profile was calibrated on; every answer
             reports them.
         mode: The mode to apply if the guard was given none.
         score_kind: The kind of score that it was calibrated for; None accepts any.
+        sufficiency: The certified threshold of sufficiency; None if not calibrated.
+        assessor: What an assessor's answers are worth; None if none is asked.
         is_own: Whether the policy was calibrated for the route or set by hand; otherwise the
             retriever's top k is served.
     """
@@ -60,12 +63,16 @@ class BoundProfile:
     """A profile bound to the index generation that a retriever searches now.
 
     Attributes:
+        profile: The calibration in force; None without one.
+        profile_id: The profile's id; None without one.
         mode: The mode that the profile's verdict on the main route requires; ``enforce`` without a
             profile.
+        comparison: The profile's system compared with this one.
         retriever: The wrapped retriever, under the profile's fusion; None without one.
         swaps: Whether the retriever may replace its index.
         generation: The index generation that the calls search; None if it is never replaced.
         calls: Retrieve from that generation; raise without a retriever.
+        policies: The policy of every route.
         signal_columns: The columns of metadata whose signals the policies need; none for another
             system.
     """
@@ -152,29 +159,32 @@ def _policies(
         return dict.fromkeys(Route, own)
     policies: dict[Route, RoutePolicy] = {}
     for route in Route:
-        flags, differences = comparison.flags, comparison.differences
+        own = RoutePolicy(bare, bare, comparison.flags, comparison.differences)
         calibrated = profile.routes.get(route)
-        if calibrated is None:
-            if not comparison.mismatches:
-                known = ", ".join(sorted(profile.routes)) or "none"
-                line = f"the profile has no policy of the route {route.value}, it has {known}"
-                flags, differences = (*flags, Flag.ROUTE_UNCALIBRATED), (*differences, line)
-            policies[route] = RoutePolicy(bare, bare, flags, differences)
-            continue
-        safe, verdict = calibrated.safe_policy, calibrated.verdict
-        # The bare retriever serves k, or what the policy was compared with.
-        today = bare if k is not None or safe is None else RatioPolicy(k=safe.k)
-        mode = Mode.ENFORCE if verdict is None else verdict.mode
-        own = RoutePolicy(RatioPolicy(k=calibrated.policy.k), today, flags, differences, mode)
-        if not comparison.mismatches:
+        if calibrated is not None:
+            safe, verdict = calibrated.safe_policy, calibrated.verdict
+            today = DEFAULT_K if safe is None else safe.k
+            own = replace(
+                own,
+                policy=RatioPolicy(k=calibrated.policy.k),
+                # The bare retriever serves k, or what the policy was compared with.
+                today=RatioPolicy(k=today) if k is None else bare,
+                mode=Mode.ENFORCE if verdict is None else verdict.mode,
+            )
+        if not comparison.mismatches and calibrated is not None:
             own = replace(
                 own,
                 policy=calibrated.policy,
                 score_kind=calibrated.score_kind,
                 sufficiency=calibrated.sufficiency,
                 assessor=calibrated.assessor,
-                is_own=verdict is None or verdict.decision != "keep",
+                is_own=calibrated.verdict is None or calibrated.verdict.decision != "keep",
             )
+        elif not comparison.mismatches:
+            known = ", ".join(sorted(profile.routes)) or "none"
+            line = f"the profile has no policy of the route {route.value}, it has {known}"
+            flags, lines = (*own.flags, Flag.ROUTE_UNCALIBRATED), (*own.differences, line)
+            own = replace(own, flags=flags, differences=lines)
         policies[route] = own
     return policies
 

@@ -11,13 +11,14 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import ValidationError
 
 from ctxguard._support.checks import check_positive
+from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import OfProcess, reset_in_children
-from ctxguard._support.regular_file import FileVersion, file_version
 from ctxguard.errors import (
     ConfigurationError,
     IndexFolderError,
@@ -29,7 +30,7 @@ from ctxguard.profile.schema import Profile
 
 if TYPE_CHECKING:
     from ctxguard.guard import ContextGuard
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval import HybridRetriever
 
 _log = logging.getLogger(__name__)
 
@@ -91,13 +92,23 @@ class _Watcher(ABC):
             return ReloadOutcome.RELOADED
 
     def start(self) -> Self:
-        """Check on a daemon thread at every interval, also in processes forked from this one."""
+        """Check on a daemon thread at every interval, also in processes forked from this one.
+
+        A second call does nothing.
+        """
         if self._thread is None:
             self._launch()
         return self
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
-        """Stop the thread after its current check; return whether it ended in time."""
+        """Stop the thread after its current check.
+
+        Args:
+            timeout_seconds: Longest time to wait for it.
+
+        Returns:
+            Whether the thread ended in time.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return True
@@ -108,7 +119,12 @@ class _Watcher(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.stop()
 
     @abstractmethod
@@ -123,6 +139,7 @@ class _Watcher(ABC):
         return ReloadOutcome.MALFORMED if is_malformed else ReloadOutcome.MISMATCHED
 
     def _in_force(self) -> str:
+        """Describe for the log what stays in force while the file cannot be loaded."""
         return "the one before stays in force"
 
     def _load_stable(self) -> tuple[FileVersion | None, bool | Exception]:

@@ -231,17 +231,24 @@ class Telemetry:
     ) -> None:
         """Count one answered request; it is degraded if its ranking lacks a stage.
 
-        A request that cannot be counted completely is not counted at all. ``retrieve_seconds`` is
-        None if the retriever was not called.
+        A request that cannot be counted completely is not counted at all.
+
+        Args:
+            context: The answer.
+            retrieve_seconds: Time of the retriever; None if it was not called.
+            guard_seconds: Time of the guard itself.
         """
         decision, counters = context.decision, self._counters
         dropped = counters["dropped_candidates"]
-        added = [counters["requests"][context.mode, context.route, bool(decision.ranking.failures)]]
-        added += map(counters["flags"].__getitem__, context.flags)
-        for drop in context.dropped_in_assembly:
-            added.append(dropped[drop.reason])
-        for failure in context.failures:
-            added.append(counters["stage_failures"][_stage_label(failure.stage), failure.kind])
+        added = [
+            counters["requests"][context.mode, context.route, bool(decision.ranking.failures)],
+            *[dropped[drop.reason] for drop in context.dropped_in_assembly],
+            *map(counters["flags"].__getitem__, context.flags),
+            *[
+                counters["stage_failures"][_stage_label(one.stage), one.kind]
+                for one in context.failures
+            ],
+        ]
         if context.sufficient is not None:
             added.append(counters["context_sufficiency"][context.route, context.sufficient])
         for counter in added:
@@ -277,7 +284,12 @@ class Telemetry:
         self._counters["received_requests"][mode].inc()
 
     def raised(self, mode: Mode, error: BaseException) -> None:
-        """Count one request that failed, was cancelled, or was refused under overload."""
+        """Count one request that failed, was cancelled, or was refused under overload.
+
+        Args:
+            mode: The request's mode.
+            error: The error as raised.
+        """
         cause = cause_of(error) if isinstance(error, Exception) else "cancelled"
         if cause == FailureKind.SATURATED:
             self._counters["shed_requests"][mode].inc()

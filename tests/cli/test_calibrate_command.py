@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,7 +68,9 @@ def test_today_choice_certificate_in_words(calibrate: Calibrate, many: Path) -> 
     keys = {"held_out": 0.3, "serving_k": 4, "false_alarms": 0.2}
     words, profile = calibrate("--alpha", "0.3", "--all", data=many, **keys)
     assert "metric first 4 chosen difference" in words
-    assert words.index("difference") < words.index("context recall UDCG passages tokens")
+    table = words[words.index("context recall UDCG passages tokens") :]
+    assert "difference" in words.removesuffix(table)
+    assert re.search(r" 3 and 70% [\d.]+ ", table)
     for part in ("udcg", "expected_utility:", "when a stage is"):
         assert part in words
     assert "No context is called insufficient" in words or "AUROC" in words
@@ -148,6 +151,8 @@ def test_uncertified_keeps_first_k(calibrate: Calibrate, tmp_path: Path) -> None
     """Where nothing is certified the first k is kept and that is said."""
     page = tmp_path / "report.html"
     words, profile = calibrate("--report", page, "--alpha", "0.01", "--all")
+    # A route that stays as it is says so once.
+    assert re.search(r"lexical \S+ passages, \S+ tokens, as today;", words)
     assert "the first 5 as today, since no other policy that gains utility is certified" in words
     assert "mean recall loss ≤ 0.01 with probability 0.9" in words
     assert "mean recall loss ≤ 0.01 with probability 0.9" in page.read_text(encoding="utf-8")

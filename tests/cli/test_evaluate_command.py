@@ -90,14 +90,17 @@ def shown_metrics(printed: str) -> set[str]:
     return (first | {"kept"} if "passages" in first else first) & METRICS
 
 
-def test_table_shows_eight_metrics_or_each(show: Show) -> None:
+def test_table_shows_the_first_or_each(show: Show, tmp_path: Path) -> None:
+    """Pooled recall stands beside recall only where a candidate is lacking."""
     printed = show(evaluate=LEXICAL)
     assert "route       lexical, 100 candidates a query" in printed
     assert "the first 5 passages" in printed
     assert shown_metrics(printed) == {
-        *("recall", "pooled_recall", "mrr", "served_mrr", "udcg", "harm", "kept", "tokens"),
+        *("recall", "mrr", "served_mrr", "udcg", "harm", "kept", "tokens"),
     }
-    assert "13 more metrics; --all shows them" in printed
+    assert "14 more metrics; --all shows them" in printed
+    missing = asked(tmp_path, query="clean a violin", relevant=["clean-violin", "gone"])
+    assert "pooled_recall" in shown_metrics(show(data=missing))
     assert "\x1b" not in printed
     printed = show("--all")
     assert shown_metrics(printed) == METRICS

@@ -21,4 +21,5 @@ def test_judged_requests_give_the_first(run: Run, tmp_path: Path) -> None:
     assert made.routes[Route.EXTERNAL].safe_policy == RatioPolicy(k=5)
     assert made.provenance.depth == 12
     assert made.unverified
+    assert any(note.startswith("unverified: no system was named") for note in found["notes"])
     assert made.verdict is not None

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 from chat_endpoint import Answer, ChatEndpoint
 from household import write_jsonl
-from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, judge, profile_of, serve, states
+from live_traffic import (
+    BROKEN,
+    DEPTH,
+    EVERYTHING,
+    ONLY_SERVED,
+    Traffic,
+    judge,
+    profile_of,
+    serve,
+    states,
+)
 from running import Result, Run, ok, read
 
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
@@ -110,6 +120,20 @@ class TestOnce:
         (folder := tmp_path / "few").mkdir()
         few = ok(once(serve(folder, 5)))
         assert re.search(r"precision +needs \d+ more requests +recent window\b", few.stdout)
+
+    def test_full_labels_need_no_caveat(self, run: Run, tmp_path: Path) -> None:
+        traffic = serve(tmp_path, 5)
+        rows = [
+            {
+                "query_id": query,
+                "query": query,
+                "relevant": {f"d{n}-{at}": int(f"d{n}-{at}" in own) for at in range(DEPTH)},
+            }
+            for n, (query, own) in enumerate(traffic.relevant.items())
+        ]
+        labels = ("--labels", write_jsonl(tmp_path / "every.jsonl", rows))
+        asked = ("monitor", "--store", traffic.url, "--judge", "labels", *labels, "--once")
+        assert "unlabelled passages" not in run.ok(*asked).output
 
     def test_another_judge_begins_new_series(self, once: Once, tmp_path: Path) -> None:
         """Judging again finds nothing and another judge begins a series of its own."""

@@ -193,6 +193,13 @@ def test_labels_of_another_corpus_are_refused(run: Run, engine: str, tmp_path: P
     assert "none of the 1 relevant passages, first 'elsewhere', is among" in result.stderr
 
 
+def test_labels_without_corpus_are_unverified(run: Run, engine: str, tmp_path: Path) -> None:
+    row = {"query_id": "q", "text": "clean a kettle", "relevant": ["clean-kettle"]}
+    data = write_jsonl(tmp_path / "labels.jsonl", [row])
+    shown = run.ok("evaluate", "--retriever", f"{engine}:newer", "--data", data).stdout
+    assert "unverified: no corpus is at hand" in " ".join(shown.split())
+
+
 class TestRuns:
     @pytest.fixture
     def trec(self, run: Run, engine: str, collection: Path, tmp_path: Path) -> Path:

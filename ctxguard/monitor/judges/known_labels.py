@@ -42,6 +42,7 @@ class LabelJudge:
 
     Attributes:
         ambiguous: Texts of questions without grades, because their labels disagree.
+        n_unlabelled: Passages without a label that were judged so far.
 
     Raises:
         RedactionError: the redactor failed on a query.
@@ -60,7 +61,7 @@ class LabelJudge:
         redactor: Redactor | None = redact,
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        self.version = version
+        self.version, self.n_unlabelled = version, 0
         grades = [(text, _by_id(own)) for text, own in _pairs(qrels)]
         self.max_grade = max([1, *[grade for _, own in grades for grade in own.values()]])
         misleading = [(text, {*map(id_text, ids)}) for text, ids in _pairs(distractors or {})]
@@ -112,6 +113,7 @@ class LabelJudge:
             grade = max([0, *[labels.grades.get(name, 0) for name in names]])
             misleads = grade == 0 and not labels.distractors.isdisjoint(names)
             has_label = misleads or not labels.grades.keys().isdisjoint(names)
+            self.n_unlabelled += bool(labels.grades) and not has_label
             negative = Negative.DISTRACTOR if misleads else None
             grades.append(Judgment(passage.passage_id, grade, negative, has_label or complete))
         return grades

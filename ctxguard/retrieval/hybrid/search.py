@@ -18,7 +18,6 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.resilience import Budget, Stage, attempt
-from ctxguard.resilience.breaker import FORCED
 from ctxguard.retrieval.hybrid.candidates import (
     DENSE,
     LEG_KINDS,
@@ -99,7 +98,7 @@ class Search(LegSearch):
             return answer
         leg = answer.stage
         left = None if budget is None else budget(leg)
-        return attempt(leg, self.stages[leg].call, work, left, probe=FORCED)
+        return attempt(leg, self.stages[leg].call_ignoring_circuit, work, left)
 
     def lexical(self) -> LegHits:
         """Search the lexical leg; raises a `StageError` if a score is NaN or infinite."""

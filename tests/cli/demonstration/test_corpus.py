@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from calibration.data.dataset import Dataset
-from ctxguard.cli.demonstration import corpus, questions
+from ctxguard.cli.demonstration import corpus
+from ctxguard.cli.demonstration.labelled_questions import questions
 from ctxguard.core.types import Passage
 
 
