@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ctxguard.core.types import FailureKind
-from ctxguard.errors import (
-    OverloadedError,
-    StageError,
-    StageRefusedError,
-    StageUnavailableError,
-)
+from ctxguard.errors import OverloadedError, StageError, StageRefusedError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
 
 BAD_REQUEST, NOT_FOUND, TOO_LARGE, UNPROCESSABLE, TOO_MANY_REQUESTS = 400, 404, 413, 422, 429

@@ -119,10 +119,7 @@ def json_object(properties: Mapping[str, object]) -> dict[str, object]:
 
 def structured(name: str, schema: Mapping[str, object]) -> dict[str, object]:
     """Ask for structured output, in the strict form of chat completions."""
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": name, "strict": True, "schema": schema},
-    }
+    return {"type": "json_schema", "json_schema": {"name": name, "strict": True, "schema": schema}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +143,7 @@ class QuestionForm:
 
 QUESTION_FORMS: Mapping[str, QuestionForm] = {
     "decisions": QuestionForm(
-        path="/decisions",
-        material="input",
-        kind="predicate",
-        value="probability",
-        is_listed=True,
+        path="/decisions", material="input", kind="predicate", value="probability", is_listed=True
     ),
     "systemone": QuestionForm(
         path="/systemone", material="state", kind="noul", value="noul", is_listed=False

@@ -325,10 +325,7 @@ class HttpClient:
                 await self._tunnel(connection, at, headers)
                 at = self.host
                 connection.transport = await loop.start_tls(
-                    connection.transport,
-                    connection,
-                    self._context(),
-                    server_hostname=self._host,
+                    connection.transport, connection, self._context(), server_hostname=self._host
                 )
         except BaseException as error:
             if connection.transport is not None:

@@ -7,14 +7,7 @@ from typing import Any
 
 from ctxguard.core.context import Context
 from ctxguard.core.scores import is_valid
-from ctxguard.core.types import (
-    Passage,
-    PassagesBy,
-    Ranking,
-    ScoreKind,
-    ScoreKindName,
-    member_of,
-)
+from ctxguard.core.types import Passage, PassagesBy, Ranking, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.wrapped_retriever import describe

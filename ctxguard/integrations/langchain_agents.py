@@ -44,11 +44,7 @@ def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> 
         return retriever.render(documents), documents
 
     return StructuredTool.from_function(
-        search,
-        asearch,
-        name=name,
-        description=description,
-        response_format="content_and_artifact",
+        search, asearch, name=name, description=description, response_format="content_and_artifact"
     )
 
 

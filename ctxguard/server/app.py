@@ -65,9 +65,7 @@ def create_app(
 
 
 def console_app(
-    settings: ServiceSettings,
-    routes: Sequence[BaseRoute],
-    registry: CollectorRegistry = REGISTRY,
+    settings: ServiceSettings, routes: Sequence[BaseRoute], registry: CollectorRegistry = REGISTRY
 ) -> Gate:
     """Build an application that serves only a console, behind the same gate."""
     router = Router([Mount("/console", routes=routes)])

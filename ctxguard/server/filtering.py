@@ -53,7 +53,7 @@ class ScoredCandidate(TypedDict):
             named(MOST_NAMES),
             Field(
                 description="Scores of each stage by its name; leg_kinds says what they mean. "
-                f"At most {MOST_NAMES} names in a request.",
+                f"At most {MOST_NAMES} names in a request."
             ),
         ]
     ]

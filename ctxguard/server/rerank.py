@@ -19,13 +19,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import INVALID_MAGNITUDE, all_valid, is_valid, relative_scores
-from ctxguard.core.types import (
-    CheckedPassages,
-    Ranking,
-    ScoreKind,
-    StageFailure,
-    StageTiming,
-)
+from ctxguard.core.types import CheckedPassages, Ranking, ScoreKind, StageFailure, StageTiming
 from ctxguard.endpoints.forms import FORMS, MARKS, RerankForm
 from ctxguard.guard.context_guard import DEFAULT_MAX_QUERY_CHARS
 from ctxguard.resilience import failure_of
@@ -73,7 +67,7 @@ class RerankRequest(TypedDict):
             _Count | None,
             Field(
                 description="The most results; dropped ones are left out. Absent, 0, or as many "
-                "as there are documents: all, dropped ones with a score of 0.0.",
+                "as there are documents: all, dropped ones with a score of 0.0."
             ),
         ]
     ]

@@ -119,8 +119,7 @@ class BoundedScorer:
         try:
             stage = self._stage if model is None else self._named
             return await stage.await_ending(
-                partial(self._checked, query, documents, model, max_tokens),
-                self._deadline_seconds,
+                partial(self._checked, query, documents, model, max_tokens), self._deadline_seconds
             )
         finally:
             self._in_flight -= 1
