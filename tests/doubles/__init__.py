@@ -3,6 +3,7 @@
 from tests.doubles.fake_retriever import FakeRetriever
 from tests.doubles.faults import Fault, FaultyEmbedder, FaultyReranker, FaultyRetriever
 from tests.doubles.judge_contract import JudgeContract
+from tests.doubles.scores import LengthScores
 from tests.doubles.word_hash_embedder import WordHashEmbedder, WordTokenEmbedder
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "FaultyReranker",
     "FaultyRetriever",
     "JudgeContract",
+    "LengthScores",
     "WordHashEmbedder",
     "WordTokenEmbedder",
 ]

@@ -1,7 +1,7 @@
 """The rerank protocol, and the service with its console."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import numpy as np
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.types import Passage
@@ -17,7 +16,7 @@ from ctxguard.endpoints.rerank import read_scores
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
-from tests.doubles import WordTokenEmbedder
+from tests.doubles import LengthScores, WordTokenEmbedder
 from tests.fuzz.file_surfaces import filled_store
 from tests.fuzz.inputs import body, text
 from tests.fuzz.surface import (
@@ -45,18 +44,6 @@ def _answers(random: Random) -> Input:
     return called(answered, body(forms[form], random), read)
 
 
-class _Scores:
-    """A scorer that needs no model."""
-
-    fingerprint = "lengths"
-
-    async def ascore(self, query: str, documents: Sequence[str], **options: object) -> Any:
-        return np.array([1.0 / (1.0 + len(document)) for document in documents])
-
-    async def aclose(self) -> None:
-        pass
-
-
 class Service:
     """An application of the service in this process, with an index, a scorer and a console."""
 
@@ -77,7 +64,7 @@ class Service:
                 retriever=retriever,
                 registry=CollectorRegistry(),
             )
-            for scorer, retriever in ((_Scores(), None), (None, index))
+            for scorer, retriever in ((LengthScores(), None), (None, index))
         ]
         for app in self._apps:
             lifespan = app.app.lifespan_context(app)

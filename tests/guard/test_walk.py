@@ -36,7 +36,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Hit, Passage
 from ctxguard.guard import ContextGuard
 from ctxguard.retrieval import HybridRetriever
-from tests.doubles import WordHashEmbedder
+from tests.doubles import LengthScores, WordHashEmbedder
 
 ROOTS = [Path(str(package.__file__)).parent for package in (ctxguard, calibration)]
 QUERY = "parsing number 107"
@@ -151,21 +151,6 @@ def test_guards_part_is_short(hybrid: list[Call]) -> None:
 def test_guard_calls_nothing_per_passage(hybrid: list[Call]) -> None:
     own = Counter(call for call in hybrid if call[0].startswith(OF_THE_GUARD))
     assert max(without_ids(own.elements()).values()) < 5
-
-
-class LengthScores:
-    """Scores each document by its length, in place of a cross-encoder."""
-
-    fingerprint = "length"
-
-    def warm_up(self) -> None:
-        pass
-
-    async def ascore(self, query: str, documents: Sequence[str], **_: Any) -> Any:
-        return np.array([len(document) / 100 for document in documents])
-
-    async def aclose(self) -> None:
-        pass
 
 
 def test_a_rerank_request_calls_few_functions() -> None:

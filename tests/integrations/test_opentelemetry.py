@@ -19,7 +19,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry, default_telemetry
 from ctxguard.monitor.sampling.writer import sample_to
 from ctxguard.monitor.store import SampleStore
-from tests.doubles import WordHashEmbedder
+from tests.doubles import LengthScores, WordHashEmbedder
 
 trace_export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 pytest.importorskip("opentelemetry.util.genai")
@@ -227,19 +227,11 @@ def _answer(path: str, body: dict[str, object], **options: Any) -> dict[str, Any
 
 
 def test_the_service_traces_its_reranker() -> None:
-    class Lengths:
-        fingerprint = "lengths"
-
-        async def ascore(self, query: str, documents: list[str], **_: object) -> Any:
-            return np.array([1.0 / len(text) for text in documents])
-
-        async def aclose(self) -> None: ...
-
     traced = Traced()
     answer = _answer(
         "/rerank",
         {"query": "q", "documents": ["two and three", "one"]},
-        scorer=Lengths(),
+        scorer=LengthScores(),
         registry=traced.registry,
         tracing=traced.tracing,
     )

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from http_service import NamedScores
 from hypothesis import HealthCheck, given, settings
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
@@ -12,6 +11,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Hit
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
+from tests.doubles import LengthScores
 
 CHECKS = (
     "not_a_server_error",
@@ -29,17 +29,10 @@ def retrieve(query: str, *, depth: int, where: Where | None = None) -> list[Hit]
     return [hit for hit in hits if where is None or where.allows(hit.metadata)]
 
 
-class AnyScores(NamedScores):
-    """Scores whatever text comes, by its length."""
-
-    async def ascore(self, query, documents, **options):
-        return [1.0 / (1.0 + len(text)) for text in documents]
-
-
 def application(name: str) -> Any:
     return create_app(
         ServiceSettings(token=TOKEN),
-        scorer=AnyScores() if name == "reranking" else None,
+        scorer=LengthScores() if name == "reranking" else None,
         retriever=retrieve if name == "searching" else None,
         registry=CollectorRegistry(),
     )
