@@ -125,28 +125,20 @@ class ModelAssessor:
         """
         if not texts:
             return {name: np.zeros(0) for name in self.names}
-        short = [text[: self._max_passage_chars] for text in texts]
-        n_cut = sum(len(text) > self._max_passage_chars for text in texts)
-        self.ledger.add(cut_passages=n_cut)
-        material = "\n".join(
-            [
-                _QUERY.render_one(Passage("", query), 1),
-                _PASSAGES.render([Passage("", text) for text in short]),
-            ]
-        )
+        most = self._max_passage_chars
+        self.ledger.add(cut_passages=sum(len(text) > most for text in texts))
+        passages = _PASSAGES.render([Passage("", text[:most]) for text in texts])
+        material = "\n".join([_QUERY.render_one(Passage("", query), 1), passages])
         reply = self._ask(self._client, material, len(texts), self.names)
         found = reply.answer
+        if found is InvalidReason.REFUSED:
+            found = {name: np.full(len(texts), np.nan) for name in self.names}
         if isinstance(found, InvalidReason):
             self.ledger.add_invalid("", found, "")
-            if found is not InvalidReason.REFUSED:
-                model = self._client.model
-                words = reply.why or f"the reply of {model} is not an answer: {found.value}"
-                raise stage_error(ASSESS, found, words)
-            return {name: np.full(len(texts), np.nan) for name in self.names}
-        answered = np.isfinite(np.stack(list(found.values()))).any(axis=0)
-        self.ledger.add(answers=int(answered.sum()))
-        for _ in range(int((~answered).sum())):
-            self.ledger.add_invalid("", InvalidReason.REFUSED, "")
+            model = self._client.model
+            words = reply.why or f"the reply of {model} is not an answer: {found.value}"
+            raise stage_error(ASSESS, found, words)
+        _count(self.ledger, found, InvalidReason.REFUSED)
         return found
 
     def close(self) -> None:
@@ -171,11 +163,17 @@ class ScoreAssessor:
         """Score every text, shape (n,); NaN without a finite score. Errors are the reranker's."""
         self.ledger.add(calls=1)
         scores = self._reranker.score(sanitise(query), [sanitise(text) for text in texts])
-        is_answer = np.isfinite(scores)
-        self.ledger.add(answers=int(is_answer.sum()))
-        for _ in range(int((~is_answer).sum())):
-            self.ledger.add_invalid("", InvalidReason.NOT_FINITE, "")
-        return {"score": np.where(is_answer, scores, np.nan)}
+        found = {"score": np.where(np.isfinite(scores), scores, np.nan)}
+        _count(self.ledger, found, InvalidReason.NOT_FINITE)
+        return found
+
+
+def _count(ledger: Ledger, found: Answers, reason: InvalidReason) -> None:
+    """Count the passages that have an answer, and those that have none by the reason."""
+    is_answered = np.isfinite(np.stack(list(found.values()))).any(axis=0)
+    ledger.add(answers=int(is_answered.sum()))
+    for _ in range(int((~is_answered).sum())):
+        ledger.add_invalid("", reason, "")
 
 
 def _ask_chat(client: ChatClient, material: str, n: int, names: Sequence[str]) -> Reply[Answers]:
