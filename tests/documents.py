@@ -1,5 +1,6 @@
 """Small documents of each kind that `ctxguard index` reads."""
 
+import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,25 @@ _RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
 _TYPES = "http://schemas.openxmlformats.org/package/2006/content-types"
 _MAIN = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+
+
+def rewritten(raw: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
+    """Return an Office file with each part changed, by its name and content."""
+    out = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(raw)) as archive,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made,
+    ):
+        for name in archive.namelist():
+            made.writestr(name, change(name, archive.read(name)))
+    return out.getvalue()
+
+
+def multiplying() -> bytes:
+    """Return XML whose entities multiply to a hundred billion characters."""
+    entities = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 12))
+    bomb = f'<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a0 "lol">{entities}]><x>&a11;</x>'
+    return bomb.encode()
 
 
 def markdown(file: Path, sections: Sections) -> None:
