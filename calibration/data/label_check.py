@@ -22,11 +22,7 @@ _MEND = "search the corpus of these labels, or give the labels of the corpus tha
 def check_ids(
     dataset: Dataset, passage_ids: Container[str], corpus: str = "the index"
 ) -> tuple[str, ...]:
-    """Return a note if a corpus lacks some of the labelled passages.
-
-    Args:
-        passage_ids: The ids of the corpus.
-        corpus: Names what holds the corpus, for the messages.
+    """Return a note if a corpus, of these ids, lacks some of the labelled passages.
 
     Raises:
         DataError: the corpus lacks most of them.
@@ -57,8 +53,7 @@ def check_texts(
     any if none of those is labelled. Ignores white space.
 
     Args:
-        corpus: The corpus file that the labels were made on; nothing is compared if it cannot
-            be read.
+        corpus: The file that the labels were made on; nothing is compared if it cannot be read.
         passage_ids: The ids of the index.
         passage: Returns the index's passage with an id.
 

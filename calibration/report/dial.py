@@ -98,10 +98,7 @@ def dial(
 ) -> Dial | None:
     """Gather the dial of a route; None where nothing but today's contexts is at hand.
 
-    Args:
-        summary: Names the route's options by what they cost.
-        dataset: The queries, with their texts.
-        passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
+    The summary names the route's options by what they cost.
     """
     options = {each.name: (each.order, each.kept) for each in outcome.options}
     found: list[tuple[tuple[str, ...], dict[str, float | None], _Contexts]] = []

@@ -18,6 +18,7 @@ _SHOWN = 6
 _SNIPPET = 240
 
 PassageOf = Callable[[str], Passage]
+"""Returns a passage by its id, or raises KeyError."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,7 @@ def dropped_passages(
 ) -> Dropped:
     """Count the wrongly dropped passages, with the worst as examples.
 
-    Args:
-        outcome: Its chosen contexts, of queries that had no part in the choice.
-        dataset: The queries, with their texts.
-        passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
+    The contexts are of queries that had no part in the choice.
     """
     pools, order = outcome.route.measured, outcome.chosen.order
     counted = np.take_along_axis(pools.at_stake, order, axis=1)

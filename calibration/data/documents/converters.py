@@ -40,11 +40,7 @@ class Converted(NamedTuple):
 
 
 def convert(suffix: str, raw: bytes) -> Converted:
-    """Convert a file.
-
-    Args:
-        suffix: The ending of its name, such as ``.docx``.
-        raw: Its content.
+    """Convert the content of a file whose name ends in ``suffix``, such as ``.docx``.
 
     Raises:
         UnreadableError: the file is broken, encrypted or without text.

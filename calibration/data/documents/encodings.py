@@ -147,7 +147,6 @@ def decode(raw: bytes, *, declares: bool = False) -> str:
     r"""Decode a text, without its byte-order mark.
 
     Args:
-        raw: The bytes of the file.
         declares: Whether the file may declare its encoding in its first kilobyte, like HTML and
             XML.
 
@@ -245,10 +244,9 @@ def _likeliest(raw: bytes) -> str | None:
 
 
 def _weights(text: str, encoding: str) -> Iterator[tuple[float, bool]]:
-    """Weigh a text in each language that an encoding is used for.
+    """Yield a text's logarithm of likelihood in each language that an encoding is used for.
 
-    Yields:
-        The logarithm of its likelihood, and whether the language explains nearly all of it.
+    And whether the language explains nearly all of it.
     """
     if _NO_TEXT.search(text) or any(unicodedata.category(c) in {"Cn", "Co", "Cs"} for c in {*text}):
         return

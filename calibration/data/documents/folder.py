@@ -69,7 +69,6 @@ def read_documents(path: Path, counts: Counter[str], left_out: list[LeftOut]) ->
     sections, except those with the same headings: then a digest of the text is appended.
 
     Args:
-        path: The folder or file.
         counts: Receives what was changed in the texts.
         left_out: Receives whatever is left out while reading.
 

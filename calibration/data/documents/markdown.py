@@ -234,9 +234,7 @@ def _shown_lines(lines: list[str], *, comments: bool) -> Iterator[tuple[str, boo
 def _outside(line: str, hidden: bool, *, ends_later: bool) -> tuple[str, bool]:
     """Return the part of a line outside comments, and whether a comment continues after it.
 
-    Args:
-        hidden: Whether one has begun before.
-        ends_later: Whether a comment ends in a later line.
+    One may have begun before (``hidden``), and one may end in a later line.
     """
     shown: list[str] = []
     at = n_ticks = 0
