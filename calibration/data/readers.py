@@ -285,15 +285,8 @@ def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1
             )
     distractors = _by_query(kinds)
     members = qrels.keys() | (distractors.keys() if len(names) == 1 else ())
-    first_line: dict[str, int] = {}
-    queries = []
-    for record in read_records(folder / "queries.jsonl", counts):
-        query = _query(record, "text")
-        _refuse_repeat(record, "query", query.query_id, first_line)
-        if query.query_id in members:
-            queries.append(query)
-    if not first_line:
-        raise DataError("holds no query", path=folder / "queries.jsonl")
+    every = _queries(folder / "queries.jsonl", counts, "text")
+    queries = [query for _, query in every if query.query_id in members]
     if not queries:
         raise DataError(f"names no query that {folder / 'queries.jsonl'} holds", path=qrels_file)
     present = {query.query_id for query in queries}
@@ -324,13 +317,12 @@ def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
     """
     path = Path(path)
     counts: Counter[str] = Counter()
-    first_line: dict[str, int] = {}
+    lines: dict[str, int] = {}
     queries, keywords = list[Query](), dict[str, tuple[str, ...]]()
     qrels, distractors = dict[str, dict[str, int]](), dict[str, dict[str, DistractorKind]]()
-    for record in read_records(path, counts):
-        query = _query(record, "text", "query")
-        _refuse_repeat(record, "query", query.query_id, first_line)
+    for record, query in _queries(path, counts, "text", "query"):
         queries.append(query)
+        lines[query.query_id] = record.line
         if words := record.texts("keywords"):
             keywords[query.query_id] = words
         elif record.fields.get("relevant") is None:
@@ -346,8 +338,6 @@ def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
         }
         if kinds := _labelled(record, "distractors", "distractor"):
             distractors[query.query_id] = {name: _kind(record, kind) for name, kind in kinds}
-    if not queries:
-        raise DataError("holds no query", path=path)
     qrels = _relevant_from(relevant_from, qrels, counts, path)
     for query_id, own in distractors.items():
         for passage_id in own:
@@ -355,7 +345,7 @@ def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
                 raise DataError(
                     f"passage {shown(passage_id)} is relevant and a distractor",
                     path=path,
-                    line=first_line[query_id],
+                    line=lines[query_id],
                 )
     unlabelled = [query.query_id for query in queries if query.query_id not in qrels]
     if qrels and unlabelled:
@@ -363,7 +353,7 @@ def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
             f"query {shown(unlabelled[0])} has keywords alone, but others have the field relevant; "
             "write it in every row or in none",
             path=path,
-            line=first_line[unlabelled[0]],
+            line=lines[unlabelled[0]],
         )
     return Dataset(
         path.stem, tuple(queries), qrels, distractors, keywords=keywords, notes=notes_of(counts)
@@ -439,11 +429,16 @@ def write_trec_run(path: Path | str, run: Mapping[str, Sequence[Hit]]) -> None:
         stream.write("".join(lines).encode())
 
 
-def _query(record: Record, *text_names: str) -> Query:
-    query = Query(record.identifier(*_QUERY_ID), record.text(*text_names), record.metadata())
-    if not query.text.strip():
-        raise record.error(f"query {shown(query.query_id)} has no text")
-    return query
+def _queries(path: Path, counts: Counter[str], *text_names: str) -> Iterator[tuple[Record, Query]]:
+    first_line: dict[str, int] = {}
+    for record in read_records(path, counts):
+        query = Query(record.identifier(*_QUERY_ID), record.text(*text_names), record.metadata())
+        if not query.text.strip():
+            raise record.error(f"query {shown(query.query_id)} has no text")
+        _refuse_repeat(record, "query", query.query_id, first_line)
+        yield record, query
+    if not first_line:
+        raise DataError("holds no query", path=path)
 
 
 def _labelled(record: Record, name: str, default: object) -> list[tuple[str, object]]:
