@@ -82,37 +82,33 @@ ids = st.text(
 json_values = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 
 
-@st.composite
-def golden_sets(draw: st.DrawFn) -> Dataset:
-    """Sets in which every query has a label, in the order of their ids."""
-    text = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
-        lambda text: bool(text.strip())
-    )
-    queries: list[Query] = []
-    qrels: dict[str, dict[str, int]] = {}
-    distractors: dict[str, Any] = {}
-    for query_id in sorted(draw(st.lists(ids, min_size=1, max_size=4, unique=True))):
-        metadata = draw(st.none() | st.dictionaries(st.text(max_size=4), json_values, max_size=2))
-        queries.append(Query(query_id, draw(text), metadata))
-        labels = {
-            passage_id: draw(st.sampled_from([0, 1, 3, "hard_negative", "distractor"]))
-            for passage_id in sorted(draw(st.lists(ids, min_size=1, max_size=5, unique=True)))
-        }
-        qrels[query_id] = {
-            name: value if isinstance(value, int) else 0 for name, value in labels.items()
-        }
-        kinds = {name: value for name, value in labels.items() if isinstance(value, str)}
-        if kinds:
-            distractors[query_id] = kinds
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
+    lambda text: bool(text.strip())
+)
+kinds = st.sampled_from([0, 1, 3, "hard_negative", "distractor"])
+labels = st.dictionaries(ids, kinds, min_size=1, max_size=5)
+metadata = st.none() | st.dictionaries(st.text(max_size=4), json_values, max_size=2)
+Drawn = dict[str, tuple[str, dict[str, Any] | None, dict[str, Any]]]
+
+
+def golden_set(drawn: Drawn) -> Dataset:
+    """Return queries in the order of their ids, by what was drawn for each."""
+    qrels, distractors = {}, {}
+    for query_id, (_, _, own) in drawn.items():
+        qrels[query_id] = {name: own[name] if isinstance(own[name], int) else 0 for name in own}
+        if misleading := {name: kind for name, kind in own.items() if isinstance(kind, str)}:
+            distractors[query_id] = misleading
+    queries = [Query(query_id, *drawn[query_id][:2]) for query_id in sorted(drawn)]
     return Dataset("set", tuple(queries), qrels, distractors)
 
 
 class TestWriting:
-    @given(golden=golden_sets())
+    @given(st.dictionaries(ids, st.tuples(texts, metadata, labels), min_size=1, max_size=4))
     @settings(max_examples=60, deadline=None)
     def test_what_is_written_reads_back_equal(
-        self, golden: Dataset, tmp_path_factory: pytest.TempPathFactory
+        self, tmp_path_factory: pytest.TempPathFactory, drawn: Drawn
     ) -> None:
+        golden = golden_set(drawn)
         folder = tmp_path_factory.mktemp("golden") / "set"
         freeze(golden, folder, "dev")
         again = read_beir(folder, "dev")
