@@ -1,4 +1,4 @@
-"""Frozen golden sets: a BEIR folder that is identified by a digest of its content."""
+"""Frozen golden sets: BEIR folders, written and read here, that a digest identifies."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
 
     Raises:
         ConfigurationError: the folder is not empty, or the split is not a file name.
-        DataError: the format cannot store an id, a text or a label.
+        DataError: the format cannot store an id, a query or a label.
     """
     if not split or Path(split).name != split or split != split.strip():
         raise ConfigurationError(f"split {split!r} cannot be the name of a file")

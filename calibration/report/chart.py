@@ -1,4 +1,4 @@
-"""The chart of a route: recall against tokens, as SVG.
+"""The chart of a route: recall against tokens, as SVG. Pure.
 
 The text stays readable on a screen as narrow as a phone's. Colours are names of classes, which the
 style sheet of the page sets for a light screen, a dark one and paper.

@@ -106,7 +106,7 @@ def dropped_passages(
 
 
 def one_line(text: str) -> str:
-    """Write a text as one line without control characters and lone surrogates."""
+    """Join the lines of a string, without control characters and lone surrogates."""
     return " ".join(sanitise(text).split())
 
 

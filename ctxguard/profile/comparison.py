@@ -1,4 +1,4 @@
-"""Compares a system with the one that a profile was calibrated on (DESIGN.md §6)."""
+"""Compares a system with the one that a profile was calibrated on (DESIGN.md §6). Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Describes policies, utilities and decisions (reasons, thresholds, flags) for people."""
+"""Describes policies, utilities and decisions (reasons, thresholds, flags) for people. Pure."""
 
 import math
 

@@ -581,8 +581,8 @@ class Profile(Frozen):
                 "calibrate again with this release"
             )
         try:
-            # From JSON, where an array is a tuple and a text an enumeration's member, but true is
-            # no number and "1" neither.
+            # Read as JSON, an array is a tuple and a string an enumeration's member; but neither
+            # true nor "1" is a number.
             return cls.model_validate_json(content, strict=True)
         except ValidationError as error:
             n_errors = error.error_count()

@@ -1,11 +1,12 @@
-"""Decodes text whose encoding is not declared.
+"""Decodes text whose encoding is not declared. Pure.
 
 A byte-order mark or valid UTF-8 says what it is. Older encodings do not, so each one that can hold
 the bytes is decoded, and each text is weighed by how likely it is in a language written with it:
 how common its letters are, and whether capitals stand where words begin. The best must be far ahead
 of the next, or the bytes have no text: noise in an index is worse than a file that is named as left
 out. On messages of 12 to 1,500 characters in 25 languages and their encodings, charset-normalizer
-read 8 to 34% wrongly; this reads 0.5% wrongly and leaves out 5 to 21%, the short ones.
+read 8 to 34% wrongly; this reads 0.5% wrongly and leaves out 5 to 21%, the short ones. chardet 7.7
+does as well from 300 characters on, and reads Japanese in UTF-16 without a mark the wrong way round.
 """
 
 import codecs
@@ -144,7 +145,7 @@ class UnreadableError(ValueError):
 
 
 def decode(raw: bytes, *, declares: bool = False) -> str:
-    r"""Decode a text, without its byte-order mark.
+    r"""Decode the bytes of a text file, without its byte-order mark.
 
     Args:
         declares: Whether the file may declare its encoding in its first kilobyte, like HTML and

@@ -1,4 +1,4 @@
-"""Cuts Markdown at its headings, as a person reads it: without invisible markup.
+"""Cuts Markdown at its headings, as a person reads it: without invisible markup. Pure.
 
 Each step takes time in proportion to the text. No regular expression here has two adjacent parts
 that can match the same characters.
@@ -114,7 +114,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Write a text as one cell of a table."""
+    """Write a string as one cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -170,7 +170,7 @@ def _is_encoded(token: str, longest: int) -> bool:
 
 
 def _without_front_matter(text: str) -> tuple[str, list[str]]:
-    """Split the title in a text's front matter, YAML or TOML, from the lines after it."""
+    """Split the title in the front matter, YAML or TOML, from the lines after it."""
     lines = text.split("\n")
     mark = lines[0].rstrip()
     if mark not in {"---", "+++"}:

@@ -1,6 +1,6 @@
 """Formats a number as its spreadsheet cell shows it.
 
-Covers what the format codes of ECMA-376 (Part 1, 18.8.31) say of digits, dates, durations,
+Pure. Covers the format codes of ECMA-376 (Part 1, 18.8.31) for digits, dates, durations,
 percentages, exponents, fractions, text, sections and conditions. Names of days and months are
 English. A code that cannot be parsed leaves the number as it is.
 """
@@ -117,7 +117,7 @@ def shown(value: float, code: str, *, from_1904: bool = False) -> str:
 
 
 def shown_text(text: str, code: str) -> str:
-    """Write a text as it is, unless the format hides it or puts words around it."""
+    """Write a string as it is, unless the format hides it or puts words around it."""
     parts = _sections(code) if len(code) <= _MAX_CODE else []
     if len(parts) < 4 or text == "":
         return text

@@ -1,4 +1,4 @@
-"""Finds menus and footers by their repetition on most pages of a site."""
+"""Finds menus and footers by their repetition on most pages of a site, kept in a temporary file."""
 
 import json
 import re

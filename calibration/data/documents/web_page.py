@@ -1,4 +1,4 @@
-"""Converts the visible content of an HTML page to Markdown, without menus and footers."""
+"""Converts the visible content of an HTML page to Markdown, without menus and footers. Pure."""
 
 import re
 from collections.abc import Callable
