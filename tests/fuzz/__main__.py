@@ -12,11 +12,13 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz.measured_run import FREE_BYTES, MOST_SECONDS, MOST_TIMES, run
-from tests.fuzz.surfaces import SURFACES
+from tests.fuzz.surfaces import SLOW, SURFACES
 
 LEAST = 10_000
 """Inputs of each surface, of a million in all."""
@@ -26,16 +28,15 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "fuzz.json"
 def shares(total: int) -> dict[str, int]:
     """How many inputs each surface has: slow ones a hundredth, the others what is left."""
     least = -(-total * LEAST // 1_000_000)
-    quick = [name for name, surface in SURFACES.items() if not surface.is_slow]
-    rest = -(-(total - least * (len(SURFACES) - len(quick))) // len(quick))
-    return {name: rest if name in quick else least for name in SURFACES}
+    rest = -(-(total - least * len(SLOW)) // (len(SURFACES) - len(SLOW)))
+    return {name: least if name in SLOW else rest for name in SURFACES}
 
 
 def _one(name: str, n_inputs: int, seed: int, first: int) -> None:
     logging.disable()
     with tempfile.TemporaryDirectory() as folder:
         report = run(name, n_inputs, Path(folder), seed=seed, first=first)
-        print(json.dumps(report.to_dict()), flush=True)  # noqa: T201
+        print(json.dumps(asdict(report)), flush=True)  # noqa: T201
 
 
 def _in_a_process(name: str, n_inputs: int, *, seed: int) -> dict[str, Any]:
@@ -71,12 +72,8 @@ def main() -> int:
         _one(given.only, given.inputs, given.seed, given.first)
         return 0
     with ThreadPoolExecutor(given.jobs) as pool:
-        reports = list(
-            pool.map(
-                lambda share: _in_a_process(*share, seed=given.seed),
-                list(shares(given.inputs).items()),
-            )
-        )
+        names, numbers = zip(*shares(given.inputs).items(), strict=True)
+        reports = list(pool.map(partial(_in_a_process, seed=given.seed), names, numbers))
     document = {
         "inputs": sum(report["inputs"] for report in reports),
         "seed": given.seed,

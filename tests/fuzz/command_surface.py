@@ -46,7 +46,6 @@ _COMMANDS = (
     "serve --profile {profile.json} --index {absent}",
 )
 
-
 _CONTENTS = {
     "corpus.jsonl": b"".join(
         b'{"_id": "p%d", "title": "t", "text": "a red fox %d"}\n' % (n, n) for n in range(8)
@@ -62,7 +61,6 @@ _CONTENTS = {
     "labels.csv": READERS["label file as CSV"][1],
     "questions.jsonl": QUESTIONS,
 }
-
 
 _OPTIONS = (
     *("--k", "-k", "--depth", "--seed", "--json", "--route", "--split", "--n", "--tenant", "--all"),

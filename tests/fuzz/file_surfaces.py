@@ -38,23 +38,20 @@ from ctxguard.retrieval import HybridRetriever
 from tests.core.test_profile import PROFILE
 from tests.doubles import WordTokenEmbedder
 from tests.fuzz.inputs import changed
-from tests.fuzz.surface import HITS, SURFACES, Input, Make, Open, Surface, surface
+from tests.fuzz.surface import HITS, SURFACES, Input, Make, Open, surface
 from tests.profiles import profile_with
 
 WATCHED = profile_with(
     {Route.EXTERNAL: RouteProfile(policy=RatioPolicy(k=1), score_kind=ScoreKind.RATIO)}
 )
 
-
 ALARMS = AlarmState(WATCHED)
-
 
 QUESTIONS = (
     b'{"query_id": "q", "query": "how?", "passage_id": "a", "grade": 2, "annotator": "m"}\n'
     b'{"query": "why?", "count": 3, "date": "2026-01-31", "note": "n", "metadata": {"a": [1]}}\n'
     b'{"query": "why?", "passage_id": "b", "distractor": "hard_negative", "source": "human"}\n'
 )
-
 
 READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "profile": ("p.json", PROFILE.to_json().encode(), Profile.load),
@@ -108,7 +105,6 @@ READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
     ),
 }
 
-
 BEIR = {
     "queries.jsonl": b'{"_id": "q1", "text": "how?"}\n{"_id": "q2", "text": "why?"}\n',
     "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\ta\t1\nq2\tb\t0\n",
@@ -143,10 +139,9 @@ def _reader(files: Mapping[str, bytes], read: Callable[[Path], object]) -> Open:
 
 for _name, (_file, _content, _read) in READERS.items():
     _of_file = partial(lambda read, file, folder: read(folder / file), _read, _file)
-    SURFACES[f"file: {_name}"] = Surface(_reader({_file: _content}, _of_file))
+    SURFACES[f"file: {_name}"] = _reader({_file: _content}, _of_file)
 
-
-SURFACES["file: folder of labelled queries"] = Surface(_reader(BEIR, _folder))
+SURFACES["file: folder of labelled queries"] = _reader(BEIR, _folder)
 
 
 @surface("file: index", is_slow=True)

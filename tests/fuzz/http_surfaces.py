@@ -19,17 +19,7 @@ from ctxguard.server.settings import ServiceSettings
 from tests.doubles import LengthScores, WordTokenEmbedder
 from tests.fuzz.file_surfaces import filled_store
 from tests.fuzz.inputs import body, text
-from tests.fuzz.surface import (
-    SURFACES,
-    Input,
-    Make,
-    Open,
-    Surface,
-    answered,
-    called,
-    stateless,
-    surface,
-)
+from tests.fuzz.surface import Input, Make, Open, answered, called, stateless, surface
 
 forms: Any = {
     "cohere": {"results": [{"index": 1, "relevance_score": 0.5}, {"index": 0}]},
@@ -107,15 +97,12 @@ async def _status(app: Any, scope: Any, content: bytes) -> int:
 
 _DOCUMENTS = ["a red fox", {"text": "it runs"}, "nothing"]
 
-
 _CANDIDATES = [
     {"id": "a", "score": 0.9, "text": "x", "rank": 1, "signals": {"s": 0.5}, "legs": {"dense": 1}},
     {"id": "b", "score": 0.5, "title": "t", "metadata": {"n": 1}},
 ]
 
-
 _KINDS = {"score_kind": "probability", "leg_kinds": {"dense": "cosine"}}
-
 
 ENDPOINTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "/rerank in Cohere's form": (
@@ -167,14 +154,11 @@ def _endpoint(name: str) -> Open:
 
 
 for _name in ENDPOINTS:
-    SURFACES[f"http: {_name}"] = Surface(_endpoint(_name), is_slow=True)
-
+    surface(f"http: {_name}", is_slow=True)(_endpoint(_name))
 
 _PAGES = ("", "decisions", "request", "label", "label/guide", "static/console.js")
 
-
 _FORMS = ("sign-in", "sign-out", "label/pick", "label/grade", "absent")
-
 
 _FIELDS = ("token", "next", "request", "request_id", "sample", "annotator", "grade", "passage", "n")
 

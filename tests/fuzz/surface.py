@@ -14,15 +14,11 @@ from ctxguard.endpoints.failures import CallError
 from ctxguard.endpoints.http import Answer
 from ctxguard.endpoints.replies import document_of
 
+HITS = [Hit("a", 2.0, "one"), Hit("b", 1.0, "two")]
+
 
 class Input(NamedTuple):
-    """One input of a surface.
-
-    Attributes:
-        shown: What a failure shows of it.
-        size: In bytes.
-        run: Gives it to the surface.
-    """
+    """One input of a surface: what a failure shows of it, its bytes, and the call that gives it."""
 
     shown: object
     size: int
@@ -32,49 +28,31 @@ class Input(NamedTuple):
 Make = Callable[[Random], Input]
 """Makes another input."""
 
-
 Open = Callable[[Path, ExitStack], Make]
 """Opens a surface, with a folder of its own; what it opens is closed with the stack."""
 
+SURFACES: dict[str, Open] = {}
 
-class Surface(NamedTuple):
-    """What reads the inputs.
-
-    Attributes:
-        open: Opens it.
-        is_slow: Whether an input takes tens of milliseconds: it is tried as often as it must be.
-    """
-
-    open: Open
-    is_slow: bool = False
-
-
-SURFACES: dict[str, Surface] = {}
+SLOW: set[str] = set()
+"""Surfaces of which an input takes tens of milliseconds: these have fewer."""
 
 
 def surface(name: str, *, is_slow: bool = False) -> Callable[[Open], Open]:
     def add(opened: Open) -> Open:
-        SURFACES[name] = Surface(opened, is_slow)
+        SURFACES[name] = opened
+        SLOW.update([name] if is_slow else [])
         return opened
 
     return add
 
 
-def stateless(name: str, *, is_slow: bool = False) -> Callable[[Make], Make]:
+def stateless(name: str, *, is_slow: bool = False) -> Callable[[Make], object]:
     """Adds a surface that needs neither a folder nor anything open."""
-
-    def add(make: Make) -> Make:
-        SURFACES[name] = Surface(lambda folder, closing: make, is_slow)
-        return make
-
-    return add
+    return lambda make: surface(name, is_slow=is_slow)(lambda folder, closing: make)
 
 
 def called(call: Callable[..., object], *arguments: object) -> Input:
     return Input(arguments, len(repr(arguments)), lambda: call(*arguments))
-
-
-HITS = [Hit("a", 2.0, "one"), Hit("b", 1.0, "two")]
 
 
 def answered(body: bytes, read: Callable[[object], object]) -> object:

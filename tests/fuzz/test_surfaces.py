@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.measured_run import run
-from tests.fuzz.surfaces import SURFACES
-
-INPUTS = 60
+from tests.fuzz.surfaces import SLOW, SURFACES
 
 
 @pytest.mark.parametrize("name", SURFACES)
 def test_surface_returns_or_raises_own_error(name: str, tmp_path: Path) -> None:
-    n_inputs = INPUTS // 4 if SURFACES[name].is_slow else INPUTS
+    n_inputs = 15 if name in SLOW else 60
     report = run(name, n_inputs, tmp_path, measure=False)
     assert (report.failures, report.inputs) == ([], n_inputs)
