@@ -2,7 +2,7 @@
 
 A chunk is a passage of its own. Its id is its parent's with ``#`` and a number from 1, it has its
 parent's title and metadata, and names its parent in the metadata, so that labels of whole documents
-can be read as labels of their chunks.
+can be read as labels of their chunks. Pure.
 """
 
 import re
@@ -36,11 +36,7 @@ def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Pass
 
 
 def chunk_id(passage_id: str, number: int) -> str:
-    """Return the id of a passage's chunk, numbered from 1.
-
-    >>> chunk_id("kettle", 1)
-    'kettle#1'
-    """
+    """Return the id of a passage's chunk, numbered from 1."""
     return f"{passage_id}#{number}"
 
 

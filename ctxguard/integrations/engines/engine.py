@@ -44,8 +44,7 @@ class LegQuery:
         terms: The query's terms, each as often as it occurs; None if the lexical leg is not asked.
         vector: The query's unit vector, shape (dimension,); None if the dense leg is not asked.
         depth: Maximum number of candidates of each leg, ≥ 1.
-        any_of: Non-empty sets of filter tokens: a passage must have a token of each set; no sets
-            without a filter.
+        any_of: Non-empty sets of filter tokens: a passage must have a token of each set.
     """
 
     terms: Sequence[str] | None
@@ -55,7 +54,7 @@ class LegQuery:
 
     @property
     def legs(self) -> tuple[str, ...]:
-        """The requested legs."""
+        """The legs that are asked."""
         asked = {LEXICAL: self.terms, DENSE: self.vector}
         return tuple(leg for leg, given in asked.items() if given is not None)
 
@@ -221,7 +220,7 @@ class Engine(ABC):
             kind: The kind of the scores; None for the leg's of `LEG_KINDS`.
 
         Returns:
-            The ranking; an error if there are rows and none holds a passage.
+            The ranking; an error if there are rows but no passages.
         """
         kind = LEG_KINDS[leg] if kind is None else kind
         most = (2 if self.scores_both else 1) * query.depth

@@ -49,15 +49,7 @@ def as_analyser(analyser: Analyser | str) -> Analyser:
 
 @cache
 def analyser_for(language: str) -> Analyser:
-    """Return the analyser for a language.
-
-    Args:
-        language: One of `LANGUAGES`.
-
-    Raises:
-        ConfigurationError: the language is not one of them.
-        MissingExtraError: a required library is not installed.
-    """
+    """Return the analyser for one of `LANGUAGES`; errors as for `as_analyser`."""
     if language not in LANGUAGES:
         raise ConfigurationError(
             f"there is no analyser for the language {language!r}; use one of "
@@ -70,11 +62,7 @@ def analyser_for(language: str) -> Analyser:
 
 
 def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
-    """Return the analyser that a saved index names.
-
-    Args:
-        name: Its name in the index.
-        given: The caller's; None for one that comes with ctxguard.
+    """Return the analyser that a saved index names, given by the caller if it is not ours.
 
     Raises:
         ConfigurationError: the index was built with a custom analyser that was not given, or with a

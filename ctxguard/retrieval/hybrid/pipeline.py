@@ -102,14 +102,13 @@ class LegSearch(ABC):
     """One checked query over one generation of an index.
 
     Attributes:
-        settings: The settings of the view that searches.
-        query: The query's text, without lone surrogates.
+        query: Without lone surrogates.
         depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
         given: The caller's vector of the query, shape (dimension,), of any norm, optionally with
             its word pieces; None to encode the query.
         dimension: Length of the index's vectors.
         encoder: Reads the query's word pieces; None if there are no signals of them.
-        passages: The passages by row, once the legs have been searched.
+        passages: By row, once the legs have been searched.
     """
 
     settings: SearchSettings
@@ -122,10 +121,7 @@ class LegSearch(ABC):
 
     @abstractmethod
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
-        """Search the legs, and unite and fuse their candidates.
-
-        Returns:
-            The candidates, and the failures of legs that did not answer.
+        """Search the legs; return their fused candidates, and the failures of legs.
 
         Raises:
             StageUnavailableError: no leg answered.
@@ -150,9 +146,8 @@ class LegSearch(ABC):
         """Return the query's vector at unit length, shape (dimension,).
 
         Raises:
-            StageError: the embedder gave no usable vector.
+            StageError: the embedder gave no usable vector; its own errors are raised too.
             ConfigurationError: the given one has no direction.
-            Exception: whatever the embedder raises.
         """
         found = self.given
         if found is None and self.encoder is not None and self.settings.with_signals:
@@ -236,7 +231,7 @@ class Hybrid(ABC):
             QueryError: the query is empty or longer than ``max_query_chars``.
             ConfigurationError: a depth below 1, a filter that is not a ``Where``, or a query
                 vector of another shape.
-            StageUnavailableError: no leg answered, or none in time.
+            StageUnavailableError: no leg answered in time.
             OverloadedError: no leg had a free thread.
             IndexFolderError: the search found the index damaged.
         """
@@ -311,11 +306,8 @@ class Hybrid(ABC):
     def encode_query(self, query: str) -> Float32Array | QueryStates:
         """Encode a query, for callers that retrieve it more than once.
 
-        Returns:
-            Its vector, shape (dimension,); with its word pieces if there are signals of them.
-
-        Raises:
-            QueryError: As for ``retrieve``.
+        Returns its vector, with its word pieces if there are signals of them; refuses a query as
+        ``retrieve`` does.
         """
         search = self._search(self._checked(query), DEFAULT_DEPTH, None, None)
         states = search.states
@@ -344,11 +336,7 @@ class Hybrid(ABC):
         return view
 
     def with_fusion(self, fusion: Fusion) -> Self:
-        """Return a view with another fusion.
-
-        Raises:
-            ConfigurationError: the fusion cannot be used here, such as ``ranker`` without signals.
-        """
+        """Return a view with another fusion; one that cannot be used here is refused."""
         return self._view(fusion=self._usable(fusion))
 
     def _usable(self, fusion: Fusion) -> Fusion:
@@ -357,11 +345,7 @@ class Hybrid(ABC):
     def with_reranker(
         self, reranker: Reranker, *, rerank_depth: int = DEFAULT_RERANK_DEPTH
     ) -> Self:
-        """Return a view that reranks its best candidates, with a circuit breaker of its own.
-
-        Raises:
-            ConfigurationError: the depth is below 1.
-        """
+        """Return a view that reranks its best candidates, with a circuit breaker of its own."""
         return self._view(
             reranker=reranker,
             rerank_depth=rerank_depth,
@@ -370,19 +354,11 @@ class Hybrid(ABC):
         )
 
     def with_max_query_chars(self, max_query_chars: int) -> Self:
-        """Return a view that refuses queries longer than this.
-
-        Raises:
-            ConfigurationError: the limit is below 1.
-        """
+        """Return a view that refuses queries longer than this."""
         return self._view(max_query_chars=max_query_chars)
 
     def on_route(self, route: Route) -> Self:
-        """Return a view that runs only the stages of a route.
-
-        Raises:
-            ConfigurationError: this retriever cannot take the route.
-        """
+        """Return a view that runs only the stages of a route, one of ``routes``."""
         if route not in self.routes:
             raise ConfigurationError(
                 f"route {route.value!r} cannot be taken here: "

@@ -102,11 +102,6 @@ class HybridRetriever(Hybrid):
 
     Safe to use from several threads at once, also while the index is updated.
 
-    Args:
-        index: The index to search.
-        embedder: The model that made the index's vectors.
-        options: See `HybridOptions`.
-
     Raises:
         ConfigurationError: the embedder is not the index's, or an option is out of range.
     """
@@ -189,8 +184,7 @@ class HybridRetriever(Hybrid):
 
         Raises:
             IndexFolderError: not a saved index, or one that is incomplete or damaged.
-            ConfigurationError: another embedder or analyser than the index's, or a setting out of
-                range.
+            ConfigurationError: another embedder or analyser than the index's.
         """
         given = None if analyser is None else as_analyser(analyser)
         index, version = _opened(Path(folder), given)
@@ -213,8 +207,8 @@ class HybridRetriever(Hybrid):
             Whether the folder held a different index from the one opened last.
 
         Raises:
-            ConfigurationError: no folder is known, or the index was made by another embedder.
-            IndexFolderError: As for ``load``. After either error the old index stays in use.
+            ConfigurationError: no folder is known.
+            CtxguardError: As for ``load``; the old index stays in use.
         """
         shared = self._shared
         folder = shared.folder if folder is None else Path(folder)
@@ -251,8 +245,7 @@ class HybridRetriever(Hybrid):
         """Save the index as a folder of plain files, replacing an index that is there.
 
         Raises:
-            IndexFolderError: the folder holds something else, or cannot be written; an index that
-                was there before is untouched.
+            IndexFolderError: the folder holds something else, or cannot be written.
         """
         self.generation.save(Path(folder))
 
@@ -303,11 +296,7 @@ class HybridRetriever(Hybrid):
         return len(self.generation.passages)
 
     def passage(self, passage_id: str) -> Passage:
-        """Return the passage with an id.
-
-        Raises:
-            KeyError: no passage has it.
-        """
+        """Return the passage with an id; a ``KeyError`` if there is none."""
         passages = self.generation.passages
         row = passages.row_of(id_text(passage_id))
         if row is None:
@@ -336,8 +325,8 @@ class HybridRetriever(Hybrid):
     def fingerprint(self) -> dict[str, str]:
         """Return everything that the scores depend on, by name.
 
-        A profile applies to a retriever with an equal fingerprint. The corpus is not part of it;
-        ``corpus_sketch`` tells how much of that has changed.
+        A profile applies to a retriever with an equal fingerprint, but for the corpus:
+        ``corpus_sketch`` tells how much of it has changed.
         """
         index, reranker = self.generation, self._settings.reranker
         return {
@@ -351,7 +340,7 @@ class HybridRetriever(Hybrid):
         }
 
     def corpus_sketch(self) -> CorpusSketch:
-        """Return a sketch of all passages, which shows how many changed since calibration."""
+        """Return a sketch of all passages, which tells how many changed since calibration."""
         return self.generation.passages.sketch
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:

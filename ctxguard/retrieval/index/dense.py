@@ -35,11 +35,7 @@ _MOST_TRAINED = 2**17
 
 
 def unit_rows(vectors: Float32Array, passage_ids: Sequence[str]) -> Float32Array:
-    """Scale vectors to unit length, shape as given; zero vectors stay zero.
-
-    Args:
-        vectors: Shape (n, dimension).
-        passage_ids: Shape (n,), for the error.
+    """Scale vectors to unit length, shape (n, dimension); zero vectors stay zero.
 
     Raises:
         DataError: the embedder returned NaN or an infinity; the message names the passage.
@@ -99,12 +95,9 @@ class DenseIndex:
         self.codes = codes if is_exact or codes is not None else build_codes(vectors)
 
     def search(self, vector: Float32Array, k: int, allowed: RowArray | None = None) -> LegHits:
-        """Find at most ``k`` rows nearest to a unit vector, with their cosines.
+        """Find at most ``k`` ≥ 1 rows nearest to a unit vector, with their cosines.
 
-        Args:
-            vector: Shape (dimension,).
-            k: ≥ 1.
-            allowed: The only rows to return, ascending; None for all.
+        Only rows of ``allowed``, which ascend, are returned; None allows all.
         """
         k = min(k, len(self.vectors) if allowed is None else allowed.size)
         rows = self._compared(vector, k, allowed) if k else np.zeros(0, np.int64)

@@ -156,13 +156,10 @@ class Bm25sIndex:
         return SparseRows(terms.numbers[at], terms.counts[at], starts), self.weights.unit[at]
 
     def search(self, query: str, k: int, allowed: RowArray | None = None) -> LegHits:
-        """Find at most the ``k`` best rows that share a word with a query.
+        """Find at most the ``k`` ≥ 1 best rows that share a word with a query.
 
-        Args:
-            query: The query's text.
-            k: ≥ 1.
-            allowed: The only rows to return, ascending; None for all. Scores do not depend on it:
-                document frequencies count all passages.
+        Only rows of ``allowed``, which ascend, are returned; None allows all. Scores do not depend
+        on it: document frequencies count all passages.
         """
         scores = self.scores(query)
         rows = best_first(scores if allowed is None else scores[allowed], k)
@@ -242,7 +239,7 @@ def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:
 
 
 def length_norms(lengths: NDArray[np.number]) -> FloatArray:
-    """Compute k1 (1 − b + b · length / mean length) of passages, by their numbers of terms."""
+    """Compute k1 (1 − b + b · length / mean length) of passages by their numbers of terms."""
     mean = float(lengths.sum()) / max(lengths.size, 1)
     norms: FloatArray = K1 * (1.0 - B + B / (mean or 1.0) * lengths.astype(np.float64))
     return norms

@@ -155,11 +155,7 @@ def _describe(file: Path) -> dict[str, object]:
 
 
 def check_destination(folder: Path) -> None:
-    """Refuse a folder into which an index cannot be saved.
-
-    Raises:
-        IndexFolderError: it is a file, or holds files that are not part of an index.
-    """
+    """Refuse a file, and a folder with files that are not part of an index."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -174,8 +170,7 @@ def check_destination(folder: Path) -> None:
     if foreign:
         raise IndexFolderError(
             f"{folder} holds files that are not part of an index ({foreign[0]!r}, {len(foreign)} "
-            "in "
-            "all); give a folder of its own"
+            "in all); give a folder of its own"
         )
     if manifest_file(folder).exists():
         _read_manifest(folder, any_version=True)
@@ -187,10 +182,7 @@ def manifest_file(folder: Path) -> Path:
 
 
 def load(folder: Path) -> tuple[dict[str, Any], Path]:
-    """Check every file of a saved index by its digest.
-
-    Returns:
-        The manifest, and the folder of the generation in force.
+    """Check every file of a saved index by its digest; return the manifest and the files' folder.
 
     Raises:
         IndexFolderError: it is not a saved index, is of another version, incomplete or damaged.

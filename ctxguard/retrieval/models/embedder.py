@@ -1,4 +1,7 @@
-"""Encodes texts with a sentence-transformers model: in onnxruntime, exported once, or in torch."""
+"""Encodes texts with a sentence-transformers model: in onnxruntime, exported once, or in torch.
+
+Touches the model's files and the cache of exports, and the hub for a model that is not here.
+"""
 
 import json
 import logging
@@ -40,7 +43,7 @@ Purpose = Literal["queries", "passages"]
 
 
 class _Model(NamedTuple):
-    """An opened model: ``run`` computes unit vectors, and states of tokens, from ids and a mask.
+    """An opened model: ``run`` computes unit vectors, and tokens' states, from ids and a mask.
 
     The tokenizer is never modified: a thread using it would raise "Already borrowed".
     """

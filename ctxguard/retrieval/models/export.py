@@ -1,4 +1,4 @@
-"""Exports a sentence-transformers model, so that other runtimes can compute it."""
+"""Exports a sentence-transformers model, so that other runtimes can compute it. Reads its files."""
 
 import io
 import json
@@ -79,9 +79,7 @@ def tensor_module(library: Any) -> Any:
 def exported(folder: Path, form: str) -> dict[str, NDArray[Any]]:
     """Export a model with its pooling, text settings and probe vectors.
 
-    Args:
-        folder: The model's folder.
-        form: ``float32``, or ``int8`` for rounded weights, see `_rounded`.
+    In ``float32``, or with weights rounded to ``int8``, see `_rounded`.
     """
     require("onnx", "fast")
     # Attention as torch writes it out makes a graph of fewer steps than its own kernel's.
@@ -121,10 +119,6 @@ def _rounded(graph: bytes, samples: Sequence[Mapping[str, NDArray[Any]]]) -> byt
     and their weights larger, by what they are in the samples (Xiao and others, SmoothQuant, ICML
     2023, equation 4, α = ½). Where more channels come in than go out, after an activation, other
     tokens have other large ones; inputs and weights then have a scale for each block of channels.
-
-    Args:
-        graph: A model of ONNX.
-        samples: Its inputs by name, of a few texts.
     """
     onnx = require("onnx", "fast")
     model = onnx.load_model_from_string(graph)

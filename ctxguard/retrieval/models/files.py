@@ -1,7 +1,7 @@
 """A model's files: its folder, the digest of its weights, and its cached archives.
 
 Data that take seconds to compute are kept in the user's cache folder as an archive of plain arrays,
-named after its sources. A damaged or renamed archive is made again.
+named after its sources. Touches the model hub too, for a model that is not here.
 """
 
 import hashlib
@@ -33,8 +33,7 @@ class ModelFiles(NamedTuple):
 
     Attributes:
         name: Its name on the hub, or the full path of its folder.
-        folder: Its folder.
-        weights: Digest of its weights, see `weights_digest`.
+        weights: See `weights_digest`.
     """
 
     name: str
@@ -68,12 +67,9 @@ class ModelFiles(NamedTuple):
         return cls(name, folder, weights)
 
     def key(self, kind: str) -> str:
-        """Return the name of an archive, derived from its sources: the weights and the other files.
+        """Return the name of an archive of some kind, by its sources: weights and other files.
 
         The same weights with another pooling are a different model.
-
-        Args:
-            kind: Content of the archive: ``int8`` for a graph, ``pieces`` for a table.
         """
         digest = hashlib.sha256(f"{_FORMAT}\0{kind}\0{self.weights}".encode())
         for file in sorted({file for each in _SETTINGS for file in self.folder.rglob(each)}):
@@ -117,11 +113,7 @@ def _from_hub(name: str) -> Path:
 
 
 def weights_digest(folder: Path) -> str:
-    """Return sha256 of a model's weights file; of the files' digests, by name, if several.
-
-    Raises:
-        ConfigurationError: the folder holds no weights.
-    """
+    """Return sha256 of a model's weights file; of the files' digests, by name, if several."""
     files = sorted(folder.rglob("*.safetensors")) or sorted(folder.rglob("*.bin"))
     if not files:
         raise ConfigurationError(f"{folder} holds no model weights (*.safetensors or *.bin)")
@@ -137,13 +129,13 @@ def weights_digest(folder: Path) -> str:
 def kept(
     cache: Path | None, key: str, make: Callable[[], dict[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays kept under a key, making and keeping them if missing or damaged.
+    """Return the arrays kept under a key; make and keep them if they are missing or damaged.
 
-    If they cannot be kept, a warning is logged; the next start makes them again.
+    If they cannot be kept, a warning is logged, and the next start makes them again.
 
     Args:
         cache: The folder; None for ``ctxguard/models`` in the user's cache folder.
-        key: From `ModelFiles.key`.
+        key: As `ModelFiles.key` gives it.
         make: Makes the arrays.
     """
     try:

@@ -18,10 +18,8 @@ class CrossEncoderReranker:
     """Any CrossEncoder with one output. Threads take turns; a forked child computes on one thread.
 
     A model's configuration may apply a sigmoid to its output or not; here the activation is
-    always the identity, so that the score is a logit. The model is loaded on first use.
-
-    Args:
-        name_or_path: A folder, or a name on the model hub.
+    always the identity, so that the score is a logit. The model, by its folder or its name on the
+    hub, is loaded on first use.
 
     Raises:
         ConfigurationError: the model does not exist.

@@ -34,9 +34,6 @@ class PassageWindow:
         tokenizer: The content of the model's ``tokenizer.json``.
         tokens: Number of tokens that it reads, including its own special tokens.
         prompt: Text that it puts before a passage.
-
-    Attributes:
-        tokens: As given.
     """
 
     def __init__(self, tokenizer: str, tokens: int, prompt: str = "") -> None:
@@ -60,9 +57,6 @@ class PassageWindow:
         Chunks end at the end of a sentence, line or paragraph if they can. Each part of a table has
         its header, and each part of code its fence. A heading longer than three quarters of the
         window leaves room for a quarter.
-
-        Raises:
-            MissingExtraError: the library that splits is not installed.
         """
         room = max(self.tokens - self._tokens_of(heading), self.tokens // 4)
         blocks = [*_blocks(text)]
