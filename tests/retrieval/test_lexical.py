@@ -47,10 +47,6 @@ def test_best_match_first_unmatched_out(index_of: Build) -> None:
     assert (np.diff(hits.scores) <= 0.0).all()
 
 
-def test_ties_are_broken_by_row(index_of: Build) -> None:
-    assert index_of(TEXTS).search("rose", 1).rows.tolist() == [1]
-
-
 def test_ties_at_cut_keep_lowest_rows(index_of: Build) -> None:
     index = index_of(["apple pie"] * 50 + ["pear"] * 80)
     assert index.search("apple", 7).rows.tolist() == list(range(7))
@@ -62,13 +58,10 @@ def test_every_row_has_a_score(index_of: Build) -> None:
     assert hits.scores_of(np.array([3])).tolist() == [0.0]
 
 
-def test_unknown_words_find_nothing(index_of: Build) -> None:
-    hits = index_of(TEXTS).search("zebra quagga", 5)
+@pytest.mark.parametrize("query", ["zebra quagga", "the of !? \U0001f98a"])
+def test_query_without_known_words_finds_nothing(index_of: Build, query: str) -> None:
+    hits = index_of(TEXTS).search(query, 5)
     assert hits.rows.size == hits.scores.size == 0
-
-
-def test_stop_words_and_signs_find_nothing(index_of: Build) -> None:
-    assert index_of(TEXTS).search("the of !? \U0001f98a", 5).rows.size == 0
 
 
 def test_k_may_exceed_the_corpus(index_of: Build) -> None:

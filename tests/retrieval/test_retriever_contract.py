@@ -139,110 +139,81 @@ class TestAsyncCallable(RetrieverContract):
         return search
 
 
-class Faulty:
-    """A good retriever whose answers go through a fault."""
+Over = Callable[[Sequence[Passage]], Any]
+"""Makes a faulty retriever over passages."""
 
-    def __init__(self, fault: Callable[[Ranking, int], Any]) -> None:
-        self.fault = fault
 
-    def over(self, passages: Sequence[Passage]) -> Any:
+def faulty(answer: Callable[[FakeRetriever, str, int, Where | None], Any]) -> Over:
+    """A good retriever whose answers are made by ``answer``."""
+
+    def over(passages: Sequence[Passage]) -> Any:
         good = FakeRetriever(passages)
+        return lambda query, *, depth=DEFAULT_DEPTH, where=None: answer(good, query, depth, where)
 
-        def retrieve(
-            query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
-        ) -> object:
-            return self.fault(good.retrieve(query, depth=len(passages), where=where), depth)
-
-        return retrieve
+    return over
 
 
-def backwards(ranking: Ranking) -> Ranking:
-    return Ranking.from_hits(hits_of(ranking)[::-1], ranking.kind)
+def altered(alter: Callable[[list[Hit], int], list[Hit]], kind: ScoreKind | None = None) -> Over:
+    """A good retriever whose hits, all of them, are altered."""
+
+    def answer(good: FakeRetriever, query: str, depth: int, where: Where | None) -> Ranking:
+        whole = good.retrieve(query, depth=1_000, where=where)
+        return Ranking.from_hits(alter(hits_of(whole), depth), kind or whole.kind)
+
+    return faulty(answer)
 
 
-def scored(change: Callable[[float], float | None]) -> Callable[[Ranking, int], Ranking]:
-    """A fault that changes scores, and nothing else."""
-
-    def fault(ranking: Ranking, depth: int) -> Ranking:
-        hits = [replace(hit, score=change(hit.score or 0.0)) for hit in hits_of(ranking)]
-        return Ranking.from_hits(hits[:depth], ranking.kind)
-
-    return fault
+def scored(change: Callable[[float], float | None]) -> Over:
+    return altered(
+        lambda hits, depth: [replace(hit, score=change(hit.score or 0.0)) for hit in hits[:depth]]
+    )
 
 
-def ignores_the_filter(passages: Sequence[Passage]) -> Any:
-    good = FakeRetriever(passages)
-
-    def retrieve(query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        return good.retrieve(query, depth=depth)
-
-    return retrieve
-
-
-def filters_what_it_found(passages: Sequence[Passage]) -> Any:
-    good = FakeRetriever(passages)
-
-    def retrieve(query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        hits = hits_of(good.retrieve(query, depth=depth))
-        kept = [hit for hit in hits if where is None or where.allows(hit.metadata)]
-        return Ranking.from_hits(kept, ScoreKind.RATIO)
-
-    return retrieve
+def filters_what_it_found(
+    good: FakeRetriever, query: str, depth: int, where: Where | None
+) -> Ranking:
+    hits = hits_of(good.retrieve(query, depth=depth))
+    kept = [hit for hit in hits if where is None or where.allows(hit.metadata)]
+    return Ranking.from_hits(kept, ScoreKind.RATIO)
 
 
-def remembers_the_last_query(passages: Sequence[Passage]) -> Any:
+def remembers_the_last_query(
+    good: FakeRetriever, query: str, depth: int, where: Where | None
+) -> Ranking:
     """Two steps over one attribute, between which another thread may search."""
-    good = FakeRetriever(passages)
-
-    def retrieve(query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        good.queries.append(query)
-        asyncio.run(asyncio.sleep(0.001))
-        return good.retrieve(good.queries[-1], depth=depth, where=where)
-
-    return retrieve
+    good.queries.append(query)
+    asyncio.run(asyncio.sleep(0.001))
+    return good.retrieve(good.queries[-1], depth=depth, where=where)
 
 
-def breaks_on_surrogates(passages: Sequence[Passage]) -> Any:
-    good = FakeRetriever(passages)
-
-    def retrieve(query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        query.encode()
-        return good.retrieve(query, depth=depth, where=where)
-
-    return retrieve
+def breaks_on_surrogates(
+    good: FakeRetriever, query: str, depth: int, where: Where | None
+) -> Ranking:
+    query.encode()
+    return good.retrieve(query, depth=depth, where=where)
 
 
-FAULTS: dict[str, tuple[str, Callable[[Sequence[Passage]], Any]]] = {
-    "worst first": (
-        "the_best_match_comes_first",
-        Faulty(lambda ranking, depth: backwards(ranking)).over,
-    ),
-    "no scores": ("every_candidate_has_a_score", Faulty(scored(lambda score: None)).over),
-    "distances as they are": (
-        "every_candidate_has_a_score",
-        Faulty(scored(lambda score: 1.0 / score)).over,
-    ),
+FAULTS: dict[str, tuple[str, Over]] = {
+    "worst first": ("the_best_match_comes_first", altered(lambda hits, depth: hits[::-1])),
+    "no scores": ("every_candidate_has_a_score", scored(lambda score: None)),
+    "distances as they are": ("every_candidate_has_a_score", scored(lambda score: 1.0 / score)),
     "another kind": (
         "every_candidate_has_a_score",
-        Faulty(lambda ranking, depth: replace(ranking, kind=ScoreKind.COSINE)).over,
+        altered(lambda hits, depth: hits, ScoreKind.COSINE),
     ),
-    "a passage twice": (
-        "no_passage_comes_twice",
-        Faulty(lambda ranking, depth: Ranking.from_hits(hits_of(ranking) * 2, ranking.kind)).over,
-    ),
+    "a passage twice": ("no_passage_comes_twice", altered(lambda hits, depth: hits * 2)),
     "other texts": (
         "texts_come_back",
-        Faulty(
-            lambda ranking, depth: Ranking.from_hits(
-                [replace(hit, text=hit.text.strip(".")) for hit in hits_of(ranking)], ranking.kind
-            )
-        ).over,
+        altered(lambda hits, depth: [replace(hit, text=hit.text.strip(".")) for hit in hits]),
     ),
-    "all whatever the depth": ("depth_bounds", Faulty(lambda ranking, depth: ranking).over),
-    "no filter": ("a_filter_is_applied_before", ignores_the_filter),
-    "a filter of what was found": ("a_filter_is_applied_before", filters_what_it_found),
-    "shared state": ("many_may_search_at_once", remembers_the_last_query),
-    "surrogates": ("an_odd_query_is_answered_or_refused", breaks_on_surrogates),
+    "all whatever the depth": ("depth_bounds", altered(lambda hits, depth: hits)),
+    "no filter": (
+        "a_filter_is_applied_before",
+        faulty(lambda good, query, depth, where: good.retrieve(query, depth=depth)),
+    ),
+    "a filter of what was found": ("a_filter_is_applied_before", faulty(filters_what_it_found)),
+    "shared state": ("many_may_search_at_once", faulty(remembers_the_last_query)),
+    "surrogates": ("an_odd_query_is_answered_or_refused", faulty(breaks_on_surrogates)),
     "an empty result in an outage": (
         "an_outage_raises",
         lambda passages: lambda query, depth, where=None: [],
@@ -251,9 +222,7 @@ FAULTS: dict[str, tuple[str, Callable[[Sequence[Passage]], Any]]] = {
 
 
 @pytest.mark.parametrize(("test", "retriever"), FAULTS.values(), ids=FAULTS)
-def test_fault_fails_only_its_test(
-    test: str, retriever: Callable[[Sequence[Passage]], Any]
-) -> None:
+def test_fault_fails_only_its_test(test: str, retriever: Over) -> None:
     class Contract(RetrieverContract):
         score_kind = ScoreKind.RATIO
 
