@@ -77,9 +77,3 @@ def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
             "`analyser`, or build the index again"
         )
     return given
-
-
-def own_analyser(analyser: Analyser) -> Analyser | None:
-    """Return an analyser if it does not come with ctxguard; None for one that does."""
-    name = analyser.name
-    return None if name in LANGUAGES and analyser is analyser_for(name) else analyser

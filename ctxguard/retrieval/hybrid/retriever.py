@@ -20,7 +20,7 @@ from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.resilience import Deadlines, Stage, Watcher
 from ctxguard.resilience.stage import WORKERS
 from ctxguard.resilience.threads import processors
-from ctxguard.retrieval.analysers import as_analyser, own_analyser
+from ctxguard.retrieval.analysers import LANGUAGES, as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.candidates import LEG_KINDS, STAGES
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
@@ -219,7 +219,9 @@ class HybridRetriever(Hybrid):
         with shared.writing:
             if folder == shared.folder and _version_of(folder) == shared.version is not None:
                 return False
-            index, version = _opened(folder, own_analyser(shared.index.lexical.analyser))
+            analyser = shared.index.lexical.analyser
+            is_own = analyser.name not in LANGUAGES or analyser is not as_analyser(analyser.name)
+            index, version = _opened(folder, analyser if is_own else None)
             check_embedder(index.embedder, index.embedder_weights, self._settings.embedder)
             shared.swap(index)
             shared.folder, shared.version = folder, version

@@ -12,7 +12,6 @@ them.
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,12 +137,3 @@ class DenseIndex:
         is_allowed[allowed] = True
         found = found[is_allowed[found]]
         return found if found.size >= k else allowed
-
-    def save_codes(self, file: Path) -> None:
-        """Write the codes as faiss does."""
-        self._faiss.write_index(self.codes, str(file))
-
-    @staticmethod
-    def read_codes(file: Path) -> Any:
-        """Read the codes; check the digest first, because faiss trusts its files."""
-        return require("faiss", "embedded").read_index(str(file))

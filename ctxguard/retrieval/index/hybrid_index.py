@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard._support.extras import require
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, IndexFolderError, MissingExtraError
 from ctxguard.retrieval.analysers import analyser_of_index
@@ -221,7 +222,7 @@ class HybridIndex:
         for name, array in self._arrays().items():
             np.save(folder / f"{name}.npy", array)
         if self.dense.codes is not None:
-            self.dense.save_codes(folder / _CODES)
+            require("faiss", "embedded").write_index(self.dense.codes, str(folder / _CODES))
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays by the names of their files."""
@@ -268,7 +269,12 @@ class HybridIndex:
         cls, manifest: Mapping[str, Any], files: Path, analyser: Analyser | None
     ) -> "HybridIndex":
         def array(name: str) -> NDArray[Any]:
-            return _array(files / f"{name}.npy")
+            """Read an array; map a large one."""
+            file = files / f"{name}.npy"
+            mode: Literal["r"] | None = "r" if file.stat().st_size > _MAPPED_FROM_BYTES else None
+            # A plain array: a memmap checks every part that is taken of it.
+            found: NDArray[Any] = np.load(file, mmap_mode=mode, allow_pickle=False).view(np.ndarray)
+            return found
 
         def part(kind: type[_Part], name: str) -> _Part:
             return kind(*[array(f"{name}.{field}") for field in kind._fields])
@@ -300,7 +306,10 @@ class HybridIndex:
             dense=DenseIndex(
                 vectors,
                 exact_limit=dense["exact_limit"],
-                codes=DenseIndex.read_codes(codes) if codes.exists() else None,
+                # The digest was checked: faiss trusts its files.
+                codes=require("faiss", "embedded").read_index(str(codes))
+                if codes.exists()
+                else None,
             ),
             pieces=part(Pieces, "pieces") if (files / "pieces.numbers.npy").exists() else None,
             signals=manifest["signals"],
@@ -371,14 +380,6 @@ def _fitted(report: BuildReport, texts: Iterable[str], analyser: Analyser) -> Bu
     """Add to a report the share of letters in scripts that the analyser does not support."""
     share, warning = unhandled_letters(texts, analyser)
     return replace(report, unhandled_letters=share, script_warning=warning)
-
-
-def _array(file: Path) -> NDArray[Any]:
-    """Read an array; map a large one."""
-    mapped = file.stat().st_size > _MAPPED_FROM_BYTES
-    found: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
-    # A plain array: a memmap checks every part that is taken of it.
-    return found.view(np.ndarray)
 
 
 def check_embedder(name: str, weights: str, embedder: Embedder) -> None:

@@ -51,17 +51,14 @@ def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, 
     )
 
 
-def script_of(letter: str) -> str:
-    """Return the script of a letter: the first word of its Unicode name, after NFKC.
-
-    >>> script_of("é"), script_of("ｱ"), script_of("東")
-    ('LATIN', 'KATAKANA', 'CJK')
-    """
-    return unicodedata.name(unicodedata.normalize("NFKC", letter)[0], "UNKNOWN").split()[0]
-
-
 def letters_by_script(texts: Iterable[str]) -> Counter[str]:
-    """Count the letters of each script in texts without lone surrogates."""
+    """Count the letters of each script in texts without lone surrogates.
+
+    A script is the first word of a letter's Unicode name, after NFKC.
+
+    >>> letters_by_script(["é", "ｱ", "東"])
+    Counter({'LATIN': 1, 'CJK': 1, 'KATAKANA': 1})
+    """
     counts, each = Counter[int](), iter(texts)
     while block := list(islice(each, _BLOCK)):
         found = np.bincount(np.frombuffer("".join(block).encode("utf-32-le"), np.uint32))
@@ -71,5 +68,6 @@ def letters_by_script(texts: Iterable[str]) -> Counter[str]:
     for code_point, n in sorted(counts.items()):
         character = chr(code_point)
         if character.isalpha():
-            by_script[script_of(character)] += n
+            letter = unicodedata.normalize("NFKC", character)[0]
+            by_script[unicodedata.name(letter, "UNKNOWN").split()[0]] += n
     return by_script
