@@ -40,10 +40,6 @@ class QuestionGrading(Grading):
         """Return the questions in their order."""
         return {place: not self._work.lacking(place) for place in range(len(self._work.queries))}
 
-    def next_open(self, task: Task) -> int | None:
-        """Return the first question that lacks grades."""
-        return next((place for place, done in self.places(task).items() if not done), None)
-
     def question(self, _task: Task, number: int) -> GradedPassage:
         """List the passages asked about so far."""
         work = self._work

@@ -101,9 +101,9 @@ class Grading(ABC):
     def places(self, task: Task) -> Mapping[int, bool]:
         """Return the numbers of a task's questions in order, with whether each is graded."""
 
-    @abstractmethod
     def next_open(self, task: Task) -> int | None:
         """Return the first question that lacks grades; None if all are graded."""
+        return next((number for number, done in self.places(task).items() if not done), None)
 
     @abstractmethod
     def question(self, task: Task, number: int) -> GradedPassage:

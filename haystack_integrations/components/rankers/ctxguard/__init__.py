@@ -62,24 +62,12 @@ class ContextGuardRanker:
         strict: bool = False,
         guard: ContextGuard | None = None,
     ) -> None:
-        self._settings: dict[str, Any] = {
-            "profile": profile,
-            "score_kind": score_kind,
-            "k": k,
-            "mode": mode,
-            "fingerprint": fingerprint,
-            "strict": strict,
-        }
+        own: dict[str, Any] = {"profile": profile, "score_kind": score_kind, "k": k, "mode": mode}
+        self._settings = {**own, "fingerprint": fingerprint, "strict": strict}
         if guard is not None and any(self._settings.values()):
             raise ConfigurationError("give a guard or settings of one, not both")
         self._is_given = guard is not None
-        self._guard = guard or ContextGuard(
-            profile=profile,
-            score_kind=score_kind,
-            k=k,
-            mode=mode,
-            check=ProfileCheck(fingerprint, strict=strict),
-        )
+        self._guard = guard or ContextGuard(**own, check=ProfileCheck(fingerprint, strict=strict))
 
     @component.output_types(documents=list[Document], text=str, flags=list[str])  # type: ignore[untyped-decorator]
     def run(
