@@ -145,7 +145,7 @@ async def rerank(
         "policy": context.profile_id,
         "mode": context.mode.value,
         "kept": kept,
-        "would_keep": len(context.would_keep_ids),
+        "would_keep": context.decision.n_kept - len(context.dropped_in_assembly),
         "dropped": dropped,
         "flags": [*map(str, context.flags)],
         "degraded": (
