@@ -9,9 +9,8 @@ that the default panels and alerts read, with three estimates in the window to s
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,9 +22,9 @@ from ctxguard.monitor.alarms import AlarmReport
 from ctxguard.monitor.judging.sample_judge import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
-_Kind = TypeVar("_Kind", CounterMetricFamily, GaugeMetricFamily)
-_Families = list[CounterMetricFamily | GaugeMetricFamily]
-_Values = float | None | Mapping[Any, float | None]
+_Row = tuple[str, str, float | Mapping[Any, float | None] | None, tuple[str, ...]]
+"""A metric: its name, its text, one value or one for each value or tuple of values of its labels
+(None is left out), and its labels."""
 
 _COUNTS = {
     "judged_samples": "Samples judged, by outcome; one that is asked about again counts again.",
@@ -71,6 +70,7 @@ _ESTIMATES = (
     ("estimate", "Live estimate", tuple(_PARTS)),
     ("judge_estimate", "Judge's own figure, not corrected by human labels", ("value",)),
 )
+_FAILING = "1 while this monitor cannot use the sample store, by error: full, damaged, absent."
 _CHANGED = (
     "1 once grades on samples that are judged again show that the judge has changed behind its "
     "name, else 0."
@@ -81,12 +81,15 @@ _SHOWN = (
     "1 for the window to show of each metric: the narrowest one that has an estimate, or without "
     "any the one with most requests behind it."
 )
-_SAMPLES = (
-    ("samples", "sampled", "Sampled requests of all processes."),
-    ("stored_samples", "stored", "Samples written to the store."),
-    ("lost_samples", "lost", "Samples that were never stored, by reason.", "reason"),
-)
-_REPORTED = (
+_REPORTED: tuple[tuple[str, ...], ...] = (
+    ("samples_total", "accounts.sampled", "Sampled requests of all processes."),
+    ("stored_samples_total", "accounts.stored", "Samples written to the store."),
+    (
+        "lost_samples_total",
+        "accounts.lost",
+        "Samples that were never stored, by reason.",
+        "reason",
+    ),
     ("pending_samples", "accounts.pending", "Samples in the memory of processes."),
     (
         "unaccounted_samples",
@@ -135,6 +138,7 @@ _REPORTED = (
         "Passages whose relevance annotators disagree on.",
     ),
 )
+"""The metrics that are attributes of a report: name, attribute, text and labels."""
 _LOSSES = (
     (
         "e_value",
@@ -158,9 +162,8 @@ class MonitorCollector(Collector):
     """Exports a monitor; a scrape shows its last report and reads no database.
 
     Args:
-        monitor: The monitor to export. Registering a second one in a registry raises
-            ``ValueError``.
-        registry: Where it is registered; None registers it nowhere.
+        registry: Where it is registered; None registers it nowhere. Registering a second monitor
+            raises ``ValueError``.
         price_per_million: Price of a million tokens of context; None if not known.
         all_metrics: Whether to export all metrics, in all windows.
     """
@@ -184,108 +187,88 @@ class MonitorCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        return chosen(self._collect(), all_metrics=self._all)
+        """Make a family of each row: a counter if its name ends in ``_total``, else a gauge."""
+        families: list[Metric] = []
+        for name, text, values, labels in self._rows():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"ctxguard_{name}", text, labels=labels)
+            by_key = values if isinstance(values, Mapping) else {(): values}
+            for key, value in by_key.items():
+                if value is not None:
+                    own = key if isinstance(key, tuple) else (key,)
+                    family.add_metric([*map(str, own)], value)
+            families.append(family)
+        return chosen(families, all_metrics=self._all)
 
-    def _collect(self) -> _Families:
-        # Not part of the report, which may be what failed.
-        errors = self._monitor.errors
-        families: _Families = [
-            _counter("monitor_errors", "Steps of this monitor that failed.", errors),
-            _gauge(
-                "store_failing",
-                "1 while this monitor cannot use the sample store, by error: full, damaged, "
-                "absent.",
-                {self._monitor.store_fault: 1.0} if self._monitor.store_fault else {},
-                "error",
-            ),
-            _gauge(
+    def _rows(self) -> list[_Row]:
+        # Neither is part of the report, which may be what failed.
+        errors, fault = self._monitor.errors, self._monitor.store_fault
+        rows: list[_Row] = [
+            ("monitor_errors_total", "Steps of this monitor that failed.", errors, ()),
+            ("store_failing", _FAILING, {fault: 1.0} if fault else {}, ("error",)),
+            (
                 "price_per_million",
                 "Price of a million tokens of context, as given; absent if not known.",
                 self._price,
+                (),
             ),
         ]
         if self._monitor.latest is not None:
-            families += _report(self._monitor.latest, all_metrics=self._all)
+            rows += _report(self._monitor.latest, all_metrics=self._all)
             if self._monitor.alarms is not None:
-                families += _alarms(self._monitor.alarms.report())
-        return families
+                rows += _alarms(self._monitor.alarms.report())
+        return rows
 
 
-def _family(kind: type[_Kind], name: str, text: str, values: _Values, *labels: str) -> _Kind:
-    """Make a family of values: one, or one for each label value or tuple of label values.
-
-    None is left out.
-    """
-    family = kind(f"ctxguard_{name}", text, labels=labels)
-    for key, value in values.items() if isinstance(values, Mapping) else [((), values)]:
-        if value is not None:
-            family.add_metric(list(map(str, key if isinstance(key, tuple) else (key,))), value)
-    return family
-
-
-_counter = partial(_family, CounterMetricFamily)
-_gauge = partial(_family, GaugeMetricFamily)
-
-
-def _report(report: Report, *, all_metrics: bool) -> _Families:
+def _report(report: Report, *, all_metrics: bool) -> list[_Row]:
+    rows = list[_Row]()
     judge, live, shown = report.judge, report.live, report.live.shown
-    families: _Families = [
-        _counter(name, text, getattr(report.accounts, attribute), *labels)
-        for name, attribute, text, *labels in _SAMPLES
-    ]
-    families += [
-        _gauge(name, text, attrgetter(attribute)(report)) for name, attribute, text in _REPORTED
-    ]
+    for name, attribute, text, *labels in _REPORTED:
+        rows.append((name, text, attrgetter(attribute)(report), tuple(labels)))
     counts: dict[str, dict[Any, float]] = {name: {} for name in _COUNTS}
     for (name, *key), n in report.counts.items():
         if name in counts:
             counts[name][judge, *key] = n
-    families += [
-        _counter(name, text, counts[name], "judge", *LABELS[name]) for name, text in _COUNTS.items()
-    ]
+    for name, text in _COUNTS.items():
+        rows.append((f"{name}_total", text, counts[name], ("judge", *LABELS[name])))
     of_window = ("judge", "metric", "window")
     for source, (name, what, parts) in zip(
         (live.estimates, live.judge_estimates), _ESTIMATES, strict=True
     ):
         found: dict[str, dict[Any, float | None]] = {part: {} for part in parts}
-        known = [part for part in parts if not part.endswith("_needed")]
         for window, estimates in source.items():
             for metric, estimate in estimates.items():
                 if not all_metrics and (
                     metric not in DEFAULT_ESTIMATES or shown.get(metric) != window
                 ):
                     continue
-                for part in known:
-                    found[part][judge, metric, window] = getattr(estimate, part)
+                for part in parts:
+                    if not part.endswith("_needed"):
+                        found[part][judge, metric, window] = getattr(estimate, part)
                 if needed := estimate.n_needed:
                     unit = "requests_needed" if estimate.grades is None else "grades_needed"
                     found.get(unit, {})[judge, metric, window] = needed
         for part, values in found.items():
             suffix, text = _PARTS[part]
-            families.append(_gauge(name + suffix, text.format(what), values, *of_window))
-    changed = {judge: float(report.judge_changed)}
-    families.append(_gauge("judge_changed", _CHANGED, changed, "judge"))
+            rows.append((name + suffix, text.format(what), values, of_window))
+    rows.append(("judge_changed", _CHANGED, {judge: float(report.judge_changed)}, ("judge",)))
     windows = {
         (judge, metric, window): 1.0
         for metric, window in shown.items()
         if all_metrics or metric in DEFAULT_ESTIMATES
     }
-    families.append(_gauge("estimate_shown", _SHOWN, windows, *of_window))
-    return families
+    rows.append(("estimate_shown", _SHOWN, windows, of_window))
+    return rows
 
 
-def _alarms(report: AlarmReport) -> _Families:
+def _alarms(report: AlarmReport) -> list[_Row]:
     active = {(one.kind, one.route or "", one.reference or ""): 1.0 for one in report.active}
-    families: _Families = [
-        _counter("alarms", "Alarms raised, by kind.", report.raised, "kind"),
-        _gauge(
-            "alarm_active",
-            "1 for each active alarm.",
-            active,
-            *("kind", "route", "reference"),
-        ),
+    of_alarm, of_loss = ("kind", "route", "reference"), ("route", "quantity", "reference")
+    rows: list[_Row] = [
+        ("alarms_total", "Alarms raised, by kind.", report.raised, ("kind",)),
+        ("alarm_active", "1 for each active alarm.", active, of_alarm),
     ]
     for name, attribute, text in _LOSSES:
         losses = {one.key: getattr(one, attribute) for one in report.losses}
-        families.append(_gauge(f"alarm_{name}", text, losses, "route", "quantity", "reference"))
-    return families
+        rows.append((f"alarm_{name}", text, losses, of_loss))
+    return rows
