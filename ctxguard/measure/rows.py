@@ -36,6 +36,7 @@ REQUEST = np.dtype(
         ("n_served", "<u2"),
         ("probability", "<f8"),
         ("session", "<i8"),
+        ("question", "<i8"),
         ("dropped_probability", "<f8"),
         ("pool_probability", "<f8"),
         ("has_recall", "?"),
@@ -48,13 +49,13 @@ REQUEST = np.dtype(
 """One judged request.
 
 ``probability`` is that of being sampled and then judged; ``session`` a hash, 0 for a request by
-itself; ``dropped_probability`` the lowest with which a dropped passage was judged, 0 where none can
-stand for the others; ``pool_probability`` that with which the whole pool was to be judged, NaN
-where it was not. ``has_recall`` tells that all of it has grades, and that it was not judged only
-because nothing served was relevant; ``has_baseline`` that the retriever's first few were all judged
-by design, and have grades. ``draw`` is the draw that opened the request for people, once all that
-it asked is graded, else 0; ``is_run`` whether people grade on below an irrelevant first passage,
-and ``run_probability`` the probability of that."""
+itself; ``question`` a hash too; ``dropped_probability`` the lowest with which a dropped passage was
+judged, 0 where none can stand for the others; ``pool_probability`` that with which the whole pool
+was to be judged, NaN where it was not. ``has_recall`` tells that all of it has grades, and that it
+was not judged only because nothing served was relevant; ``has_baseline`` that the retriever's first
+few were all judged by design, and have grades. ``draw`` is the draw that opened the request for
+people, once all that it asked is graded, else 0; ``is_run`` whether people grade on below an
+irrelevant first passage, and ``run_probability`` the probability of that."""
 
 PASSAGE = np.dtype(
     [

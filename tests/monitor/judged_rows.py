@@ -43,6 +43,7 @@ class Judged:
     dropped: Sequence[int] = ()
     weight: float = 1.0
     session: str | None = None
+    question: int = 0
     dropped_chance: float = 1.0
     pool_chance: float | None = 1.0
     n_first: int | None = None
@@ -74,6 +75,7 @@ class Judged:
         request["n_passages"], request["n_served"] = n, k
         request["probability"] = 1.0 / self.weight
         request["session"] = session_number(self.session)
+        request["question"] = self.question
         request["dropped_probability"] = self.dropped_chance
         request["pool_probability"] = math.nan if self.pool_chance is None else self.pool_chance
         request["has_recall"] = self.pool_chance is not None and MISSING not in verdicts

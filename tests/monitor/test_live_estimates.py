@@ -19,7 +19,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure.corrected import Model
 from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
 from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import Rows
+from ctxguard.measure.rows import Rows, hash_number
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.sampling_design import to_label
@@ -31,10 +31,12 @@ from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
 from ctxguard.monitor.store import (
     Entry,
     Finished,
+    GradedRows,
     LabelRow,
     Limits,
     SampleStore,
     State,
+    StoredShares,
     WorkerCounts,
 )
 
@@ -73,7 +75,7 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
                     one,
                     State.JUDGED,
                     grades_of(requests[n]),
-                    requests[n].block(),
+                    replace(requests[n], question=hash_number(f"question {n}")).block(),
                 )
                 for n, one in zip(batch, waiting, strict=True)
             ],
@@ -81,7 +83,8 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
 
 
 def payload(record: SampleRecord, n: int, request: Judged) -> bytes:
-    return replace(record, request_id=f"r{n}", session_id=request.session).to_bytes()
+    own = replace(record, request_id=f"r{n}", session_id=request.session, query=f"question {n}")
+    return own.to_bytes()
 
 
 def grades_of(request: Judged) -> str:
@@ -345,3 +348,28 @@ def test_expired_labels_only_teach_the_model(
         taught.rows.take(np.zeros(len(taught.rows.requests), np.bool_)), np.zeros(0)
     )
     assert np.abs(taught.model.of(taught.rows) - of_prior.of(taught.rows)).max() > 0.02
+
+
+def test_a_question_never_predicts_itself(truth: FloatArray) -> None:
+    """However often it is asked: what people say of it changes other questions' predictions."""
+
+    def taught(disputed: int) -> Labels:
+        """Grade forty questions that are asked ten times each, and one of them the other way."""
+        number = np.arange(400)
+        blocks = [
+            Judged(
+                truth[n % 40].astype(int).tolist(),
+                question=n % 40,
+                grades=np.abs(truth[n % 40] - (n % 40 == disputed)).astype(int).tolist(),
+            ).block()
+            for n in number.tolist()
+        ]
+        routes, draws = ("external",) * 400, frozenset({1})
+        graded = GradedRows(number, number * 1.0, number, routes, tuple(blocks), draws, 0)
+        return Labels.of(graded, StoredShares())
+
+    before, after = taught(-1), taught(7)
+    own = before.rows.requests["question"][before.rows.request] == 7
+    assert (before.p[own] == after.p[own]).all()
+    assert np.abs(before.p - after.p).max() > 0.01
+    assert before.folds_of(np.array([6, 7, 40])).tolist() == [1, 2, -1]

@@ -16,12 +16,12 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import CtxguardError, DataError, ProfileError
 from ctxguard.measure.metrics import Metric, losses
-from ctxguard.measure.rows import Rows, hash_number, session_number
+from ctxguard.measure.rows import Rows, session_number
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.evidence import is_whole, recall_loss
+from ctxguard.monitor.labels.evidence import is_whole, question_number, recall_loss
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LossRow, SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
@@ -163,7 +163,7 @@ class AlarmMonitor:
             profile_id=self.state.profile_id,
             route=record.route.value,
             session=session_number(record.session_id),
-            question=_question(record),
+            question=question_number(record),
             probability=probability,
             recall_probability=probability * chance,
             recall_loss=loss,
@@ -292,9 +292,3 @@ class AlarmMonitor:
             f"these judged. Give sample_to rates=JudgingRates(baseline_k={k}, baseline_rate=0.2)",
             route=route,
         )
-
-
-def _question(record: SampleRecord) -> int:
-    """Number the question, ignoring case and spaces; without text, number the request."""
-    text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
-    return hash_number(text)

@@ -135,12 +135,14 @@ def live_estimates(
         # A stored sample stands for those of its hour that were lost.
         rows.requests["probability"] *= stored.at(page.time_seconds)
         values, inclusion = weighted_terms(rows)
-        fold, predicted = labels.folds_of(page.sample_ids), None
+        predicted = None
         if not exact:
-            columns = corrected.predicted(rows, labels.model.of(rows, fold), labels.model)
+            p = labels.model.of(rows, labels.folds_of(rows.requests["question"]))
+            columns = corrected.predicted(rows, p, labels.model)
             predicted = columns / rows.requests["probability"][:, None]
+        is_labelled = np.isin(page.sample_ids, labels.sample_ids)
         for judged in windows.values():
-            judged.add(page, rows, values, inclusion, predicted, is_labelled=fold >= 0)
+            judged.add(page, rows, values, inclusion, predicted, is_labelled=is_labelled)
     by_judge = {window: judged.estimates(min_n) for window, judged in windows.items()}
     newest = windows[Window.ALL_RETAINED].population.until_seconds
     return LiveEstimates(
@@ -163,13 +165,15 @@ class Labels:
     Attributes:
         sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
         rows: Their rows.
+        questions: What they ask, ascending; those of one fold are ``FOLDS`` places apart.
         model: The fit of people's grades on the judge's.
-        p: P(relevant) of each passage in ``rows``, by the grades of other samples.
+        p: P(relevant) of each passage in ``rows``, by the grades of other questions.
     """
 
     sample_ids: NDArray[np.int64]
     first_pick: NDArray[np.int64]
     rows: Rows
+    questions: NDArray[np.int64]
     model: Model
     p: FloatArray
 
@@ -180,15 +184,15 @@ class Labels:
         used = np.isin(rows.requests["draw"], list(graded.draws))
         rows = rows.take(used)
         rows.requests["probability"] *= stored.at(graded.time_seconds[used])
-        fold = np.arange(len(rows.requests)) % FOLDS
-        model = Model.fitted(rows, fold)
-        p = model.of(rows, fold)
-        return cls(graded.sample_ids[used], graded.first_pick[used], rows, model, p)
+        questions, place = np.unique(rows.requests["question"], return_inverse=True)
+        model = Model.fitted(rows, place % FOLDS)
+        p = model.of(rows, place % FOLDS)
+        return cls(graded.sample_ids[used], graded.first_pick[used], rows, questions, model, p)
 
-    def folds_of(self, sample_ids: NDArray[np.int64]) -> IntArray:
-        """Return the fold of each sample, shape (n,); −1 for one that is not among these."""
-        place = np.searchsorted(self.sample_ids, sample_ids)
-        return np.where(np.isin(sample_ids, self.sample_ids), place % FOLDS, -1)
+    def folds_of(self, questions: NDArray[np.int64]) -> IntArray:
+        """Return the fold of each question, shape (n,); −1 for one that is not among these."""
+        place = np.searchsorted(self.questions, questions)
+        return np.where(np.isin(questions, self.questions), place % FOLDS, -1)
 
 
 class _Judged:

@@ -25,6 +25,7 @@ from ctxguard.measure.rows import (
     UNGRADED,
     YES,
     Rows,
+    hash_number,
     rank_group,
     session_number,
     to_block,
@@ -99,6 +100,7 @@ def judged_request(
     request["n_passages"], request["n_served"] = len(places), len(record.served)
     request["probability"] = record.probability if probability is None else probability
     request["session"] = session_number(record.session_id)
+    request["question"] = question_number(record)
     request["dropped_probability"], request["pool_probability"] = of_dropped, of_pool
     request["has_recall"] = whole and is_fair and not lacking
     is_judged = record.judges_first(rates.baseline_k)
@@ -126,6 +128,12 @@ def judged_request(
         request["draw"], request["run_probability"] = opened.pick_id, opened.probability
         request["is_run"] = opened.kind is PickKind.RUN
     return to_block(request, passages)
+
+
+def question_number(record: SampleRecord) -> int:
+    """Number the question, ignoring case and spaces; without text, number the request."""
+    text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
+    return hash_number(text)
 
 
 def _grade(given: Judgment | None) -> int:

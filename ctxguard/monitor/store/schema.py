@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 metadata = sa.MetaData()
 
