@@ -102,6 +102,8 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("index FOLDER --out OUT", "folder", {}),
     ("index GONE --out OUT --language xx", "no analyser for the language 'xx'", {}),
     ("index GONE --out FOREIGN", "manifest.json", {}),
+    ("index TWICE --out OUT", "twice.jsonl, line 2: passage id 'a' was on line 1", {}),
+    ("evaluate --index INDEX --data GRADED", "graded.jsonl, line 1: grade 'high'", {}),
     ("golden check FOLDER", "ctxguard golden freeze", {}),
     ("mcp --index none", "none", {}),
     ("mcp --index .", "'tenant' is not FIELD=VALUE", {"mcp": {"where": ["tenant"]}}),
@@ -156,6 +158,8 @@ ROWS: dict[str, list[dict[str, object]]] = {
     "TRUTH": [{"query_id": "q", "query": "q", "relevant": ["d"]}],
     "NOTHING": [{"query_id": "1", "text": "kettle", "relevant": []}],
     "OTHER": [{"query_id": "1", "text": "a", "relevant": ["gone"]}],
+    "TWICE": [{"_id": "a", "text": "x"}, {"_id": "a", "text": "y"}],
+    "GRADED": [{"query_id": "1", "text": "a", "relevant": {"a": "high"}}],
     "ONE": [{"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}],
 }
 FIXTURES = {"INDEX": "index", "DATA": "collection"}
