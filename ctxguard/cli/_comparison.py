@@ -1,28 +1,42 @@
 """Compares ways to rank and to cut, also with a saved comparison: a part of `evaluate`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
+from calibration.compare.candidates import (
+    Candidate,
+    at_each_k,
+    default_candidates,
+    from_profile,
+    parse_candidates,
+)
+from calibration.compare.comparison import FEWEST, RULE, Comparison, check_candidates, compare
+from calibration.compare.saved_comparison import (
+    RegressionCheck,
+    SavedComparison,
+    check_metrics,
+    check_regressions,
+    values_as_json,
+)
+from calibration.replay import encode_queries
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard.cli._console import Output, as_json, picked
 from ctxguard.cli._inputs import Labelled, fitted, read_labelled
 from ctxguard.cli._results import checks_shown, comparison_shown
-from ctxguard.cli._system import LabelledSystem, by_name
+from ctxguard.cli._system import LabelledSystem, Source, by_name
 from ctxguard.cli._tables import facts
 from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.scores import is_relative
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.worth import READERS, Utilities
+from ctxguard.profile.schema import Profile
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
 if TYPE_CHECKING:
-    from calibration.compare.candidates import Candidate
-    from calibration.compare.comparison import Comparison
-    from calibration.compare.saved_comparison import RegressionCheck
-    from calibration.data.dataset import Query
-    from ctxguard.cli._system import Source
     from ctxguard.cli.evaluate import EvaluateCommand
-    from ctxguard.measure.worth import Utilities
-    from ctxguard.profile.schema import Profile
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 ALL = "all"
@@ -40,21 +54,15 @@ def compare_systems(
             candidates.
         output: Prints the result.
     """
-    from calibration.compare.comparison import check_candidates, compare
-    from calibration.compare.saved_comparison import (
-        SavedComparison,
-        check_metrics,
-        check_regressions,
-    )
-    from calibration.replay import encode_queries
-    from ctxguard.profile.schema import Profile
-
     metrics = check_metrics(asked.regression_metrics)
     saved = None if asked.against is None else SavedComparison.load(asked.against)
     if asked.out and asked.against and asked.out.resolve() == asked.against.resolve():
         raise ConfigurationError("--out: name another file than --against")
     profiles = {name: Profile.load(path) for name, path in by_name(asked.profile).items()}
-    index = _index_of(systems)
+    indexes = [each for each in systems.values() if each.index is not None]
+    if len(indexes) > 1:
+        raise ConfigurationError("two indexes were given: run one comparison for each")
+    index = next(iter(indexes), None)
     sources = {name: each for name, each in systems.items() if each is not index}
     by_default = not asked.candidate or ALL in asked.candidate
     candidates = _candidates(asked, profiles, tuple(sources), index)
@@ -63,15 +71,20 @@ def compare_systems(
     utilities = asked.worth(_utilities(profiles))
     labelled = read_labelled(asked.data, "test", asked.relevant_from)
     with output.doing("opening the retrievers"):
-        view, opened, external = _viewer(index, sources, labelled.dataset.queries)
+        queries = labelled.dataset.queries
+        external = {name: source.open(queries) for name, source in sources.items()}
+        opened = reranker = None
+        if index is not None:
+            opened = index.model_copy(update={"reranker": None}).open_index()
+            reranker = index.reranker
+        view = _viewer(opened, reranker, external)
         if by_default and opened is not None and not opened.has_signals:
             candidates = [each for each in candidates if each.fusion.method != "ranker"]
         for candidate in candidates:
             source = view(candidate)
             if candidate.name in profiles:
                 fitted(profiles[candidate.name], source)
-    opened_all = [each for each in (opened, *external.values()) if each is not None]
-    labelled = labelled.against(*opened_all)
+    labelled = labelled.against(*([] if opened is None else [opened]), *external.values())
     dataset, vectors = labelled.dataset, None
     with output.passes() as begin:
         if opened and any(each.route not in _LEXICAL for each in candidates):
@@ -110,28 +123,13 @@ def compare_systems(
     output.findings([f"worse than the saved comparison, beyond noise: {worse}"] if worse else [])
 
 
-def _index_of(systems: Mapping[str, LabelledSystem]) -> LabelledSystem | None:
-    indexes = [each for each in systems.values() if each.index is not None]
-    if len(indexes) > 1:
-        raise ConfigurationError("two indexes were given: run one comparison for each")
-    return next(iter(indexes), None)
-
-
 def _candidates(
     asked: "EvaluateCommand",
-    profiles: "dict[str, Profile]",
+    profiles: dict[str, Profile],
     sources: tuple[str, ...],
     index: LabelledSystem | None,
-) -> "list[Candidate]":
+) -> list[Candidate]:
     """Find the ways to cut rankings of the index, or else of the first source; and all sources."""
-    from calibration.compare.candidates import (
-        Candidate,
-        at_each_k,
-        default_candidates,
-        from_profile,
-        parse_candidates,
-    )
-
     ks = tuple(dict.fromkeys(asked.k)) or (DEFAULT_K,)
     own = None if index is not None else sources[0]
     specs = [spec for spec in asked.candidate if spec != ALL]
@@ -145,11 +143,8 @@ def _candidates(
     return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
 
 
-def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> dict[str, object]:
+def _document(comparison: Comparison, checks: Sequence[RegressionCheck]) -> dict[str, object]:
     """Write a comparison as JSON; ``SavedComparison`` reads a part of it back."""
-    from calibration.compare.comparison import RULE
-    from calibration.compare.saved_comparison import values_as_json
-
     return {
         "measured_queries": len(comparison.query_ids),
         "utilities": comparison.utilities,
@@ -173,10 +168,8 @@ def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> 
     }
 
 
-def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
+def _utilities(profiles: dict[str, Profile]) -> Utilities:
     """Return the profiles' utilities, which must be equal: a table has one unit."""
-    from ctxguard.measure.worth import READERS
-
     utilities = [loaded.utilities for loaded in profiles.values()]
     if any(other != utilities[0] for other in utilities):
         raise ConfigurationError(
@@ -187,53 +180,41 @@ def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
 
 
 def _viewer(
-    index: LabelledSystem | None, sources: Mapping[str, LabelledSystem], queries: "Sequence[Query]"
-) -> "tuple[Callable[[Candidate], Source], HybridRetriever | None, dict[str, Source]]":
-    """Open the systems; return a function from a candidate to its retriever, and all of them.
+    index: HybridRetriever | None, reranker: str | None, external: Mapping[str, Source]
+) -> Callable[[Candidate], Source]:
+    """Return a function from a candidate to its retriever.
 
-    The function raises ConfigurationError where the candidate reranks, and no reranker was given,
-    or where there is no index.
+    It raises ConfigurationError where the candidate reranks, and no reranker was given, or where
+    there is no index.
     """
-    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
-    external = {name: source.open(queries) for name, source in sources.items()}
-    opened = None
-    if index is not None:
-        opened = index.model_copy(update={"reranker": None}).open_index()
-    reranking: dict[str, HybridRetriever] = {}
+    @cache
+    def reranking(base: HybridRetriever, model: str) -> HybridRetriever:
+        return base.with_reranker(CrossEncoderReranker(model))
 
-    def view(candidate: "Candidate") -> "Source":
+    def view(candidate: Candidate) -> Source:
         route, fusion, model, source = candidate.stages
         if source is not None:
             return external[source]
-        base = opened
-        if base is None:
+        if index is None:
             raise ConfigurationError(
                 "a retriever of your own and a run have no stages to choose: compare them by k and "
                 "min_ratio, or give --index"
             )
-        if route.value.endswith("+rerank"):
-            model = model or (None if index is None else index.reranker)
-            if model is None:
-                raise ConfigurationError(
-                    f"{candidate.name} reranks, and no reranker was given; name one as reranker in "
-                    "--system, or with rerank=MODEL in the candidate"
-                )
-            if model not in reranking:
-                reranking[model] = base.with_reranker(CrossEncoderReranker(model))
-            base = reranking[model]
-        return base.with_fusion(fusion).on_route(route)
+        if not route.value.endswith("+rerank"):
+            return index.with_fusion(fusion).on_route(route)
+        if (model := model or reranker) is None:
+            raise ConfigurationError(
+                f"{candidate.name} reranks, and no reranker was given; name one as reranker in "
+                "--system, or with rerank=MODEL in the candidate"
+            )
+        return reranking(index, model).with_fusion(fusion).on_route(route)
 
-    return view, opened, external
+    return view
 
 
-def _notes(
-    comparison: "Comparison", labelled: Labelled, profiles: "dict[str, Profile]"
-) -> list[str]:
+def _notes(comparison: Comparison, labelled: Labelled, profiles: dict[str, Profile]) -> list[str]:
     """Add the notes that a reader of the figures needs."""
-    from calibration.compare.comparison import FEWEST
-    from ctxguard.core.scores import is_relative
-
     notes = [
         *labelled.notes,
         *comparison.notes,

@@ -51,11 +51,7 @@ _OUR_FOLDERS = [
 
 
 def run(work: Callable[["Output"], object], *, as_json: bool) -> None:
-    """Run a command; errors become an exit code and one message, not a traceback.
-
-    Raises:
-        SystemExit: with 1 for a finding, with 2 for an error.
-    """
+    """Run a command; errors become an exit code and one message, not a traceback."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     for stream in (sys.stdout, sys.stderr):
@@ -127,10 +123,6 @@ class Output:
     Args:
         as_json: Whether the result is one JSON document. Notes then go to standard error,
             otherwise to standard output.
-
-    Attributes:
-        out: Standard output.
-        err: Standard error.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -150,7 +142,7 @@ class Output:
 
         Args:
             document: The result with ``--json``.
-            shown: The result for people; laid out only for them.
+            shown: The result for people.
             notes: Further lines for the reader; None for a document without any.
             found: Whether the command ends with a finding.
         """

@@ -12,12 +12,12 @@ _MAX_NAME = 30
 
 
 def page(usage: str, paragraphs: Iterable[str], sections: Mapping[str, Rows]) -> str:
-    """Lay out a page of help.
+    """Lay out a page of help, without empty paragraphs and sections.
 
     Args:
         usage: The command with its arguments.
-        paragraphs: Its description; empty paragraphs are left out.
-        sections: By title, names and their meaning; an empty section is left out.
+        paragraphs: Its description.
+        sections: By title, names and their meaning.
     """
     columns = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
     parts = [f"Usage: ctxguard {usage}"]

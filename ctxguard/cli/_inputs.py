@@ -159,14 +159,7 @@ class Labelled:
 def open_labelled(
     settings: "IndexSystem", data: Path, split: str, output: Output
 ) -> "tuple[Labelled, Any]":
-    """Read labelled queries, open a command's system for them, and check that they fit.
-
-    Args:
-        settings: The command's: a `System`, or only the name of an index.
-        data: See `read_labelled`.
-        split: See `read_labelled`.
-        output: Shows progress.
-    """
+    """Read labelled queries, open a command's system for them, and check that they fit."""
     labelled = read_labelled(data, split, getattr(settings, "relevant_from", 1))
     if getattr(settings, "run", None) is not None and labelled.dataset.keywords:
         note = "keywords are left out: a run has no texts to look for them in"
@@ -187,10 +180,6 @@ def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelle
         data: A BEIR folder, the file of one of its splits, or a JSONL file.
         preferred: The split to read from a folder, if it has it; otherwise its only one.
         relevant_from: The least grade of a relevant passage.
-
-    Raises:
-        DataError: the data cannot be read, or the folder has several other splits; the message
-            names file and line.
     """
     from calibration.data.readers import default_split, read_beir, read_jsonl, splits
 
@@ -274,9 +263,8 @@ def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
     """Note queries left out or missing from the run, and stages that answered instead.
 
     Args:
-        pools: The retrieved candidates.
         route: The stages whose policy applies.
-        run: The run that it comes from; None for another retriever.
+        run: The run that the candidates come from; None for another retriever.
     """
     from calibration.pools import notes_on_themselves
 

@@ -14,12 +14,7 @@ _TEN = 10
 
 
 class QuestionGrading(Grading):
-    """Grades questions.
-
-    Args:
-        pages: Renders templates.
-        work: The questions.
-    """
+    """Grades questions."""
 
     noun = "question"
 

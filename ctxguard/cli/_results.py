@@ -89,9 +89,7 @@ def definitions(results: "Results", names: Mapping[str, str] | None = None) -> I
     """Explain the words of a table that a reader may not know, where it has figures.
 
     Args:
-        results: The table.
-        names: The metrics to explain, with their names in the table; all by their own names unless
-            given.
+        names: The metrics to explain, by their names in the table; all by their own unless given.
     """
     from calibration.evaluate import DESCRIPTIONS
 

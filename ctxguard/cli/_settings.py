@@ -87,9 +87,6 @@ class Command:
         summary: The first sentence of its help.
         model: Its settings; called with an `Output`, they run it. The docstring of the call is the
             rest of its help.
-
-    Attributes:
-        fields: Its settings, each an argument, an option, or a key of a file only.
     """
 
     def __init__(self, name: str, summary: str, model: type[SettingsModel]) -> None:
@@ -234,9 +231,6 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the top of a file (the system, its profile and its store), and the tables of commands.
 
     The top is keyed by field names; a table stays as it is written.
-
-    Raises:
-        DataError: the file cannot be read, or its top has an unknown key.
     """
     try:
         document = tomllib.loads(read_regular(file, _MAX_TOML_BYTES).decode("utf-8"))
@@ -251,11 +245,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
-    """Return the values of a table by the names of fields; paths start from the file's folder.
-
-    Raises:
-        DataError: a key names none of the fields.
-    """
+    """Return the values of a table by the names of fields; paths start from the file's folder."""
     names = {key_of(name, field): name for name, field in fields.items()}
     values = {}
     for key, value in table.items():

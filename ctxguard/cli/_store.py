@@ -121,14 +121,10 @@ class JudgeModel(ModelCalls):
     )
 
     def model_judge(self, kind: str, reranker: str | None) -> "Judge":
-        """Build the judge that the settings describe.
+        """Build the judge of a kind: ``llm``, ``cross-encoder`` or ``reranker``.
 
         Args:
-            kind: ``llm``, ``cross-encoder`` or ``reranker``.
             reranker: The guard's, which a cross-encoder that judges must not be.
-
-        Raises:
-            ConfigurationError: no model is named, or no reranker's server.
         """
         from ctxguard.monitor.judges import CrossEncoderJudge, LLMJudge, RerankJudge
 
@@ -172,10 +168,6 @@ def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
     """Open an existing sample store.
 
     A missing SQLite file is not created: its name is most likely mistyped.
-
-    Raises:
-        ConfigurationError: a URL that cannot be used.
-        StoreError: there is no such store, or it cannot be opened.
     """
     from ctxguard.monitor.store import Limits, SampleStore
 
@@ -219,11 +211,7 @@ def judge_waiting(running: "Monitor", output: Output, at_once: int = 100) -> str
 
 
 def named_series(store: "SampleStore", named: str | None) -> str:
-    """Return the series of judgments to use: the one named, or the only one.
-
-    Raises:
-        DataError: there is no series, or several and `name` is None.
-    """
+    """Return the series of judgments to use: the one named, or else the only one."""
     all_series = store.series()
     if named is not None and named in all_series:
         return named
@@ -241,11 +229,7 @@ def named_series(store: "SampleStore", named: str | None) -> str:
 
 
 def label_judge(dataset: "Dataset", texts: "Mapping[str, str] | None" = None) -> "LabelJudge":
-    """Build a judge that knows the labels of these questions.
-
-    Args:
-        texts: The texts of labelled passages by id, as far as they are known.
-    """
+    """Build a judge that knows the labels of these questions, and some passages' texts by id."""
     from ctxguard.monitor.judges import LabelJudge
 
     grades, misleading = [], []

@@ -97,10 +97,6 @@ class System(RankedSystem):
 
         Args:
             queries: The queries of a run, or of lists of candidates.
-
-        Raises:
-            ConfigurationError: no single source is named, or a setting conflicts with it.
-            DataError: the run or the candidates cannot be read.
         """
         self.check_source()
         if self.index is not None:

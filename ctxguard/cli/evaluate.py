@@ -9,7 +9,6 @@ from pydantic import Field
 
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._comparison import compare_systems
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import fitted, notes_on_pools, on_route, open_labelled, replayed
 from ctxguard.cli._results import by_metric, definitions
@@ -99,6 +98,8 @@ class EvaluateCommand(LabelledSystem):
         systems = self._systems()
         counts = [len(each) for each in (systems, self.profile, self.k)]
         if max(counts) > 1 or any(getattr(self, name) for name in _OF_COMPARISONS):
+            from ctxguard.cli._comparison import compare_systems
+
             compare_systems(self, systems, output)
         else:
             self._measure(next(iter(systems.values())), output)

@@ -312,12 +312,9 @@ class _Corpus:
         n: The number of passages read so far, or of chunks.
         copies: How many repeat the text of another; a context holds one of them.
         kept: How many passages were taken from the index, by the path of their document.
-        window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
-            the passages that are longer; ``chunks`` made of them, None without splitting.
+        window: ``tokens`` that the model reads, None for all or if unknown; passages that are
+            ``longer``; ``chunks`` made of them, None without splitting.
         read_at: When the last passage was read.
-
-    Raises:
-        ConfigurationError: chunks are asked for, but the model's token limit is unknown.
     """
 
     def __init__(

@@ -207,8 +207,7 @@ class QuestionWork:
         return self.file.has_no_answer(self.queries[place].query_id)
 
     def lacking(self, place: int) -> list[str]:
-        """List the passages asked about that have no grade; none for a question without an
-        answer."""
+        """List the passages to grade without a grade; none for a question without an answer."""
         known = self.file.judgments(self.queries[place].query_id)
         asked = () if self.has_no_answer(place) else self.asked(place)
         return [one for one in asked if one not in known]

@@ -1,16 +1,14 @@
 """The demonstration corpus: the docstrings of the Python standard library.
 
 One passage per documented public module, class, function, method and property of `MODULES`, read
-from the running interpreter, so nothing is downloaded and nothing is bundled. The corpus therefore
-differs a little between Python versions and platforms; most names are shared.
+from the running interpreter: nothing is downloaded or bundled, and Python versions and platforms
+differ a little. Under ``python -OO`` there are no docstrings to read.
 
 An object that several listed modules export is listed under the one that defines it, else under
 the first in `MODULES`. A function that is also a method (``random.choice`` is
 ``random.Random.choice``) is listed as the function. A member is listed under the class that defines
 it; one of a private base or of C under the class that users know: ``_socket.socket.bind`` is
 ``socket.socket.bind``. Builtin classes belong to no module and are left out.
-
-Under ``python -OO`` there are no docstrings to read.
 """
 
 import builtins
@@ -57,13 +55,8 @@ _BOILERPLATE: Final = (
 def passages() -> Iterator[Passage]:
     """Yield the corpus, in the same order at every call on the same interpreter.
 
-    Modules come in the order of `MODULES`; in each, the module itself, then its exports in the
-    order it lists them, each class followed by its members.
-
-    Yields:
-        One passage per documented public object. Its id is the name that a user writes, such as
-        ``asyncio.Queue.get``; its title adds the kind; its text is the signature, if Python knows
-        it, and the docstring, at most `MAX_CHARACTERS` characters.
+    A passage's id is the name that a user writes, such as ``asyncio.Queue.get``; its title adds the
+    kind; its text is the signature, if Python knows it, and the docstring.
     """
     modules = {name: importlib.import_module(name) for name in MODULES}
     exports = {name: list(_exported(name, modules)) for name in modules}
@@ -175,12 +168,7 @@ def _member_signature(owner: type, name: str, kind: str) -> str:
 
 
 def _signature(value: object, *, is_method: bool = False) -> str:
-    """Return the call signature as written by a caller, or "" if Python does not know it.
-
-    Args:
-        value: A callable.
-        is_method: Whether to leave out the first parameter, which is ``self``.
-    """
+    """Return the call signature, of a method without ``self``; "" if Python does not know it."""
     try:
         signature = inspect.signature(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

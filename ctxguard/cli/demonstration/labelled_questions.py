@@ -16,8 +16,7 @@ QUESTIONS = "questions.jsonl"
 def questions() -> Dataset:
     """Load the labelled questions, restricted to passages that the running Python has.
 
-    Labels of names that this Python lacks are left out. So is a question without any answer left,
-    because it is no longer the question that was labelled. The notes count both.
+    A question without any answer left is left out too: it is no longer the one that was labelled.
     """
     present = {passage.passage_id for passage in passages()}
     queries, qrels, distractors = [], {}, {}
