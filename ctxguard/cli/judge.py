@@ -81,15 +81,14 @@ class JudgeCommand(JudgeModel, System):
         """
         from calibration.from_store import judged_store
         from ctxguard.endpoints.chat import why_failed
-        from ctxguard.guard.assess import Closeable
+        from ctxguard.guard.wrapped_retriever import call_if
         from ctxguard.monitor.store import SampleStore, State
 
         with ExitStack() as stack:
             judge = None
             if self.judge is not None:
                 judge = self.model_judge(self.judge, self.reranker)
-                if isinstance(judge, Closeable):
-                    stack.callback(judge.close)
+                stack.callback(call_if, judge, "close")
             file = SampleStore(self.store).file
             # An estimate of the cost creates no store.
             there = judge is not None or file is None or file.exists()

@@ -115,7 +115,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
         """
         if output.as_json and not self.once:
             raise ConfigurationError("--json prints what --once found: give --once")
-        from ctxguard.guard.assess import Closeable
+        from ctxguard.guard.wrapped_retriever import call_if
         from ctxguard.monitor.judging.budget import BudgetLimits
         from ctxguard.monitor.service import Monitor, WatchedProfile
         from ctxguard.monitor.store import Limits
@@ -151,8 +151,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
         try:
             (self._once if self.once else self._serve)(running, judge, output)
         finally:
-            if isinstance(judge, Closeable):
-                judge.close()
+            call_if(judge, "close")
             running.store.close()
 
     def _judge(self, output: Output) -> "Judge":

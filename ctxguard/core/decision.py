@@ -1,9 +1,8 @@
 """The decision: chooses which candidates of a ranking are kept. Passages are dropped here.
 
-Both policies keep a prefix of one order, of at most k and at least min(min_keep, n) candidates.
-``ratio`` orders by score and compares with the top; ``expected_utility`` orders by a calibrated
-P(relevant) and compares with a passage's utility (DESIGN.md §4 and §5). Pure: no I/O, no clock, no
-logging. It runs on every request, so the record of each candidate is built only when read.
+Both policies keep a prefix of one order, of at most k and at least min(min_keep, n) candidates
+(DESIGN.md §4 and §5). It runs on every request, so the record of each candidate is built only when
+read. Pure: no I/O, no clock, no logging.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, repeat
 from operator import gt
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from ctxguard.core.scores import (
     DOMAIN,
     INVALID_MAGNITUDE,
     all_valid,
-    is_relative,
     is_valid,
     relative_scores,
     within_domain,
@@ -59,11 +57,8 @@ class Decision:
     """The candidates that a policy keeps, with a decision on every candidate of the ranking.
 
     Attributes:
-        ranking: The ranking that was decided on.
-        policy: The policy that decided.
-        order: Positions in the ranking of the usable candidates, best first.
-        n_kept: Number of kept candidates: the first ``n_kept`` of ``order``.
-        flags: Flags of the decision.
+        order: Positions in the ranking of the usable candidates, best first; the first ``n_kept``
+            are kept.
         set_aside: Positions of candidates without a usable score, or with the id or the text of a
             better one, with the reason.
         probabilities: P(relevant) of each candidate, aligned with ``order``; None without a model.
@@ -89,7 +84,6 @@ class Decision:
 
     @property
     def kept_ids(self) -> tuple[str, ...]:
-        """Ids of the kept candidates, best first."""
         ids = self.ranking.passage_ids
         return tuple([ids[position] for position in self.kept])
 
@@ -174,7 +168,7 @@ class Decision:
     def _relative_scores(self) -> list[float] | None:
         """Compute relative scores, aligned with ``order``; None if they cannot be compared."""
         kind = self.ranking.kind
-        if not self.order or not is_relative(kind) or self.ranking.contradicted:
+        if not self.order or kind is ScoreKind.RANK or self.ranking.contradicted:
             return None
         scores = [*map(cast(Sequence[float], self.ranking.scores).__getitem__, self.order)]
         if not all_valid(scores):  # mode ``off`` sets nothing aside
@@ -190,13 +184,10 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
     """Apply a policy to one ranking.
 
     Sets aside candidates without a usable score, and all but the best of those with the same text
-    (``Ranking.copies``). Sorts the others as `candidate_order` does, after sorting by probability
-    under ``expected_utility``. If a score is impossible for its kind, no score is usable, or a
-    signal is missing, the threshold is skipped, the top k is kept, and a flag says so.
-
-    Args:
-        ranking: Candidates in any order.
-        policy: The policy for the route that answered.
+    (``Ranking.copies``). Sorts the others by P(relevant) under ``expected_utility``, else as
+    `candidate_order` does. If a score is impossible for its kind, no score is usable, or a signal
+    is missing, the threshold is skipped, the top k is kept, and a flag says so. Never abstains
+    while a stage is missing, which might have found something relevant.
 
     Raises:
         ConfigurationError: the policy compares scores but these carry rank only, or the ranking
@@ -208,20 +199,21 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
     >>> decide(ranking, RatioPolicy(k=5, min_ratio=0.7)).kept_ids
     ('a', 'b')
     """
-    if isinstance(policy, ExpectedUtilityPolicy):
-        return _decide_by_utility(ranking, policy)
-    if policy.min_ratio > 0.0 and ranking.kind is ScoreKind.RANK:
-        relative_scores(ranking.kind, (1.0, 0.0))  # raises, and says what to use instead
     order, set_aside, problem = candidate_order(ranking)
     if ranking.copies:
         order, set_aside = _without_copies(order, set_aside, ranking.copies)
+    if isinstance(policy, ExpectedUtilityPolicy):
+        return _decide_by_utility(ranking, policy, order, set_aside, problem)
     n, in_order = len(order), isinstance(order, range)
     flags = _score_flags(set_aside, problem) if set_aside or problem else ()
     n_kept = min(policy.k, n)
-    if problem is None and n and policy.min_ratio > 0.0:
-        scores = cast(Sequence[float], ranking.scores)
-        n_kept = _relative_prefix(ranking.kind, scores, order[:n_kept], policy)
-    n_kept = max(n_kept, min(policy.min_keep, n))
+    if policy.min_ratio > 0.0:
+        if ranking.kind is ScoreKind.RANK:
+            relative_scores(ranking.kind, (1.0, 0.0))  # raises, and says what to use instead
+        if problem is None and n:
+            scores = cast(Sequence[float], ranking.scores)
+            n_kept = _relative_prefix(ranking.kind, scores, order[:n_kept], policy)
+    n_kept = max(n_kept, min(policy.min_keep or bool(ranking.failures), n))
     return Decision(ranking, policy, order, n_kept, flags, set_aside, in_order=in_order)
 
 
@@ -235,11 +227,14 @@ def _score_flags(
     return tuple(dict.fromkeys(flags))
 
 
-def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decision:
+def _decide_by_utility(
+    ranking: Ranking,
+    policy: ExpectedUtilityPolicy,
+    order: Sequence[int],
+    set_aside: tuple[tuple[int, DropReason], ...],
+    problem: Flag | None,
+) -> Decision:
     """Apply a policy with a model; keep the top k by score if the model lacks a signal."""
-    order, set_aside, problem = candidate_order(ranking)
-    if ranking.copies:
-        order, set_aside = _without_copies(order, set_aside, ranking.copies)
     n, in_order = len(order), isinstance(order, range)
     # A score that is impossible for its kind is not a signal of the model; it matters without one.
     garbage = None if problem is Flag.DOMAIN_VIOLATION else problem
@@ -254,25 +249,8 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
             flags += (problem,)
         n_kept = min(policy.k, n)
         return Decision(ranking, policy, order, n_kept, flags, set_aside, in_order=in_order)
-    own = _by_probability(order, found, tokens, policy)
-    return Decision(
-        ranking,
-        policy,
-        own.order,
-        own.n_kept,
-        flags,
-        set_aside,
-        own.probabilities,
-        own.weighed,
-        in_order,
-    )
-
-
-class _ByProbability(NamedTuple):
-    order: Sequence[int]
-    n_kept: int
-    probabilities: list[float]
-    weighed: list[float]
+    order, n_kept, p, weighed = _by_probability(ranking, policy, order, found, tokens)
+    return Decision(ranking, policy, order, n_kept, flags, set_aside, p, weighed, in_order)
 
 
 def _tokens(ranking: Ranking, order: Sequence[int]) -> FloatArray | None:
@@ -284,51 +262,42 @@ def _tokens(ranking: Ranking, order: Sequence[int]) -> FloatArray | None:
 
 
 def _by_probability(
+    ranking: Ranking,
+    policy: ExpectedUtilityPolicy,
     order: Sequence[int],
     probabilities: FloatArray,
     tokens: FloatArray | None,
-    policy: ExpectedUtilityPolicy,
-) -> _ByProbability:
+) -> tuple[Sequence[int], int, list[float], list[float]]:
     """Order candidates by P(relevant), ties as given, and count those to keep.
 
     With tokens, P weighed by length decides which are kept, and P their order.
 
-    Args:
-        order: Positions of the candidates.
-        probabilities: Aligned with ``order``.
-        tokens: Aligned likewise; None if the policy does not weigh by length.
-        policy: Its k, threshold and minimum apply.
+    Returns:
+        The new order, how many of it to keep, and P and weighed P, aligned with it.
     """
     weighed = probabilities if tokens is None else probabilities * weight_of(tokens)
     best_first = (-weighed).argsort(kind="stable")
     values, least = weighed[best_first].tolist(), policy.min_probability
     n_worthwhile = sum([value >= least for value in values[: policy.k]])
-    n_kept = max(n_worthwhile, min(policy.min_keep, best_first.size))
+    n_kept = max(n_worthwhile, min(policy.min_keep or bool(ranking.failures), len(order)))
     found = values
     if tokens is not None:
         kept = best_first[:n_kept]
         best_first[:n_kept] = kept[(-probabilities[kept]).argsort(kind="stable")]
         values, found = weighed[best_first].tolist(), probabilities[best_first].tolist()
     indices = best_first.tolist()
-    return _ByProbability(
-        # Positions in the score order are the candidates' own if that order is as given.
-        indices if isinstance(order, range) else [order[index] for index in indices],
-        n_kept,
-        found,
-        values,
-    )
+    # Positions in the score order are the candidates' own if that order is as given.
+    by_probability = indices if isinstance(order, range) else [order[index] for index in indices]
+    return by_probability, n_kept, found, values
 
 
 def decide_with_answers(
     ranking: Ranking, policy: ExpectedUtilityPolicy, name: str, model: AnswerModel
 ) -> Decision | None:
-    """Decide by P after an assessor's answers; candidates without one keep their P.
+    """Decide by P after an assessor's answers, which are among the ranking's signals.
 
     Args:
-        ranking: Has the answers among its signals, where the guard and samples keep them.
-        policy: The policy that was chosen with the answers.
-        name: The name of the answer to use.
-        model: How the answer changes P.
+        name: The name of the answer to use; a candidate without one keeps its P.
 
     Returns:
         None if there is no answer, or P cannot be computed.
@@ -346,7 +315,8 @@ def decide_with_answers(
         None if places is None else places[order],
     )
     tokens = _tokens(ranking, order) if policy.per_token else None
-    return replace(decision, **_by_probability(order, after, tokens, policy)._asdict())
+    order, n_kept, p, weighed = _by_probability(ranking, policy, order, after, tokens)
+    return replace(decision, order=order, n_kept=n_kept, probabilities=p, weighed=weighed)
 
 
 def probabilities_of(
@@ -357,11 +327,42 @@ def probabilities_of(
     return model.probabilities(legs_of(ranking, order), ranking.signals, positions)
 
 
+def sufficiency_of(
+    decision: Decision, threshold: float | None, model: RelevanceModel | None = None
+) -> tuple[float | None, bool | None]:
+    """Judge whether the kept passages hold a relevant one, by the highest P(relevant) among them.
+
+    It predicts that as well as models of the whole list do (DESIGN.md §5).
+
+    Args:
+        threshold: The least P that suffices; None if none is certified.
+        model: The model of P(relevant), for a policy without its own.
+
+    Returns:
+        P, which is 0.0 if nothing is kept, and None without a model, or if the policy or the model
+        was not applied as calibrated; whether P suffices, None without P or threshold.
+    """
+    n_kept, found = decision.n_kept, decision.probabilities
+    if n_kept == 0:
+        p = 0.0
+    elif not _K_ALONE.isdisjoint(decision.flags):
+        return None, None
+    elif found is not None:
+        p = float(found[0])
+    else:
+        if model is None:
+            return None, None
+        by_model = probabilities_of(decision.ranking, decision.order, model)
+        if by_model is None:
+            return None, None
+        p = float(by_model[:n_kept].max())
+    return p, None if threshold is None else p > 0.0 and p >= threshold
+
+
 def _relative_prefix(
     kind: ScoreKind, scores: Sequence[float], order: Sequence[int], policy: RatioPolicy
 ) -> int:
     """Return the length of the longest prefix whose relative scores are at least min_ratio."""
-    # Mostly the first of the ranking in its own order.
     as_given = isinstance(order, range)
     ordered = scores[: len(order)] if as_given else [*map(scores.__getitem__, order)]
     for length, relative in enumerate(relative_scores(kind, ordered, policy.temperature)):
@@ -387,16 +388,14 @@ def candidate_order(
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...], Flag | None]:
     """Order the usable candidates of a ranking, best first, before a policy is applied.
 
-    Sorts by (score, upstream rank, passage id), so that ties never depend on input order. Keeps the
-    best of the candidates with the same id. Keeps the upstream order (by upstream rank, else as
-    given) if scores cannot order: if none is usable, if the ranking is marked as contradicted, or
-    if distances were not negated.
+    Sorts by (score, upstream rank, passage id), so that ties never depend on input order, and keeps
+    the best of the candidates with the same id. Keeps the upstream order (by upstream rank, else as
+    given) if no score is usable, if the ranking is marked as contradicted, or if distances were not
+    negated.
 
     Returns:
-        Positions of the usable candidates; positions of the others, with the reason; why the
-        scores cannot be compared: ``domain_violation`` if one is impossible for the ranking's
-        kind, ``invalid_scores`` if none is usable, ``scores_contradicted`` if the ranking is marked
-        so; None if they can. Kind ``rank`` needs no score.
+        Positions of the usable candidates; positions of the others, with the reason; the flag of
+        scores that cannot be compared, None if they can. Kind ``rank`` needs no score.
 
     Raises:
         ConfigurationError: the numbers of scores and passage ids differ.

@@ -38,30 +38,23 @@ class RatioPolicy:
         if not 0.0 < self.temperature < float("inf"):
             raise ConfigurationError(f"temperature {self.temperature!r} must be > 0 and finite")
 
-    @property
-    def compares_scores(self) -> bool:
-        """Whether it needs scores that carry more than an order."""
-        return self.min_ratio > 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class ExpectedUtilityPolicy:
     """Keep at most ``k`` passages whose expected utility is positive.
 
     A passage that is relevant with probability P is worth P·gain − (1 − P)·cost, so it is kept if P
-    ≥ cost / (cost + gain). ``per_token`` demands more of a long passage: P is weighed by
-    `weight_of` its tokens, so that tokens go to the passages with the most relevance per token (the
-    greedy rule of the knapsack problem; Dantzig, Operations Research, 1957). Kept passages are
-    still ordered by P.
+    ≥ cost / (cost + gain). It uses the legs' scores, and only the order of the ranking's.
 
     Attributes:
-        model: The model of P(relevant), from the legs' scores.
         k: Maximum number of passages in a context, ≥ 1.
         cost: Cost to the reader of a passage that is not relevant, ≥ 0.
         gain: Utility of a relevant passage, > 0.
         min_keep: Minimum number of kept passages, given as many valid candidates, in [0, k].
-        per_token: Whether P is weighed by the passage's length; rankings then need the signal
-            ``tokens``, which the guard adds.
+        per_token: Weigh P by the passage's length (`weight_of`), so that tokens go to the passages
+            with the most relevance per token (the greedy rule of the knapsack problem; Dantzig,
+            Operations Research, 1957). Kept passages are still ordered by P. Rankings then need the
+            signal ``tokens``, which the guard adds.
     """
 
     model: RelevanceModel
@@ -78,11 +71,6 @@ class ExpectedUtilityPolicy:
             raise ConfigurationError(f"cost {self.cost!r} must be ≥ 0 and finite")
         if not 0.0 < self.gain < float("inf"):
             raise ConfigurationError(f"gain {self.gain!r} must be > 0 and finite")
-
-    @property
-    def compares_scores(self) -> bool:
-        """False: it decides on the legs' scores, and uses only the order of the ranking's."""
-        return False
 
     @property
     def min_probability(self) -> float:

@@ -11,10 +11,11 @@ depends on its whole call, and is reused only for the same query, texts and filt
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,12 +25,12 @@ from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import FloatArray, Passage, PassageSource
+from ctxguard.core.types import FloatArray, PassageSource, StageFailure
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.errors import StageError
+from ctxguard.guard.wrapped_retriever import call_if, run_blocking
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.resilience import Stage, failure_of
-from ctxguard.resilience.breaker import Watcher
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Assessor
@@ -42,24 +43,22 @@ _CACHE_SECONDS = 3_600.0
 _CACHE_ENTRIES = 5_000
 """Calls whose answers are kept; some thousand bytes each."""
 
+_PLACE = "place"
+_Answers = Mapping[str, FloatArray]
+"""The answers to one call by name (NaN for a refusal), and the texts' places in it as ``place``.
 
-@runtime_checkable
-class Closeable(Protocol):
-    """Holds connections that can be closed."""
-
-    def close(self) -> object:
-        """Close them; using it again opens new ones."""
-        ...
+Shape (texts,) each, in the order of the sorted texts.
+"""
 
 
 class Question(NamedTuple):
     """The question that one request puts to an assessor.
 
     Attributes:
-        query: The query.
-        texts: The texts, in the order of the call.
-        positions: Their positions in the ranking.
+        texts: In the order of the call.
+        positions: Positions of the texts in the ranking.
         key: A digest of everything in the call, and of the request's filter.
+        known: The answers of an equal call a short while ago; None without one.
         n: Number of candidates in the ranking.
         over_budget: Candidates worth asking about that were left out.
     """
@@ -68,20 +67,9 @@ class Question(NamedTuple):
     texts: Sequence[str]
     positions: Sequence[int]
     key: bytes
+    known: _Answers | None
     n: int
     over_budget: int
-
-
-class _Answered(NamedTuple):
-    """The answers to one call, in the order of its sorted texts.
-
-    Attributes:
-        answers: Answers by name, shape (texts,) each; NaN for a refusal.
-        places: The texts' places in the call, in [−½, ½].
-    """
-
-    answers: Mapping[str, FloatArray]
-    places: FloatArray
 
 
 class AssessorStage:
@@ -114,30 +102,25 @@ class AssessorStage:
         self._per_second = max_per_second
         self._redact = redact
         self._stage = Stage(ASSESS, workers=_WORKERS)
+        self.watch = self._stage.watch
         self._reset_after_fork()
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
         self._lock = Lock()
         # The call that was used last is the last.
-        self._cache: dict[bytes, tuple[float, _Answered]] = {}
+        self._cache: dict[bytes, tuple[float, _Answers]] = {}
         self._left = self._per_second
         self._filled_at = monotonic()
         self._cost = 0.0
 
     @property
     def fingerprint(self) -> str:
-        """The assessor's."""
         return self.assessor.fingerprint
-
-    def watch(self, watcher: Watcher) -> None:
-        """Call ``watcher`` when the assessor's circuit opens or closes."""
-        self._stage.watch(watcher)
 
     def close(self) -> None:
         """Close the assessor's connections; asking again opens new ones."""
-        if isinstance(self.assessor, Closeable):
-            self.assessor.close()
+        call_if(self.assessor, "close")
 
     def question(
         self,
@@ -165,7 +148,8 @@ class AssessorStage:
             return None
         positions = [decision.order[index] for index in chosen]
         passages = decision.ranking.passages
-        return self.about(request_id, query, passages, positions, len(values), where=where)
+        n = len(decision.ranking)
+        return self.about(request_id, query, passages, positions, n, where=where)
 
     def about(
         self,
@@ -181,22 +165,23 @@ class AssessorStage:
 
         Args:
             request_id: Seeds their order.
-            query: The query.
-            passages: The candidates' texts.
-            positions: The candidates.
-            n: Number of candidates in the ranking.
+            positions: The candidates; ``n`` is how many the ranking has.
             where: The request's filter, so that two tenants never share an answer.
         """
         read = read_passages(passages, positions, _MAX_PASSAGE_CHARS)
-        texts, taken = [_searchable(each) for each in read.passages], read.positions
-        query, texts, taken = self._sendable(query, texts, taken)
+        texts = [
+            f"{each.title}\n{each.text}" if each.title else each.text for each in read.passages
+        ]
+        query, texts, taken = self._sendable(query, texts, read.positions)
         key = self._key(query, texts, where)
-        n_granted = len(texts) if self._known(key) else self._granted(len(texts))
+        known = self._known(key)
+        n_granted = len(texts) if known else self._granted(len(texts))
         over_budget = len(texts) - n_granted
         if not n_granted:
-            return Question(query, (), (), b"", n, over_budget) if over_budget else None
+            return Question(query, (), (), b"", None, n, over_budget) if over_budget else None
         if over_budget:
             key = self._key(query, texts[:n_granted], where)
+            known = self._known(key)
         order = list(range(n_granted))
         Random(request_id.encode("utf-8", "surrogatepass")).shuffle(order)  # noqa: S311  no secret depends on it
         return Question(
@@ -204,28 +189,35 @@ class AssessorStage:
             [texts[index] for index in order],
             [taken[index] for index in order],
             key,
+            known,
             n,
             over_budget,
         )
 
     def ask(self, question: Question) -> Assessment:
-        """Ask; never raises, and takes no longer than the deadline."""
-        known = self._known(question.key)
-        try:
-            found = known or self._stage.call(self._work(question), self._seconds)
-        except Exception as error:
-            return self._assessment(question, None, error)
-        return self._assessment(question, found, is_known=known is not None)
+        """`aask` on this thread."""
+        return run_blocking(self.aask(question, blocks=True))
 
-    async def aask(self, question: Question) -> Assessment:
-        """`ask` without blocking the event loop."""
-        known = self._known(question.key)
+    async def aask(self, question: Question, *, blocks: bool = False) -> Assessment:
+        """Ask; never raises, and takes no longer than the deadline.
+
+        Args:
+            question: The question.
+            blocks: Never wait for an event loop, for plain callers.
+        """
+        found, failure = question.known, None
         try:
-            begun = None if known else self._stage.submit(self._work(question), self._seconds)
-            found = known if begun is None else await begun.aresult()
+            if found is None and question.texts:
+                work = partial(self._answers, question)
+                found = (
+                    self._stage.call(work, self._seconds)
+                    if blocks
+                    else await self._stage.submit(work, self._seconds).aresult()
+                )
         except Exception as error:
-            return self._assessment(question, None, error)
-        return self._assessment(question, found, is_known=known is not None)
+            failure = failure_of(ASSESS, error)
+            drop_tracebacks(error)
+        return self._assessment(question, found, failure)
 
     def _sendable(
         self, query: str, texts: list[str], positions: list[int]
@@ -262,73 +254,62 @@ class AssessorStage:
             self._left -= granted
         return granted
 
-    def _known(self, key: bytes) -> _Answered | None:
+    def _known(self, key: bytes) -> _Answers | None:
         """Return the cached answers to a recent call."""
         with self._lock:
-            expires_at, answered = self._cache.pop(key, (-math.inf, None))
-            if answered is None or monotonic() >= expires_at:
+            expires_at, answers = self._cache.pop(key, (-math.inf, None))
+            if answers is None or monotonic() >= expires_at:
                 return None
-            self._cache[key] = expires_at, answered
-            return answered
+            self._cache[key] = expires_at, answers
+            return answers
 
-    def _keep(self, key: bytes, answered: _Answered) -> None:
-        with self._lock:
-            self._cache[key] = monotonic() + _CACHE_SECONDS, answered
-            while len(self._cache) > _CACHE_ENTRIES:
-                self._cache.pop(next(iter(self._cache)))
+    def _answers(self, question: Question) -> _Answers:
+        """Call the assessor and check what it returns.
 
-    def _work(self, question: Question) -> Callable[[], _Answered]:
-        texts = question.texts
-        n = len(texts)
-
-        def assess() -> _Answered:
-            answers = self.assessor.assess(question.query, texts)
-            by_text = _order(texts)
-            found = {}
-            for name in self.assessor.names:
-                try:
-                    values = np.asarray(answers[name], dtype=np.float64)
-                except (KeyError, TypeError, ValueError):
-                    raise StageError(ASSESS, "the answers must be numbers by name") from None
-                if values.shape != (n,):
-                    raise StageError(ASSESS, f"{values.shape} answers to {n} candidates")
-                found[name] = np.where(np.isfinite(values), values, np.nan)[by_text]
-            return _Answered(found, ((np.arange(n) + 0.5) / n - 0.5)[by_text])
-
-        return assess
+        Raises:
+            StageError: it is not a number for each text and name.
+            Exception: any error of the assessor.
+        """
+        texts, n = question.texts, len(question.texts)
+        answers = self.assessor.assess(question.query, texts)
+        by_text = _order(texts)
+        found = {_PLACE: _places(n)[by_text]}
+        for name in self.assessor.names:
+            try:
+                values = np.asarray(answers[name], dtype=np.float64)
+            except (KeyError, TypeError, ValueError):
+                raise StageError(ASSESS, "the answers must be numbers by name") from None
+            if values.shape != (n,):
+                raise StageError(ASSESS, f"{values.shape} answers to {n} candidates")
+            found[name] = np.where(np.isfinite(values), values, np.nan)[by_text]
+        return found
 
     def _assessment(
-        self,
-        question: Question,
-        found: _Answered | None,
-        error: Exception | None = None,
-        *,
-        is_known: bool = False,
+        self, question: Question, found: _Answers | None, failure: StageFailure | None
     ) -> Assessment:
-        asked, n = len(question.positions), question.n
-        places = np.full(n, np.nan)
-        answers = {name: np.full(n, np.nan) for name in self.assessor.names}
-        n_answered = 0
-        if asked:
+        """Place the answers in the ranking, and keep new ones for equal calls."""
+        asked, n_answered = len(question.positions), 0
+        columns = {name: np.full(question.n, np.nan) for name in (_PLACE, *self.assessor.names)}
+        if found is None:
+            columns[_PLACE][[*question.positions]] = _places(asked)
+        else:
             positions = np.asarray(question.positions)[_order(question.texts)]
-            if found is None:
-                places[question.positions] = (np.arange(asked) + 0.5) / asked - 0.5
-            else:
-                places[positions] = found.places
-                for name, values in found.answers.items():
-                    answers[name][positions] = values
-                n_answered = int(np.isfinite([*found.answers.values()]).any(axis=0).sum())
-        if found is not None and n_answered and not is_known:
-            self._keep(question.key, found)
-        failure = None
-        if error is not None:
-            failure = failure_of(ASSESS, error)
-            drop_tracebacks(error)
+            for name, values in found.items():
+                columns[name][positions] = values
+            n_answered = int(
+                np.isfinite([found[name] for name in self.assessor.names]).any(axis=0).sum()
+            )
+            if n_answered and question.known is None:
+                with self._lock:
+                    self._cache[question.key] = monotonic() + _CACHE_SECONDS, found
+                    while len(self._cache) > _CACHE_ENTRIES:
+                        self._cache.pop(next(iter(self._cache)))
+        places = columns.pop(_PLACE)
         return Assessment(
-            answers,
+            columns,
             places,
             asked,
-            cached=n_answered if is_known else 0,
+            cached=0 if question.known is None else n_answered,
             refused=asked - n_answered,
             over_budget=question.over_budget,
             cost=self._spent(),
@@ -353,9 +334,11 @@ def _redacted(redact: Callable[[str], str], text: str) -> str | None:
         return None
 
 
-def _searchable(passage: Passage) -> str:
-    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
-
-
 def _order(texts: Sequence[str]) -> list[int]:
     return sorted(range(len(texts)), key=texts.__getitem__)
+
+
+def _places(n: int) -> FloatArray:
+    """Return the places of n texts in a call, from −½ (first) to ½ (last)."""
+    places: FloatArray = (np.arange(n) + 0.5) / max(n, 1) - 0.5
+    return places

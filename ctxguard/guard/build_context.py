@@ -5,11 +5,12 @@ It has no clock, counters or locks; the guard has those, and counts the errors r
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ctxguard.core.assembly import (
     Assembled,
     Assembly,
+    ReadPassages,
     assemble,
     bare_passages,
     first_readable,
@@ -18,13 +19,12 @@ from ctxguard.core.assembly import (
 )
 from ctxguard.core.columns import with_columns
 from ctxguard.core.context import Context
-from ctxguard.core.decision import Decision, decide, decide_with_answers
+from ctxguard.core.decision import Decision, decide, decide_with_answers, sufficiency_of
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_contradicted
 from ctxguard.core.signals import RANKING
-from ctxguard.core.sufficiency import p_sufficient, suffices
 from ctxguard.core.tokens import with_tokens
 from ctxguard.core.types import (
     DropReason,
@@ -39,7 +39,6 @@ from ctxguard.guard.assess import AssessorStage, Question
 from ctxguard.guard.bound_profile import BoundProfile, RoutePolicy
 from ctxguard.guard.observers import RequestSpan
 from ctxguard.guard.wrapped_retriever import ranking_of
-from ctxguard.profile.schema import SufficiencyProfile
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
@@ -80,37 +79,19 @@ class Request(NamedTuple):
     k: int | None
 
 
-class Decided(NamedTuple):
-    """A request after the decision, before an assessor is asked and the context assembled.
-
-    Attributes:
-        applies: The route's policy, with its consequences.
-        mode: The mode of the request.
-        decision: The decision by the policy alone.
-        flags: Flags of the policy and of the scores.
-        differences: Differences from the profile's system.
-        sufficiency: The rule for when a context suffices; None if there is none.
-        is_by_policy: Whether the route's policy decided, rather than the order alone.
-    """
-
-    applies: RoutePolicy
-    mode: Mode
-    decision: Decision
-    flags: tuple[Flag, ...]
-    differences: tuple[str, ...]
-    sufficiency: SufficiencyProfile | None
-    is_by_policy: bool = False
-
-
 def decide_request(
     request: Request, retrieved: "Retrieval", score_kind: ScoreKind | None
-) -> Decided:
+) -> tuple[RoutePolicy, Decision]:
     """Check a retriever's result and decide on it by the policy of its route.
 
     Args:
         request: The request.
         retrieved: The retriever's result for it: a ``Ranking``, or hits.
         score_kind: The kind of the scores of plain hits; None if not set.
+
+    Returns:
+        The policy as far as it applies to these candidates, and the decision, before an assessor
+        is asked.
 
     Raises:
         ConfigurationError: ``retrieved`` is neither a ranking nor hits, or the ranking cannot be
@@ -122,36 +103,24 @@ def decide_request(
         ranking = ranking_of(ranking, score_kind, is_returned=request.is_retrieved)
     if request.where is not None:
         ranking = verified(ranking, request.where)
-    bound, route = request.bound, ranking.route
-    applies, k = bound.policies[route], request.k
+    bound, route, k = request.bound, ranking.route, request.k
+    applies = bound.policies[route]
     if k is not None:
         applies = replace(applies, today=_first(k))
     mode = applies.mode if request.follows_verdict else request.mode
     if mode is Mode.OFF:
         # It decides nothing, but samples are decided on again.
         opposed = request.is_retrieved and is_contradicted(ranking)
-        given = _as_given(ranking, applies.today)
-        told = (Flag.SCORES_CONTRADICTED,) if opposed else ()
-        return Decided(applies, mode, given, told, (), None)
+        flags = (Flag.SCORES_CONTRADICTED,) if opposed else ()
+        bare = RoutePolicy(applies.today, applies.today, flags, mode=mode)
+        return bare, _as_given(ranking, applies.today)
     if bound.signal_columns:
         ranking = with_columns(ranking, bound.signal_columns, request.query)
-    policy, flags, differences = applies.policy, applies.flags, applies.differences
-    sufficiency, is_by_policy = applies.sufficiency, applies.is_own
-    calibrated = applies.score_kind
-    if calibrated is not None and calibrated is not ranking.kind:
-        # The profile knows this route, but its scores have another meaning here.
-        applies = replace(applies, assessor=None)
-        policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.PROFILE_MISMATCH)
-        sufficiency, is_by_policy = None, False
-        kinds = f"{ranking.kind.value!r}, was {calibrated.value!r}"
-        differences = (*differences, f"score kind of the route {route.value} is {kinds}")
-    elif ranking.kind is ScoreKind.RANK and policy.compares_scores:
-        policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.RANK_ONLY)
-        sufficiency, is_by_policy = None, False
-        differences = (*differences, f"scores of the route {route.value} carry rank only")
+    applies = _for_scores(applies, ranking)
+    policy = applies.policy
     if isinstance(policy, ExpectedUtilityPolicy) and policy.per_token:
         ranking = with_tokens(ranking)
-    decision = decide(ranking, _serving(policy, ranking))
+    decision = decide(ranking, policy)
     # Most lists are in the order of their scores and have no ranks: that is seen for nothing.
     has_evidence = (
         not decision.in_order and request.is_retrieved
@@ -160,15 +129,44 @@ def decide_request(
     )
     if has_evidence and is_contradicted(ranking):
         ranking = replace(ranking, contradicted=True)
-        decision = decide(ranking, _serving(policy, ranking))
+        decision = decide(ranking, policy)
     if decision.flags:
-        is_by_policy &= decision.is_as_asked
+        if not decision.is_as_asked:
+            applies = replace(applies, is_own=False)
         if Flag.MISSING_SIGNALS in decision.flags:
-            differences = (*differences, _missing_signals(ranking, policy))
-    flags = (*flags, *decision.flags)
-    if k is not None and not is_by_policy:
+            differences = (*applies.differences, _missing_signals(ranking, policy))
+            applies = replace(applies, differences=differences)
+    if k is not None and not applies.is_own:
+        if decision.flags:
+            applies = replace(applies, flags=(*applies.flags, *decision.flags))
         decision = _as_given(ranking, applies.today)
-    return Decided(applies, mode, decision, flags, differences, sufficiency, is_by_policy)
+    return applies, decision
+
+
+def _for_scores(applies: RoutePolicy, ranking: Ranking) -> RoutePolicy:
+    """Leave of a route's policy only its k if its threshold does not apply to these scores."""
+    policy, kind, calibrated = applies.policy, ranking.kind, applies.score_kind
+    if calibrated is not None and calibrated is not kind:
+        # The profile knows this route, but its scores have another meaning here.
+        flag, assessor = Flag.PROFILE_MISMATCH, None
+        difference = (
+            f"score kind of the route {ranking.route.value} is {kind.value!r}, was "
+            f"{calibrated.value!r}"
+        )
+    elif kind is ScoreKind.RANK and isinstance(policy, RatioPolicy) and policy.min_ratio > 0.0:
+        flag, assessor = Flag.RANK_ONLY, applies.assessor
+        difference = f"scores of the route {ranking.route.value} carry rank only"
+    else:
+        return applies
+    return replace(
+        applies,
+        policy=RatioPolicy(k=policy.k),
+        flags=(*applies.flags, flag),
+        differences=(*applies.differences, difference),
+        sufficiency=None,
+        assessor=assessor,
+        is_own=False,
+    )
 
 
 @lru_cache
@@ -183,46 +181,34 @@ def _as_given(ranking: Ranking, today: RatioPolicy) -> Decision:
 
 
 def question_of(
-    request: Request, decided: Decided, stage: AssessorStage | None
-) -> tuple[Decided, Question | None]:
+    request: Request, applies: RoutePolicy, decision: Decision, stage: AssessorStage | None
+) -> tuple[RoutePolicy, Decision, Question | None]:
     """Return the question to ask the assessor about a request; None if none is worth its price.
 
     If the profile relies on an assessor and it is absent or a different one, a stage is missing;
     likewise if signals that P needs are missing.
     """
-    profile = decided.applies.assessor
-    if profile is None or decided.mode is Mode.OFF:
-        return decided, None
+    profile = applies.assessor
+    if profile is None:
+        return applies, decision, None
     if stage is None or stage.fingerprint != profile.fingerprint:
         now = "absent" if stage is None else repr(stage.fingerprint)
         difference = f"the assessor is {now}, was {profile.fingerprint!r}"
         cause = "not the assessor of the profile"
     else:
-        ranking = decided.decision.ranking
-        unasked = decide(ranking, _serving(profile.policy, ranking))
+        ranking = decision.ranking
+        unasked = decide(ranking, profile.policy)
         if Flag.MISSING_SIGNALS not in unasked.flags:
             question = stage.question(
                 request.request_id, request.query, unasked, profile, where=request.where
             )
-            return decided, question
+            return applies, decision, question
         difference = f"the assessor is not asked: {_missing_signals(ranking, profile.policy)}"
         cause = "P cannot be computed"
-    if difference not in decided.differences:
-        decided = decided._replace(differences=(*decided.differences, difference))
+    applies = replace(applies, differences=(*applies.differences, difference))
     if profile.decision == "enforce":
-        failure = StageFailure(ASSESS, cause)
-        decided = decided._replace(decision=_lacking(decided.decision, failure))
-    return decided, None
-
-
-_P = TypeVar("_P", bound=Policy)
-
-
-def _serving(policy: _P, ranking: Ranking) -> _P:
-    """Never abstain while a stage is missing: it might have found something relevant."""
-    if policy.min_keep == 0 and ranking.failures:
-        return replace(policy, min_keep=1)
-    return policy
+        decision = _lacking(decision, StageFailure(ASSESS, cause))
+    return applies, decision, None
 
 
 def _lacking(decision: Decision, failure: StageFailure) -> Decision:
@@ -244,8 +230,7 @@ def _assessed(
     decision, enforced = replace(decision, ranking=ranking), profile.decision == "enforce"
     if assessment.failure is not None and enforced and assessment.failure not in ranking.failures:
         decision = _lacking(decision, assessment.failure)
-    policy = _serving(profile.policy, ranking)
-    after = decide_with_answers(ranking, policy, profile.name, profile.model)
+    after = decide_with_answers(ranking, profile.policy, profile.name, profile.model)
     if after is None:
         return decision, assessment
     served = decision.kept if mode is Mode.ENFORCE else range(min(applies.today.k, len(ranking)))
@@ -255,7 +240,8 @@ def _assessed(
 
 def build_context(
     request: Request,
-    decided: Decided,
+    applies: RoutePolicy,
+    decision: Decision,
     assembly: Assembly,
     assessment: Assessment | None = None,
 ) -> Context:
@@ -263,68 +249,64 @@ def build_context(
 
     Args:
         request: The request.
-        decided: The result of `decide_request`.
+        applies: Its policy, and
+        decision: the decision by it, as `decide_request` returns them.
         assembly: The settings that assemble the context from kept passages.
         assessment: The assessor's answers; None if it was not asked.
 
     Raises:
         StageUnavailableError: there are candidates, but none can be read.
     """
-    applies, mode, flags, differences = (
-        decided.applies,
-        decided.mode,
-        decided.flags,
-        decided.differences,
-    )
-    sufficiency, is_by_policy = decided.sufficiency, decided.is_by_policy
-    alone = decision = decided.decision
-    drops_copies = assembly.drop_duplicates and (is_by_policy or request.k is None)
-    if assessment is not None:
-        decision, assessment = _assessed(alone, assessment, applies, mode)
-    source, most = decision.ranking.passages, assembly.max_passage_chars
-    read = None
+    mode = applies.mode if request.follows_verdict else request.mode
+    flags, differences = (*applies.flags, *decision.flags), applies.differences
+    sufficiency, read = applies.sufficiency, None
     if mode is not Mode.OFF:
-        read = read_passages(source, decision.order[: decision.n_kept], most)
-        if drops_copies and copies_of(read.texts):
-            decision = alone = _without_copies(alone)
-            if assessment is not None:
-                decision, assessment = _assessed(alone, assessment, applies, mode)
-            read = read_passages(source, decision.order[: decision.n_kept], most)
+        drops_copies = assembly.drop_duplicates and (applies.is_own or request.k is None)
+        decision, assessment, read = _read(
+            decision, assessment, applies, mode, assembly, drops_copies=drops_copies
+        )
     ranking = decision.ranking
     # The threshold was certified for P without answers.
     uncertified = assessment is not None and assessment.applied
     if uncertified and request.follows_verdict:
         # The answers have a verdict of their own, whatever that on the route alone is.
         mode = Mode.ENFORCE
-    p_relevant, sufficient = (
-        (None, None) if sufficiency is None or uncertified else _sufficiency(decision, sufficiency)
-    )
+    p_sufficient = sufficient = None
+    if sufficiency is not None and not uncertified:
+        p_sufficient, sufficient = sufficiency_of(
+            decision, sufficiency.threshold, sufficiency.model
+        )
     assembled = (
         Assembled()
         if read is None
         else assemble(decision, assembly, insufficient=sufficient is False, read=read)
     )
-    passages = assembled.passages
-    if assembled.dropped and not passages and _none_readable(assembled):
+    reasons = {drop.reason for drop in assembled.dropped} if assembled.dropped else ()
+    if not assembled.passages and reasons == {DropReason.UNREADABLE}:
         # No kept passage can be read, and that must not look like nothing relevant.
         beyond = decision.order[decision.n_kept :]
         position = first_readable(ranking, beyond)
         if position is not None:
             decision = replace(decision, n_kept=decision.n_kept + beyond.index(position) + 1)
             assembled = assemble(decision, assembly)
-            passages, flags = assembled.passages, (*flags, Flag.UNREADABLE)
+            flags = (*flags, Flag.UNREADABLE)
             # Both are about passages that are not served.
-            p_relevant = sufficient = None
+            p_sufficient = sufficient = None
         elif mode is Mode.ENFORCE:
             raise nothing_readable(assembled.failures)
-    flags = (*flags, *assembled.flags)
+    passages, flags = assembled.passages, (*flags, *assembled.flags)
     if mode is not Mode.ENFORCE:
         # In shadow mode assembly runs for the record alone.
         passages = bare_passages(ranking, applies.today.k)
     elif applies.mode is not Mode.ENFORCE and not uncertified:
         differences = (*differences, _BY_HAND)
-    if ranking.failures or not decision.order or sufficient is False:
-        flags += _flags_of(decision, sufficient)
+    for flag, holds in (
+        (Flag.DEGRADED, ranking.failures),
+        (Flag.EMPTY_RETRIEVAL, not decision.order),
+        (Flag.INSUFFICIENT, sufficient is False),
+    ):
+        if holds:
+            flags += (flag,)
     return Context(
         request_id=request.request_id,
         query=request.query,
@@ -339,35 +321,34 @@ def build_context(
         session_id=request.session_id,
         profile_id=request.bound.profile_id,
         differences=differences,
-        p_sufficient=p_relevant,
+        p_sufficient=p_sufficient,
         sufficient=sufficient,
         where=request.where,
         today_k=applies.today.k,
         assessment=assessment,
-        enforced=mode is Mode.ENFORCE and (is_by_policy or uncertified),
+        enforced=mode is Mode.ENFORCE and (applies.is_own or uncertified),
     )
 
 
-def _flags_of(decision: Decision, sufficient: bool | None) -> tuple[Flag, ...]:
-    """Return the flags that do not depend on the policy and the scores."""
-    holds = {
-        Flag.DEGRADED: bool(decision.ranking.failures),
-        Flag.EMPTY_RETRIEVAL: not decision.order,
-        Flag.INSUFFICIENT: sufficient is False,
-    }
-    return tuple([flag for flag, is_so in holds.items() if is_so])
-
-
-def _none_readable(assembled: Assembled) -> bool:
-    return all(drop.reason is DropReason.UNREADABLE for drop in assembled.dropped)
-
-
-def _sufficiency(
-    decision: Decision, certified: SufficiencyProfile
-) -> tuple[float | None, bool | None]:
-    """Return P(sufficient) and the verdict on it; None if it cannot be computed."""
-    probability = p_sufficient(decision, certified.model)
-    return probability, suffices(probability, certified.threshold)
+def _read(
+    decision: Decision,
+    assessment: Assessment | None,
+    applies: RoutePolicy,
+    mode: Mode,
+    assembly: Assembly,
+    *,
+    drops_copies: bool,
+) -> tuple[Decision, Assessment | None, ReadPassages]:
+    """Decide again with the answers, and read what is kept: once more if it holds copies."""
+    chosen = decision
+    if assessment is not None:
+        chosen, assessment = _assessed(decision, assessment, applies, mode)
+    kept = chosen.order[: chosen.n_kept]
+    read = read_passages(chosen.ranking.passages, kept, assembly.max_passage_chars)
+    if drops_copies and copies_of(read.texts):
+        decision = _without_copies(decision)
+        return _read(decision, assessment, applies, mode, assembly, drops_copies=False)
+    return chosen, assessment, read
 
 
 def _without_copies(decision: Decision) -> Decision:

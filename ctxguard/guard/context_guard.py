@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from ctxguard._support.checks import check_at_least
 from ctxguard._support.error_text import describe_error
@@ -22,7 +22,7 @@ from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.assembly import Assembly
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.policies import Policy
+from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Mode,
@@ -46,11 +46,16 @@ from ctxguard.guard.build_context import (
 )
 from ctxguard.guard.observers import RequestSampler, RequestSpan, Tracing
 from ctxguard.guard.telemetry import Telemetry, default_telemetry
-from ctxguard.guard.wrapped_retriever import describe, probed
+from ctxguard.guard.wrapped_retriever import describe, probed, run_blocking
 from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
 from ctxguard.profile.reranker_probe import RETRIEVER_KEY
 from ctxguard.profile.schema import Profile
-from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
+from ctxguard.resilience import (
+    DEFAULT_REQUEST_LIMITS,
+    BoundedCaller,
+    RequestLimits,
+    typed,
+)
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
@@ -124,19 +129,20 @@ class ContextGuard:
             raise ConfigurationError("give a profile or a policy, not both: they would compete")
         check_at_least(1, depth=depth)
         self._mode = None if mode is None else member_of(Mode, mode, "mode")
-        self._depth = depth
-        self._score_kind = (
+        self.depth: Final = depth
+        self.score_kind: Final = (
             None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
         )
         if limits.max_query_chars is not None and hasattr(retriever, "with_max_query_chars"):
             retriever = cast(Any, retriever).with_max_query_chars(limits.max_query_chars)
-        self._max_query_chars = limits.max_query_chars or DEFAULT_MAX_QUERY_CHARS
-        if policy is not None and self._score_kind is ScoreKind.RANK and policy.compares_scores:
+        self.max_query_chars: Final = limits.max_query_chars or DEFAULT_MAX_QUERY_CHARS
+        compares_scores = isinstance(policy, RatioPolicy) and policy.min_ratio > 0.0
+        if compares_scores and self.score_kind is ScoreKind.RANK:
             raise ConfigurationError(
                 "min_ratio compares scores, and score_kind 'rank' says that they carry order "
                 "only: set min_ratio to 0, or return scores that can be compared"
             )
-        self._assembly = Assembly() if assembly is None else assembly
+        self.assembly: Final = Assembly() if assembly is None else assembly
         telemetry = default_telemetry() if telemetry is None else telemetry
         self._telemetry, self._sampler = telemetry, sampler
         self._begin_span = None if tracing is None else tracing.begin
@@ -150,7 +156,7 @@ class ContextGuard:
         self._wrapped = retriever
         self._check = check
         self._policy = policy
-        self._k = k
+        self.k: Final = k
         self._probed: dict[str, str] = {}
         loaded = Profile.load(profile) if isinstance(profile, str | Path) else profile
         self._ask_probes(loaded)
@@ -176,31 +182,6 @@ class ContextGuard:
     def mode(self, mode: Mode | ModeName | None) -> None:
         self._mode = None if mode is None else member_of(Mode, mode, "mode")
         self._say_mode()
-
-    @property
-    def depth(self) -> int:
-        """Number of candidates requested from the retriever."""
-        return self._depth
-
-    @property
-    def k(self) -> int | None:
-        """The most passages while nothing is calibrated or enforced; None if not set."""
-        return self._k
-
-    @property
-    def score_kind(self) -> ScoreKind | None:
-        """The kind of the scores of plain hits; None if not set."""
-        return self._score_kind
-
-    @property
-    def assembly(self) -> Assembly:
-        """The settings that turn kept passages into a context."""
-        return self._assembly
-
-    @property
-    def max_query_chars(self) -> int:
-        """The longest query that is searched or sampled, in characters."""
-        return self._max_query_chars
 
     @property
     def profile(self) -> Profile | None:
@@ -333,13 +314,7 @@ class ContextGuard:
             OverloadedError: too many requests are in progress.
         """
         request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
-        start = perf_counter()
-        try:
-            options = {"depth": self._depth} if where is None else self._filter_options(request)
-            retrieved = self._caller.call(request.bound.calls.call, query, **options)
-        except BaseException as error:
-            raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
-        return self._finish(request, retrieved, start)
+        return run_blocking(self._answer(request, blocks=True))
 
     async def aretrieve(
         self,
@@ -356,20 +331,7 @@ class ContextGuard:
         as its ``concurrency`` says. A request that is cancelled while waiting counts as failed.
         """
         request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
-        calls = request.bound.calls
-        start = perf_counter()
-        try:
-            options = {"depth": self._depth} if where is None else self._filter_options(request)
-            retrieved = await (
-                self._caller.call_in_thread(calls.call, query, **options)
-                if calls.acall is None
-                else self._caller.await_call(calls.acall, query, **options)
-            )
-        except BaseException as error:
-            raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
-        if self._assessor is None:
-            return self._finish(request, retrieved, start)
-        return await self._afinish(request, retrieved, start)
+        return await self._answer(request)
 
     def filter(
         self,
@@ -403,7 +365,7 @@ class ContextGuard:
             StageUnavailableError: there are passages, but none can be read.
         """
         request = self._begin(query, request_id, session_id, sample, where, k=k)
-        return self._finish(request, hits, None)
+        return run_blocking(self._answer(request, hits, blocks=True))
 
     async def afilter(
         self,
@@ -418,9 +380,7 @@ class ContextGuard:
     ) -> Context:
         """``filter`` without blocking the event loop while an assessor is asked."""
         request = self._begin(query, request_id, session_id, sample, where, k=k)
-        if self._assessor is None:
-            return self._finish(request, hits, None)
-        return await self._afinish(request, hits, None)
+        return await self._answer(request, hits)
 
     def _begin(
         self,
@@ -434,10 +394,10 @@ class ContextGuard:
         k: int | None = None,
     ) -> Request:
         """Count a request, check its input, and pick the state that answers it."""
-        given_mode, bound, most = self._mode, self._bound, self._max_query_chars
+        given_mode, bound, most = self._mode, self._bound, self.max_query_chars
         sampler, span = self._sampler, None
         if self._begin_span is not None:
-            begin = partial(self._begin_span, query, self._depth, request_id)
+            begin = partial(self._begin_span, query, self.depth, request_id)
             span = self._safely("tracing", begin, None)
         if request_id is None:
             request_id = (None if span is None else span.request_id) or os.urandom(8).hex()
@@ -477,19 +437,6 @@ class ContextGuard:
             k=k,
         )
 
-    def _filter_options(self, request: Request) -> dict[str, Any]:
-        """Build the keyword arguments that pass a request's filter to the retriever.
-
-        Raises:
-            ConfigurationError: the retriever cannot filter.
-        """
-        if not request.bound.calls.can_filter:
-            raise ConfigurationError(
-                f"{describe(self._wrapped)} cannot filter, and searching unfiltered would show "
-                "what `where` forbids: give its retrieve (and aretrieve) a keyword `where`"
-            )
-        return {"depth": self._depth, "where": request.where}
-
     def _current(self) -> BoundProfile:
         """Return the current profile, bound to the retriever's current index generation."""
         bound = self._bound
@@ -507,74 +454,54 @@ class ContextGuard:
             )
         return rebound
 
-    def _finish(self, request: Request, retrieved: "Retrieval", start: float | None) -> Context:
-        """Decide, ask the assessor, build the context and account for it."""
-        received, waited, span = perf_counter(), 0.0, request.span
-        if span is not None:
-            self._safely("tracing", span.retrieved, None)
-        try:
-            decided, assessment = decide_request(request, retrieved, self._score_kind), None
-            if decided.applies.assessor is not None:
-                decided, question = question_of(request, decided, self._assessor)
-            else:
-                question = None
-            if question is not None and self._assessor is not None:
-                began = perf_counter()
-                assessment = self._assessor.ask(question)
-                waited = perf_counter() - began
-            context = build_context(request, decided, self._assembly, assessment)
-        except BaseException as error:
-            raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
-        return self._accounted(request, context, start, received, waited)
-
-    async def _afinish(
-        self, request: Request, retrieved: "Retrieval", start: float | None
+    async def _answer(
+        self, request: Request, hits: "Retrieval" = (), *, blocks: bool = False
     ) -> Context:
-        """Do what `_finish` does, without blocking the event loop while the assessor is asked."""
-        received, waited, span = perf_counter(), 0.0, request.span
-        if span is not None:
-            self._safely("tracing", span.retrieved, None)
-        try:
-            decided, assessment = decide_request(request, retrieved, self._score_kind), None
-            if decided.applies.assessor is not None:
-                decided, question = question_of(request, decided, self._assessor)
-            else:
-                question = None
-            if question is not None and self._assessor is not None:
-                began = perf_counter()
-                assessment = await self._assessor.aask(question)
-                waited = perf_counter() - began
-            context = build_context(request, decided, self._assembly, assessment)
-        except BaseException as error:
-            raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
-        return self._accounted(request, context, start, received, waited)
-
-    def _accounted(
-        self,
-        request: Request,
-        context: Context,
-        start: float | None,
-        received: float,
-        waited: float,
-    ) -> Context:
-        """Sample a context, count it and end its trace; times are those of `perf_counter`.
+        """Retrieve unless the caller gave results, decide, ask, build, and account for it.
 
         Args:
             request: The request.
-            context: The answer.
-            start: When the retriever was called; None if it was not.
-            received: When the candidates came.
-            waited: Seconds that the assessor took.
+            hits: The caller's results, unless the request is retrieved.
+            blocks: Never wait for an event loop, for plain callers (`run_blocking`).
         """
-        sampler, probability, span = self._sampler, request.probability, request.span
+        began, retrieve_seconds, waited = perf_counter(), None, 0.0
+        span, sampler, stage = request.span, self._sampler, self._assessor
+        try:
+            if request.is_retrieved:
+                calls = request.bound.calls
+                options: dict[str, Any] = {"depth": self.depth}
+                if request.where is not None:
+                    if not calls.can_filter:
+                        raise ConfigurationError(
+                            f"{describe(self._wrapped)} cannot filter, and searching unfiltered "
+                            "would show what `where` forbids: give its retrieve (and aretrieve) a "
+                            "keyword `where`"
+                        )
+                    options["where"] = request.where
+                hits = await self._caller.call(
+                    calls.call, calls.acall, request.query, blocks=blocks, **options
+                )
+                received = perf_counter()
+                retrieve_seconds, began = received - began, received
+            if span is not None:
+                self._safely("tracing", span.retrieved, None)
+            applies, decision = decide_request(request, hits, self.score_kind)
+            assessment = question = None
+            if applies.assessor is not None:
+                applies, decision, question = question_of(request, applies, decision, stage)
+            if question is not None and stage is not None:
+                asked = perf_counter()
+                assessment = await stage.aask(question, blocks=blocks)
+                waited = perf_counter() - asked
+            context = build_context(request, applies, decision, self.assembly, assessment)
+        except BaseException as error:
+            raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
+        probability = request.probability
         if sampler is not None and (request.sample or probability > 0.0):
             self._safely("sampler", lambda: sampler.offer(context, probability, time()), None)
         try:
-            self._telemetry.answered(
-                context,
-                None if start is None else received - start,
-                perf_counter() - received - waited,
-            )
+            guard_seconds = perf_counter() - began - waited
+            self._telemetry.answered(context, retrieve_seconds, guard_seconds)
         except Exception:
             self._observer_failed("telemetry")
         if span is not None:
@@ -614,7 +541,7 @@ class ContextGuard:
             self._wrapped,
             profile,
             policy=self._policy,
-            k=self._k,
+            k=self.k,
             check=self._check,
             probed=self._probed,
             lenient=lenient,

@@ -240,15 +240,12 @@ class Telemetry:
         """
         decision, counters = context.decision, self._counters
         dropped = counters["dropped_candidates"]
-        added = [
-            counters["requests"][context.mode, context.route, bool(decision.ranking.failures)],
-            *[dropped[drop.reason] for drop in context.dropped_in_assembly],
-            *map(counters["flags"].__getitem__, context.flags),
-            *[
-                counters["stage_failures"][_stage_label(one.stage), one.kind]
-                for one in context.failures
-            ],
-        ]
+        added = [counters["requests"][context.mode, context.route, bool(decision.ranking.failures)]]
+        added += map(counters["flags"].__getitem__, context.flags)
+        for drop in context.dropped_in_assembly:
+            added.append(dropped[drop.reason])
+        for failure in context.failures:
+            added.append(counters["stage_failures"][_stage_label(failure.stage), failure.kind])
         if context.sufficient is not None:
             added.append(counters["context_sufficiency"][context.route, context.sufficient])
         for counter in added:

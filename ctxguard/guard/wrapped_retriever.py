@@ -4,8 +4,8 @@ The guard, text signals and calibration all use this module, so they accept the 
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Hit, Ranking, Route, ScoreKind, ScoreKindName, member_of
@@ -14,6 +14,8 @@ from ctxguard.profile.reranker_probe import RETRIEVER_KEY, probe_scores
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
+
+_T = TypeVar("_T")
 
 
 class Calls(NamedTuple):
@@ -83,6 +85,16 @@ class RetrieverAdapter:
         """Return the retriever's sketch of its corpus; None without one."""
         sketch: CorpusSketch | None = call_if(self.retriever, "corpus_sketch")
         return sketch
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine that blocks this thread wherever it would await, for plain callers."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        result: _T = ended.value
+        return result
+    raise RuntimeError("it waited for an event loop")
 
 
 def probed(retriever: object) -> dict[str, str]:

@@ -1,12 +1,10 @@
 """Calls a wrapped retriever under a deadline and a concurrency limit.
 
-Without a deadline a plain call runs on the caller's own thread, and from an event loop on one
-of its own. ``typed`` turns the retriever's errors into the package's own.
+Without a deadline a plain call runs on the caller's own thread, and from an event loop on another.
 """
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Semaphore
@@ -24,7 +22,6 @@ from ctxguard.errors import (
     StageError,
     StageUnavailableError,
 )
-from ctxguard.resilience.breaker import Watcher
 from ctxguard.resilience.stage import Stage, UnansweredError, kind_of
 
 RETRIEVER = "retriever"
@@ -84,86 +81,70 @@ class BoundedCaller:
             waiting=self._limit,
             breaks=self._seconds is not None,
         )
+        self.watch = self._stage.watch
         self._reset_after_fork()
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Reset the count in a forked child: calls in flight belong to the parent."""
+        # Calls in flight belong to the parent.
         self._free = Semaphore(self._limit)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Call ``watcher`` when the retriever's circuit opens or closes."""
-        self._stage.watch(watcher)
+    async def call(
+        self,
+        function: Callable[..., Any],
+        afunction: Callable[..., Awaitable[Any]] | None,
+        query: str,
+        *,
+        blocks: bool,
+        **options: Any,
+    ) -> Any:
+        """Call a retriever and return its result, an iterator as a tuple.
 
-    def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a plain function and return its result, an iterator as a tuple.
+        Args:
+            function: Its call; what it returns is awaited unless the call ``blocks``.
+            afunction: Its asynchronous call, which is preferred; None without one.
+            blocks: Never wait for an event loop, for plain callers.
 
         Raises:
             OverloadedError: ``max_in_flight`` requests are in flight.
             ConfigurationError: it returned an awaitable, which plain code cannot wait for.
             UnansweredError: it is late, or was not called because its circuit is open.
-            Exception: any error of the function.
+            Exception: any error of the retriever.
         """
-        # As by `_in_flight`, with fewer calls on the way of every request.
-        free = self._free
+        # Kept, so that a request that began before a fork is counted where it began.
+        free, seconds = self._free, self._seconds
         if not free.acquire(blocking=False):
-            raise self._overloaded()
+            raise OverloadedError(
+                "guard",
+                f"{self._limit:,} requests are under way, the maximum (max_in_flight); try again "
+                "later",
+            )
         try:
-            if self._seconds is None:
-                returned = function(*args, **options)
+            if afunction is not None and not blocks:
+                return await self._awaited(partial(afunction, query, **options))
+            if not blocks:
+                work = partial(_call_and_read, function, query, **options)
+                returned = await self._stage.submit(work, seconds).aresult()
+            elif seconds is not None:
+                work = partial(_call_and_read, function, query, **options)
+                returned = self._stage.call(work, seconds)
+            else:
+                returned = function(query, **options)
                 if isinstance(returned, Iterator):
                     returned = tuple(returned)
-            else:
-                work = partial(_call_and_read, function, *args, **options)
-                returned = self._stage.call(work, self._seconds)
+            if isinstance(returned, Ranking) or not inspect.isawaitable(returned):
+                return returned
+            if not blocks:
+                return await self._awaited(lambda: returned)
         finally:
             free.release()
-        if not isinstance(returned, Ranking) and inspect.isawaitable(returned):
-            if inspect.iscoroutine(returned):
-                returned.close()  # or Python warns that nobody awaited it
-            raise ConfigurationError("the retriever is asynchronous: await aretrieve()")
-        return returned
+        if inspect.iscoroutine(returned):
+            returned.close()  # or Python warns that nobody awaited it
+        raise ConfigurationError("the retriever is asynchronous: await aretrieve()")
 
-    async def await_call(
-        self, function: Callable[..., Awaitable[Any]], *args: Any, **options: Any
-    ) -> Any:
-        """Call an asynchronous function and return its result; errors as for `call`."""
-        with self._in_flight():
-            return await self._await_call(partial(function, *args, **options))
-
-    async def call_in_thread(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a plain function on another thread and return its result; errors as for `call`.
-
-        Awaits the result if it is an awaitable.
-        """
-        with self._in_flight():
-            work = partial(_call_and_read, function, *args, **options)
-            returned = await self._stage.submit(work, self._seconds).aresult()
-            if not inspect.isawaitable(returned):
-                return returned
-            return await self._await_call(lambda: returned)
-
-    async def _await_call(self, start: Callable[[], Awaitable[Any]]) -> Any:
+    async def _awaited(self, start: Callable[[], Awaitable[Any]]) -> Any:
         return await (
             start() if self._seconds is None else self._stage.await_within(start, self._seconds)
-        )
-
-    @contextmanager
-    def _in_flight(self) -> Iterator[None]:
-        """Count a request as in flight; errors as for `call`."""
-        # Kept, so that a request that began before a fork is counted where it began.
-        free = self._free
-        if not free.acquire(blocking=False):
-            raise self._overloaded()
-        try:
-            yield
-        finally:
-            free.release()
-
-    def _overloaded(self) -> OverloadedError:
-        return OverloadedError(
-            "guard",
-            f"{self._limit:,} requests are under way, the maximum (max_in_flight); try again later",
         )
 
 
@@ -193,6 +174,5 @@ def cause_of(error: Exception) -> str:
 
 
 def _call_and_read(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call ``function`` and return its result, with an iterator read to its end."""
     returned = function(*args, **options)
     return tuple(returned) if isinstance(returned, Iterator) else returned

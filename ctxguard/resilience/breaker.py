@@ -29,6 +29,9 @@ Probe = object
 REFUSED = Probe()
 """The result of `Breaker.admit` while the circuit is open and no probe is due."""
 
+FORCED = Probe()
+"""A call made although the circuit was open: success closes it, failure changes nothing."""
+
 
 class Breaker:
     """Counts failures in a row; opens at `FAILURES` and closes when a probe succeeds.
@@ -38,7 +41,6 @@ class Breaker:
         opens: False for a breaker that never opens.
 
     Attributes:
-        opens: Whether repeated failures open it.
         is_closed: Whether the stage may be called as usual.
         failures: Number of consecutive failures while it is closed.
     """
@@ -50,7 +52,6 @@ class Breaker:
         self._reset_after_fork()
 
     def _reset_after_fork(self) -> None:
-        """Close the circuit and take a new lock; for a forked child."""
         self._lock = Lock()
         self.is_closed = True
         self.failures = 0
@@ -83,36 +84,7 @@ class Breaker:
         with self._lock:
             return self._admit_one(MAX_RETRY_SECONDS if seconds is None else seconds)
 
-    def succeeded(self, probe: Probe | None) -> None:
-        """Note that a call answered; ``probe`` is None if it was admitted while closed."""
-        if probe is None and self.failures == 0:
-            return
-        with self._lock:
-            if probe is None:
-                self.failures = 0
-            elif probe is self._probe:
-                self._close()
-
-    def failed(self, probe: Probe | None) -> None:
-        """Note that a call failed or was late; ``probe`` as in `succeeded`."""
-        with self._lock:
-            if probe is not None:
-                if probe is self._probe:
-                    self._fail_probe()
-            elif self.is_closed and self.opens:
-                # Once it is open, the outcome of an earlier call adds nothing new.
-                self.failures += 1
-                if self.failures == FAILURES:
-                    self._refuse()
-                    self._set_closed(False)
-
-    def recovered(self) -> None:
-        """Close the circuit, because a call made while it was open succeeded."""
-        with self._lock:
-            self._close()
-
     def _admit_one(self, seconds: float) -> Probe | None:
-        """`admit` when calls are no longer refused; the lock is held."""
         if self.is_closed:
             return None
         if monotonic() < self._refused_until:
@@ -125,18 +97,33 @@ class Breaker:
         self._refused_until = monotonic() + seconds
         return self._probe
 
-    def _close(self) -> None:
-        self._probe = None
-        self.failures = 0
-        self._retry_seconds = RETRY_SECONDS
-        self._set_closed(True)
+    def succeeded(self, probe: Probe | None) -> None:
+        """Note that a call answered; ``probe`` is None if it was admitted while closed."""
+        with self._lock:
+            if probe is None:
+                self.failures = 0
+            elif probe in (self._probe, FORCED):
+                self._probe = None
+                self.failures = 0
+                self._retry_seconds = RETRY_SECONDS
+                self._set_closed(True)
+
+    def failed(self, probe: Probe | None) -> None:
+        """Note that a call failed or was late; ``probe`` as in `succeeded`."""
+        with self._lock:
+            if probe is not None:
+                if probe is self._probe:
+                    self._fail_probe()
+            elif self.is_closed and self.opens:
+                # Once it is open, the outcome of an earlier call adds nothing new.
+                self.failures += 1
+                if self.failures == FAILURES:
+                    self._refused_until = monotonic() + self._retry_seconds
+                    self._set_closed(False)
 
     def _fail_probe(self) -> None:
         self._probe = None
         self._retry_seconds = min(2.0 * self._retry_seconds, MAX_RETRY_SECONDS)
-        self._refuse()
-
-    def _refuse(self) -> None:
         self._refused_until = monotonic() + self._retry_seconds
 
     def _set_closed(self, is_closed: bool) -> None:

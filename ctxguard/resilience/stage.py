@@ -40,23 +40,16 @@ _ALLOCATION_FAILURES = ("can't allocate memory", "out of memory", "bad_alloc")
 
 
 class UnansweredError(StageError):
-    """A stage was not called, or did not answer in time.
+    """A stage was not called, or did not answer in time; ``cause`` says why, without its name."""
 
-    Attributes:
-        kind: Whether it was refused or late, and why.
-        cause: The message without the stage's name.
-    """
-
-    def __init__(self, stage: str, kind: FailureKind, message: str) -> None:
-        super().__init__(stage, message)
+    def __init__(self, stage: str, kind: FailureKind, cause: str) -> None:
+        super().__init__(stage, cause)
         self.kind = kind
-        self.cause = message
+        self.cause = cause
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Return the label of a stage's error.
-
-    A plain `StageError` comes from the stage's own check of its result: garbage.
+    """Return the label of a stage's error; a plain `StageError` is its own check of its result.
 
     >>> kind_of(MemoryError()), kind_of(ValueError("no")), kind_of(TimeoutError())
     (<FailureKind.OUT_OF_MEMORY: 'out_of_memory'>, <FailureKind.ERROR: 'error'>, <FailureKind.TIMEOUT: 'timeout'>)
@@ -111,9 +104,6 @@ class Stage:
         waiting: Maximum number of calls that wait for a thread.
         spare: Maximum number of threads that replace those of hung calls; None for ``workers``.
         breaks: Whether repeated failures open the circuit.
-
-    Attributes:
-        breaker: The circuit breaker.
     """
 
     def __init__(
@@ -134,7 +124,6 @@ class Stage:
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Forget threads, work, failures and held locks; for a forked child."""
         self._threads._reset_after_fork()
         self.breaker._reset_after_fork()
 
@@ -155,14 +144,14 @@ class Stage:
         Args:
             work: The call.
             seconds: Its time limit; None disables it.
-            probe: What a call was admitted as, without a limit.
+            probe: What the call was admitted as; `FORCED` calls even while the circuit is open.
 
         Raises:
             UnansweredError: the call was refused, or is late.
             Exception: whatever ``work`` raises.
         """
         if seconds is not None:
-            return self.submit(work, seconds).result()
+            return self.submit(work, seconds, probe=probe).result()
         if probe is None and not self.breaker.is_closed:
             probe = self._admit(None)
         try:
@@ -174,26 +163,24 @@ class Stage:
             self.breaker.succeeded(probe)
         return result
 
-    def submit(self, work: Callable[[], _T], seconds: float | None = None) -> "StageCall[_T]":
+    def submit(
+        self, work: Callable[[], _T], seconds: float | None = None, *, probe: Probe | None = None
+    ) -> "StageCall[_T]":
         """Start ``work`` on one of its threads; arguments and errors as for `call`."""
         if seconds is not None and seconds <= 0.0:
-            raise self._no_time_left()
-        probe = None if self.breaker.is_closed else self._admit(seconds)
-        return self._submit(work, seconds, probe)
-
-    def call_ignoring_circuit(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
-        """Make a call even while the circuit is open; success closes it.
-
-        For requests that no other stage can answer, since overload may have opened every circuit.
-        """
-        if seconds is None:
-            result = work()
-        elif seconds <= 0.0:
-            raise self._no_time_left()
-        else:
-            result = self._submit(work, seconds, None).result()
-        self.breaker.recovered()
-        return result
+            raise UnansweredError(
+                self.name, FailureKind.TIMEOUT, "no time was left when its turn came"
+            )
+        if probe is None and not self.breaker.is_closed:
+            probe = self._admit(seconds)
+        future: Future[_T] | None = None
+        try:
+            future = self._threads.submit(partial(copy_context().run, work))
+        except Full:
+            if seconds is not None:
+                self._give_up(probe)
+                raise self._full() from None
+        return StageCall(self, work, future, seconds, probe)
 
     async def await_within(
         self, start: Callable[[], Awaitable[_T]], seconds: float | None = None
@@ -212,16 +199,10 @@ class Stage:
             raise
         if not task.done():
             _cancel(task)
-            late = self._late(cast(float, seconds))
-            self._note_failure(late.cause, probe)
-            raise late
-        return self._settle(task, probe)
+        return self._settle(task, seconds, probe)
 
     async def await_ending(self, start: Callable[[], Awaitable[_T]], seconds: float | None) -> _T:
-        """Await a call that ends when it is cancelled, as `await_within`, in the running task.
-
-        Without ``seconds`` the call has a time limit of its own.
-        """
+        """Await a call that ends when it is cancelled, as `await_within`, in the running task."""
         probe = None if self.breaker.is_closed else self._admit(seconds)
         limit = asyncio.timeout(seconds)
         try:
@@ -231,18 +212,28 @@ class Stage:
             self._give_up(probe)
             raise
         except Exception as error:
-            if not limit.expired():
-                self._note_error(error, probe)
-                raise
-            late = self._late(cast(float, seconds))
-            self._note_failure(late.cause, probe)
-            raise late from None
+            if limit.expired():
+                raise self._late(seconds, probe) from None
+            self._note_error(error, probe)
+            raise
         if probe is not None or self.breaker.failures:
             self.breaker.succeeded(probe)
         return result
 
-    def _settle(self, future: "Future[_T] | asyncio.Future[_T]", probe: Probe | None) -> _T:
-        """Note the outcome of a finished call, and return or raise it."""
+    def _late(self, seconds: float | None, probe: Probe | None) -> UnansweredError:
+        cause = f"no answer within {cast(float, seconds) * 1e3:.0f} ms"
+        self._note_failure(cause, probe)
+        return UnansweredError(self.name, FailureKind.TIMEOUT, cause)
+
+    def _settle(
+        self,
+        future: "Future[_T] | asyncio.Future[_T]",
+        seconds: float | None,
+        probe: Probe | None,
+    ) -> _T:
+        """Note the outcome of a call that has ended or is late, and return or raise it."""
+        if not future.done():
+            raise self._late(seconds, probe)
         error = future.exception()
         if error is not None:
             self._note_error(error, probe)
@@ -295,39 +286,12 @@ class Stage:
             self.breaker.failed(probe)
 
     def _admit(self, seconds: float | None) -> Probe | None:
-        """Return None while the circuit is closed, or a probe when one is due.
-
-        Raises:
-            UnansweredError: the circuit is open.
-        """
         admitted = self.breaker.admit(seconds)
         if admitted is REFUSED:
             raise UnansweredError(
                 self.name, FailureKind.CIRCUIT_OPEN, "circuit open after repeated failures"
             )
         return admitted
-
-    def _submit(
-        self, work: Callable[[], _T], seconds: float | None, probe: Probe | None
-    ) -> "StageCall[_T]":
-        future: Future[_T] | None = None
-        try:
-            future = self._threads.submit(partial(copy_context().run, work))
-        except Full:
-            if seconds is not None:
-                self._give_up(probe)
-                raise self._full() from None
-        return StageCall(self, work, future, seconds, probe)
-
-    def _late(self, seconds: float) -> UnansweredError:
-        return UnansweredError(
-            self.name, FailureKind.TIMEOUT, f"no answer within {seconds * 1e3:.0f} ms"
-        )
-
-    def _no_time_left(self) -> UnansweredError:
-        return UnansweredError(
-            self.name, FailureKind.TIMEOUT, "no time was left when its turn came"
-        )
 
     def _full(self, message: str = "no thread is free") -> UnansweredError:
         message += f" ({self._threads.load})"
@@ -400,14 +364,10 @@ class StageCall(Generic[_T]):
         stage = self._stage
         if not future.done():
             stage._threads.write_off(future)
-            if not future.done():
-                late = stage._late(cast(float, self._seconds))
-                stage._note_failure(late.cause, self._probe)
-                raise late
         if future.cancelled():
             stage._give_up(self._probe)
             raise stage._full("no thread was free in time")
-        return stage._settle(future, self._probe)
+        return stage._settle(future, self._seconds, self._probe)
 
 
 def _set(done: "asyncio.Future[None]") -> None:

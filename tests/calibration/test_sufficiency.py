@@ -17,9 +17,8 @@ from calibration.fit import fit_relevance
 from calibration.pools import LabelledPools, label
 from calibration.replay import replay
 from calibration.report import report
-from ctxguard.core.decision import decide
+from ctxguard.core.decision import decide, sufficiency_of
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
-from ctxguard.core.sufficiency import p_sufficient, suffices
 from ctxguard.core.types import Route
 from ctxguard.profile.schema import SufficiencyProfile
 
@@ -53,7 +52,7 @@ def certified(n: int, policy: Policy = POLICY, **asked: Any) -> SufficiencyProfi
     for row, ranking in enumerate(pools.rankings()):
         decision = decide(ranking, policy)
         own = None if policy == POLICY else MODEL
-        probability = p_sufficient(decision, own)
+        probability, _ = sufficiency_of(decision, None, own)
         best[row] = np.nan if probability is None else probability
         holds[row] = pools.relevant[row, list(decision.kept)].any()
     return calibrate_sufficiency(best, holds, **asked)
@@ -98,8 +97,8 @@ class TestCalibration:
         for query in dataset.queries:
             decision = decide(retriever.retrieve(query.text), route.policy)
             if set(decision.kept_ids) & dataset.qrels[query.query_id].keys():
-                probability = p_sufficient(decision, own.model)
-                alarms.append(suffices(probability, own.threshold) is False)
+                _, suffices = sufficiency_of(decision, own.threshold, own.model)
+                alarms.append(suffices is False)
         # The promise itself fails in one calibration of ten; this one must be near it.
         assert np.mean(alarms) <= 1.5 * ALPHA
 

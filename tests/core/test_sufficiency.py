@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctxguard.core.decision import Decision, decide
+from ctxguard.core.decision import Decision, decide, sufficiency_of
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names
-from ctxguard.core.sufficiency import p_sufficient, suffices
 from ctxguard.core.types import Flag, Hit, Leg, Ranking, Route, ScoreKind
 
 NAMES = feature_names(("dense",))
@@ -32,19 +31,23 @@ def decision(cosines: list[float], **policy: object) -> Decision:
     )
 
 
+def p_sufficient(decision: Decision, model: RelevanceModel | None = None) -> float | None:
+    return sufficiency_of(decision, None, model)[0]
+
+
 def test_probability_of_best_kept_passage() -> None:
     """It is the probability of the best kept passage wherever it ranked."""
-    assert p_sufficient(decision([0.1, 0.9, 0.5])) == pytest.approx(1 / (1 + np.exp(2.0 - 3.6)))
+    expected = 1 / (1 + np.exp(2.0 - 3.6))
+    assert p_sufficient(decision([0.1, 0.9, 0.5])) == pytest.approx(expected)
 
 
 def test_nothing_kept_is_0_and_insufficient() -> None:
-    assert p_sufficient(decision([])) == 0.0
-    assert suffices(0.0, 0.0) is False
+    assert sufficiency_of(decision([]), 0.0) == (0.0, False)
 
 
 @pytest.mark.parametrize("flag", [Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS])
 def test_policy_not_applied_has_none(flag: Flag) -> None:
-    assert p_sufficient(replace(decision([0.9]), flags=(flag,))) is None
+    assert sufficiency_of(replace(decision([0.9]), flags=(flag,)), 0.5) == (None, None)
 
 
 def test_policy_without_probabilities_takes_the_model() -> None:
@@ -57,10 +60,9 @@ def test_policy_without_probabilities_takes_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probability", "threshold", "is_sufficient"),
-    [(0.5, 0.5, True), (0.4, 0.5, False), (0.4, None, None), (None, 0.5, None)],
+    ("threshold", "is_sufficient"), [(0.5, True), (0.50001, False), (None, None)]
 )
 def test_context_suffices_from_the_threshold(
-    probability: float | None, threshold: float | None, is_sufficient: bool | None
+    threshold: float | None, is_sufficient: bool | None
 ) -> None:
-    assert suffices(probability, threshold) is is_sufficient
+    assert sufficiency_of(decision([0.5]), threshold) == (0.5, is_sufficient)

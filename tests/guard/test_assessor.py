@@ -180,6 +180,23 @@ def test_one_call_asks_what_is_worthwhile(world: World) -> None:
     assert sum(each.asked for each in dear if each is not None) < 0.5 * sum(n_asked)
 
 
+def test_garbage_candidates_spoil_no_question(world: World) -> None:
+    """Candidates without a usable score come first in the list, and the others are asked about."""
+    query = next(
+        each.query
+        for each in world.contexts(world.guard(stage_of(world.oracle)))
+        if each.assessment
+    )
+    ranking = world.retriever.rankings[query]
+    ids = [*ranking.passage_ids]
+    ids[:3] = ["-1"] * 3  # as faiss pads
+    world.retriever = Recorded({query: replace(ranking, passage_ids=ids)}, {"simulated": "0"})
+    context = world.guard(stage_of(world.oracle)).retrieve(query)
+    assert context.assessment is not None
+    assert context.assessment.failure is None
+    assert len(context.assessment.places) == len(ranking)
+
+
 def test_places_in_the_call_are_drawn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assess, "_CACHE_ENTRIES", 0)
     guard = world.guard(stage_of(world.oracle))

@@ -18,6 +18,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.resilience import Budget, Stage, attempt
+from ctxguard.resilience.breaker import FORCED
 from ctxguard.retrieval.hybrid.candidates import (
     DENSE,
     LEG_KINDS,
@@ -98,7 +99,7 @@ class Search(LegSearch):
             return answer
         leg = answer.stage
         left = None if budget is None else budget(leg)
-        return attempt(leg, self.stages[leg].call_ignoring_circuit, work, left)
+        return attempt(leg, self.stages[leg].call, work, left, probe=FORCED)
 
     def lexical(self) -> LegHits:
         """Search the lexical leg; raises a `StageError` if a score is NaN or infinite."""
