@@ -1,15 +1,14 @@
-"""Assembly: chooses which kept passages are served, and in which order.
+"""Assembly: chooses which kept passages are served, and in which order (DESIGN.md §7).
 
-Passages that cannot be read or exceed the token budget are left out, and the others are put in
-presentation order (DESIGN.md §7). This runs on every request: texts are neither
-copied, hashed nor rendered unless there is a token budget. Pure: no I/O of its own, no clock, no
-logging.
+It runs on every request: texts are neither copied, hashed nor rendered unless there is a token
+budget. Pure: no I/O of its own, no clock, no logging.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ctxguard._support.checks import check_at_least
@@ -65,8 +64,7 @@ class Assembly:
             form, case and white space; the others take no place among the k. Passages without text
             are never duplicates.
         sanitise: Remove hidden characters and escape delimiters when rendering.
-        template: The template of one passage; see ``ctxguard.core.render.Template``.
-        separator: The text between two rendered passages.
+        template: See ``ctxguard.core.render.Template``.
         insufficient_text: Text that comes first, word for word, if ``Context.sufficient`` is False
             or no passage is served; None disables it. ``max_tokens`` does not count it.
         abstain: Serve no passage if ``Context.sufficient`` is False.
@@ -120,7 +118,6 @@ class AssemblyDrop(NamedTuple):
 
     Attributes:
         position: Position in the ranking, from 0.
-        reason: ``over_budget``, ``unreadable`` or ``insufficient``.
         kept_if: The setting and value that would have kept it; empty if none would, or if the
             budget was full and the passage too long to be counted.
     """
@@ -135,8 +132,7 @@ class Assembled(NamedTuple):
 
     Attributes:
         passages: The served passages, in presentation order.
-        dropped: Candidates that the decision kept and assembly left out, best first within a
-            reason.
+        dropped: Best first within a reason.
         failures: Failures to read or count passages, stage ``assembly``.
         flags: ``truncated``, ``over_budget``, or empty.
     """
@@ -148,15 +144,7 @@ class Assembled(NamedTuple):
 
 
 class ReadPassages(NamedTuple):
-    """The result of reading passages, without those that are unreadable or too large.
-
-    Attributes:
-        positions: Positions in the ranking, as given.
-        passages: The passage at each position.
-        texts: The text of each passage.
-        dropped: The passages that were left out.
-        failures: Why passages cannot be read.
-    """
+    """The passages that were read, and those left out as unreadable or too large."""
 
     positions: list[int]
     passages: list[Passage]
@@ -168,12 +156,9 @@ class ReadPassages(NamedTuple):
 def read_passages(
     source: PassageSource, positions: Sequence[int], max_chars: float = math.inf
 ) -> ReadPassages:
-    """Read the passages at these positions, each on its own.
+    """Read the passages at these positions from a source that may run anyone's code.
 
-    Args:
-        source: The ranking's passages; untrusted code that may return anything.
-        positions: Best first.
-        max_chars: A passage whose title and text are longer is left out.
+    One that cannot be read is left out, and one whose title and text exceed ``max_chars``.
     """
     together: Sequence[Passage] | None = None
     if type(source) is CheckedPassages and max_chars >= UNBOUNDED_CHARS:
@@ -219,18 +204,13 @@ def assemble(
     insufficient: bool = False,
     read: ReadPassages | None = None,
 ) -> Assembled:
-    """Choose and order the passages that are served.
+    """Choose and order the passages that are served, of those that the decision kept.
 
-    Leaves out passages that cannot be read or are too large. Takes the others best first; one that
-    does not fit the remaining budget is skipped for the next that does. Passages that the decision
-    dropped never fill the gap.
-
-    If no passage fits the whole budget, the best is cut if ``truncate`` is set. Otherwise, or if
+    Takes them best first; one that does not fit the remaining budget is skipped for the next that
+    does. If none fits the whole budget, the best is cut if ``truncate`` is set. Otherwise, or if
     the template alone exceeds the budget, nothing is served and the answer is flagged.
 
     Args:
-        decision: Its kept prefix is assembled.
-        assembly: The settings.
         insufficient: Whether the kept passages were judged insufficient; ``abstain`` then leaves
             out every passage.
         read: The passages that the decision kept; None to read them.
@@ -255,19 +235,36 @@ def assemble(
         kept = decision.order[: decision.n_kept]
         read = read_passages(decision.ranking.passages, kept, assembly.max_passage_chars)
     positions, passages, _, dropped, failures = read
-    flags: list[Flag] = []
+    flag: Flag | None = None
+    too_large: list[AssemblyDrop] = []
     if not passages and dropped:
-        source = decision.ranking.passages
-        positions, passages = _cut_too_large(source, assembly, dropped, flags)
+        too_large = [drop for drop in dropped if drop.reason is DropReason.OVER_BUDGET]
+    if too_large:
+        source, flag = decision.ranking.passages, Flag.OVER_BUDGET
+        for drop in too_large if assembly.truncate else ():
+            passage = source[drop.position]
+            room = assembly.max_passage_chars - len(str(passage.title or ""))
+            if text := _whole_sentences(passage.text, max(room, 0)):
+                dropped = [other for other in dropped if other is not drop]
+                positions, passages = [drop.position], [replace(passage, text=text)]
+                flag = Flag.TRUNCATED
+                break
     if assembly.max_tokens is not None:
-        candidates = list(zip(positions, passages, strict=True))
-        passages, over = _within_budget(candidates, assembly, assembly.max_tokens, failures)
+        candidates, most = passages, assembly.max_tokens
+        passages, over = _within_budget(positions, candidates, assembly, most, failures)
         if over and not passages:
-            passages = _cut_to_budget(candidates, assembly, assembly.max_tokens, over, flags)
-        dropped += over
+            flag = Flag.OVER_BUDGET
+            for index, passage in enumerate(candidates if assembly.truncate else ()):
+                size = _fitting(passage, most, assembly, failures)
+                if text := _whole_sentences(passage.text, size):
+                    del over[index]
+                    passages, flag = [replace(passage, text=text)], Flag.TRUNCATED
+                    break
+        dropped = dropped + over
     if assembly.order == "edges":
         passages = passages[::2] + passages[1::2][::-1]
-    return Assembled(tuple(passages), tuple(dropped), tuple(failures), tuple(flags))
+    flags = () if flag is None else (flag,)
+    return Assembled(tuple(passages), tuple(dropped), tuple(failures), flags)
 
 
 def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:
@@ -303,55 +300,32 @@ def nothing_readable(failures: Sequence[StageFailure]) -> StageUnavailableError:
     return StageUnavailableError(STAGE, f"no candidate can be read; the first: {failures[0].cause}")
 
 
-def _cut_too_large(
-    source: PassageSource, assembly: Assembly, dropped: list[AssemblyDrop], flags: list[Flag]
-) -> tuple[list[int], list[Passage]]:
-    """Cut the best passage that is too large, if no other kept passage can be read."""
-    too_large = [drop for drop in dropped if drop.reason is DropReason.OVER_BUDGET]
-    if not too_large:
-        return [], []
-    for drop in too_large if assembly.truncate else ():
-        passage = source[drop.position]
-        room = assembly.max_passage_chars - len(str(passage.title or ""))
-        if text := _whole_sentences(passage.text, max(room, 0)):
-            dropped.remove(drop)
-            flags.append(Flag.TRUNCATED)
-            return [drop.position], [replace(passage, text=text)]
-    flags.append(Flag.OVER_BUDGET)
-    return [], []
-
-
 def _within_budget(
-    candidates: Sequence[tuple[int, Passage]],
+    positions: Sequence[int],
+    passages: Sequence[Passage],
     assembly: Assembly,
     max_tokens: int,
     failures: list[StageFailure],
 ) -> tuple[list[Passage], list[AssemblyDrop]]:
-    """Split the candidates into those that fit the budget, taken best first, and the others.
+    """Split the passages into those that fit the budget, taken best first, and the others.
 
     Once nothing more can fit, a passage that is longer than the whole budget is left out uncounted.
-
-    Args:
-        candidates: Position and passage, best first.
-        assembly: The settings.
-        max_tokens: The budget.
-        failures: Receives the failures.
     """
-    counter = _Counter(assembly, failures)
-    between = counter.count(assembly.separator) if assembly.separator else 0
-    least = between + counter.count_passage(Passage("", ""), len(candidates))
+    count = partial(_tokens_of, assembly=assembly, failures=failures)
+    between = _counted(assembly.separator, assembly, failures) if assembly.separator else 0
+    least = between + count(Passage("", ""), len(passages))
     kept: list[Passage] = []
     over: list[AssemblyDrop] = []
     total = 0
     # The budget that would surely have kept this passage and all better ones.
     needed: int | None = 0
-    for rank, (position, passage) in enumerate(candidates, start=1):
+    for rank, (position, passage) in enumerate(zip(positions, passages, strict=True), start=1):
         is_long = len(passage.text) > max_tokens * _CHARACTERS_PER_TOKEN
         if needed is None or (is_long and kept and total + least > max_tokens):
             needed = None
             over.append(AssemblyDrop(position, DropReason.OVER_BUDGET))
             continue
-        tokens = counter.count_passage(passage, rank)
+        tokens = count(passage, rank)
         needed += tokens + (between if rank > 1 else 0)
         extended = total + tokens + (between if kept else 0)
         if extended <= max_tokens:
@@ -364,56 +338,35 @@ def _within_budget(
     return kept, over
 
 
-def _cut_to_budget(
-    candidates: Sequence[tuple[int, Passage]],
-    assembly: Assembly,
-    max_tokens: int,
-    over: list[AssemblyDrop],
-    flags: list[Flag],
-) -> list[Passage]:
-    """Cut the best passage that fits the budget in part; empty if none does."""
-    counter = _Counter(assembly, [])
-    for index, (_, passage) in enumerate(candidates if assembly.truncate else ()):
-        if text := _whole_sentences(passage.text, _fitting(passage, max_tokens, counter)):
-            del over[index]
-            if Flag.TRUNCATED not in flags:
-                flags.append(Flag.TRUNCATED)
-            return [replace(passage, text=text)]
-    flags[:] = [Flag.OVER_BUDGET]
-    return []
+def _tokens_of(
+    passage: Passage, rank: int, assembly: Assembly, failures: list[StageFailure]
+) -> int:
+    text = assembly.compiled.render_one(passage, rank, clean=assembly.sanitise)
+    return _counted(text, assembly, failures)
 
 
-class _Counter:
-    """Counts tokens with the user's function, or by the estimate if that raises."""
-
-    def __init__(self, assembly: Assembly, failures: list[StageFailure]) -> None:
-        self._assembly = assembly
-        self._failures = failures
-        self._failed = False
-
-    def count(self, text: str) -> int:
-        try:
-            tokens = self._assembly.count_tokens(text)
-            if tokens >= 0:  # false for NaN; a value that is not a number raises
-                return tokens
-            cause = "not a number of tokens"
-        except Exception as error:
-            cause = type(error).__name__
-        if not self._failed:
-            self._failed = True
-            self._failures.append(StageFailure(STAGE, f"count_tokens: {cause}; estimated"))
-        return estimate_tokens(text)
-
-    def count_passage(self, passage: Passage, rank: int) -> int:
-        template = self._assembly.compiled
-        return self.count(template.render_one(passage, rank, clean=self._assembly.sanitise))
+def _counted(text: str, assembly: Assembly, failures: list[StageFailure]) -> int:
+    """Count tokens with the user's function; if it fails, note that once and use the estimate."""
+    try:
+        tokens = assembly.count_tokens(text)
+        if tokens >= 0:  # false for NaN; a value that is not a number raises
+            return tokens
+        cause = "not a number of tokens"
+    except Exception as error:
+        cause = type(error).__name__
+    if not any(failure.cause.startswith("count_tokens: ") for failure in failures):
+        failures.append(StageFailure(STAGE, f"count_tokens: {cause}; estimated"))
+    return estimate_tokens(text)
 
 
-def _fitting(passage: Passage, budget: int, counter: _Counter) -> int:
+def _fitting(
+    passage: Passage, budget: int, assembly: Assembly, failures: list[StageFailure]
+) -> int:
     """Return how many characters of a passage's text fit the budget as the only passage."""
 
     def fits(size: int) -> bool:
-        return counter.count_passage(replace(passage, text=passage.text[:size]), 1) <= budget
+        cut = replace(passage, text=passage.text[:size])
+        return _tokens_of(cut, 1, assembly, failures) <= budget
 
     # Doubled from below, since a text may be many times the budget, and counting it all is slow.
     longest, too_long = 0, min(budget, len(passage.text))

@@ -53,7 +53,6 @@ class SignalColumn:
 
     Attributes:
         name: The field of the metadata.
-        kind: The kind of its values.
         unit: The difference that counts as one, > 0; in days for times, in releases for versions.
         sources: The values with a signal of their own, sorted.
     """
@@ -74,12 +73,7 @@ class SignalColumn:
     def signals(self, query: str, values: Sequence[object]) -> dict[str, FloatArray]:
         """Compute the column's signals of one list of candidates, shape (n,) each.
 
-        Args:
-            query: The query.
-            values: Each candidate's value; None for a candidate without one.
-
-        Returns:
-            Empty if no candidate has a value.
+        ``values`` has each candidate's; the result is empty if none has one.
 
         >>> column = SignalColumn("version", "version")
         >>> found = column.signals("what is new in 2.1?", ["1.9", "2.1.3", "2.0"])
@@ -117,11 +111,7 @@ def is_free(signal: str) -> bool:
 
 
 def read_column(name: str, values: Iterable[object]) -> SignalColumn:
-    """Infer the kind of a column from the values of many candidates.
-
-    Args:
-        name: The field of the metadata.
-        values: Values, None for candidates without one.
+    """Infer the kind of a column from the values of many candidates, None for those without.
 
     Raises:
         ConfigurationError: no candidate has a value, all values are the same, or most are unique

@@ -4,7 +4,6 @@
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from functools import cached_property
 from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly, AssemblyDrop
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
+from ctxguard.core.render import LONE_SURROGATE
 from ctxguard.core.types import (
     DEFAULT_K,
     CandidateDecision,
@@ -25,8 +25,6 @@ from ctxguard.core.types import (
 )
 from ctxguard.core.value_of_information import Assessment
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Context:
@@ -37,15 +35,10 @@ class Context:
     top k too, and decides nothing.
 
     Attributes:
-        passages: The passages in presentation order, with their texts as the retriever gave them
-            (except one that ``truncate`` cut): only ``text`` is sanitised.
-        decision: The decision on the whole ranking.
-        dropped_in_assembly: Candidates that the decision kept and assembly left out.
-        flags: Flags of the answer.
+        passages: In presentation order, with their texts as the retriever gave them (except one
+            that ``truncate`` cut): only ``text`` is sanitised.
+        decision: On the whole ranking.
         failures: Stages that were left out, and failures during assembly.
-        assembly: The settings that render ``text``.
-        session_id: The session of the request; None if it named none.
-        profile_id: Id of the profile that decided; None without a profile.
         differences: How the system that answered differs from the one that the profile was
             calibrated on, one readable line each.
         p_sufficient: P(relevant) of the best passage that the decision kept;
@@ -53,7 +46,6 @@ class Context:
             computed.
         sufficient: Whether ``p_sufficient`` reaches the certified threshold; None if either is
             missing.
-        where: The request's filter; None without one.
         today_k: Number of passages that the bare retriever serves, the baseline of savings.
         assessment: The assessor's questions and answers about the candidates; None if it was not
             asked.
@@ -98,7 +90,6 @@ class Context:
 
     @property
     def empty(self) -> bool:
-        """Whether no passage is served."""
         return not self.passages
 
     @cached_property
@@ -155,61 +146,55 @@ class Context:
     def to_dict(self) -> dict[str, object]:
         """Return the answer and its record, ready for JSON.
 
-        It holds the rendered text, the served passages, the decision on every candidate, the
-        counts, and the request's ids. A number that JSON cannot represent is None. The ranking's
-        columns (legs, texts of passages not served) are left out: read them from ``decision``.
+        A number that JSON cannot represent is None. The ranking's columns (legs, texts of passages
+        not served) are left out: read them from ``decision``.
         """
         return {
-            "request_id": _json_ready(self.request_id),
-            "session_id": _json_ready(self.session_id),
-            "query": _json_ready(self.query),
-            "route": self.route.value,
-            "mode": self.mode.value,
-            "profile_id": self.profile_id,
-            "sufficient": self.sufficient,
-            "p_sufficient": self.p_sufficient,
-            "flags": [flag.value for flag in self.flags],
-            "differences": [_json_ready(line) for line in self.differences],
-            "failures": [
-                {
-                    "stage": failure.stage,
-                    "kind": failure.kind.value,
-                    "cause": _json_ready(failure.cause),
-                }
-                for failure in self.failures
-            ],
-            "text": _json_ready(self.text),
-            "candidates": self.candidates,
-            "kept_ids": [_json_ready(each) for each in self.kept_ids],
-            "would_keep_ids": [_json_ready(each) for each in self.would_keep_ids],
-            "dropped": {reason.value: n for reason, n in self.dropped_by_reason.items()},
-            "passages": [
-                {
-                    "passage_id": _json_ready(passage.passage_id),
-                    "title": _json_ready(passage.title),
-                    "text": _json_ready(passage.text),
-                    "metadata": _readable(passage.metadata),
-                }
-                for passage in self.passages
-            ],
-            "decisions": [_candidate_to_dict(candidate) for candidate in self.decisions],
+            name: _json_ready(value)
+            for name, value in {
+                "request_id": self.request_id,
+                "session_id": self.session_id,
+                "query": self.query,
+                "route": self.route,
+                "mode": self.mode,
+                "profile_id": self.profile_id,
+                "sufficient": self.sufficient,
+                "p_sufficient": self.p_sufficient,
+                "flags": self.flags,
+                "differences": self.differences,
+                "failures": [
+                    {"stage": each.stage, "kind": each.kind, "cause": each.cause}
+                    for each in self.failures
+                ],
+                "text": self.text,
+                "candidates": self.candidates,
+                "kept_ids": self.kept_ids,
+                "would_keep_ids": self.would_keep_ids,
+                "dropped": self.dropped_by_reason,
+                "passages": [
+                    {
+                        "passage_id": passage.passage_id,
+                        "title": passage.title,
+                        "text": passage.text,
+                        "metadata": _readable(passage.metadata),
+                    }
+                    for passage in self.passages
+                ],
+                "decisions": [
+                    {
+                        "passage_id": candidate.passage_id,
+                        "rank": candidate.rank,
+                        "score": candidate.score,
+                        "relative_score": candidate.relative_score,
+                        "probability": candidate.probability,
+                        "kept": candidate.kept,
+                        "reason": candidate.reason,
+                        "kept_if": [each._asdict() for each in candidate.kept_if],
+                    }
+                    for candidate in self.decisions
+                ],
+            }.items()
         }
-
-
-def _candidate_to_dict(candidate: CandidateDecision) -> dict[str, object]:
-    return {
-        "passage_id": _json_ready(candidate.passage_id),
-        "rank": candidate.rank,
-        "score": _json_ready(candidate.score),
-        "relative_score": _json_ready(candidate.relative_score),
-        "probability": _json_ready(candidate.probability),
-        "kept": candidate.kept,
-        "reason": None if candidate.reason is None else candidate.reason.value,
-        "kept_if": [
-            {"setting": threshold.setting, "value": _json_ready(threshold.value)}
-            for threshold in candidate.kept_if
-        ],
-    }
 
 
 def _readable(metadata: object) -> object:
@@ -226,7 +211,7 @@ def _json_ready(value: object) -> object:
         return value
     if isinstance(value, str):
         # Strict readers refuse the escape of half a surrogate pair.
-        return _LONE_SURROGATE.sub("\ufffd", value)
+        return LONE_SURROGATE.sub("\ufffd", str.__str__(value))
     if isinstance(value, Mapping):
         return {str(_json_ready(str(key))): _json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

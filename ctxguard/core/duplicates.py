@@ -6,10 +6,10 @@ clock, no logging.
 """
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
 from operator import itemgetter
+from unicodedata import normalize
 
 _END_WINDOW = 40
 _END = 16
@@ -19,20 +19,14 @@ _MOST_CHARS = 100_000
 """A longer text counts as a copy only of exactly the same text."""
 
 _MOST_FOLDED = 500_000
-"""Characters of all texts beyond ASCII that are folded; the texts after them count as longer ones.
-
-Marks take a microsecond each, and a request can have eight million.
-"""
-
-_MOST_LETTERS = 4
-"""A character that stands for more letters (up to 18 occur) would make a text much longer."""
-
-_MOST_CACHED = 20_000
+"""Characters beyond ASCII that are folded in all texts; the texts after them count as longer."""
 
 _ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
 
-# `unicodedata.normalize` takes quadratic time to order the marks of one letter.
-_MARKS = re.compile(r"[^\w\s\x00-\x7f]{2,}")
+# Normalising takes quadratic time to order the marks of one letter, so runs are broken up, as in
+# Unicode's stream-safe format.
+_RUN = re.compile(r"[^\w\s\x00-\x7f]{30}")
+_BREAK = "\u034f"
 
 
 def copies_of(texts: Sequence[str]) -> dict[int, int]:
@@ -47,7 +41,7 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     # Nearly always all texts end differently, by letters alone.
     ends = list(map(_LAST_WINDOW, texts))
     if not "".join(ends).isascii():
-        ends = [end if end.isascii() else "".join(_folded(end).split()) for end in ends]
+        ends = [end if end.isascii() else _letters(end) for end in ends]
     are_whole = max(map(len, texts), default=0) <= _END_WINDOW
     coded = "\0".join(ends).encode(errors="surrogatepass")
     if _ends_differ(coded, len(ends), 0 if are_whole else _END):
@@ -95,10 +89,9 @@ def _ends_differ(coded: bytes, n: int, above: int) -> bool:
 
 def _end(text: str) -> str:
     """Return the last letters of a text, which its copies share; empty if it has none."""
-    end = text[-_END_WINDOW:]
-    letters = "".join((end.lower() if end.isascii() else _folded(end)).split())
+    letters = _letters(text[-_END_WINDOW:])
     if len(letters) <= _END and len(text) > _END_WINDOW:
-        letters = "".join(_folded(text).split())
+        letters = _letters(text)
     return letters[-_END:]
 
 
@@ -108,37 +101,12 @@ def _key(text: str) -> bytes:
     return blake2b(words.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
+def _letters(text: str) -> str:
+    return "".join(_folded(text).replace(_BREAK, "").split())
+
+
 def _folded(text: str) -> str:
-    """Fold case and decompose each letter of a text, with its marks in canonical order."""
     if text.isascii():
         return text.casefold()
-    return _MARKS.sub(_in_order, text.translate(_LETTERS))
-
-
-class _Letters(dict[int, str]):
-    """A cache of the letters for each character, filled on demand."""
-
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        letters = unicodedata.normalize("NFKD", character).casefold()
-        letters = unicodedata.normalize("NFKD", letters)
-        if len(self) >= _MOST_CACHED:
-            self.clear()
-        self[code] = letters if len(letters) <= _MOST_LETTERS else character
-        return self[code]
-
-
-_LETTERS = _Letters()
-
-
-def _in_order(run: re.Match[str]) -> str:
-    """Sort marks in the canonical order of their classes; one of class 0 stays in place."""
-    ordered: list[str] = []
-    marks: list[str] = []
-    for mark in run.group():
-        if unicodedata.combining(mark):
-            marks.append(mark)
-        else:
-            ordered += [*sorted(marks, key=unicodedata.combining), mark]
-            marks = []
-    return "".join([*ordered, *sorted(marks, key=unicodedata.combining)])
+    text = normalize("NFKD", _RUN.sub(rf"\g<0>{_BREAK}", text))
+    return normalize("NFKD", text.casefold())

@@ -133,10 +133,7 @@ def reciprocal_rank(
 
     Equal scores share the better rank, so the result does not depend on input order.
 
-    Args:
-        scores: Shape (n,).
-        constant: > 0.
-        above: Scores at or below this have no rank.
+    Scores at or below ``above`` have no rank.
 
     >>> reciprocal_rank(np.array([3.0, np.nan, 5.0]), 60).round(5).tolist()
     [0.01613, 0.0, 0.01639]

@@ -4,9 +4,8 @@ It fails closed: a passage that lacks a field, or whose value cannot be compared
 Pure: no I/O, no clock, no logging.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import blake2b
 
 from ctxguard.core.types import Passage, PassagesBy, Ranking
@@ -80,12 +79,16 @@ class Where:
 
     @property
     def allowed(self) -> dict[str, list[Scalar]]:
-        """The allowed values of each field, for the filter of an engine.
+        """The allowed values of each field, grouped by type and sorted, for an engine's filter.
 
         >>> Where(groups=["staff", "board"], level=16).allowed
         {'groups': ['board', 'staff'], 'level': [16]}
         """
-        return {name: values_of(allowed) for name, allowed in self.conditions}
+        found: dict[str, list[Scalar]] = {}
+        for name, allowed in self.conditions:
+            pairs = [(kind, int(str(v), 16) if kind == "int" else v) for kind, v in allowed]
+            found[name] = [value for _, value in sorted(pairs)]
+        return found
 
     def allows(self, metadata: object) -> bool:
         """Return whether a passage with this metadata may be seen; False if in doubt."""
@@ -101,14 +104,6 @@ class Where:
             return False
 
 
-def _checked(passages: Sequence[Passage | None], position: int) -> Passage:
-    """Return the passage as it was checked, so that exactly that is served."""
-    passage = passages[position]
-    if passage is None:
-        raise LookupError("could not be read when the filter was checked")
-    return passage
-
-
 def verified(ranking: Ranking, where: Where) -> Ranking:
     """Read every passage once and check it against the filter.
 
@@ -116,11 +111,6 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
 
     Raises:
         FilterViolationError: the filter forbids a candidate.
-
-    >>> from ctxguard.core.types import Hit, ScoreKind
-    >>> hits = [Hit("p", 1.0, metadata={"tenant": "a"})]
-    >>> len(verified(Ranking.from_hits(hits, ScoreKind.RATIO), Where(tenant="a")))
-    1
     """
     passages: list[Passage | None] = []
     forbidden = 0
@@ -140,7 +130,15 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
             f"{', '.join(map(repr, where.fields))}; the retriever must apply `where` itself and "
             "return each passage's metadata",
         )
-    return replace(ranking, passages=PassagesBy(partial(_checked, passages)))
+
+    def checked(position: int) -> Passage:
+        passage = passages[position]
+        if passage is None:
+            raise LookupError("could not be read when the filter was checked")
+        return passage
+
+    # Read once, so that exactly what was checked is served.
+    return replace(ranking, passages=PassagesBy(checked))
 
 
 def tokens(value: object) -> tuple[Token, ...]:
@@ -149,18 +147,11 @@ def tokens(value: object) -> tuple[Token, ...]:
     >>> tokens(["a", 10, None])
     (('str', 'a'), ('int', 'a'))
     """
-    members = value if isinstance(value, list | tuple | set | frozenset) else (value,)
-    return tuple([token for member in members if (token := _token(member)) is not None])
+    return tuple([token for member in _members(value) if (token := _token(member)) is not None])
 
 
-def values_of(allowed: Iterable[Token]) -> list[Scalar]:
-    """Return the values of tokens, grouped by type and sorted.
-
-    >>> values_of(tokens(["b", 10, 9, "a"]))
-    [9, 10, 'a', 'b']
-    """
-    found = [(kind, int(str(value), 16) if kind == "int" else value) for kind, value in allowed]
-    return [value for _, value in sorted(found)]
+def _members(value: object) -> Iterable[object]:
+    return value if isinstance(value, list | tuple | set | frozenset) else (value,)
 
 
 def _token(value: object) -> Token | None:
@@ -175,11 +166,11 @@ def _token(value: object) -> Token | None:
 def _merged(
     conditions: Mapping[str, Allowed] | None, fields: Mapping[str, Allowed]
 ) -> dict[str, Allowed]:
-    if conditions is not None and not isinstance(conditions, Mapping):
+    conditions = {} if conditions is None else conditions
+    if not isinstance(conditions, Mapping):
         raise ConfigurationError(
             f"a filter takes a mapping of fields to values, not a {type(conditions).__name__}"
         )
-    conditions = {} if conditions is None else conditions
     repeated = sorted(set(conditions) & set(fields))
     if repeated:
         raise ConfigurationError(f"the filter names the field {repeated[0]!r} twice")
@@ -191,9 +182,8 @@ def _merged(
 
 
 def _allowed(name: str, value: Allowed) -> frozenset[Token]:
-    members = value if isinstance(value, list | tuple | set | frozenset) else (value,)
     allowed = set()
-    for member in members:
+    for member in _members(value):
         token = _token(member)
         if token is None:
             raise ConfigurationError(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,7 +45,8 @@ class RelevanceModel:
     def __post_init__(self) -> None:
         if not self.legs or list(self.legs) != sorted(set(self.legs)):
             raise ConfigurationError(f"legs {self.legs!r} must be distinct, sorted names")
-        signals = tuple(dict.fromkeys(map(signal_of, self.features)))
+        for feature in self.features:
+            signal_of(feature)  # raises for what is not a feature
         if len(set(self.features)) != len(self.features):
             raise ConfigurationError(f"features {self.features!r} must be distinct")
         names = feature_names(self.legs, self.features)
@@ -65,25 +67,20 @@ class RelevanceModel:
             raise ConfigurationError(f"scale {min(self.scales)!r} must be > 0")
         if self.clip is not None and not 0.0 < self.clip < math.inf:
             raise ConfigurationError(f"clip {self.clip!r} must be > 0 and finite, or null")
-        # The standardisation is folded into the coefficients once, not on every request.
+
+    @cached_property
+    def signals(self) -> tuple[str, ...]:
+        """The named signals that it needs."""
+        return tuple(dict.fromkeys(map(signal_of, self.features)))
+
+    @cached_property
+    def _folded(self) -> tuple[FloatArray, float, tuple[FloatArray, FloatArray] | None]:
+        """The weights and offset with the standardisation folded in, and the clipping bounds."""
         means, scales = np.asarray(self.means), np.asarray(self.scales)
         weights = np.asarray(self.coefficients) / scales
         reach = None if self.clip is None else self.clip * scales
         bounds = None if reach is None else ((means - reach)[:, None], (means + reach)[:, None])
-        offset = float(self.intercept - weights @ means)
-        for name, value in (
-            ("_signals", signals),
-            ("_weights", weights[:, None]),
-            ("_offset", offset),
-            ("_bounds", bounds),
-        ):
-            object.__setattr__(self, name, value)
-
-    @property
-    def signals(self) -> tuple[str, ...]:
-        """The named signals that it needs."""
-        signals: tuple[str, ...] = self.__dict__["_signals"]
-        return signals
+        return weights[:, None], float(self.intercept - weights @ means), bounds
 
     def probabilities(
         self,
@@ -91,17 +88,12 @@ class RelevanceModel:
         signals: Mapping[str, FloatArray] = NO_SIGNALS,
         positions: Sequence[int] | None = None,
     ) -> FloatArray | None:
-        """Compute P(relevant) of candidates.
-
-        Args:
-            legs: Each stage's scores, shape (n,) each.
-            signals: Named signals, shape (n,) each; unused ones are ignored.
-            positions: The candidates to compute; others are ignored. None for all.
+        """Compute P(relevant) of the candidates at these positions, or of all, in that order.
 
         Returns:
-            Shape (n_candidates,), in the order in which they were given. None if the legs are not
-            those that the model was fitted on, carry rank only, or lack a score, or if a signal is
-            missing or lacks a value: a probability from other features would be a guess.
+            None if the legs are not those that the model was fitted on, carry rank only, or lack a
+            score, or if a signal is missing or lacks a value: a probability from other features
+            would be a guess.
         """
         if tuple(sorted(legs)) != self.legs:
             return None
@@ -119,15 +111,12 @@ class RelevanceModel:
     def from_features(self, values: FloatArray) -> FloatArray | None:
         """Compute P(relevant) of every candidate, shape (n,), from features (n_features, n).
 
-        Returns:
-            None if a feature is not finite.
+        None if a feature is not finite.
         """
-        own = self.__dict__
-        bounds = own["_bounds"]
+        weights, offset, bounds = self._folded
         near = values if bounds is None else values.clip(*bounds)
         # Not a matrix product, which rounds equal candidates apart by where they stand.
-        weighted = own["_weights"] * near
-        log_odds: FloatArray = np.add.reduce(weighted, axis=0, initial=own["_offset"])
+        log_odds: FloatArray = np.add.reduce(weights * near, axis=0, initial=offset)
         if not math.isfinite(np.add.reduce(log_odds)):
             return None
         return logistic(log_odds)

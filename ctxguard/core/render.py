@@ -7,9 +7,8 @@ it is read. Pure: no I/O, no clock, no logging.
 import html
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from string import Formatter
-from typing import Literal
+from typing import NamedTuple
 
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError
@@ -17,8 +16,7 @@ from ctxguard.errors import ConfigurationError
 DEFAULT_TEMPLATE = '<passage rank="{rank}" id="{passage_id}">\n{title}\n{text}\n</passage>'
 DEFAULT_SEPARATOR = "\n"
 
-FieldName = Literal["rank", "passage_id", "title", "text"]
-FIELDS: tuple[FieldName, ...] = ("rank", "passage_id", "title", "text")
+FIELDS = ("rank", "passage_id", "title", "text")
 
 _SHORTEST_FENCE = 3
 """A shorter closing literal, such as a bracket, is too common in text to be a delimiter."""
@@ -38,7 +36,7 @@ _HIDDEN = (
 
 _REMOVED = re.compile(f"[\\x00-\\x08\\x0e-\\x1b\\x1f\\x7f-\\x84\\x86-\\x9f{_NEVER_SHOWN}]+")
 _BREAK = re.compile(r"[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _SYMBOLS = (
     "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
@@ -115,7 +113,7 @@ def sanitise(text: str) -> str:
     text = _BREAK.sub("\n", _REMOVED.sub("", text))
     if text.isascii():
         return text
-    return _UNNEEDED.sub("", _LONE_SURROGATE.sub("\ufffd", text))
+    return _UNNEEDED.sub("", LONE_SURROGATE.sub("\ufffd", text))
 
 
 def reveal(text: str) -> str:
@@ -125,7 +123,7 @@ def reveal(text: str) -> str:
     ('ab⟨U+202E⟩c', 'd⟨2 hidden characters⟩')
     """
     marked = _BREAK.sub("\n", _REMOVED.sub(_mark, text.replace("\r\n", "\n")))
-    return _UNNEEDED_RUN.sub(_mark, _LONE_SURROGATE.sub("\ufffd", marked))
+    return _UNNEEDED_RUN.sub(_mark, LONE_SURROGATE.sub("\ufffd", marked))
 
 
 def _mark(run: re.Match[str]) -> str:
@@ -133,11 +131,10 @@ def _mark(run: re.Match[str]) -> str:
     return f"⟨{len(hidden)} hidden characters⟩" if len(hidden) > 1 else f"⟨U+{ord(hidden):04X}⟩"
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(NamedTuple):
     """A template field to be filled in."""
 
-    name: FieldName
+    name: str
     in_tag: bool
 
 
@@ -146,7 +143,6 @@ class _Value:
 _Span = tuple["str | _Value", ...]
 
 
-@dataclass(frozen=True)
 class Template:
     """The rendering of a passage: literal text with named fields.
 
@@ -163,7 +159,7 @@ class Template:
     broken by a backslash after its first character. A template that closes nothing has nothing to
     protect. Fields inside a tag are escaped as attributes.
 
-    Attributes:
+    Args:
         template: The text with fields; ``{text}`` must be among them.
         separator: The text between two passages.
 
@@ -174,23 +170,19 @@ class Template:
     '[1] one\\n[2] two'
     """
 
-    template: str = DEFAULT_TEMPLATE
-    separator: str = DEFAULT_SEPARATOR
-    _titled: tuple[str | _Span, ...] = field(init=False, repr=False, compare=False)
-    _untitled: tuple[str | _Span, ...] = field(init=False, repr=False, compare=False)
-    _tags: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
-    _fences: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        parts = _parse(self.template)
-        names = [part.name for part in parts if isinstance(part, _Value)]
-        if "text" not in names:
+    def __init__(
+        self, template: str = DEFAULT_TEMPLATE, separator: str = DEFAULT_SEPARATOR
+    ) -> None:
+        parts = _parse(template)
+        if not any(isinstance(part, _Value) and part.name == "text" for part in parts):
             raise ConfigurationError(
-                f"the template {self.template!r} has no {{text}} field, so no passage's text "
+                f"the template {template!r} has no {{text}} field, so no passage's text "
                 "would reach the model"
             )
-        tags = sorted({name.lower() for name in _TAG.findall(_literals(parts))})
-        fences = [] if tags else _fences(parts, self.separator)
+        # A space between two literals, so that they do not read as one tag's name.
+        literals = " ".join([part for part in parts if isinstance(part, str)])
+        tags = sorted({name.lower() for name in _TAG.findall(literals)})
+        fences = [] if tags else _fences(parts, separator)
         for fence in fences:
             if "\\" in fence:
                 raise ConfigurationError(
@@ -200,7 +192,7 @@ class Template:
         untitled = _parse(
             "".join(
                 line
-                for line in self.template.splitlines(keepends=True)
+                for line in template.splitlines(keepends=True)
                 if [part.name for part in _parse(line) if isinstance(part, _Value)] != ["title"]
             )
         )
@@ -210,30 +202,22 @@ class Template:
             re.IGNORECASE if tags else 0,
         )
         names_pattern = "|".join(map(_spelled, tags))
-        # Through object.__setattr__, because the settings are frozen and compiled only once.
-        object.__setattr__(self, "_titled", _spans(parts, delimiter))
-        object.__setattr__(self, "_untitled", _spans(untitled, delimiter))
-        object.__setattr__(
-            self,
-            "_tags",
-            re.compile(f"<(?={_GAP}/?+{_GAP}(?:{names_pattern}))", re.IGNORECASE) if tags else None,
-        )
-        object.__setattr__(
-            self,
-            "_fences",
-            re.compile("|".join(f"{re.escape(f[0])}(?={_INSIDE}{_spelled(f[1:])})" for f in fences))
-            if fences
-            else None,
-        )
+        self.template, self._separator = template, separator
+        self._titled, self._untitled = _spans(parts, delimiter), _spans(untitled, delimiter)
+        self._tags = self._fences = None
+        if tags:
+            self._tags = re.compile(f"<(?={_GAP}/?+{_GAP}(?:{names_pattern}))", re.IGNORECASE)
+        if fences:
+            self._fences = re.compile(
+                "|".join(f"{re.escape(f[0])}(?={_INSIDE}{_spelled(f[1:])})" for f in fences)
+            )
 
     def render(self, passages: Iterable[Passage], *, clean: bool = True) -> str:
-        """Render all passages in the order given, with the separator between them.
+        """Render passages in the order given, with the separator between them.
 
-        Args:
-            passages: In presentation order.
-            clean: Sanitise the values and escape delimiters; disable it for trusted text only.
+        ``clean`` sanitises the values and escapes delimiters; disable it for trusted text only.
         """
-        return self.separator.join(
+        return self._separator.join(
             [
                 self.render_one(passage, rank, clean=clean)
                 for rank, passage in enumerate(passages, start=1)
@@ -266,11 +250,10 @@ class Template:
                     for piece in part
                 ]
             )
-            pieces.append(self.escape(span) if clean else span)
+            pieces.append(self._escaped(span) if clean else span)
         return "".join(pieces)
 
-    def escape(self, span: str) -> str:
-        """Break the delimiters in a text."""
+    def _escaped(self, span: str) -> str:
         if self._tags is not None:
             span = self._tags.sub("&lt;", span)
         if self._fences is not None:
@@ -279,7 +262,6 @@ class Template:
 
 
 def _parse(template: str) -> list[str | _Value]:
-    """Parse a template into checked literals and fields."""
     if not isinstance(template, str):
         raise ConfigurationError(f"the template {template!r} must be text with fields")
     try:
@@ -309,11 +291,6 @@ def _parse(template: str) -> list[str | _Value]:
         in_tag = _OPEN_TAG.search(before) is not None
         parts.append(_Value(name, in_tag))
     return parts
-
-
-def _literals(parts: Sequence[str | _Value]) -> str:
-    # A field between two literals, so that they do not read as one tag's name.
-    return " ".join([part for part in parts if isinstance(part, str)])
 
 
 def _fences(parts: Sequence[str | _Value], separator: str) -> list[str]:

@@ -92,11 +92,7 @@ def all_valid(scores: Sequence[object]) -> bool:
 
 
 def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
-    """Return whether a ranking whose scores span [lowest, highest] can be of this kind.
-
-    >>> within_domain(ScoreKind.RATIO, -0.2, 3.0)
-    False
-    """
+    """Return whether a ranking whose scores span [lowest, highest] can be of this kind."""
     low, high = DOMAIN[kind]
     return low <= lowest and highest <= high
 
@@ -135,9 +131,6 @@ def relative_scores(
         scores: The valid scores of one ranking, the best among them, in any order.
         temperature: T > 0; larger is more forgiving.
 
-    Returns:
-        r of each, in the order given; 0 only for a zero score on a ratio scale, or by underflow.
-
     Raises:
         ConfigurationError: for ``rank``, whose scores carry no distances, unless all are equal.
 
@@ -167,11 +160,7 @@ def relative_scores(
 
 @lru_cache(maxsize=256)
 def discounts(depth: int) -> FloatArray:
-    """Return the rank discounts of UDCG and nDCG: 1 / log2(rank + 1) for ranks 1 … depth.
-
-    >>> discounts(3).round(3).tolist()
-    [1.0, 0.631, 0.5]
-    """
+    """Return the rank discounts of UDCG and nDCG: 1 / log2(rank + 1) for ranks 1 … depth."""
     # numpy's logarithm differs by processor in the last digit.
     found = np.array([1.0 / math.log2(rank + 1) for rank in range(1, depth + 1)])
     found.setflags(write=False)
@@ -213,11 +202,7 @@ def concordance(
 
 
 def differ(scores: Sequence[float]) -> bool:
-    """Return whether two of some usable scores differ, so that they can tell an order.
-
-    >>> differ([0.5, 0.1]), differ([0.5, 0.5]), differ([0.5]), differ([])
-    (True, False, False, False)
-    """
+    """Return whether two of some usable scores differ, so that they can tell an order."""
     lowest, highest = min(scores, default=0.0), max(scores, default=0.0)
     return highest - lowest > _TIE * max(abs(lowest), abs(highest))
 
@@ -243,23 +228,13 @@ def is_opposed(scores: Sequence[float | None], ranks: Sequence[int | None] | Non
 
 
 def is_contradicted(ranking: Ranking) -> bool:
-    """Return whether the engine's order, by its ranks or else as given, contradicts the scores.
-
-    >>> from ctxguard.core.types import Hit
-    >>> is_contradicted(Ranking.from_hits([Hit("a", 0.1), Hit("b", 0.7)], "cosine"))
-    True
-    """
+    """Return whether the engine's order, by its ranks or else as given, contradicts the scores."""
     known = ranking.contradicted
     return is_opposed(ranking.scores, ranking.ranks) if known is None else known
 
 
 def direction_advice(kind: ScoreKind, lowest: float, highest: float) -> str:
-    """Explain how to pass scores that rise from the best rank to the worst.
-
-    Args:
-        kind: The kind that was declared.
-        lowest: The lowest of the scores.
-        highest: The highest.
+    """Explain how to pass scores of a declared kind that rise from the best rank to the worst.
 
     >>> direction_advice(ScoreKind.COSINE, 0.1, 0.7)
     "these look like distances: hand over -distance, and declare score_kind='distance'"

@@ -50,8 +50,6 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 OTHER_TRANSFORMS = ("raw", "z", "gap")
 """Transforms of any other signal, such as a wrapped retriever's own."""
 
-_OF_A_COLUMN = ("raw",)
-
 _SUFFIXES = ("z", "gap", "log_rank")
 _BLOCKS = (("raw", "value"), ("gap",), ("z",), ("top",))
 NO_SIGNALS: Mapping[str, FloatArray] = MappingProxyType({})
@@ -80,30 +78,25 @@ def transforms_of(name: str) -> tuple[str, ...]:
     >>> transforms_of("updated_at:age"), transforms_of("freshness")
     (('raw',), ('raw', 'z', 'gap'))
     """
-    return TRANSFORMS.get(name, _OF_A_COLUMN if ":" in name else OTHER_TRANSFORMS)
+    return TRANSFORMS.get(name, ("raw",) if ":" in name else OTHER_TRANSFORMS)
 
 
 def signal_of(feature: str) -> str:
     """Return the signal that a named feature is computed from.
 
-    >>> signal_of("ranker.log_rank"), signal_of("ranker")
-    ('ranker', 'ranker')
+    Raises:
+        ConfigurationError: it is not the name of a feature.
     """
     return _parsed(feature)[0]
 
 
 def _parsed(feature: str) -> tuple[str, str]:
-    """Split a named feature into signal and transform.
-
-    Raises:
-        ConfigurationError: it is not the name of a feature.
-    """
+    """Split a named feature into signal and transform; errors as for `signal_of`."""
     name, dot, suffix = feature.partition(".")
     if not name or (dot and suffix not in _SUFFIXES):
         raise ConfigurationError(
             f"{feature!r} is not a feature: it must be the name of a signal, which has no full "
-            "stop, "
-            f"alone or followed by .{', .'.join(_SUFFIXES)}"
+            f"stop, alone or followed by .{', .'.join(_SUFFIXES)}"
         )
     return name, suffix or "raw"
 
@@ -111,9 +104,7 @@ def _parsed(feature: str) -> tuple[str, str]:
 def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names of the features of a set of legs, in the order of ``features``' rows.
 
-    Args:
-        legs: Names of legs.
-        named: Features of named signals, appended unchanged.
+    Those of named signals are appended unchanged.
 
     >>> feature_names(["dense"], ["ranker.z"])
     ('dense.value', 'dense.gap', 'dense.z', 'dense.log_rank', 'dense.top', 'ranker.z')
@@ -259,14 +250,8 @@ def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
 def legs_of(ranking: Ranking, order: Sequence[int]) -> Mapping[str, Leg]:
     """Return the legs of a ranking, or its own scores as the leg ``RANKING`` if it has none.
 
-    If the scores carry order only, the leg is minus the logarithm of the rank.
-
-    Args:
-        ranking: The ranking.
-        order: Positions of the usable candidates, best first.
-
-    Returns:
-        Legs whose scores are in the ranking's own order.
+    If the scores carry order only, the leg is minus the logarithm of the rank, by the positions of
+    the usable candidates, best first.
     """
     if ranking.legs:
         return ranking.legs

@@ -50,11 +50,7 @@ def estimate_tokens(text: str) -> int:
 
 
 def passage_tokens(passage: Passage) -> int:
-    """Estimate the tokens of a passage as the model reads it: its title and its text.
-
-    >>> passage_tokens(Passage("p", "is a kettle", title="What "))
-    4
-    """
+    """Estimate the tokens of a passage as the model reads it: its title and its text."""
     return estimate_tokens(f"{passage.title or ''}{passage.text}")
 
 

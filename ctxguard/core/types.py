@@ -82,12 +82,7 @@ _Member = TypeVar("_Member", bound=StrEnum)
 
 
 def member_of(enumeration: type[_Member], value: str, name: str) -> _Member:
-    """Return the member that is ``value`` or has that name.
-
-    Args:
-        enumeration: The enumeration, such as ``ScoreKind``.
-        value: One of its members, or the name of one.
-        name: The setting's name, for the error.
+    """Return the member that is ``value`` or has that name; the error calls the setting ``name``.
 
     Raises:
         ConfigurationError: no member has that name; the message lists them all.
@@ -158,12 +153,10 @@ class Flag(StrEnum):
 def id_text(value: object) -> str:
     """Return an engine's id as the string that identifies the passage or query everywhere here.
 
-    Args:
-        value: A string, a whole number (numpy's too) or a UUID: 7 and ``"7"`` are the same id.
+    It is a string, a whole number (numpy's too) or a UUID: 7 and ``"7"`` are the same id.
 
     Raises:
-        ConfigurationError: it is of another type. A float, bytes or an object can be written in
-            several ways, so labels might write it differently.
+        ConfigurationError: it is of another type, which labels might write differently.
 
     >>> id_text(7), id_text(UUID(int=1)), id_text("kettle-2")
     ('7', '00000000-0000-0000-0000-000000000001', 'kettle-2')
@@ -187,8 +180,7 @@ class Passage:
 
     Attributes:
         passage_id: Identifies it in the corpus; whole numbers and UUIDs become strings.
-        text: Text for the model.
-        title: Title, which the model reads above the text; empty if it has none.
+        title: The model reads it above the text; empty if it has none.
         metadata: Fields that filters compare, such as its tenant; None without metadata.
     """
 
@@ -207,15 +199,11 @@ class Hit:
     """One retrieved passage with its score, higher is better.
 
     Attributes:
-        passage_id: Identifies the passage in the corpus; whole numbers and UUIDs become strings.
         score: Higher is better. None if there are no scores: the hits' order is then their rank
             (``score_kind`` ``rank``). Among hits with scores, one whose score is None, NaN or
             infinite is dropped.
-        text: The passage's text.
-        title: Its title; empty if it has none.
         rank: The engine's 1-based rank, which breaks ties of score. None if unknown; ties are
             then broken by ``passage_id``.
-        metadata: Fields that filters compare; None without metadata.
         signals: Named numbers that a calibrated model may use beside the score, such as
             ``freshness`` or another reranker's score, higher or lower is better; None without any.
     """
@@ -266,7 +254,6 @@ class CheckedPassages(ReadTogether):
     columns: tuple[Sequence[Any], ...] = field(repr=False)
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
-        """Make the passages at these positions."""
         return [*map(Passage, *map(map, map(_item_of, self.columns), repeat(positions)))]
 
 
@@ -277,7 +264,6 @@ class HitPassages(ReadTogether):
     hits: Sequence[Hit] = field(repr=False)
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
-        """Make the passages of the hits at these positions."""
         passages: list[Passage] = []
         for position in positions:
             hit = self.hits[position]
@@ -303,7 +289,7 @@ class Leg:
     Attributes:
         scores: Shape (n,), in the ranking's order, higher is better; NaN where this stage has
             no score for a candidate.
-        kind: The kind of the scores; in a ranking the name of a kind becomes the kind.
+        kind: In a ranking the name of a kind becomes the kind.
     """
 
     scores: FloatArray
@@ -326,13 +312,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageFailure:
-    """A stage that was left out of an answer.
-
-    Attributes:
-        stage: Its name, such as ``dense``.
-        cause: The reason in words; it quotes neither the query nor a passage.
-        kind: The reason as a label.
-    """
+    """A stage that was left out of an answer; ``cause`` quotes neither the query nor a passage."""
 
     stage: str
     cause: str
@@ -340,13 +320,7 @@ class StageFailure:
 
 
 class StageTiming(NamedTuple):
-    """When a stage ran for one request, whether or not it answered.
-
-    Attributes:
-        stage: Its name, such as ``rerank``.
-        start_seconds: Start time, in seconds since the epoch.
-        seconds: Duration.
-    """
+    """When a stage ran for one request, whether or not it answered; it starts since the epoch."""
 
     stage: str
     start_seconds: float
@@ -364,16 +338,12 @@ class Ranking:
         passage_ids: Shape (n,); whole numbers and UUIDs become their text.
         scores: Shape (n,), higher is better. None, NaN and infinities are allowed here;
             ``decide`` sets them aside.
-        kind: The kind of the scores.
-        passages: The passage at each position.
-        route: The stages that answered.
         ranks: Shape (n,), the engine's 1-based ranks, which break ties of score. None if there
             are none; ties are then broken by passage id, never by the order of the columns.
         legs: Each stage's own scores, by the stage's name (``lexical``, ``dense``, ``rerank``).
         failures: Stages that were left out of this answer.
         signals: Further values of the candidates, by the signal's name (DESIGN.md §5), shape
             (n,) each, in the ranking's order; NaN if unknown for a candidate.
-        timings: Times at which stages ran, for traces; empty if nothing was timed.
         copies: Positions of candidates whose text repeats another's, with that one's position
             (``ctxguard.core.duplicates``); empty without copies, or if texts were not compared.
         contradicted: Whether the engine's order contradicts the scores (``core.scores``); if so,
@@ -512,9 +482,7 @@ class CandidateDecision(NamedTuple):
     quarter of a frozen data class's time.
 
     Attributes:
-        passage_id: The candidate's id.
         rank: 1-based in the decision's order; None for a candidate that was set aside.
-        score: The score in the ranking.
         relative_score: In (0, 1], against the top of its ranking; None if these scores cannot be
             compared.
         probability: Calibrated P(relevant); None if no model applied.
@@ -533,5 +501,4 @@ class CandidateDecision(NamedTuple):
 
     @property
     def kept(self) -> bool:
-        """Whether it was kept."""
         return self.reason is None

@@ -182,10 +182,7 @@ class AnswerModel:
     ) -> FloatArray:
         """Return P(relevant) after the answers, shape (n,).
 
-        Args:
-            probabilities: Shape (n,), before.
-            answers: Shape (n,); NaN, and whatever is not finite, leaves P as it is.
-            places: Shape (n,), as for `fit`.
+        An answer that is not finite leaves P as it is; ``places`` as for `fit`.
         """
         answered = np.isfinite(answers)
         if not answered.any() or self.effect == 0.0:
@@ -212,10 +209,7 @@ class AnswerModel:
             probabilities: Shape (n,), in any order.
             k: The most passages that are kept.
             threshold: t, the least P that is kept, in [0, 1).
-            first: Only the first so many by P are valued; None for all.
-
-        Returns:
-            Shape (n,), ≥ 0; 0 beyond the first.
+            first: Only the first so many by P are valued, others are 0; None for all.
         """
         n = probabilities.size
         if n == 0 or self.effect == 0.0:

@@ -34,15 +34,12 @@ class RoutePolicy:
     """The policy for the rankings of one route, with its consequences.
 
     Attributes:
-        policy: The policy.
         today: The bare retriever's top k, served while the policy is not enforced.
         flags: Flags of every answer under this policy.
         differences: Differences from the system that the profile was calibrated on; every answer
             reports them.
         mode: The mode to apply if the guard was given none.
         score_kind: The kind of score that it was calibrated for; None accepts any.
-        sufficiency: The certified threshold of sufficiency; None if not calibrated.
-        assessor: What an assessor's answers are worth; None if none is asked.
         is_own: Whether the policy was calibrated for the route or set by hand; otherwise the
             retriever's top k is served.
     """
@@ -63,16 +60,12 @@ class BoundProfile:
     """A profile bound to the index generation that a retriever searches now.
 
     Attributes:
-        profile: The calibration in force; None without one.
-        profile_id: The profile's id; None without one.
         mode: The mode that the profile's verdict on the main route requires; ``enforce`` without a
             profile.
-        comparison: The profile's system compared with this one.
         retriever: The wrapped retriever, under the profile's fusion; None without one.
         swaps: Whether the retriever may replace its index.
         generation: The index generation that the calls search; None if it is never replaced.
         calls: Retrieve from that generation; raise without a retriever.
-        policies: The policy of every route.
         signal_columns: The columns of metadata whose signals the policies need; none for another
             system.
     """
