@@ -1,7 +1,7 @@
 """Signals of passages that are in no index of ctxguard, from their texts and vectors.
 
-Texts are read when they are first seen, which takes 5 to 46 ms for 100 of them, and kept by passage
-id, as many as fit. Pure, but for the embedder.
+Texts are read when they are first seen, which takes 5 to 46 ms for 100 of them, and kept, as
+many as fit. Pure, but for the embedder.
 """
 
 from collections import OrderedDict
@@ -43,9 +43,8 @@ _31_BITS = 2**31 - 1
 
 
 class _Text(NamedTuple):
-    """A passage's text: its hash, its distinct terms and their counts, its pieces and vector."""
+    """A passage's text: its distinct terms and their counts, its word pieces and its vector."""
 
-    digest: int
     terms: NDArray[np.int32]
     counts: NDArray[np.int64]
     pieces: NDArray[np.int32]
@@ -88,8 +87,8 @@ class TextReader:
         embedder: Encodes passages; None if their vectors are given, or unknown.
     """
 
-    # By passage id, those used last at the end.
-    _kept = OfProcess[OrderedDict[str, _Text]](OrderedDict)
+    # By a hash of the text, those used last at the end.
+    _kept = OfProcess[OrderedDict[int, _Text]](OrderedDict)
     _size = OfProcess(int)
     _lock = OfProcess(Lock)
 
@@ -146,28 +145,22 @@ class TextReader:
 
     def _texts(self, passages: Sequence[Passage | Hit]) -> list[_Text]:
         """Return the kept data of passages; other passages are read now."""
-        asked = [
-            (passage.passage_id, without_surrogates(searchable_text(passage)))
-            for passage in passages
-        ]
-        found: list[_Text | None] = []
+        texts = [without_surrogates(searchable_text(passage)) for passage in passages]
+        hashes = list(map(hash, texts))
         with self._lock:
-            for passage_id, text in asked:
-                kept = self._kept.get(passage_id)
-                is_same = kept is not None and kept.digest == hash(text)
-                found.append(kept if is_same else None)
-                if is_same:
-                    self._kept.move_to_end(passage_id)
-        new = [at for at, text in enumerate(found) if text is None]
-        for at, own in zip(new, self._split([asked[at][1] for at in new]), strict=True):
-            found[at] = own
-            self._keep(asked[at][0], own)
-        return [each for each in found if each is not None]
+            found = {each: self._kept[each] for each in hashes if each in self._kept}
+            for each in found:
+                self._kept.move_to_end(each)
+        new = {each: text for each, text in zip(hashes, texts, strict=True) if each not in found}
+        for each, text in zip(new, self._split(list(new.values())), strict=True):
+            found[each] = text
+            self._keep(each, text)
+        return [found[each] for each in hashes]
 
-    def _keep(self, passage_id: str, text: _Text) -> None:
+    def _keep(self, number: int, text: _Text) -> None:
         with self._lock:
-            old = self._kept.pop(passage_id, None)
-            self._kept[passage_id] = text
+            old = self._kept.pop(number, None)
+            self._kept[number] = text
             self._size += text.size - (0 if old is None else old.size)
             while self._size > MAX_WORDS:
                 _, gone = self._kept.popitem(last=False)
@@ -182,7 +175,6 @@ class TextReader:
         pieces = [none] * len(texts) if encoder is None else encoder.pieces(texts)
         return [
             _Text(
-                hash(text),
                 *np.unique(_hashes(self._analyser.analyse(text)[:MOST_TERMS]), return_counts=True),
                 np.unique(np.asarray(own[:MOST_PIECES], np.int32)),
                 vector,

@@ -6,6 +6,7 @@ Asks the engine over its client.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean
 from typing import Any, Self
 
@@ -271,25 +272,14 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         self, given: PassageTable, progress: BuildProgress | None, *, delete_others: bool = False
     ) -> Changes:
         """Write the passages of a table that are new or changed."""
-        before, gone = np.zeros(len(given), np.int64), list[str]()
-        is_there = np.zeros(len(given), np.bool_)
-        stored: Iterable[tuple[str, int]] = self._revisions(given.ids)
-        if delete_others:
-            rows = self._engine.rows(("passage_id", "revision"))
-            stored = ((each["passage_id"], each["revision"]) for each in rows)
-        for passage_id, revision in stored:
-            row = given.row_of(passage_id)
-            if row is None:
-                gone.append(passage_id)
-            else:
-                before[row], is_there[row] = revision, True
-        changed, encoded = 0, 0
-        revisions = map(revision_of, given)
+        stored = dict(self._revisions(None if delete_others else given.ids))
+        gone = [each for each in stored if given.row_of(each) is None]
         to_write = [
             (row, revision)
-            for row, revision in enumerate(revisions)
-            if not is_there[row] or before[row] != revision
+            for row, revision in enumerate(map(revision_of, given))
+            if stored.get(given.ids[row]) != revision
         ]
+        changed = sum(given.ids[row] in stored for row, _ in to_write)
         for start in range(0, len(to_write), BATCH):
             if progress is not None:
                 progress(start, len(to_write))
@@ -298,19 +288,17 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             size = self._engine.rows_per_write
             for at in range(0, len(indexed), size):
                 self._engine.insert(indexed[at : at + size])
-            changed += sum(bool(is_there[row]) for row, _ in batch)
-            encoded += len(batch)
         if progress is not None:
-            progress(encoded, encoded)
+            progress(len(to_write), len(to_write))
         self._delete(gone)
         # Also without a change: an interrupted call may have written everything but this.
         self._engine.finish()
         return Changes(
-            added=encoded - changed,
+            added=len(to_write) - changed,
             changed=changed,
             deleted=len(gone),
-            unchanged=len(given) - encoded,
-            encoded=encoded,
+            unchanged=len(given) - len(to_write),
+            encoded=len(to_write),
         )
 
     def delete(self, passage_ids: Iterable[str]) -> int:
@@ -335,11 +323,16 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         for start in range(0, len(passage_ids), BATCH):
             self._engine.delete(passage_ids[start : start + BATCH])
 
-    def _revisions(self, passage_ids: Sequence[str]) -> Iterator[tuple[str, int]]:
-        for start in range(0, len(passage_ids), BATCH):
-            asked = passage_ids[start : start + BATCH]
-            for row in self._engine.rows(("passage_id", "revision"), asked):
-                yield row["passage_id"], row["revision"]
+    def _revisions(self, passage_ids: Sequence[str] | None) -> Iterator[tuple[str, int]]:
+        """Read the revisions of the existing passages among these ids; None for all."""
+        fields = ("passage_id", "revision")
+        if passage_ids is None:
+            found = [self._engine.rows(fields)]
+        else:
+            starts = range(0, len(passage_ids), BATCH)
+            found = [self._engine.rows(fields, passage_ids[at : at + BATCH]) for at in starts]
+        for row in chain.from_iterable(found):
+            yield row["passage_id"], row["revision"]
 
     def warm_up(self) -> None:
         """Load the model, so that the first query does not wait."""

@@ -7,54 +7,22 @@ allowed passages as its depth, if they exist. Pure.
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
-from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.metadata_filter import Token, Where, tokens
 from ctxguard.retrieval.protocols import RowArray
 
-
-class _Field:
-    """The rows that hold each value of one field, added row by row, then put in order."""
-
-    def __init__(self) -> None:
-        # Values are numbered from 0.
-        self._numbers: dict[Token, int] = {}
-        self._held, self._at = array("q"), array("q")
-
-    def add(self, row: int, value: object) -> None:
-        for token in dict.fromkeys(tokens(value)):
-            self._held.append(self._numbers.setdefault(token, len(self._numbers)))
-            self._at.append(row)
-
-    def in_order(self) -> Self:
-        """Put the rows of value 0 first, ascending, then those of value 1, and so on."""
-        held, rows = np.array(self._held, np.int64), np.array(self._at, np.int64)
-        # Stable, so that the rows of each value stay ascending.
-        self._rows: RowArray = rows[np.argsort(held, kind="stable")]
-        counts = np.bincount(held, minlength=len(self._numbers))
-        self._ends: RowArray = np.cumsum([0, *counts.tolist()], dtype=np.int64)
-        del self._held, self._at
-        return self
-
-    def mask(self, wanted: frozenset[Token], n_passages: int) -> NDArray[np.bool_]:
-        """Return whether each row holds any of the values, shape (n_passages,)."""
-        holds = np.zeros(n_passages, np.bool_)
-        for token in wanted:
-            number = self._numbers.get(token)
-            if number is not None:
-                holds[self._rows[self._ends[number] : self._ends[number + 1]]] = True
-        return holds
+_Field = dict[Token, "array[int]"]
+"""The rows, ascending, that hold each value of a field."""
 
 
 def _read_fields(
     names: Iterable[str], each_metadata: Iterable[object]
 ) -> tuple[dict[str, _Field], frozenset[str]]:
     """Read the named fields that occur, and the names of all that occur, in one pass."""
-    wanted = {name: _Field() for name in names}
+    wanted: dict[str, _Field] = {name: {} for name in names}
     existing: set[str] = set()
     for row, metadata in enumerate(each_metadata):
         # A line of a saved index may hold anything there.
@@ -63,9 +31,9 @@ def _read_fields(
         existing.update(metadata)
         for name, field in wanted.items():
             if name in metadata:
-                field.add(row, metadata[name])
-    fields = {name: field.in_order() for name, field in wanted.items() if name in existing}
-    return fields, frozenset(existing)
+                for token in dict.fromkeys(tokens(metadata[name])):
+                    field.setdefault(token, array("q")).append(row)
+    return {name: wanted[name] for name in wanted if name in existing}, frozenset(existing)
 
 
 class MetadataRows:
@@ -93,10 +61,15 @@ class MetadataRows:
         rows: RowArray = np.zeros(0, np.int64)
         if all(wanted for _, wanted in where.conditions):
             self.prepare(where.fields)
-            fields, n = self._fields, self._n_passages
+            fields = self._fields
             if all(name in fields for name in where.fields):
-                masks = [fields[name].mask(wanted, n) for name, wanted in where.conditions]
-                rows = np.flatnonzero(np.logical_and.reduce(masks))
+                allowed = np.ones(self._n_passages, np.bool_)
+                for name, wanted in where.conditions:
+                    holds = np.zeros(self._n_passages, np.bool_)
+                    for token in wanted & fields[name].keys():
+                        holds[np.frombuffer(fields[name][token], np.int64)] = True
+                    allowed &= holds
+                rows = np.flatnonzero(allowed)
         return rows
 
     @property
