@@ -28,7 +28,7 @@ from benchmarks._search_peers.embedded import GivenVectors, passages_of
 from benchmarks._search_tokens import query_states
 from ctxguard.core.fusion import Fusion
 from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 PASSAGES = 300

@@ -75,7 +75,7 @@ def work(size: int, in_flight: int, n: int) -> dict[str, dict[str, float]]:
     from benchmarks._search_peers.embedded import passages_of
     from benchmarks.question_to_context import RealQuestions
     from ctxguard import ContextGuard
-    from ctxguard.retrieval import HybridRetriever
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.protocols import Float32Array, QueryStates
 
     class Remembering(RealQuestions):

@@ -53,7 +53,7 @@ from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import bundled_model, kept
-from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress, QueryStates
+from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryStates
 
 SUMMARY = "Time the way from a question's text to its context, encoding included."
 K = 10
@@ -89,11 +89,7 @@ class KeptVectors(SentenceTransformerEmbedder):
 
     kept: Mapping[str, Float32Array]
 
-    def encode_passages(
-        self,
-        texts: Sequence[str],
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> Float32Array:
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         return np.array([self.kept[text] for text in texts])
 
 

@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from ctxguard.profile.comparison import ProfileCheck
     from ctxguard.profile.schema import Profile
     from ctxguard.resilience import Deadlines, RequestLimits
-    from ctxguard.retrieval import (
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval.protocols import (
         AsyncRetriever,
         FilteringRetriever,
-        HybridRetriever,
         Retriever,
         RetrieverFunction,
         SwappingRetriever,
@@ -87,8 +87,9 @@ _EXPORTS = {
     "ctxguard.profile.schema": "Profile",
     "ctxguard.guard.with_text_signals": "WithTextSignals",
     "ctxguard.resilience": "Deadlines RequestLimits",
-    "ctxguard.retrieval": "AsyncRetriever FilteringRetriever HybridRetriever "
-    "Retriever RetrieverFunction SwappingRetriever",
+    "ctxguard.retrieval.hybrid.retriever": "HybridRetriever",
+    "ctxguard.retrieval.protocols": "AsyncRetriever FilteringRetriever Retriever RetrieverFunction "
+    "SwappingRetriever",
     "ctxguard.retrieval.text_signals": "TextSignals",
 }
 """The names that each module exports."""

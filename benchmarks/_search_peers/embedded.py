@@ -27,7 +27,7 @@ from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.dense import EXACT_LIMIT, RESCORE_FACTOR, build_codes
 from ctxguard.retrieval.index.hybrid_index import SignalLevel
 from ctxguard.retrieval.index.lexical import LexicalEngine
-from ctxguard.retrieval.protocols import Float32Array, Progress
+from ctxguard.retrieval.protocols import Float32Array
 
 _FEW = 1_100
 """Passages enough for codes."""
@@ -46,11 +46,7 @@ class GivenVectors(GivenTokens):
     def encode_query(self, text: str) -> Float32Array:
         raise RuntimeError(f"the vector of {text!r} was not given")
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> Float32Array:
-        if progress is not None:
-            progress(len(texts))
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         self._n_given += len(texts)
         return self._vectors[self._n_given - len(texts) : self._n_given]
 

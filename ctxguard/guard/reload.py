@@ -30,7 +30,7 @@ from ctxguard.profile.schema import Profile
 
 if TYPE_CHECKING:
     from ctxguard.guard import ContextGuard
-    from ctxguard.retrieval import HybridRetriever
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _log = logging.getLogger(__name__)
 

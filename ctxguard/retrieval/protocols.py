@@ -14,8 +14,6 @@ from ctxguard.core.types import FloatArray, Hit, Ranking
 
 Float32Array = NDArray[np.float32]
 RowArray = NDArray[np.int64]
-Progress = Callable[[int], None]
-"""Told how many passages are done so far."""
 BuildProgress = Callable[[int, int], None]
 """Told how many passages are encoded so far, and how many there are to encode."""
 
@@ -137,9 +135,7 @@ class Embedder(Protocol):
         """Return one vector, shape (dimension,)."""
         ...
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> Float32Array:
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         """Return one vector per text, shape (n, dimension)."""
         ...
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ctxguard.endpoints.rerank import RerankClient
     from ctxguard.guard.assess import AssessorStage
     from ctxguard.resilience import Deadlines
-    from ctxguard.retrieval import HybridRetriever
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
 
 _PATIENT_SECONDS, _PATIENT_PER_SECOND = 60.0, 1e6
@@ -41,7 +41,7 @@ class IndexSystem(SettingsModel):
 
     def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
         """Load the index with its embedder, and the reranker if named."""
-        from ctxguard.retrieval import HybridRetriever
+        from ctxguard.retrieval.hybrid.retriever import HybridRetriever
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
         if self.index is None:

@@ -17,7 +17,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import FloatArray, Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.passages import PassageLines
 from tests.doubles import WordHashEmbedder
 

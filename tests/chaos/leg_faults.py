@@ -13,7 +13,7 @@ from ctxguard.errors import IndexFolderError
 from ctxguard.guard.reload import IndexWatcher
 from ctxguard.guard.telemetry import ReloadOutcome
 from ctxguard.resilience import Deadlines
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import Fault
 
 DEADLINES = Deadlines(total_seconds=8.0, lexical_seconds=2.0, dense_seconds=2.0)

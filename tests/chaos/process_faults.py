@@ -18,7 +18,7 @@ from ctxguard.core.types import Route
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import JudgingOutcome, Monitor
 from ctxguard.resilience import Deadlines, RequestLimits
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _DAY_SECONDS = 86_400.0
 _MEBIBYTE = 2**20

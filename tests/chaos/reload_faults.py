@@ -26,7 +26,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.types import Flag
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.guard.telemetry import ReloadOutcome
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _SWAP_SECONDS = 0.01
 _PASSAGES = 60

@@ -32,7 +32,7 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.resilience import Deadlines
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.protocols import Reranker
 from tests.doubles import Fault, FaultyEmbedder

@@ -11,7 +11,7 @@ from running import Result
 from calibration.data.readers import read_beir
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Passage
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 Run = Callable[..., Result]
 

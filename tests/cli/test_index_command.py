@@ -300,11 +300,11 @@ def test_an_interrupted_run_goes_on(
     encoded, own = list[str](), SentenceTransformerEmbedder.encode_passages
 
     def until(most: int) -> Callable[..., Any]:
-        def encode(self: Any, texts: Sequence[str], progress: Any = None) -> Any:
+        def encode(self: Any, texts: Sequence[str]) -> Any:
             if len(encoded) + len(texts) > most:
                 raise KeyboardInterrupt
             encoded.extend(texts)
-            return own(self, texts, progress)
+            return own(self, texts)
 
         return encode
 

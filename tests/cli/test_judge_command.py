@@ -19,7 +19,7 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.writer import sample_to
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.rerank_endpoint import RerankEndpoint
 
 

@@ -21,7 +21,7 @@ from ctxguard._support.regular_file import read_regular
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.monitor.labels.files import RowToLabel, read_label_file, write_label_file
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import WordHashEmbedder
 
 

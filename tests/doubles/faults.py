@@ -9,7 +9,7 @@ import numpy as np
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
-from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress
+from ctxguard.retrieval.protocols import Embedder, Float32Array
 from tests.doubles.word_hash_embedder import WordHashEmbedder
 
 
@@ -73,11 +73,9 @@ class FaultyEmbedder:
         vector: Float32Array = self.fault.run(lambda: self._inner.encode_query(text))
         return vector
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> Float32Array:
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         """Encode each text as a vector, shape (n, dimension)."""
-        return self._inner.encode_passages(texts, progress)
+        return self._inner.encode_passages(texts)
 
     def fingerprint(self) -> str:
         """Return the inner embedder's fingerprint."""

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.retrieval.protocols import Float32Array, Progress, QueryStates, RowArray
+from ctxguard.retrieval.protocols import Float32Array, QueryStates, RowArray
 
 _N_PIECES = 997
 _WORD = re.compile(r"\w+|[.,;:!?]")
@@ -37,15 +37,11 @@ class WordHashEmbedder:
         length = float(np.linalg.norm(vector))
         return vector / np.float32(length) if length > 0.0 else vector
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> Float32Array:
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         """Encode each text as a unit vector, shape (n, dimension)."""
         vectors = np.zeros((len(texts), self.dimension), np.float32)
         for row, text in enumerate(texts):
             vectors[row] = self.encode_query(text)
-            if progress is not None:
-                progress(row + 1)
         return vectors
 
     def fingerprint(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from ctxguard.core.types import Passage
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.command import invoke
 from tests.core.test_profile import PROFILE
 from tests.doubles import WordTokenEmbedder

@@ -34,7 +34,7 @@ from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import LabelRow, SampleStore, schema
 from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.core.test_profile import PROFILE
 from tests.doubles import WordTokenEmbedder
 from tests.fuzz.inputs import changed

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from ctxguard.core.types import Passage
 from ctxguard.endpoints.rerank import read_scores
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
 from tests.doubles import LengthScores, WordTokenEmbedder

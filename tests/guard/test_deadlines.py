@@ -25,8 +25,8 @@ from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import FAILED_CAUSES
 from ctxguard.resilience import RequestLimits
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
-from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.hybrid import retriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.counted import Counted
 from tests.doubles import WordHashEmbedder
 from tests.timing import NEVER, PATIENCE_SECONDS, SOON, Clock

@@ -38,7 +38,7 @@ from ctxguard.errors import (
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import RequestLimits
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.storage import manifest_file
 from tests.doubles import WordHashEmbedder
 

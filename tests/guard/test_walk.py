@@ -35,7 +35,7 @@ from calibration.data.dataset import Dataset, Query
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Hit, Passage
 from ctxguard.guard import ContextGuard
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import LengthScores, WordHashEmbedder
 
 ROOTS = [Path(str(package.__file__)).parent for package in (ctxguard, calibration)]

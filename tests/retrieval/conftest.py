@@ -7,7 +7,7 @@ import pytest
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.core.types import Passage
 from ctxguard.errors import MissingExtraError
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 from tests.doubles import WordHashEmbedder
 from tests.tiny_models import tiny_classifier, tiny_encoder

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, IndexFolderError
-from ctxguard.retrieval import Analyser, HybridRetriever
 from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
 from ctxguard.retrieval.analysers.english import ENGLISH, STOP_WORDS, words
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.scripts import unhandled_letters
+from ctxguard.retrieval.protocols import Analyser
 from tests.doubles import WordHashEmbedder
 
 BM25S = r"bm25s lucene k1=1.5 b=0.75; "

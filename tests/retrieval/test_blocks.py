@@ -7,7 +7,7 @@ import pytest
 
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import hybrid_index, lexical, passages, pieces
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.protocols import Float32Array

@@ -112,7 +112,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from ctxguard.core.types import Passage
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import WordHashEmbedder
 
 role, folder, turns = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])

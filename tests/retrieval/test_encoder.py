@@ -93,13 +93,6 @@ def test_no_texts_have_no_vectors(small: Encoder) -> None:
     assert (small.encode_passages([]).shape, small.pieces([])) == ((0, 32), [])
 
 
-def test_progress_counts_encoded_texts(small: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedder, "_CHUNK", 7)
-    done: list[int] = []
-    small.encode_passages(["a text"] * 17, done.append)
-    assert done == [7, 14, 17]
-
-
 def test_long_texts_are_read_in_windows(small: Encoder) -> None:
     long, empty, short = small.pieces(["cat " * 4000, "", TEXTS[3]])
     assert long.tolist() == [int(small.query("cat").piece_ids[0])] * (8 * 256)

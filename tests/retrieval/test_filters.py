@@ -32,7 +32,7 @@ from ctxguard.core.types import (
 from ctxguard.errors import ConfigurationError, FilterViolationError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.filters import MetadataRows
 from ctxguard.retrieval.index.lexical import Bm25sIndex
 from ctxguard.retrieval.index.passages import PassageTable, read_passages

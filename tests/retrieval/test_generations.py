@@ -21,7 +21,7 @@ from ctxguard.guard.reload import IndexWatcher
 from ctxguard.guard.telemetry import ReloadOutcome, Telemetry
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import hybrid_index, storage
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.storage import manifest_file

@@ -14,7 +14,7 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FailureKind, Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, QueryError, StageUnavailableError
 from ctxguard.resilience import Deadlines
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.dense import DenseIndex
 from tests.doubles import FaultyEmbedder, FaultyReranker, FaultyRetriever, WordHashEmbedder
 from tests.timing import NEVER, SOON

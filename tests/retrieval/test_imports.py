@@ -23,7 +23,7 @@ def test_optional_libraries_are_imported_late() -> None:
     loaded = run(
         """
         import sys
-        import ctxguard.retrieval
+        import ctxguard.retrieval.hybrid.retriever
         heavy = {"faiss", "bm25s", "rank_bm25", "sentence_transformers", "torch"}
         print(sorted(heavy & set(sys.modules)))
         """

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ctxguard.core.types import Passage
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import kept_vectors
 from ctxguard.retrieval.index.kept_vectors import KeptVectors
-from ctxguard.retrieval.protocols import Float32Array, Progress
+from ctxguard.retrieval.protocols import Float32Array
 from tests.doubles import WordTokenEmbedder
 
 TEXTS = [f"passage {word} of {n}" for n, word in enumerate(["red", "fox", "sun", "sea", "rose"])]
@@ -26,13 +26,11 @@ class Counted(WordTokenEmbedder):
         self.encoded: list[str] = []
         self._until = until
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> Float32Array:
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         if len(self.encoded) + len(texts) > self._until:
             raise KeyboardInterrupt
         self.encoded += texts
-        return super().encode_passages(texts, progress)
+        return super().encode_passages(texts)
 
 
 def kept(file: Path, texts: Sequence[str] = TEXTS, embedder: Counted | None = None) -> list[str]:
@@ -113,10 +111,8 @@ def test_vectors_of_another_model_are_dropped(tmp_path: Path) -> None:
 
 def test_unusable_vectors_are_not_kept(tmp_path: Path) -> None:
     class Broken(Counted):
-        def encode_passages(
-            self, texts: Sequence[str], progress: Progress | None = None
-        ) -> Float32Array:
-            vectors = super().encode_passages(texts, progress)
+        def encode_passages(self, texts: Sequence[str]) -> Float32Array:
+            vectors = super().encode_passages(texts)
             vectors[1] = np.nan
             return vectors
 

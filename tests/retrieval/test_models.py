@@ -7,7 +7,7 @@ import pytest
 
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models import files
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import DEFAULT_MODEL, DEFAULT_MODEL_SHA256

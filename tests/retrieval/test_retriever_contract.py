@@ -12,8 +12,8 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CtxguardError
 from ctxguard.resilience import Deadlines
-from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.protocols import FloatArray
 from ctxguard.testing import RetrieverContract
 from tests.doubles import FakeRetriever, FaultyRetriever, WordHashEmbedder

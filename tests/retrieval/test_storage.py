@@ -13,7 +13,7 @@ import pytest
 
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from tests.doubles import WordHashEmbedder

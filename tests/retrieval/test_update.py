@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage, Ranking, Route
 from ctxguard.errors import DataError
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import Changes
 from ctxguard.retrieval.protocols import Float32Array
 from tests.doubles import WordHashEmbedder, WordTokenEmbedder
@@ -123,7 +123,7 @@ class Recording(WordHashEmbedder):
         super().__init__()
         self.encoded: list[str] = []
 
-    def encode_passages(self, texts: Sequence[str], progress: object = None) -> Float32Array:
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         self.encoded.extend(texts)
         return super().encode_passages(texts)
 

@@ -14,7 +14,7 @@ from ctxguard.core.types import Passage, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import RouteProfile
-from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.server.mcp import create_server
 from tests.doubles import WordHashEmbedder
 from tests.profiles import profile_with

@@ -40,7 +40,6 @@ from ctxguard.retrieval.protocols import (
     BuildProgress,
     Embedder,
     Float32Array,
-    Progress,
     RowArray,
     token_encoder_of,
 )
@@ -408,31 +407,23 @@ def encode_rows(
     Errors as for `encode`.
     """
     for at in range(0, rows.size, _BLOCK):
-
-        def tell(done: int, before: int = at) -> None:
-            if progress is not None:
-                progress(before + done, rows.size)
-
-        tell(0)
+        if progress is not None:
+            progress(at, rows.size)
         block = rows[at : at + _BLOCK]
         ids = [passages.ids[row] for row in block.tolist()]
-        vectors[block] = encode(embedder, list(passages.texts(block.tolist())), ids, tell)
-        tell(block.size)
+        vectors[block] = encode(embedder, list(passages.texts(block.tolist())), ids)
+    if progress is not None:
+        progress(rows.size, rows.size)
 
 
-def encode(
-    embedder: Embedder,
-    texts: list[str],
-    passage_ids: Sequence[str],
-    progress: Progress | None = None,
-) -> Float32Array:
+def encode(embedder: Embedder, texts: list[str], passage_ids: Sequence[str]) -> Float32Array:
     """Encode texts to unit vectors.
 
     Raises:
         DataError: vectors with NaN or an infinity.
         ConfigurationError: vectors of the wrong shape.
     """
-    vectors = embedder.encode_passages(texts, progress)
+    vectors = embedder.encode_passages(texts)
     if vectors.shape != (len(texts), embedder.dimension):
         raise ConfigurationError(
             f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "

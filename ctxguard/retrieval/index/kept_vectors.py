@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from ctxguard._support.atomic_write import PRIVATE, lock
-from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress
+from ctxguard.retrieval.protocols import Embedder, Float32Array
 
 MOST_BYTES = 2**33
 """Nothing more is kept in a file of this size."""
@@ -80,9 +80,7 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
         """Encode a query as one unit vector, shape (dimension,)."""
         return self._embedder.encode_query(text)
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> Float32Array:
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         """Encode passages, saving the new ones; shape (n, dimension)."""
         digests = [
             hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
@@ -94,7 +92,7 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
             self._stream.seek(self._at[digests[row]])
             vectors[row] = np.frombuffer(self._stream.read(4 * self.dimension), "<f4")
         if new:
-            made = self._embedder.encode_passages([texts[row] for row in new], progress)
+            made = self._embedder.encode_passages([texts[row] for row in new])
             if made.shape != (len(new), self.dimension):
                 return made  # which an index refuses
             vectors[new] = made

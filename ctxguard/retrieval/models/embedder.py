@@ -24,7 +24,7 @@ from ctxguard.retrieval.models import export
 from ctxguard.retrieval.models.files import ModelFiles, kept
 from ctxguard.retrieval.models.loading import is_faster_in_bfloat16, load, torch
 from ctxguard.retrieval.models.window import PassageWindow
-from ctxguard.retrieval.protocols import Float32Array, Progress, QueryStates
+from ctxguard.retrieval.protocols import Float32Array, QueryStates
 
 _log = logging.getLogger(__name__)
 
@@ -153,9 +153,7 @@ class SentenceTransformerEmbedder:
         """Encode a query as one unit vector, shape (dimension,)."""
         return self.query(text).vector
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> Float32Array:
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         """Encode each passage as a unit vector, shape (n, dimension); long ends are ignored."""
         model = self._model("passages")
         vectors = np.zeros((len(texts), model.dimension), np.float32)
@@ -167,8 +165,6 @@ class SentenceTransformerEmbedder:
             order = np.argsort([-len(ids) for ids in read], kind="stable")
             found = model.share([read[at] for at in order])
             vectors[start + order] = np.concatenate([rows for rows, _ in found])
-            if progress is not None:
-                progress(start + len(read))
         return vectors
 
     def _query(self, text: str) -> QueryStates:

@@ -55,7 +55,7 @@ class CountingEmbedder(WordHashEmbedder):
 
     def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:
         self.encoded += len(texts)
-        return super().encode_passages(texts, progress)
+        return super().encode_passages(texts)
 
 
 class SwappedEmbedder(WordHashEmbedder):

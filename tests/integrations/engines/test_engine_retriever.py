@@ -213,7 +213,7 @@ def test_empty_update_finishes_an_interrupted_one() -> None:
 def test_vectors_have_length_one() -> None:
     class Long(WordHashEmbedder):
         def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:
-            return 3.0 * super().encode_passages(texts, progress)
+            return 3.0 * super().encode_passages(texts)
 
         def encode_query(self, text: str) -> Any:
             return np.float32(5.0) * super().encode_query(text)
