@@ -152,32 +152,29 @@ def _policies(
         return dict.fromkeys(Route, own)
     policies: dict[Route, RoutePolicy] = {}
     for route in Route:
-        own = RoutePolicy(bare, bare, comparison.flags, comparison.differences)
+        flags, differences = comparison.flags, comparison.differences
         calibrated = profile.routes.get(route)
-        if calibrated is not None:
-            safe, verdict = calibrated.safe_policy, calibrated.verdict
-            today = DEFAULT_K if safe is None else safe.k
-            own = replace(
-                own,
-                policy=RatioPolicy(k=calibrated.policy.k),
-                # The bare retriever serves k, or what the policy was compared with.
-                today=RatioPolicy(k=today) if k is None else bare,
-                mode=Mode.ENFORCE if verdict is None else verdict.mode,
-            )
-        if not comparison.mismatches and calibrated is not None:
+        if calibrated is None:
+            if not comparison.mismatches:
+                known = ", ".join(sorted(profile.routes)) or "none"
+                line = f"the profile has no policy of the route {route.value}, it has {known}"
+                flags, differences = (*flags, Flag.ROUTE_UNCALIBRATED), (*differences, line)
+            policies[route] = RoutePolicy(bare, bare, flags, differences)
+            continue
+        safe, verdict = calibrated.safe_policy, calibrated.verdict
+        # The bare retriever serves k, or what the policy was compared with.
+        today = bare if k is not None or safe is None else RatioPolicy(k=safe.k)
+        mode = Mode.ENFORCE if verdict is None else verdict.mode
+        own = RoutePolicy(RatioPolicy(k=calibrated.policy.k), today, flags, differences, mode)
+        if not comparison.mismatches:
             own = replace(
                 own,
                 policy=calibrated.policy,
                 score_kind=calibrated.score_kind,
                 sufficiency=calibrated.sufficiency,
                 assessor=calibrated.assessor,
-                is_own=calibrated.verdict is None or calibrated.verdict.decision != "keep",
+                is_own=verdict is None or verdict.decision != "keep",
             )
-        elif not comparison.mismatches:
-            known = ", ".join(sorted(profile.routes)) or "none"
-            line = f"the profile has no policy of the route {route.value}, it has {known}"
-            flags, lines = (*own.flags, Flag.ROUTE_UNCALIBRATED), (*own.differences, line)
-            own = replace(own, flags=flags, differences=lines)
         policies[route] = own
     return policies
 

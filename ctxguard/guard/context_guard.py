@@ -204,13 +204,9 @@ class ContextGuard:
         return self._bound.retriever
 
     def use_profile(self, profile: Profile | Path | str) -> None:
-        """Use another profile from the next request on.
+        """Use another profile, or the one at a path, from the next request on.
 
-        Requests in progress finish with the former profile. If an error is raised, the former
-        profile stays in force.
-
-        Args:
-            profile: A profile that was calibrated on this system, or the path of one.
+        Requests in progress finish with the former one, which stays in force if an error is raised.
 
         Raises:
             ConfigurationError: the guard has a policy set by hand.
@@ -247,9 +243,8 @@ class ContextGuard:
     def probe(self) -> SystemComparison:
         """Check again whether a `ProbedRetriever` still uses the profile's embedder and reranker.
 
-        This waits for the retriever, so call it outside requests, such as hourly on a thread. The
-        guard checks when it is made and when it is given a profile. If the retriever raises, its
-        last answer still applies.
+        This waits for the retriever, so call it outside requests, such as hourly on a thread. If
+        the retriever raises, its last answer still applies.
         """
         self._ask_probes(self._bound.profile)
         with self._rebinding:
@@ -266,11 +261,7 @@ class ContextGuard:
             _log.warning("the retriever did not answer the probe texts: %s", describe_error(error))
 
     def use_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
-        """Compare the profile with another fingerprint of the system from the next request on.
-
-        Args:
-            fingerprint: Identifies the system; replaces the one that the guard was given.
-        """
+        """Compare the profile with another fingerprint of the system from the next request on."""
         with self._rebinding:
             self._check = replace(self._check, fingerprint=fingerprint)
             self._bound = self._bind(self._bound.profile, lenient=True)
@@ -344,7 +335,7 @@ class ContextGuard:
         where: Where | None = None,
         k: int | None = None,
     ) -> Context:
-        """Build the context from results that the caller already has.
+        """Build the context from results that the caller already has; see also ``retrieve``.
 
         Args:
             query: The question that was searched.
@@ -353,7 +344,7 @@ class ContextGuard:
             request_id: See ``retrieve``.
             session_id: See ``retrieve``.
             sample: See ``retrieve``.
-            where: See ``retrieve``; here it is only checked.
+            where: Only checked here.
             k: Number of results served while no policy is enforced, such as all that a reranker
                 returned; None for as many as ``retrieve`` would serve.
 

@@ -16,38 +16,24 @@ class RequestSampler(Protocol):
         ...
 
     def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
-        """Receive an answered request.
-
-        Args:
-            context: The answer.
-            probability: Its selection probability; 0.0 if it was sampled by hand.
-            time_seconds: Time of the answer, in seconds since the epoch.
-        """
+        """Receive an answered request; a probability of 0.0 if it was sampled by hand."""
         ...
 
 
 class RequestSpan(Protocol):
-    """The span of one request.
-
-    Attributes:
-        request_id: The request's id if its caller gave none, so that its sample links to its trace;
-            None for a random id.
-    """
+    """The span of one request."""
 
     @property
-    def request_id(self) -> str | None: ...
+    def request_id(self) -> str | None:
+        """The request's id if its caller gave none, so that its sample links to its trace."""
+        ...
 
     def retrieved(self) -> None:
         """Note that the candidates have arrived and the decision follows."""
         ...
 
     def answered(self, context: Context, probability: float, /) -> None:
-        """End the span of an answered request.
-
-        Args:
-            context: The answer.
-            probability: The request's selection probability; 0.0 if it was not sampled.
-        """
+        """End the span of an answered request; a probability of 0.0 if it was not sampled."""
         ...
 
     def failed(self, error: BaseException, /) -> None:
@@ -59,11 +45,5 @@ class Tracing(Protocol):
     """Begins a span for each request."""
 
     def begin(self, query: str, depth: int, request_id: str | None, /) -> RequestSpan:
-        """Begin the span of one request.
-
-        Args:
-            query: The query as given, not yet checked.
-            depth: Number of candidates that the retriever is asked for.
-            request_id: The caller's id; None if it gave none.
-        """
+        """Begin the span of one request, whose query has not been checked yet."""
         ...

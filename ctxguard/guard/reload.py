@@ -11,7 +11,6 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import ValidationError
@@ -92,23 +91,13 @@ class _Watcher(ABC):
             return ReloadOutcome.RELOADED
 
     def start(self) -> Self:
-        """Check on a daemon thread at every interval, also in processes forked from this one.
-
-        A second call does nothing.
-        """
+        """Check on a daemon thread at every interval, also in processes forked from this one."""
         if self._thread is None:
             self._launch()
         return self
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
-        """Stop the thread after its current check.
-
-        Args:
-            timeout_seconds: Longest time to wait for it.
-
-        Returns:
-            Whether the thread ended in time.
-        """
+        """Stop the thread after its current check; return whether it ended in time."""
         thread, self._thread = self._thread, None
         if thread is None:
             return True
@@ -119,12 +108,7 @@ class _Watcher(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @abstractmethod
@@ -139,7 +123,6 @@ class _Watcher(ABC):
         return ReloadOutcome.MALFORMED if is_malformed else ReloadOutcome.MISMATCHED
 
     def _in_force(self) -> str:
-        """Describe for the log what stays in force while the file cannot be loaded."""
         return "the one before stays in force"
 
     def _load_stable(self) -> tuple[FileVersion | None, bool | Exception]:

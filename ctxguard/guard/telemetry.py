@@ -231,12 +231,8 @@ class Telemetry:
     ) -> None:
         """Count one answered request; it is degraded if its ranking lacks a stage.
 
-        A request that cannot be counted completely is not counted at all.
-
-        Args:
-            context: The answer.
-            retrieve_seconds: Time of the retriever; None if it was not called.
-            guard_seconds: Time of the guard itself.
+        A request that cannot be counted completely is not counted at all. ``retrieve_seconds`` is
+        None if the retriever was not called.
         """
         decision, counters = context.decision, self._counters
         dropped = counters["dropped_candidates"]
@@ -281,12 +277,7 @@ class Telemetry:
         self._counters["received_requests"][mode].inc()
 
     def raised(self, mode: Mode, error: BaseException) -> None:
-        """Count one request that failed, was cancelled, or was refused under overload.
-
-        Args:
-            mode: The request's mode.
-            error: The error as raised.
-        """
+        """Count one request that failed, was cancelled, or was refused under overload."""
         cause = cause_of(error) if isinstance(error, Exception) else "cancelled"
         if cause == FailureKind.SATURATED:
             self._counters["shed_requests"][mode].inc()

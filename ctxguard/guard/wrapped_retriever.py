@@ -5,7 +5,7 @@ The guard, text signals and calibration all use this module, so they accept the 
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Hit, Ranking, Route, ScoreKind, ScoreKindName, member_of
@@ -41,11 +41,6 @@ class RetrieverAdapter:
         score_kind: The kind of the scores of plain hits; None for a retriever that returns
             rankings, or hits without scores.
         fingerprint: Identifies a retriever without a ``fingerprint()`` of its own.
-
-    Attributes:
-        retriever: The retriever as given.
-        score_kind: The kind of the scores of plain hits; None if not given.
-        calls: The retriever's calls.
 
     Raises:
         ConfigurationError: it is not a retriever, or the kind of score is unknown.
@@ -109,23 +104,51 @@ def probed(retriever: object) -> dict[str, str]:
     return {RETRIEVER_KEY: probe_scores(similarities)} if callable(similarities) else {}
 
 
-def call_if(retriever: object, name: str) -> Any:
-    """Call a retriever's method without arguments; None if it has no such method."""
-    method = getattr(retriever, name, None)
+def call_if(thing: object, name: str) -> Any:
+    """Call a method without arguments; None if the thing has no such method."""
+    method = getattr(thing, name, None)
     return method() if callable(method) else None
 
 
 def calls_of(retriever: object) -> Calls:
     """Find the calls of anything that a guard can wrap.
 
-    Args:
-        retriever: An object with ``retrieve`` or ``aretrieve``, or a function.
-
     Raises:
         ConfigurationError: it is not a retriever, or cannot be called with (query, depth=…).
     """
-    call, acall = _call_of(retriever), _acall_of(retriever)
-    return Calls(call, acall, takes_where(call) and (acall is None or takes_where(acall)))
+    if isinstance(retriever, type):
+        raise ConfigurationError(
+            f"{retriever.__name__} is a class, not a retriever: give an instance of it"
+        )
+    call, acall = getattr(retriever, "retrieve", None), getattr(retriever, "aretrieve", None)
+    if not callable(acall):
+        acall = None
+    if not callable(call):
+        call = retriever if acall is None else acall
+    if not callable(call):
+        raise ConfigurationError(
+            f"{describe(retriever)} is not a retriever: it needs retrieve(query, *, depth), or to "
+            "be callable with (query, depth=…)"
+        )
+    signature = _signature_of(call)
+    try:
+        if signature is not None:
+            signature.bind("query", depth=1)
+    except TypeError as error:
+        name = getattr(call, "__qualname__", type(retriever).__name__)
+        raise ConfigurationError(
+            f"{name}{signature} cannot be called with (query, depth=…) ({error}): wrap it, as in "
+            "lambda query, *, depth: search(query, limit=depth)"
+        ) from None
+    if acall is None and (
+        inspect.iscoroutinefunction(call)
+        or inspect.iscoroutinefunction(
+            getattr(call, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+        )
+    ):
+        acall = call
+    signatures = [signature, signature if acall is None else _signature_of(acall)]
+    return Calls(call, acall, all(map(_names_where, signatures)))
 
 
 def ranking_of(
@@ -183,60 +206,16 @@ def _full_name(kind: type) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _call_of(retriever: object) -> "Callable[..., Retrieval | Awaitable[Retrieval]]":
-    if isinstance(retriever, type):
-        raise ConfigurationError(
-            f"{retriever.__name__} is a class, not a retriever: give an instance of it"
-        )
-    for call in (
-        getattr(retriever, "retrieve", None),
-        getattr(retriever, "aretrieve", None),
-        retriever,
-    ):
-        if callable(call):
-            _check_signature(call, retriever)
-            return cast("Callable[..., Retrieval]", call)
-    raise ConfigurationError(
-        f"{describe(retriever)} is not a retriever: it needs retrieve(query, *, depth), or to "
-        "be callable with (query, depth=…)"
-    )
-
-
-def _check_signature(call: Callable[..., object], retriever: object) -> None:
-    """Refuse a call whose signature would make every request fail."""
+def _signature_of(call: Callable[..., object]) -> inspect.Signature | None:
     try:
-        signature = inspect.signature(call)
+        return inspect.signature(call)
     except (TypeError, ValueError):
-        return  # the case for some extension types
-    try:
-        signature.bind("query", depth=1)
-    except TypeError as error:
-        name = getattr(call, "__qualname__", type(retriever).__name__)
-        raise ConfigurationError(
-            f"{name}{signature} cannot be called with (query, depth=…) ({error}): wrap it, as in "
-            "lambda query, *, depth: search(query, limit=depth)"
-        ) from None
+        return None  # the case for some extension types
 
 
-def _acall_of(retriever: object) -> "Callable[..., Awaitable[Retrieval]] | None":
-    """Return the retriever's asynchronous call; None if it has only a plain one."""
-    call: Any = getattr(retriever, "aretrieve", None)
-    if callable(call):
-        return cast("Callable[..., Awaitable[Retrieval]]", call)
-    call = _call_of(retriever)
-    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-        getattr(call, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
-    ):
-        return cast("Callable[..., Awaitable[Retrieval]]", call)
-    return None
-
-
-def takes_where(call: Callable[..., object]) -> bool:
+def _names_where(signature: inspect.Signature | None) -> bool:
     """Return whether a call names ``where``: one that accepts any keyword may ignore it."""
-    try:
-        parameter = inspect.signature(call).parameters.get("where")
-    except (TypeError, ValueError):
-        return False
+    parameter = None if signature is None else signature.parameters.get("where")
     return parameter is not None and parameter.kind in (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
