@@ -14,7 +14,7 @@ from typing import Any
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.data.readers import read_jsonl
 from calibration.data.text_files import read_lines, read_records, write_lines
-from ctxguard._support.file_version import FileVersion, file_version
+from ctxguard._support.regular_file import FileVersion, file_version
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges import Judgment

@@ -32,16 +32,12 @@ def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 
     A reader sees the old file or the new one, never half of it. If the block or the writing
     raises, the file at ``path`` is unchanged and the one beside it is deleted. One that a killed
-    writer left is deleted too.
+    writer left is deleted too. A missing folder is created.
 
     Args:
-        path: The file to write. A missing folder is created, and whoever may read the file may
-            enter it.
+        path: The file to write.
         mode: Permissions of the new file, by default its owner's alone: most files hold
-            texts, or facts about them.
-
-    Yields:
-        A binary stream for the new content.
+            texts, or facts about them. Whoever may read the file may enter its new folder.
 
     Raises:
         OSError: the file cannot be written or replaced.

@@ -6,15 +6,7 @@ from ctxguard.errors import ConfigurationError
 
 
 def check_at_least(least: int, **values: float | None) -> None:
-    """Refuse values below a minimum.
-
-    Raises:
-        ConfigurationError: a value is too small.
-
-    >>> check_at_least(1, depth=10, k=0)
-    Traceback (most recent call last):
-    ctxguard.errors.ConfigurationError: k 0 must be at least 1
-    """
+    """Refuse values below a minimum with a `ConfigurationError`."""
     for name, value in values.items():
         if value is not None and value < least:
             raise ConfigurationError(f"{name} {value!r} must be at least {least}")
@@ -22,9 +14,6 @@ def check_at_least(least: int, **values: float | None) -> None:
 
 def check_positive(**values: float | None) -> None:
     """Refuse durations and rates that are not finite or not positive.
-
-    Raises:
-        ConfigurationError: a value is out of range.
 
     >>> check_positive(deadline_seconds=None, leg_seconds=0.0)
     Traceback (most recent call last):

@@ -48,10 +48,7 @@ DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = {
 def chosen(metrics: Iterable[Metric], *, all_metrics: bool) -> list[Metric]:
     """Choose the metrics to export; those that are not ctxguard's stay as they are.
 
-    Args:
-        metrics: What a collector gives. Those that are chosen may be changed in place.
-        all_metrics: Whether to take all of them as they are. By default the times at which
-            counters were created are left out too.
+    The chosen ones may be changed in place: the times at which counters were created are left out.
     """
     found = []
     for metric in metrics:
@@ -78,12 +75,7 @@ def chosen(metrics: Iterable[Metric], *, all_metrics: bool) -> list[Metric]:
 
 
 class ChosenMetrics(Collector):
-    """Exports the chosen ones of the metrics that a registry of its own holds.
-
-    Args:
-        metrics: Holds all of them.
-        registry: Exports the chosen ones; it refuses the same names twice.
-        all_metrics: Whether to export all.
+    """Exports the chosen ones, or all, of the metrics that a registry of its own holds.
 
     Raises:
         ValueError: the registry exports one of them already.

@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 from ctxguard.errors import MissingExtraError
 
 _NAME = "ctxguard-rag"
+_FOREIGN = "ctxguard"
+"""Another project's distribution, which installs the same import name and command."""
 _ABOVE_PACKAGE = Path(__file__).parents[2]
 
 # onnxruntime, which reading documents brings too, reports to its makers unless it finds this set.
@@ -22,11 +24,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def require(module: str, extra: str) -> Any:
-    """Import an optional module.
-
-    Args:
-        module: Its import name, such as ``faiss``.
-        extra: The extra of this distribution that installs it.
+    """Import an optional module, which this extra of ours installs.
 
     Raises:
         MissingExtraError: it, or a library that it needs, is not installed.
@@ -38,11 +36,7 @@ def require(module: str, extra: str) -> Any:
 
 
 def install_line(extras: str) -> str:
-    """Return the command that adds extras to this installation.
-
-    Args:
-        extras: Names, separated by commas.
-    """
+    """Return the command that adds extras, separated by commas, to this installation."""
     source, constraints = installed_from()
     name, at, url = source.partition(" @ ")
     return f'pip install {constraints}"{name}[{extras}]{at}{url}"'
@@ -68,3 +62,20 @@ def installed_from() -> tuple[str, str]:
 
 def _is_checkout(folder: Path) -> bool:
     return (folder / "pyproject.toml").is_file()
+
+
+def foreign_distribution() -> str | None:
+    """Describe a clash with the other distribution and how to end it; None without one.
+
+    Both write into one folder, so whichever was installed last has replaced files of the other, and
+    removing either takes files of both away.
+    """
+    try:
+        found = distribution(_FOREIGN)
+    except PackageNotFoundError:
+        return None
+    return (
+        f"{_FOREIGN} {found.version} is installed, which is another project with the same import "
+        "name: files of the two have replaced each other. Mend it: pip uninstall ctxguard, then "
+        f'pip install --force-reinstall --no-deps "{installed_from()[0]}"'
+    )

@@ -8,12 +8,9 @@ from typing import Any
 def lazy_names(
     package: str, own: dict[str, Any], exports: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make ``__getattr__`` and ``__dir__`` of a package.
+    """Make ``__getattr__`` and ``__dir__`` of a package with these ``globals()``.
 
-    Args:
-        package: The package.
-        own: Its ``globals()``; a name that was imported is kept there.
-        exports: The names that each module exports, separated by spaces.
+    ``exports`` has the names of each module, separated by spaces.
     """
     module_of = {name: module for module, names in exports.items() for name in names.split()}
 

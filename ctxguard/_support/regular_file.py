@@ -1,4 +1,4 @@
-"""Reads a user-named file whole, if it is a regular file within a size limit."""
+"""Reads a user-named file, if it is a regular one within a size limit; tells whether it changed."""
 
 import errno
 import os
@@ -9,6 +9,18 @@ from io import BufferedReader
 from pathlib import Path
 
 _PART_BYTES = 2**20
+
+FileVersion = tuple[int, int, int]
+"""Modification time in ns, size in bytes, inode."""
+
+
+def file_version(file: Path) -> FileVersion | None:
+    """Return a value that changes when a file is written or replaced; None without the file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 @contextmanager

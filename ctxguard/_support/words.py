@@ -13,11 +13,6 @@ def count(n: int, noun: str) -> str:
 def figure(value: float, digits: int = 3, sign: str = "") -> str:
     """Write a number as people read it: three digits at most where it has a fraction.
 
-    Args:
-        value: The number.
-        digits: The most decimals.
-        sign: ``+`` for a difference.
-
     >>> figure(0.04786), figure(6.583), figure(65.83), figure(1566.4)
     ('0.048', '6.58', '65.8', '1,566')
     >>> figure(-0.0001, sign="+"), figure(9.996), figure(0.81, 2)
@@ -40,11 +35,7 @@ def amount(value: float) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Write a difference with its sign and three digits.
-
-    >>> signed(0.0478649), signed(-0.0001), signed(None)
-    ('+0.048', '+0.000', 'unknown')
-    """
+    """Write a difference with its sign and three digits; ``unknown`` for None."""
     return "unknown" if value is None else figure(value, sign="+")
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import ctxguard
-from ctxguard._support.foreign_distribution import foreign_distribution
+from ctxguard._support.extras import foreign_distribution
 
 if TYPE_CHECKING:
     from ctxguard.cli._settings import Command

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 import ctxguard
-from ctxguard._support.extras import install_line
-from ctxguard._support.foreign_distribution import foreign_distribution
+from ctxguard._support.extras import foreign_distribution, install_line
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output
 from ctxguard.cli._settings import read_file

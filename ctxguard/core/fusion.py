@@ -77,10 +77,7 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
         legs: ``lexical`` and ``dense``, shape (n,) each, NaN where a leg has no score. A missing or
             garbage score counts as the scorer's minimum (convex) or as no rank (reciprocal rank,
             which also accepts a missing leg).
-        fusion: The method and its parameters.
-
-    Returns:
-        Shape (n,): in [0, 1] for ``convex``; a sum of reciprocal ranks otherwise.
+        fusion: The method; ``convex`` gives scores in [0, 1], others a sum of reciprocal ranks.
 
     Raises:
         ConfigurationError: ``convex``, but the scores of a leg have no theoretical minimum.

@@ -23,12 +23,9 @@ class RelevanceModel:
         legs: The legs that it was fitted on, sorted; it applies to no other set. ``ranking`` alone
             means the scores of a ranking without legs.
         coefficients: One per feature, in the order of ``feature_names(legs, features)``.
-        means: The mean of each feature in the training data.
-        scales: The scale of each feature in the training data, > 0.
-        intercept: Log-odds of a candidate with average features.
+        means: Of each feature in the training data; ``scales`` likewise, > 0.
         features: The features of named signals, as ``named_features`` names them.
-        clip: Maximum magnitude of a standardised feature, > 0: larger values are clipped to it.
-            None disables it.
+        clip: Maximum magnitude of a standardised feature, > 0; None disables it.
 
     Raises:
         ConfigurationError: at construction, for numbers that do not form one model.

@@ -275,14 +275,12 @@ class Assessment:
 
     Attributes:
         answers: By name, shape (n,), in the order of the ranking's candidates; NaN where it was not
-            asked or refused. Empty if it did not answer at all.
+            asked or refused.
         places: Shape (n,), places in the call in [−½, ½]; NaN where it was not asked.
-        asked: Candidates that it was asked about, those of ``cached`` included.
-        cached: Of these, with an answer from an earlier request.
-        refused: Of these, without any answer.
+        asked: Candidates that it was asked about: ``cached`` of them were answered in an earlier
+            request, and ``refused`` of them not at all.
         over_budget: Candidates worth asking about that the budget left out.
         cost: Of the call, in the currency of the assessor's prices; 0.0 if it has none.
-        failure: Why it did not answer; None if it did.
         applied: Whether the answers count, or are only recorded.
         changed: Whether they change which passages are kept, or would.
     """

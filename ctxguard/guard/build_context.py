@@ -53,13 +53,11 @@ class Request(NamedTuple):
     A tuple, because tuples are the cheapest to make.
 
     Attributes:
-        request_id: The caller's id, or a random one.
         bound: The profile and the retriever that answer it, from retrieval to decision.
         mode: The guard's mode when the request began.
         follows_verdict: Whether the profile's verdict on the answering route decides the mode,
             because the guard was given none.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
-        span: The request's span; None without tracing.
         is_retrieved: Whether the guard's retriever answers it: a retriever's order is evidence of
             what its scores mean; the order of the caller's own results is not, unless ranked.
         k: Number of results served while nothing is enforced; None for the guard's ``k``.
@@ -83,11 +81,6 @@ def decide_request(
     request: Request, retrieved: "Retrieval", score_kind: ScoreKind | None
 ) -> tuple[RoutePolicy, Decision]:
     """Check a retriever's result and decide on it by the policy of its route.
-
-    Args:
-        request: The request.
-        retrieved: The retriever's result for it: a ``Ranking``, or hits.
-        score_kind: The kind of the scores of plain hits; None if not set.
 
     Returns:
         The policy as far as it applies to these candidates, and the decision, before an assessor
@@ -247,12 +240,7 @@ def build_context(
 ) -> Context:
     """Build the context that answers a request (DESIGN.md §7).
 
-    Args:
-        request: The request.
-        applies: Its policy, and
-        decision: the decision by it, as `decide_request` returns them.
-        assembly: The settings that assemble the context from kept passages.
-        assessment: The assessor's answers; None if it was not asked.
+    ``applies`` and ``decision`` are those of `decide_request`.
 
     Raises:
         StageUnavailableError: there are candidates, but none can be read.

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from pydantic import ValidationError
 
 from ctxguard._support.checks import check_positive
-from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import OfProcess, reset_in_children
+from ctxguard._support.regular_file import FileVersion, file_version
 from ctxguard.errors import (
     ConfigurationError,
     IndexFolderError,

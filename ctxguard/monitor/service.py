@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ctxguard._support.checks import check_positive
 from ctxguard._support.error_text import describe_error
-from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.regular_file import FileVersion, file_version
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.errors import (
     ConfigurationError,

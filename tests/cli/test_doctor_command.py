@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from running import Run, as_toml
 
-from ctxguard._support import foreign_distribution
+from ctxguard._support import extras
 from ctxguard.cli import doctor
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
@@ -33,7 +33,7 @@ def test_installation_is_always_looked_at(run: Run) -> None:
 
 
 def test_foreign_distribution_has_a_mend(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_distribution, "_FOREIGN", "pytest")
+    monkeypatch.setattr(extras, "_FOREIGN", "pytest")
     found, code = findings(run)
     assert code == 1
     status, text = found["installation"][0]

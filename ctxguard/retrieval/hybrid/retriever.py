@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self, TypedDict, Unpack
 
-from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import OfProcess
+from ctxguard._support.regular_file import FileVersion, file_version
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
