@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +36,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import passage_tokens
-from ctxguard.core.types import FloatArray, Mode, Ranking, Route
+from ctxguard.core.types import FloatArray, Mode, Ranking
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.corrected import stands_for
 from ctxguard.measure.interval import Interval
@@ -72,15 +72,13 @@ SYNTHETIC = (
 )
 
 
-@dataclass(frozen=True)
-class JudgedStore:
-    """The judged samples of a store that calibration can use.
+@dataclass(frozen=True, kw_only=True)
+class JudgedStore(JudgedCandidates):
+    """The judged samples of a store that calibration can use, all answered by the same stages.
 
     Attributes:
         series: The judge's series, as the store names it.
         utilities: The worth of a passage.
-        judged: Their judged candidates.
-        route: The stages that answered all of them.
         serving_k: How many passages the first k were, of those that no policy cut; None where a
             policy served every request.
         queries: Their questions.
@@ -90,8 +88,6 @@ class JudgedStore:
 
     series: str
     utilities: Utilities
-    judged: JudgedCandidates
-    route: Route
     serving_k: int | None
     queries: tuple[Query, ...]
     is_synthetic: bool
@@ -99,8 +95,8 @@ class JudgedStore:
 
     def size(self, ranks: IntArray) -> Mapping[str, float | None]:
         """Return the mean passages and tokens of contexts, weighting requests by 1/π."""
-        weight, kept = 1.0 / self.judged.rows.requests["probability"], ranks > 0
-        sizes = self.judged.pools.tokens
+        weight, kept = 1.0 / self.rows.requests["probability"], ranks > 0
+        sizes = self.pools.tokens
         tokens = None if sizes is None else np.where(kept, sizes, 0.0).sum(axis=1)
         return {
             name: None if each is None else float(weight @ each / weight.sum())
@@ -112,41 +108,37 @@ class JudgedStore:
 
         Passages are counted if no text was kept.
         """
-        weight, sizes = 1.0 / self.judged.rows.requests["probability"], self.judged.pools.tokens
-        sizes = np.ones(new.shape) if sizes is None else sizes
-        of_new, of_old = (np.where(ranks > 0, sizes, 0.0).sum(axis=1) for ranks in (new, old))
+        weight = 1.0 / self.rows.requests["probability"]
+        of_new, of_old = (
+            np.where(ranks > 0, self.pools.sizes, 0.0).sum(axis=1) for ranks in (new, old)
+        )
         return mean_interval(weight * (of_new - of_old) * weight.size / float(weight @ of_old))
 
     @property
     def n_judged(self) -> int:
         """Number of candidates that were to be judged."""
-        return int(np.count_nonzero(self.judged.rows.passages["size"]))
+        return int(np.count_nonzero(self.rows.passages["size"]))
 
     @property
     def n_failed(self) -> int:
         """Number of candidates without a grade, because a call of the judge failed."""
-        return int(np.count_nonzero(self.judged.rows.passages["judge_grade"] == FAILED))
+        return int(np.count_nonzero(self.rows.passages["judge_grade"] == FAILED))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the samples for a reader, one line each."""
         notes = [SYNTHETIC] if self.is_synthetic else []
         if self.n_failed:
-            _, all_judged = self.judged.rows.without_failed
+            _, all_judged = self.rows.without_failed
             notes.append(failed_in_words(int(np.count_nonzero(~all_judged)), self.n_failed))
-        return (
-            *notes,
-            *(f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items()),
-        )
+        left_out = (f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items())
+        return (*notes, *left_out)
 
 
 class _Sample(NamedTuple):
-    """One judged sample; its texts are not kept.
+    """One judged sample without its texts, but with estimates of their tokens.
 
-    Attributes:
-        tokens: An estimate by candidate, of those whose text is kept.
-        probability: The probability with which it was stored and judged.
-        first_pick: As in ``JudgedRows``.
+    It was stored and judged with this probability; ``first_pick`` is as in ``JudgedRows``.
     """
 
     sample: GradedSample
@@ -166,11 +158,6 @@ class _Sample(NamedTuple):
 
 def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> JudgedStore:
     """Read a judge's samples of the commonest route, with people's grades of them.
-
-    Args:
-        store: The samples.
-        series: The series of judgments, as the store names it.
-        utilities: The worth of a passage.
 
     Raises:
         CalibrationError: no sample can be used.
@@ -205,22 +192,34 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         for each in used
         if each.sample.record.mode is not Mode.ENFORCE or each.sample.record.profile_id is None
     ]
+    rows = _rows(used, pools, utilities, store.top_grade() or TOP_GRADE)
+    requests, passages = rows.requests, rows.passages
+    is_exact = series.startswith(f"{LabelJudge.name} ")
+    if is_exact:
+        # As in live figures, a passage without a label counts as not relevant.
+        is_known = (passages["judge_grade"] != FAILED) & (passages["size"] > 0.0)
+        passages["people_grade"] = np.where(is_known, passages["judge_grade"] == YES, UNGRADED)
+        passages["people_worth"], passages["asked_probability"] = passages["worth"], is_known
+        requests["draw"], requests["is_run"], requests["run_probability"] = 1, True, 1.0
+    else:
+        # The draws whose grades stand for all that they could have asked about.
+        draws = store.draws(series, [s.sample.sample_id for s in samples if s.sample.people])
+        counts = np.isin(requests["draw"], list(draws))
+        requests["draw"][~counts] = 0
+        passages["asked_probability"][~counts[rows.request]] = 0.0
+    first_pick = np.array([each.first_pick for each in used])
     return JudgedStore(
-        series,
-        utilities,
-        _candidates(
-            used,
-            pools,
-            utilities,
-            store.draws(series, [s.sample.sample_id for s in samples if s.sample.people]),
-            exact=series.startswith(f"{LabelJudge.name} "),
-            top_grade=store.top_grade() or TOP_GRADE,
-        ),
-        route,
-        max(bare, default=None),
-        tuple([Query(each.name, each.sample.record.query or "") for each in used]),
-        any(each.sample.record.request_id.startswith(WRITTEN) for each in used),
-        left_out,
+        rows=rows,
+        fold=fold_numbers([each.question for each in used]),
+        stands_for=stands_for(first_pick, requests["draw"] > 0, Counter(first_pick.tolist())),
+        pools=pools,
+        is_exact=is_exact,
+        series=series,
+        utilities=utilities,
+        serving_k=max(bare, default=None),
+        queries=tuple([Query(each.name, each.sample.record.query or "") for each in used]),
+        is_synthetic=any(each.sample.record.request_id.startswith(WRITTEN) for each in used),
+        left_out=left_out,
     )
 
 
@@ -231,8 +230,7 @@ def _tokens(samples: Sequence[_Sample], pools: Pools) -> FloatArray | None:
         tokens[row, : len(ids)] = [each.tokens.get(passage_id, np.nan) for passage_id in ids]
     if not np.nansum(tokens):
         return None
-    inside = ~np.isnan(pools.scores)
-    return np.where(inside & np.isnan(tokens), np.nanmean(tokens), tokens)
+    return np.where(pools.retrieved & np.isnan(tokens), np.nanmean(tokens), tokens)
 
 
 def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
@@ -257,45 +255,6 @@ def _of_system(ranking: Ranking) -> Ranking:
     """Leave out the signals of metadata, which a profile computes from columns that it names."""
     own = {name: values for name, values in ranking.signals.items() if ":" not in name}
     return replace(ranking, signals=own)
-
-
-def _candidates(
-    samples: Sequence[_Sample],
-    pools: Pools,
-    utilities: Utilities,
-    draws: Collection[int],
-    *,
-    exact: bool,
-    top_grade: int,
-) -> JudgedCandidates:
-    """Make the rows of the candidates in the pools.
-
-    Args:
-        samples: The samples, in the order of the pools.
-        draws: The draws whose grades stand for all that they could have asked about.
-        exact: Whether the judge's grades are those of people.
-        top_grade: The highest grade of people's scale.
-    """
-    rows = _rows(samples, pools, utilities, top_grade)
-    requests, passages = rows.requests, rows.passages
-    first_pick = np.array([each.first_pick for each in samples])
-    if exact:
-        # As in live figures, a passage without a label counts as not relevant.
-        is_known = (passages["judge_grade"] != FAILED) & (passages["size"] > 0.0)
-        passages["people_grade"] = np.where(is_known, passages["judge_grade"] == YES, UNGRADED)
-        passages["people_worth"], passages["asked_probability"] = passages["worth"], is_known
-        requests["draw"], requests["is_run"], requests["run_probability"] = 1, True, 1.0
-    else:
-        counts = np.isin(requests["draw"], list(draws))
-        requests["draw"][~counts] = 0
-        passages["asked_probability"][~counts[rows.request]] = 0.0
-    return JudgedCandidates(
-        rows,
-        fold_numbers([each.question for each in samples]),
-        stands_for(first_pick, requests["draw"] > 0, Counter(first_pick.tolist())),
-        pools,
-        is_exact=exact,
-    )
 
 
 def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_grade: int) -> Rows:
@@ -387,33 +346,32 @@ def calibrate_from_store(
     Raises:
         CalibrationError: people graded too little to correct the judge.
     """
-    judged, utilities = found.judged, found.utilities
-    if judged.lacking:
+    if found.lacking:
         raise CalibrationError(
-            f"people graded {count(int(judged.is_graded.sum()), 'passage')} of "
-            f"{count(judged.n_graded, 'request')}, and at least about {judged.lacking:,} more "
+            f"people graded {count(int(found.is_graded.sum()), 'passage')} of "
+            f"{count(found.n_graded, 'request')}, and at least about {found.lacking:,} more "
             "are needed, of dropped passages too, to measure the judge's errors: a policy from its "
             "verdicts alone promises gains that are not there"
         )
     settings = settings.model_copy(
-        update={"depth": judged.pools.scores.shape[1], "utilities": utilities}
+        update={"depth": found.pools.scores.shape[1], "utilities": found.utilities}
     )
     today = RatioPolicy(k=settings.serving_k)
-    first = first_k(judged.pools, settings.serving_k)
-    by_others = decided_by_others(judged, settings)
-    gain = difference(judged, by_others, first)
-    policy = fitted_policy(judged, settings)
+    first = first_k(found.pools, settings.serving_k)
+    by_others = decided_by_others(found, settings)
+    gain = difference(found, by_others, first)
+    policy = fitted_policy(found, settings)
     tokens = found.tokens_differ(by_others, first)
     verdict = _verdict(found, gain, tokens, first, settings)
-    why = f"{judged.in_words}; UDCG {_in_words(gain['udcg'])} over the first {today.k}"
+    why = f"{found.in_words}; UDCG {_in_words(gain['udcg'])} over the first {today.k}"
     route = RouteProfile(
         policy=today if verdict.decision == "keep" else policy,
-        score_kind=judged.pools.kind,
+        score_kind=found.pools.kind,
         why=why,
         verdict=verdict,
         safe_policy=today,
     )
-    before = None if in_force is None else in_force.routes.get(found.route)
+    before = None if in_force is None else in_force.routes.get(found.pools.route)
     dataset = Dataset(
         f"judged requests ({found.series})",
         found.queries,
@@ -421,19 +379,19 @@ def calibrate_from_store(
         notes=found.notes,
     )
     profile = Profile(
-        routes={**({} if in_force is None else in_force.routes), found.route: route},
+        routes={**({} if in_force is None else in_force.routes), found.pools.route: route},
         fusion=Fusion() if fusion is None else fusion,
-        utilities=utilities,
+        utilities=found.utilities,
         fingerprint=dict(fingerprint or {}),
         corpus=corpus_sketch,
         signal_columns=() if in_force is None else in_force.signal_columns,
         provenance=provenance(
-            dataset, settings, {found.route: judged.pools}, fingerprint or {}, [why]
+            dataset, settings, {found.pools.route: found.pools}, fingerprint or {}, [why]
         ),
     )
     old = None
     if before is not None:
-        old = difference(judged, decided(judged.pools, before.policy), first)
+        old = difference(found, decided(found.pools, before.policy), first)
     return StoreCalibration(profile, gain, old, found.size(by_others), found.size(first))
 
 
@@ -445,19 +403,19 @@ def _verdict(
     settings: Settings,
 ) -> RouteVerdict:
     """Judge the policy as with labels, by the estimated differences from today."""
-    judged, tolerance, max_loss = found.judged, settings.tolerance, settings.max_loss
+    tolerance, max_loss = settings.tolerance, settings.max_loss
     verdict = RouteVerdict(
         decision="shadow",
-        n=judged.n_graded,
+        n=found.n_graded,
         serving_k=settings.serving_k,
         tolerance=tolerance,
         max_loss=max_loss,
-        shown_by="folds" if judged.is_exact else "grades",
+        shown_by="folds" if found.is_exact else "grades",
     )
     recall, udcg = gain["recall"], gain["udcg"]
     if recall.value is None or recall.lower is None or udcg.lower is None:
         return verdict
-    todays = judged.estimates(today)[Metric.UDCG].value or 0.0
+    todays = found.estimates(today)[Metric.UDCG].value or 0.0
     limits = [(recall, -max_loss), (udcg, -max_loss * max(todays, 1.0))]
     is_kept = recall.value >= -tolerance
     needed = [needed_to_reach(each, least) for each, least in limits]

@@ -47,7 +47,7 @@ class JudgedCandidates(JudgedRequests):
     """Judged requests with all of their candidates.
 
     Attributes:
-        pools: The pools, in the order of the decision; a row's position is its place in its pool.
+        pools: In the order of the decision; a row's position is its place in its pool.
         is_exact: Whether the judge knows people's labels, which stand for grades of everything.
     """
 
@@ -130,21 +130,17 @@ def _threshold(
     settings: Settings,
     least: float,
 ) -> float:
-    """Return the least P, weighed by length, of a candidate that is kept.
+    """Return the least P, weighed by length, of a candidate that is kept: ``least`` or more.
 
-    On the mean over the requests, contexts then have at most today's tokens, or twice as many where
-    they may be richer. The leanest hold as many relevant passages as today's by P, and no more.
-
-    Args:
-        used: The places of the requests that count.
-        least: The value that a candidate has to reach in any context.
+    On the mean over the used requests, contexts then have at most today's tokens, or twice as many
+    where they may be richer. The leanest hold as many relevant passages as today's by P.
     """
     if settings.context == "utility":
         return least
     pools = judged.pools.rows(used)
     depth = min(JUDGED_DEPTH, pools.scores.shape[1])
     weight = 1.0 / judged.rows.requests["probability"][used, None]
-    sizes = np.ones(pools.scores.shape) if pools.tokens is None else np.nan_to_num(pools.tokens)
+    sizes = np.ones(pools.scores.shape) if pools.tokens is None else pools.sizes
     p = np.nan_to_num(predicted(model, pools))[:, :depth]
     tokens, expected = weight * sizes[:, :depth], weight * p
     worth = p if pools.tokens is None else p * weight_of(sizes[:, :depth])

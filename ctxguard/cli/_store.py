@@ -247,28 +247,28 @@ def by_k(found: "JudgedStore") -> tuple[dict[str, object], TextTable]:
     """Tabulate the first k of judged requests, as a document and for a terminal."""
     from calibration.judged_candidates import table_by_k
 
-    judged, rows = found.judged, table_by_k(found.judged)
+    rows = table_by_k(found)
     document = {
-        "requests": len(judged.pools),
-        "grades": int(judged.is_graded.sum()),
+        "requests": len(found.pools),
+        "grades": int(found.is_graded.sum()),
         "failed": found.n_failed,
         "by_k": {
-            "in_words": judged.in_words,
-            "is_corrected": judged.is_corrected,
+            "in_words": found.in_words,
+            "is_corrected": found.is_corrected,
             "rows": [{"k": k, **row} for k, row in rows.items()],
         },
     }
     cells = [[str(k), *map(interval, row.values())] for k, row in rows.items()]
     columns = ["k>", "precision>", "MRR>", "UDCG>", "recall>"]
-    return document, TextTable(columns, cells, judged.in_words)
+    return document, TextTable(columns, cells, found.in_words)
 
 
 def next_step(found: "JudgedStore") -> list[str]:
     """Say what people should grade next, or that a profile can be made."""
-    if not found.judged.lacking:
+    if not found.lacking:
         return ["`ctxguard calibrate --store` makes a profile of these samples"]
-    if found.judged.is_exact:
-        lacking = count(found.judged.lacking, "passage")
+    if found.is_exact:
+        lacking = count(found.lacking, "passage")
         return [f"it takes labels of about {lacking} more, of dropped ones too"]
     n = min(_TO_GRADE, found.n_judged)
     grade = (

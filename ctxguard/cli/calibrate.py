@@ -142,7 +142,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         if "serving_k" not in self.model_fields_set and found.serving_k is not None:
             chosen = chosen.model_copy(update={"serving_k": found.serving_k})
         made = None
-        if not found.judged.lacking:
+        if not found.lacking:
             with output.doing("fitting"):
                 made = calibrate_from_store(found, chosen, in_force, **self._system(in_force))
             made.profile.save(self.out)
@@ -152,11 +152,11 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             "verdict": profile and profile.verdict and profile.verdict.decision,
             "profile": None if made is None else self.out,
             "profile_id": profile and profile.profile_id,
-            "route": found.route,
-            "policy": profile and describe_policy(profile.routes[found.route].policy),
+            "route": found.pools.route,
+            "policy": profile and describe_policy(profile.routes[found.pools.route].policy),
             "context": made and made.size,
             "today": made and made.today,
-            "in_short": made and _judged_in_short(made, found.route),
+            "in_short": made and _judged_in_short(made, found.pools.route),
             "gain": made and made.gain,
             "in_force": made and made.in_force,
             **figures,
@@ -171,7 +171,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             )
         shown: list[RenderableType] = [table, dim(f"recall: {RECALL_OF_JUDGED}")]
         if made is not None:
-            shown.insert(0, self._judged_facts(made, found.route))
+            shown.insert(0, self._judged_facts(made, found.pools.route))
         files = [*([self.out] if made else ()), *self.report]
         shown.append(facts(*[("wrote", str(file)) for file in files]))
         lacks = profile is None or lacks_verdict(profile, self.required)

@@ -75,10 +75,9 @@ def grade(live: Watching, relevant: dict[str, set[str]], n: int) -> int:
 
 def test_judges_labels_grade_everything() -> None:
     found = read(watched(60))
-    judged = found.judged
-    assert (found.route, found.serving_k, found.left_out) == (Route.HYBRID, 3, {})
-    assert judged.is_graded.all()
-    passages = judged.rows.passages
+    assert (found.pools.route, found.serving_k, found.left_out) == (Route.HYBRID, 3, {})
+    assert found.is_graded.all()
+    passages = found.rows.passages
     assert len(passages) == found.n_judged == 60 * DEPTH
     assert set(passages["asked_probability"]) == set(passages["size"]) == {1.0}
     _, truth = simulate(60)
@@ -89,9 +88,9 @@ def test_judges_labels_grade_everything() -> None:
 def test_retrieved_can_be_decided_again() -> None:
     retriever, _ = simulate(5)
     found = read(watched(5))
-    for query, ids in zip(found.queries, found.judged.pools.passage_ids, strict=True):
+    for query, ids in zip(found.queries, found.pools.passage_ids, strict=True):
         assert set(ids) == set(retriever.rankings[query.text].passage_ids)
-    assert set(found.judged.pools.legs) == {"dense", "lexical"}
+    assert set(found.pools.legs) == {"dense", "lexical"}
 
 
 def test_requests_weigh_by_probability() -> None:
@@ -102,7 +101,7 @@ def test_requests_weigh_by_probability() -> None:
     contexts = serve(retriever, [*texts, texts[0]])
     live.watch(*contexts[:1], probability=0.1)
     live.watch(*contexts[1:], probability=0.5)
-    judged = read(live).judged
+    judged = read(live)
     assert judged.rows.requests["probability"].tolist() == pytest.approx([0.1, 0.5, 0.5, 0.5])
     assert judged.fold[0] == judged.fold[3]
     session = judged.rows.requests["session"].tolist()
@@ -122,7 +121,7 @@ def test_commonest_route_is_taken() -> None:
     live = Watching(truth_of(dataset), rates=WHOLE)
     live.watch(*contexts)
     found = read(live)
-    assert (found.route, len(found.queries)) == (Route.HYBRID, 6)
+    assert (found.pools.route, len(found.queries)) == (Route.HYBRID, 6)
     assert found.left_out == {"of another route (lexical)": 2}
     with pytest.raises(CalibrationError, match="no sample judged by 'labels 2'"):
         read(live, series="labels 2")
@@ -138,7 +137,7 @@ def test_cut_says_nothing_of_today() -> None:
 
 def test_coin_judged_stand_for_others() -> None:
     live = watched(40, rates=JudgingRates(0.25, 0.0, 0.0, 0.0))
-    passages = read(live).judged.rows.passages
+    passages = read(live).rows.passages
     size = passages["size"][passages["rank"] == 0]
     assert set(size.tolist()) == {4.0}
     assert size.sum() == pytest.approx(40 * (DEPTH - 3), rel=0.2)
@@ -146,13 +145,13 @@ def test_coin_judged_stand_for_others() -> None:
 
 def test_grades_have_asking_probability() -> None:
     live, relevant = erring(80)
-    bare = read(live, "erring 1").judged
+    bare = read(live, "erring 1")
     assert not bare.is_graded.any()
     assert not bare.is_corrected
     never = bare.rows.passages["size"] == 0.0
     assert ((bare.rows.passages["position"] >= 10) == never).all()
     n = grade(live, relevant, 300)
-    judged = read(live, "erring 1").judged
+    judged = read(live, "erring 1")
     assert judged.is_corrected
     rows, own = judged.rows, judged.is_graded
     assert 60 <= own.sum() <= n
@@ -176,7 +175,7 @@ def test_reading_a_store_changes_nothing() -> None:
     live, relevant = erring(40)
     grade(live, relevant, 200)
     before = live.store.blocks(range(100))
-    strict = read(live, "erring 1", STRICT).judged
+    strict = read(live, "erring 1", STRICT)
     assert strict.is_graded.any()
     assert live.store.blocks(range(100)) == before
     assert set(strict.rows.passages["worth"]) == {1.0, -0.5, -0.2}
@@ -216,7 +215,7 @@ def test_other_routes_stay() -> None:
     assert isinstance(route.policy, ExpectedUtilityPolicy)
     assert route.verdict.decision == "enforce"
     assert "on 160 labelled queries" in route.verdict.statement
-    assert found.judged.in_words == "160 requests judged by known labels"
+    assert found.in_words == "160 requests judged by known labels"
 
 
 def test_gainless_policy_keeps_today() -> None:
@@ -244,10 +243,9 @@ def test_contexts_bound_the_tokens(context: Wanted, most: float) -> None:
     """Of traffic as of labels: today's tokens, twice as many, or whatever is worth it."""
     found = read(watched(160))
     rng = np.random.default_rng(0)
-    tokens = np.where(np.isnan(found.judged.pools.scores), np.nan, rng.integers(50, 400, (160, 1)))
+    tokens = np.where(np.isnan(found.pools.scores), np.nan, rng.integers(50, 400, (160, 1)))
     tokens = tokens * rng.uniform(0.3, 1.7, tokens.shape)
-    judged = replace(found.judged, pools=replace(found.judged.pools, tokens=tokens))
-    found = replace(found, judged=judged)
+    found = replace(found, pools=replace(found.pools, tokens=tokens))
     made = calibrate_from_store(found, Settings(serving_k=3, context=context))
     size, today = made.size["tokens"], made.today["tokens"]
     assert size is not None
@@ -270,17 +268,16 @@ def test_unlabelled_passages_count_as_live() -> None:
         first, *_ = sorted(dataset.relevant(query.query_id))
         some[query.text] = {first: 1, "another": 0}
     found = read(watching(retriever, dataset, judge=LabelJudge(some)))
-    assert found.judged.is_graded.all()
+    assert found.is_graded.all()
     contexts = zip(some.values(), serve(retriever, [*some]), strict=True)
     truth = np.mean([len(labels.keys() & {*one.served_ids}) / 3 for labels, one in contexts])
-    precision = table_by_k(found.judged)[3]["precision"]
+    precision = table_by_k(found)[3]["precision"]
     assert precision.value == pytest.approx(truth)
 
 
 def test_texts_unknown_count_passages() -> None:
     found = read(watched(160))
-    judged = replace(found.judged, pools=replace(found.judged.pools, tokens=None))
-    found = replace(found, judged=judged)
+    found = replace(found, pools=replace(found.pools, tokens=None))
     made = calibrate_from_store(found, Settings(serving_k=3))
     assert made.size["tokens"] is None
     assert made.profile.verdict.tokens.value == pytest.approx(
