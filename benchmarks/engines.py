@@ -80,7 +80,7 @@ def outcome(retriever: AnyIndex, dataset: Dataset) -> Outcome:
     calibration = calibrate(retriever, dataset, Settings(depth=DEPTH))
     plain = retriever.with_fusion(WITHOUT).on_route(Route.HYBRID)
     pools = (
-        calibration.pools[Route.HYBRID],
+        calibration.outcomes[Route.HYBRID].route.pools,
         replay(plain, dataset.queries, depth=DEPTH),
     )
     ndcg = [per_query(label(each, dataset), RatioPolicy(k=5))["ndcg_at_10"] for each in pools]

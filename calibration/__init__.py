@@ -8,7 +8,9 @@
       pools            the candidates with their labels
       fit              fusion weight, temperature, P(relevant)
       grid             every policy of a family at once
-      certify          the policies that pass, and the one chosen
+      objectives       the choice among them, by all queries or by four fifths
+      verdict          whether the choice may be served
+      certify          what held-out queries prove
       evaluate         metrics by query, means with intervals
       calibrate_route  these steps for one route
     from_store       the same from judged samples, of questions or of live traffic
@@ -19,16 +21,9 @@
     answers          a reader asked with today's contexts and with the guard's
     report           the evidence as one HTML page
 
-Arguments of these names mean the same everywhere, so that functions describe them only where
-they say more:
-
-    dataset     labelled queries, or the labels of the pools
-    pools       the replay of one route: the candidates of each query
-    policy      what is kept; utilities: the worth of a passage
-    serving_k   how many passages are served today
-    depth       candidates per query
-    seed        random seed of every split, shuffle and bootstrap
-    passes      reports progress, by passes over the queries
+Arguments of these names mean the same everywhere: ``serving_k``, how many passages are served
+today; ``depth``, candidates per query; ``utilities``, the worth of a passage; ``seed``, the random
+seed of every split, shuffle and bootstrap; ``passes``, which reports passes over the queries.
 
 What serves requests never imports this package.
 """

@@ -85,14 +85,7 @@ _REFERENCE = Template("<question>\n{title}\n</question>\n<reference>\n{text}\n</
 
 @dataclass(frozen=True, slots=True)
 class ToAnswer:
-    """One question with one context.
-
-    Attributes:
-        query: The question.
-        pipeline: One of ``PIPELINES``.
-        passage_ids: The context's passages, in order; empty if the guard kept none.
-        context: The context as the reader gets it.
-    """
+    """One question with the context of one of the ``PIPELINES``, as the reader gets it."""
 
     query: Query
     pipeline: str
@@ -140,11 +133,9 @@ def questions_with_contexts(
 def estimate(
     waiting: Iterable[ToAnswer], prices: tuple[float, float] | None
 ) -> tuple[int, int, float | None]:
-    """Estimate the calls, tokens and cost of answering; identical contexts are asked once.
+    """Estimate the calls, the tokens read and the cost of answering; None without prices.
 
-    Returns:
-        Calls to the reader; the tokens it reads, instructions included; and the cost of these and
-        of 40 tokens per reply, None without prices.
+    Identical contexts are asked once, instructions are read too, and a reply costs 40 tokens.
     """
     texts = {each.digest: each.conversation for each in waiting}
     tokens = sum(estimate_tokens(part["content"]) for text in texts.values() for part in text)
@@ -156,11 +147,9 @@ def estimate(
 
 
 class AnswerFile:
-    """A reader's answers, kept in a file.
+    """A reader's answers in a JSONL file, which the first answer creates.
 
-    Args:
-        path: JSONL; created with the first answer.
-        reader: Name of the reader; rows of other readers are left alone.
+    Rows of other readers are left alone.
 
     Raises:
         DataError: a line is not a stored answer.
@@ -261,7 +250,7 @@ def _read_answer(content: str) -> str | InvalidReason:
 
 
 def known_answers(query: Query) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return a question's known right and wrong answers, from its metadata; empty without any.
+    """Return a question's known right and wrong answers, from its metadata.
 
     >>> known_answers(Query("q", "?", {"answers": "1856", "wrong_answers": ["1900"]}))
     (('1856',), ('1900',))
@@ -290,12 +279,7 @@ def normalised(text: str) -> str:
 
 
 def is_right(answer: str, right: Iterable[str], wrong: Iterable[str]) -> bool:
-    """Mark an answer as correct if it contains a right answer and no wrong one.
-
-    Args:
-        answer: The reader's answer.
-        right: Right answers; any one of them suffices.
-        wrong: Known wrong answers.
+    """Return whether an answer contains a right answer and no known wrong one.
 
     >>> is_right("It was in 1856.", ["1856"], ["1900"])
     True
@@ -319,8 +303,6 @@ def mark_answers(
     """Mark each answer not yet marked in this way as right or wrong, in the file.
 
     Args:
-        asked: The questions with their contexts.
-        file: The answers.
         judge: A model that marks answers; None to compare them with known answers.
         references: Texts of each question's relevant passages, by query id; the judge uses them
             where a question has no known answers.
@@ -400,8 +382,6 @@ def compare_answers(
     """Compare the answers to today's contexts with those to the guard's, paired by question.
 
     Args:
-        asked: The questions with their contexts.
-        file: The answers.
         column: The mark: ``correct``, or a column that another tool has added, whose value is a
             number or true or false; more is better.
         prices: Prices of tokens; None leaves the cost out.
@@ -436,16 +416,7 @@ def compare_answers(
 def price_of_passages(
     asked: Sequence[ToAnswer], file: AnswerFile, dataset: Dataset, column: str = "correct"
 ) -> Interval:
-    """Estimate the utility of a passage that is not relevant to this reader.
-
-    Args:
-        asked: The questions with their contexts.
-        file: The answers, marked.
-        dataset: Says which passages are relevant.
-        column: The mark, as for `compare_answers`.
-
-    Returns:
-        As `irrelevant_utility`.
+    """Estimate this reader's utility of an irrelevant passage, by `irrelevant_utility`.
 
     Raises:
         DataError: a mark is not a number.
@@ -487,12 +458,7 @@ def _number(row: Row, name: str) -> float:
 
 
 def references(dataset: Dataset, passage: Callable[[str], Passage]) -> dict[str, str]:
-    """Join the texts of each question's relevant passages, the best grades first.
-
-    Args:
-        dataset: The labels.
-        passage: Returns a passage by its id; a passage it cannot return is left out.
-    """
+    """Join the texts of each question's relevant passages that can be had, best grades first."""
     found = {}
     for query in dataset.queries:
         grades, texts = dataset.relevant(query.query_id), []

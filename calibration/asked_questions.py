@@ -90,24 +90,19 @@ def written_questions(
 def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool = False) -> str:
     """Name the sample of a question; each run on the same system gives the same name.
 
-    Args:
-        question: Its text, or the id of the passage it is written from.
-        system: Identifies the system and its settings.
-        is_written: Whether a model writes it.
+    A question that a model writes goes by the id of its passage.
     """
     text = json.dumps([folded(question), dict(system)], sort_keys=True)
     return f"{WRITTEN if is_written else ASKED}{_order(text).hex()[:32]}"
 
 
 def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> Entry:
-    """Ask a guard a question, and build the sample for its store.
+    """Ask a guard without a sampler a question, and build the sample for its store.
 
     Args:
-        guard: Without a sampler.
         times: How often the question was asked: the number of requests the sample stands for.
 
     Raises:
-        QueryError: the retriever refuses the question.
         CtxguardError: as the retriever raises.
     """
     context = guard.retrieve(question, request_id=request_id)
@@ -123,11 +118,7 @@ def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 
 
 
 def tokens_to_judge(entry: Entry) -> tuple[int, int]:
-    """Estimate the calls and tokens of judging a sample one passage at a time.
-
-    Returns:
-        The passages, and the tokens of these and of the question for each.
-    """
+    """Estimate the calls and tokens of judging a sample, which repeat the question each time."""
     record = SampleRecord.from_bytes(entry.payload)
     passages = [record.passage(one) for one in record.to_judge({})]
     question = estimate_tokens(record.query or "")

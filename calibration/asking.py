@@ -219,7 +219,7 @@ def _with_answers(
         probabilities, n_asked, answered = _updated(own, by_fold, k_and_threshold, asking.price)
         policies, index, accepted = chosen(probabilities)
     policy = cast(ExpectedUtilityPolicy, policies.grid.policy(index))
-    order, kept = policies.contexts(rule, settings.serving_k)
+    order, kept = policies.contexts(policies.by_others(rule), settings.serving_k)
     # Without an answer, the context chosen without the assessor stands.
     without, is_answered = outcome.served, answered[:, None]
     option = route.option(

@@ -15,7 +15,6 @@ from calibration.calibrate_route import (
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
 from calibration.pools import (
-    LabelledPools,
     Pools,
     check_labels_are_found,
     label,
@@ -48,22 +47,23 @@ Passes = Callable[[str, int], Progress]
 """Called with the name and size of each pass over the queries; returns its progress callback."""
 
 
+def _silent(_name: str, _total: int) -> Progress:
+    return lambda _done: None
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """A profile with the pools, labels and settings that made it.
+    """A profile with the labels and settings that made it.
 
     Attributes:
         profile: The file that the guard loads.
-        pools: The labelled candidates of each route, over all queries.
         outcomes: Each route's choice and the alternatives.
         dataset: All labelled queries.
         chosen_on: The queries that chose, and with a promise certified.
         held_out: The other queries; None if no share is held out.
-        settings: The settings of the calibration.
     """
 
     profile: Profile
-    pools: Mapping[Route, LabelledPools]
     outcomes: Mapping[Route, RouteOutcome]
     dataset: Dataset
     chosen_on: Dataset
@@ -80,7 +80,7 @@ def calibrate(
     score_kind: ScoreKind | ScoreKindName | None = None,
     fingerprint: Mapping[str, str] | None = None,
     corpus_sketch: CorpusSketch | None = None,
-    passes: Passes | None = None,
+    passes: Passes = _silent,
     asking: Asking | None = None,
 ) -> Calibration:
     """Choose a policy for every route of a retriever, certify it, measure it on held-out queries.
@@ -104,7 +104,6 @@ def calibrate(
     """
     settings = Settings() if settings is None else settings
     chosen_on, held_out = dealt(dataset, settings)
-    passes = _silent if passes is None else passes
     vectors: Mapping[str, Any] | None = None
     source: RankingSource | MultiRoute
     views: Mapping[str, AnyRetriever | RankingSource]
@@ -180,7 +179,7 @@ def calibrate(
         signal_columns=needed(columns, by_route) if columns else (),
         provenance=provenance(dataset, settings, pools, identity, notes),
     )
-    return Calibration(profile, pools, outcomes, dataset, chosen_on, held_out, settings)
+    return Calibration(profile, outcomes, dataset, chosen_on, held_out, settings)
 
 
 def default_fusion(retriever: MultiRoute) -> Fusion:
@@ -270,8 +269,3 @@ def provenance(
             *(() if identity else (_UNVERIFIED,)),
         ),
     )
-
-
-def _silent(_name: str, _total: int) -> Progress:
-    """Report no progress."""
-    return lambda _done: None

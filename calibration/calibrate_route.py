@@ -100,10 +100,9 @@ class Option:
 
     Attributes:
         name: A few words that tell it from the others.
-        policy: The policy.
-        order: Shape (n_q, depth), columns of the pools of the queries that measure, best first.
+        order: Shape (n_q, depth), columns of the measured pools, best first.
         kept: Shape (n_q, depth), whether each of these is in the context.
-        metrics: The metrics of these contexts.
+        metrics: Of these contexts.
         verdict: Whether the policy may be served.
     """
 
@@ -133,7 +132,6 @@ class RouteOutcome:
     Attributes:
         profile: The route's part of the profile.
         certification: The outcome of the test; None without a promise.
-        chosen: The policy of the profile.
         others: What would be chosen for each cost of a context; a size is missing where that
             is the first k.
         route: What all of this was chosen and measured on.
@@ -452,12 +450,13 @@ class LabelledRoute:
         if self.held_out:
             return self.option(name, policy, *contexts(self.measured, policy))
         # Steps of a ladder often make the same choice: identical contexts are measured once.
-        key = (among is self.choosing, among.by_others(rule))
+        by_others = among.by_others(rule)
+        key = (among is self.choosing, *by_others.values())
         if key not in self._folded:
-            order, kept = among.contexts(rule, self.settings.serving_k)
+            order, kept = among.contexts(by_others, self.settings.serving_k)
             self._folded[key] = order, kept, of_contexts(self.measured, order, kept)
         found = self.option(name, policy, *self._folded[key])
-        vacuous = among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
+        vacuous = among.share_chosen(by_others) <= LEAST_SHARE_CHOSEN
         if vacuous and found.verdict.recall is not None:
             n = found.verdict.n
             shadow = RouteVerdict(
@@ -512,7 +511,7 @@ def _why(route: LabelledRoute, chosen: Option) -> str:
 
 
 def among(grid: Grid, settings: Settings) -> Folded:
-    """Return the policies of a grid over the choosing queries, to choose among."""
+    """Return the policies of a grid to choose among."""
     indices = tried(grid, settings.serving_k)
     if settings.context == "utility":
         indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
@@ -521,13 +520,11 @@ def among(grid: Grid, settings: Settings) -> Folded:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The fit of a family of policies to some queries.
+    """The fit of a family of policies to some queries, with the sizes of context to try.
 
     Attributes:
         pools: These queries, with P(relevant) of their candidates out of fold.
-        model: P(relevant); None for relative scores.
-        temperature: The temperature of the relative scores.
-        ks: Sizes of context.
+        model: P(relevant); None for relative scores of this temperature.
     """
 
     pools: LabelledPools
@@ -551,9 +548,9 @@ class Fitted:
 
 
 def shuffled(values: FloatArray, seed: int) -> FloatArray:
-    """Return the values that are defined, in an order fixed beforehand.
+    """Return the defined values in an order fixed beforehand, as betting needs.
 
-    Betting needs a fixed order, and a file may be sorted by topic.
+    A file may be sorted by topic.
     """
     defined = values[~np.isnan(values)]
     return defined[np.random.default_rng(seed).permutation(defined.size)]

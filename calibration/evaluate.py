@@ -75,11 +75,9 @@ Measured = Mapping[str, FloatArray]
 
 
 def intervals(columns: Measured, sizes: Measured, seed: int = 0) -> dict[str, Interval]:
-    """Average columns by metric, or add them up over the metric's sizes, with bootstrap intervals.
+    """Average metrics or differences in them, with bootstrap intervals.
 
-    Args:
-        columns: Values of metrics, or differences in them.
-        sizes: The sizes measured on the same queries.
+    One of ``SIZES`` is weighted by its sizes, measured on the same queries.
     """
     found = dict(zip(columns, bootstrap_intervals(columns.values(), seed=seed), strict=True))
     for name in columns.keys() & SIZES.keys():
@@ -202,10 +200,8 @@ def per_query_keywords(
 ) -> dict[str, FloatArray]:
     """Decide on every recorded pool and measure the resulting context by ``KEYWORD_METRICS``.
 
-    Args:
-        keywords: Words and phrases that an answer needs, by query id; the metrics are undefined
-            for a query without any.
-        text_of: The text of a passage.
+    The keywords are words and phrases that an answer needs, by query id; the metrics are undefined
+    for a query without any.
     """
     columns = np.full((len(KEYWORD_METRICS), len(pools)), np.nan)
     order, kept = contexts(pools, policy)
@@ -226,12 +222,7 @@ def measure(
     baseline_k: int,
     text_of: Callable[[str], str],
 ) -> dict[str, FloatArray]:
-    """Measure every metric that the labels allow: of passages, of keywords, or of both.
-
-    Args:
-        baseline_k: The baseline of recall loss, as in ``label``.
-        text_of: The text of a passage, in which keywords are looked for.
-    """
+    """Measure every metric that the labels allow: of passages, of keywords, or of both."""
     measured: dict[str, FloatArray] = {}
     if dataset.answerable:
         measured = per_query(label(pools, dataset, utilities, baseline_k=baseline_k), policy)

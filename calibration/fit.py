@@ -28,13 +28,9 @@ _TEMPERATURE_SHARE = 0.1
 
 
 def fit_fusion(pools: LabelledPools) -> Fusion:
-    """Fit the convex fusion whose order has the highest mean nDCG@10 on these queries.
+    """Fit the convex fusion whose order has the highest mean nDCG@10 on a hybrid replay.
 
-    Args:
-        pools: A hybrid replay, whose candidates have both legs' scores.
-
-    Returns:
-        Convex fusion. Among equally good weights the middle one, so that no single query decides.
+    Among equally good weights it takes the middle one, so that no single query decides.
 
     Raises:
         CalibrationError: no query has a relevant passage.
@@ -147,10 +143,9 @@ def fit_model(
     relevant: NDArray[np.bool_],
     weights: FloatArray | None = None,
 ) -> RelevanceModel:
-    """Fit the regression to candidates.
+    """Fit the regression to candidates with the legs and signals of these pools.
 
     Args:
-        pools: Names the legs and signals.
         inputs: Shape (n, n_features), finite; overwritten.
         relevant: Shape (n,), of both kinds.
         weights: Shape (n,), ≥ 0, how much each counts; None where all count 1.
@@ -176,7 +171,7 @@ def fit_model(
 
 
 def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Bring features to mean 0 and deviation 1, clipped, in place; return the numbers too."""
+    """Bring features to mean 0 and deviation 1, clipped, in place; return means and scales too."""
     # A few columns at a time: numpy copies its input to compute the deviation.
     parts = np.array_split(inputs, max(inputs.shape[1] // _COLUMNS, 1), axis=1)
     means, scales = inputs.mean(axis=0), np.concatenate([part.std(axis=0) for part in parts])
@@ -230,13 +225,12 @@ def out_of_fold(pools: LabelledPools, model: RelevanceModel) -> FloatArray:
 
 
 def fold_numbers(groups: Sequence[str] | NDArray[np.str_]) -> IntArray:
-    """Deals groups of queries into at most `FOLDS` folds of about the same number of groups.
+    """Deal queries into at most `FOLDS` folds of about the same number of groups.
 
-    Args:
-        groups: Shape (n_q,): the name of each query's group, whose queries share a fold.
+    The names of their groups alone decide, not the order of the file.
 
     Returns:
-        Shape (n_q,), from 0. The names alone decide, not the order of the file.
+        Shape (n_q,), from 0.
     """
     names, place = np.unique(np.array(groups, dtype=str), return_inverse=True)
     digests = [hashlib.sha256(name.encode()).digest() for name in names.tolist()]
@@ -247,7 +241,7 @@ def fold_numbers(groups: Sequence[str] | NDArray[np.str_]) -> IntArray:
 
 
 def folds(groups: Sequence[str] | NDArray[np.str_]) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yields the places of each fold's queries, and those of all others, by `fold_numbers`."""
+    """Yield the places of each fold's queries, and those of all others, by `fold_numbers`."""
     fold = fold_numbers(groups)
     for number in np.unique(fold):
         yield np.flatnonzero(fold == number), np.flatnonzero(fold != number)

@@ -48,7 +48,7 @@ def thresholds_reached(
     """Count the thresholds that keep each candidate, shape (n_q, depth), −1 beyond the pool.
 
     Args:
-        values: Shape (n_q, depth), compared with the thresholds (a relative score, a probability),
+        values: Same shape, to compare with the thresholds (a relative score, a probability),
             non-increasing along ranks, NaN beyond the pool.
         thresholds: Ascending.
         min_keep: How many candidates every threshold keeps.
@@ -70,9 +70,8 @@ class Grid:
         pools: The labelled candidates, with P(relevant) where it is known.
         ks: Sizes of context, ascending, ≥ 1.
         thresholds: Ascending.
-        reached: How many of them keep each candidate, as by `thresholds_reached`; non-increasing
-            along ranks.
-        make: The policy of a k and a threshold.
+        reached: As from `thresholds_reached`, in this order.
+        make: Makes the policy of a k and a threshold.
         order: Shape (n_q, depth), the columns of the pools in the order in which policies keep
             them.
         places: Shape (n_q, depth), the rank of each candidate by P, from 0, where the order is
@@ -114,13 +113,10 @@ class Grid:
     def contexts(
         self, index: GridIndex, rows: NDArray[np.bool_] | slice = slice(None)
     ) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Find the contexts that a policy serves.
-
-        Args:
-            rows: The queries.
+        """Find the contexts that a policy serves to some queries.
 
         Returns:
-            Shape (n_q, depth), columns of the pools, those kept first and in the order in which
+            Shape (n_rows, depth), columns of the pools, those kept first and in the order in which
             they are served; and whether each is kept.
         """
         order = self.order[rows]
@@ -178,10 +174,7 @@ class Grid:
 
     @cached_property
     def _running(self) -> tuple[FloatArray, FloatArray]:
-        """UDCG of the first n candidates, and how many of them recall loss counts: n = 0 … depth.
-
-        Shape (n_q, depth + 1) each.
-        """
+        """UDCG of the first n = 0 … depth candidates, and how many of them recall loss counts."""
         return self._udcg(self.pools.utilities), self._sums(self.pools.at_stake.astype(np.float64))
 
     @cached_property
@@ -229,9 +222,6 @@ def with_expected(pools: LabelledPools, part: float) -> tuple[FloatArray, FloatA
 
     Each query is expected to have as many relevant candidates as its labels name; P says which.
 
-    Args:
-        part: The share of each label to replace, in [0, 1].
-
     Returns:
         Shape (n_q, depth) each: how relevant each candidate is, in [0, 1], and its worth.
     """
@@ -262,10 +252,8 @@ def ratio_grid(
     """Make every (k, min_ratio); min_ratio is always 0 where scores carry rank only.
 
     Args:
-        temperature: The relative score's; fitted to these pools unless given.
+        temperature: Fitted to these pools unless given.
         ks: Sizes of context; ``sizes`` up to the depth unless given.
-        ratios: Relative thresholds, ascending.
-        min_keep: The fewest passages that every policy keeps.
     """
     chosen = fit_temperature(pools) if temperature is None else temperature
     values, outside = relative_values(pools, chosen)
@@ -317,10 +305,8 @@ def utility_grid(
     Args:
         probabilities: Shape (n_q, depth), from the model; out of fold if a threshold is chosen
             on the queries that the model was fitted to.
-        model: The model of the policies.
         ks: Sizes of context; ``sizes`` up to the depth unless given.
         thresholds: On P(relevant), ascending, in [0, 1).
-        min_keep: The fewest passages that every policy keeps.
         per_token: Weigh P by length, as far as tokens are known.
     """
     per_token &= pools.tokens is not None

@@ -22,11 +22,7 @@ NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
 
 
 class HardNegative(NamedTuple):
-    """A passage ranked high although it is not relevant.
-
-    Attributes:
-        rank: Its 1-based rank in the retriever's order.
-    """
+    """A passage ranked high, counted from 1 in the retriever's order, although not relevant."""
 
     passage_id: str
     kind: NegativeKind
@@ -48,8 +44,8 @@ def mine(
     passage was retrieved, its rank does not matter.
 
     Args:
-        per_query: Maximum number of negatives per query, ≥ 1.
-        near: Ranks below the first relevant passage to search, ≥ 0.
+        per_query: Maximum number of negatives per query.
+        near: Ranks below the first relevant passage to search.
         unjudged_margin: In [0, 1); None takes labelled passages only. Otherwise unlabelled
             passages fill up the rest of ``per_query``, best rank first, if their relative score
             against the best relevant passage (DESIGN.md §4, T = 1) is at most 1 − margin: on a
@@ -124,8 +120,7 @@ def triplets(
     repeated until the longer one ends.
 
     Args:
-        mined: The negatives, from ``mine``.
-        dataset: The data set in which they were found.
+        mined: From ``mine``.
         text_of: Returns the text that a reranker would read; None for a passage without text here.
         counts: Receives the number of relevant passages without text.
     """
@@ -154,10 +149,7 @@ def triplets(
 
 
 def write_triplets(path: Path, rows: Iterable[Mapping[str, str]]) -> int:
-    """Write triplets as JSONL, one object per line.
-
-    Returns:
-        Number of written triplets.
+    """Write triplets as JSONL, and return their number.
 
     Raises:
         CalibrationError: there are no triplets; no file is written.

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
     Attributes:
         caution: Standard errors of recall by which a policy must be clear of the tolerance.
-        tokens: Tokens that a context may hold at most on the mean, as a share of today's.
+        tokens: The most tokens of a context on the mean, as a share of today's.
     """
 
     caution: float
@@ -66,16 +66,14 @@ _TIE = 1e-12
 class PolicySums(NamedTuple):
     """Sums over queries of the figures of some policies of a grid, by fold.
 
+    Tokens are passages where they are unknown.
+
     Attributes:
-        all_queries: Shape (n_folds,), the number of queries.
-        answerable: Likewise, of those with a relevant passage.
-        today_tokens: Likewise, tokens of today's first k, or passages where tokens are unknown.
+        all_queries: Shape (n_folds,), the number of queries; likewise ``answerable``, those with a
+            relevant passage, and ``today_tokens``, of today's first k.
         kept: Shape (n_folds, n_policies), passages kept.
-        recall: Shape (n_folds, 2, n_policies), Σ d and Σ d² of recall less that of today's
-            first k, over the answerable queries; half by labels and half by P(relevant), where
-            that is known (`Grid.beyond_today`).
-        gain: Likewise for UDCG, over all queries.
-        tokens: Likewise for tokens, or for passages where tokens are unknown.
+        recall: Shape (n_folds, 2, n_policies), Σ d and Σ d² of `Grid.beyond_today`, over the
+            answerable queries; likewise ``gain`` of UDCG and ``tokens``, over all.
     """
 
     all_queries: FloatArray
@@ -88,13 +86,7 @@ class PolicySums(NamedTuple):
 
     @classmethod
     def of(cls, grid: Grid, tried: Sequence[GridIndex], fold: IntArray) -> "PolicySums":
-        """Add up the figures of policies.
-
-        Args:
-            grid: Its labels have the first ``serving_k`` as their baseline.
-            tried: The policies, from `tried`.
-            fold: Shape (n_q,), the number of each query's fold, from 0.
-        """
+        """Add up the figures of policies; fold: shape (n_q,), from 0."""
         member = np.equal(fold, np.arange(fold.max() + 1)[:, None]) * 1.0  # (n_folds, n_q)
         n_kept, pools = grid.kept(tried), grid.pools
         differences = [np.take_along_axis(each, n_kept, axis=1) for each in grid.beyond_today]
@@ -159,22 +151,17 @@ class PolicySums(NamedTuple):
 
 
 Choose = Callable[[PolicySums], int | None]
-"""The place of a policy among those that were tried; None for what is served today."""
+"""Finds the place of a policy among those that were tried; None where none is accepted, and what is
+served today stays."""
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A grid's policies with their sums by fold: four folds choose, the fifth measures.
+    """Policies of a grid over all choosing queries: four folds choose, the fifth measures.
 
     The probabilities are out of fold already; nothing is fitted again. On 60 splits of five
     collections recall was overstated by .001, and its lower bound above the truth in 9% at a
-    nominal 10%.
-
-    Attributes:
-        grid: Over all queries that choose.
-        tried: The policies among which a choice is made.
-        fold: Shape (n_q,), each query's fold.
-        sums: Sums of the tried policies.
+    nominal 10%. ``fold`` has shape (n_q,).
     """
 
     grid: Grid
@@ -193,10 +180,20 @@ class Folded:
         place = choose(self.sums)
         return None if place is None else self.tried[place]
 
-    def contexts(self, choose: Choose, serving_k: int) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return every query's context under the choice of the other folds.
+    def by_others(self, choose: Choose) -> Mapping[int, GridIndex | None]:
+        """Return what the other folds choose for each fold; None for what is served today.
 
-        It is today's where they choose nothing, and where there are no other folds.
+        Without other folds nothing is chosen.
+        """
+        places = {number: choose(sums) for number, sums in self._without.items()}
+        return {
+            number: None if place is None else self.tried[place] for number, place in places.items()
+        }
+
+    def contexts(
+        self, chosen: Mapping[int, GridIndex | None], serving_k: int
+    ) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Return every query's context under the choice of the other folds, else today's.
 
         Returns:
             Shape (n_q, depth), columns of the pools, best first; and whether each is kept.
@@ -204,28 +201,23 @@ class Folded:
         grid = self.grid
         order = np.tile(np.arange(grid.order.shape[1]), (len(self.fold), 1))
         kept = order < np.minimum(grid.pools.lengths, serving_k)[:, None]
-        for number, index in zip(self._without, self.by_others(choose), strict=True):
+        for number, index in chosen.items():
             if index is not None:
                 rows = self.fold == number
                 order[rows], kept[rows] = grid.contexts(index, rows)
         return order, kept
 
-    def share_chosen(self, choose: Choose) -> float:
+    def share_chosen(self, chosen: Mapping[int, GridIndex | None]) -> float:
         """Return the share of the queries for which the other folds choose something, in [0, 1].
 
         If it is small, most contexts are today's, and say nothing about the choice of all queries.
         """
-        chosen = zip(self._without, self.by_others(choose), strict=True)
-        return float(np.isin(self.fold, [number for number, index in chosen if index]).mean())
-
-    def by_others(self, choose: Choose) -> tuple[GridIndex | None, ...]:
-        """Return what the other folds choose for each fold; None for what is served today."""
-        places = map(choose, self._without.values())
-        return tuple([None if place is None else self.tried[place] for place in places])
+        some = [number for number, index in chosen.items() if index is not None]
+        return float(np.isin(self.fold, some).mean())
 
     @cached_property
     def _without(self) -> Mapping[int, PolicySums]:
-        """The sums of the other folds for each fold, if there are other folds, for every choice."""
+        """The sums of the other folds for each fold, if there are other folds."""
         numbers = np.unique(self.fold).tolist()
         return {number: self.sums.without(number) for number in numbers if len(numbers) > 1}
 
@@ -261,13 +253,7 @@ def choose(
     - ``richer``: the same at no more than twice today's tokens.
 
     Args:
-        sums: Sums of the policies.
-        context: How much a context may cost.
-        tolerance: How far mean recall may lie below today's, ≥ 0.
-        step: The step of the ladder; the most careful one unless given.
-
-    Returns:
-        The place of the policy; None where none is accepted.
+        step: The most careful one of the ladder unless given.
     """
     step = LADDERS[context][-1] if step is None else step
     gain, share = sums.mean_gain, sums.token_share(TOKEN_CAUTION)
@@ -287,15 +273,9 @@ def choose(
 def extend(sums: PolicySums) -> int | None:
     """Choose how far to go on in today's order, at no more than twice today's tokens.
 
-    Recall cannot fall. Policies that gain UDCG by more than ``EXTENSION_CAUTION`` paired standard
-    errors are accepted; of these, the one of highest recall is chosen.
-
-    Args:
-        sums: Sums of policies that keep the first ``serving_k`` in the retriever's own order,
-            whatever their threshold.
-
-    Returns:
-        The place of the policy; None where none is accepted.
+    The policies keep the first ``serving_k`` in the retriever's own order, so recall cannot fall.
+    Those that gain UDCG by more than ``EXTENSION_CAUTION`` paired standard errors are accepted; of
+    these, the one of highest recall is chosen.
     """
     gain, share = sums.mean_gain, sums.token_share(TOKEN_CAUTION)
     accepted = gain > EXTENSION_CAUTION * sums.gain_error + _TIE

@@ -27,9 +27,8 @@ def irrelevant_utility(correct: FloatArray, relevant: FloatArray, others: FloatA
     Source: Fieller, "Some Problems in Interval Estimation", JRSS B 16, 1954.
 
     Args:
-        correct: Shape (n,): the mark of one context's answer less that of the other's.
-        relevant: Shape (n,): relevant passages of the one less those of the other.
-        others: Shape (n,): likewise of passages that are not relevant.
+        correct, relevant, others: Shape (n,) each: one context's mark less the other's, and
+            likewise its passages that are relevant, and that are not.
 
     Returns:
         ``n`` counts the questions with marks. The value is None below 100 of them or below 30

@@ -25,11 +25,7 @@ def pooled(question: str, rankings: Sequence[Sequence[str]]) -> Steps:
     """Pool the candidates of a question, in the steps in which they are graded.
 
     Within a step they are ordered by a hash of question and passage, so that graders cannot see
-    their ranks.
-
-    Args:
-        question: Its text.
-        rankings: Passage ids of each route, best first, today's first.
+    their ranks. The rankings are passage ids of each route, best first; today's comes first.
 
     >>> steps = pooled("?", [list("abcdefgh"), list("zyxw")])
     >>> sorted(steps[0]), sorted(steps[1])
@@ -48,11 +44,7 @@ def to_grade(steps: Steps, grades: Mapping[str, int]) -> list[str]:
     """List the passages to grade, in order, as far as the grades so far determine them.
 
     The first step is always graded; a further one once all before it are, if the last of these held
-    a relevant passage. If the first held none, one more is graded.
-
-    Args:
-        steps: The steps from `pooled`.
-        grades: By passage id; more than 0 is relevant.
+    a relevant passage (of a grade over 0). If the first held none, one more is graded.
 
     >>> to_grade((("a", "b"), ("c",), ("d",)), {"a": 0, "b": 1, "c": 0})
     ['a', 'b', 'c']

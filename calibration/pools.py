@@ -53,13 +53,12 @@ class Pools:
         scores: A table.
         legs: Tables of each stage's own scores, NaN where absent.
         leg_kinds: The meaning of each leg's scores.
-        skipped: Queries left out, with the reason: the retriever refused them, or answered on
-            another route or with another kind of score than most.
+        skipped: Queries left out, with the reason, such as another route than most.
         tokens: A table of each passage's estimated tokens (``passage_tokens``), NaN where a text
             cannot be read. None if no texts were at hand.
-        copies: For each query, by a candidate's place, the other passages with its text, whether
-            they were retrieved too, below it, or are named by labels alone. They are not
-            candidates: a guard serves one of them in the place of all.
+        copies: For each query, by a candidate's place, the other passages with its text, retrieved
+            below it or named by labels alone. They are not candidates: a guard serves one of them
+            in the place of all.
         documents: For each query, by the place of a document's best-ranked chunk, the document;
             several where chunks are copies.
         same: Maps passages and documents that share a text to one of them.

@@ -63,13 +63,9 @@ _QUERY_ID = ("query_id", "_id", "id")
 
 
 class RerankedCandidates:
-    """Lists of candidates that a reranker scores when they are retrieved.
+    """Lists of candidates by query text that a reranker scores when they are retrieved.
 
-    Args:
-        candidates: The lists by query text, from ``read_candidates``.
-        reranker: Scores them; it waits where the reranker refuses for its rate limit.
-        kind: The meaning of its scores.
-        sleep: Waits for a number of seconds.
+    It waits where the reranker refuses for its rate limit. ``kind`` is the meaning of its scores.
     """
 
     def __init__(

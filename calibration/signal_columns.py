@@ -37,8 +37,7 @@ def read_columns(
     """Tell the kind of each column from the candidates of some queries.
 
     Args:
-        source: The retriever, on the route of all stages.
-        names: The columns.
+        source: On the route of all stages.
         vectors: Query vectors by query id, for a retriever that takes them.
 
     Raises:
@@ -96,11 +95,8 @@ def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
 def leaks(pools: LabelledPools, columns: Sequence[SignalColumn]) -> dict[SignalColumn, float]:
     """Return the AUROC of columns that give the labels away by themselves.
 
-    Of every query's pairs of a relevant and another candidate, the share that a regression on a
-    column's signals alone puts in the right order, fitted to the queries of other folds.
-
-    Args:
-        pools: The replay of one route, with the columns' signals.
+    It is the share of every query's pairs of a relevant and another candidate that a regression on
+    a column's signals alone puts in the right order, fitted to the queries of other folds.
     """
     found = {column: _auroc(pools, column) for column in columns}
     return {column: auroc for column, auroc in found.items() if auroc >= LEAKS_FROM}

@@ -164,7 +164,7 @@ def _between(outcome: RouteOutcome) -> list[_Contexts]:
         if route.held_out and index is not None:
             found.append(contexts(route.measured, choosing.grid.policy(index)))
         else:
-            found.append(choosing.contexts(rule, serving_k))
+            found.append(choosing.contexts(choosing.by_others(rule), serving_k))
     return found
 
 

@@ -122,7 +122,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             _write_reports(made, opened, self.report)
         said = (*labelled.notes, *labelled.shared_questions(), *made.chosen_on.notes)
         notes = list(dict.fromkeys([*said, *made.profile.provenance.notes]))
-        for route, pools in made.pools.items():
+        for route, outcome in made.outcomes.items():
+            pools = outcome.route.pools
             notes += notes_on_pools(replace(pools, skipped=(), themselves=()), route, self.run)
         output.result(
             self._document(made, labelled),

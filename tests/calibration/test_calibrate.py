@@ -229,7 +229,7 @@ class TestRoutes:
         assert guard.differences == ()
         assert isinstance(guard.retriever, Switchable)
         assert guard.retriever.fusion == result.profile.fusion
-        (ranking,) = result.pools[Route.HYBRID].subset(["q00000"]).rankings()
+        (ranking,) = result.outcomes[Route.HYBRID].route.pools.subset(["q00000"]).rankings()
         context = guard.filter("?", ranking)
         assert context.flags == ()
         assert isinstance(context.decision.policy, ExpectedUtilityPolicy)

@@ -78,7 +78,7 @@ class TestChoice:
             if place is None:
                 continue
             policy = own.grid.policy(place)
-            option = outcome.route.option("one", policy, *own.contexts(rule, 5))
+            option = outcome.route.option("one", policy, *own.contexts(own.by_others(rule), 5))
             decisions.append((policy, option.verdict.decision))
         enforced = [policy for policy, decision in decisions if decision == "enforce"]
         assert decisions
@@ -368,12 +368,12 @@ class TestVerdict:
 class TestBudget:
     def test_no_mean_exceeds_the_budget(self) -> None:
         retriever, dataset = simulate(60, relevant=8)
-        pools = replay(retriever, dataset.queries, depth=DEPTH)
-        pools = replace(pools, tokens=np.where(np.isnan(pools.scores), np.nan, 10.0))
+        pools = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
+        pools = replace(pools, tokens=np.where(pools.retrieved, 10.0, np.nan))
         ks = []
         for budget in (None, 60):
             asked = Settings(depth=DEPTH, context="utility", max_tokens=budget)
-            outcome = calibrate_route(pools, dataset, dataset, None, asked)
+            outcome = calibrate_route(pools, dataset, None, asked)
             ks.append(outcome.profile.policy.k)
         assert ks[0] > 6 >= ks[1]
 

@@ -26,7 +26,7 @@ def richer(sums: PolicySums) -> int | None:
 
 def test_query_is_measured_by_others() -> None:
     folded = folded_of(60)
-    order, kept = folded.contexts(richer, 5)
+    order, kept = folded.contexts(folded.by_others(richer), 5)
     for number in np.unique(folded.fold):
         rows = np.flatnonzero(folded.fold == number)
         place = richer(folded.sums.without(number))
@@ -38,26 +38,24 @@ def test_query_is_measured_by_others() -> None:
 
 def test_choiceless_others_leave_todays_context() -> None:
     folded = folded_of(60)
-    order, kept = folded.contexts(lambda _: None, 5)
+    order, kept = folded.contexts({}, 5)
     assert (order == np.arange(DEPTH)).all()
     assert (kept == (np.arange(DEPTH) < 5)).all()
 
 
 def test_one_group_of_questions_measures_nothing() -> None:
     folded = folded_of(1)
-    _, kept = folded.contexts(lambda _: 0, 5)
+    _, kept = folded.contexts(folded.by_others(lambda _: 0), 5)
     assert kept.sum() == 5
-    assert folded.share_chosen(lambda _: 0) == 0.0
+    assert folded.share_chosen(folded.by_others(lambda _: 0)) == 0.0
 
 
 def test_measured_query_counts_are_said() -> None:
     folded = folded_of(60)
     first = folded.sums.without(0).gain
-    chosen_for_one = folded.share_chosen(
-        lambda sums: 0 if np.array_equal(sums.gain, first) else None
-    )
-    assert chosen_for_one == (folded.fold == 0).mean()
-    assert folded.share_chosen(lambda _: 0) == 1.0
+    for_one = folded.by_others(lambda sums: 0 if np.array_equal(sums.gain, first) else None)
+    assert folded.share_chosen(for_one) == (folded.fold == 0).mean()
+    assert folded.share_chosen(folded.by_others(lambda _: 0)) == 1.0
 
 
 def test_own_labels_never_choose() -> None:
@@ -65,7 +63,7 @@ def test_own_labels_never_choose() -> None:
     measured, true = [], []
     for seed in range(12):
         folded = folded_of(40, seed=seed)
-        order, kept = folded.contexts(richer, 5)
+        order, kept = folded.contexts(folded.by_others(richer), 5)
         retriever, dataset = simulate(40, seed=seed, noise=0.2, relevant=8)
         labels = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
         relevant = np.take_along_axis(labels.relevant, order, axis=1) & kept

@@ -100,7 +100,11 @@ def test_label_made_column_is_left_out() -> None:
     book = Handbook()
     made = calibrate(book, book.dataset(), settings("checked", "updated_at"), score_kind="cosine")
     assert [column.name for column in made.profile.signal_columns] == ["updated_at"]
-    assert all("checked" not in name for pools in made.pools.values() for name in pools.signals)
+    assert all(
+        "checked" not in name
+        for each in made.outcomes.values()
+        for name in each.route.pools.signals
+    )
     (note,) = [note for note in made.profile.provenance.notes if "checked" in note]
     assert "left out: alone it puts 100% of the relevant candidates above the others" in note
 
