@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from calibration.pools import IntArray, LabelledPools
     from calibration.report.before_after import BeforeAfter
     from ctxguard.cli.demonstration.loop import MonitoredTraffic
-    from ctxguard.retrieval import HybridRetriever
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
 _METRICS = ("recall", "udcg", "kept", "tokens")
