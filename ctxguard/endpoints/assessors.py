@@ -73,7 +73,7 @@ class ModelAssessor:
             without notice.
         form: The form of requests.
         questions: Names of ``QUESTIONS``.
-        max_passage_chars: Longer passages are cut and counted.
+        max_passage_chars: Longer passages are cut.
         prices: Prices of a million input and output tokens; None counts no cost.
         **connection: Settings of ``ChatClient``; by default without retries.
 
@@ -126,7 +126,6 @@ class ModelAssessor:
         if not texts:
             return {name: np.zeros(0) for name in self.names}
         most = self._max_passage_chars
-        self.ledger.add(cut_passages=sum(len(text) > most for text in texts))
         passages = _PASSAGES.render([Passage("", text[:most]) for text in texts])
         material = "\n".join([_QUERY.render_one(Passage("", query), 1), passages])
         reply = self._ask(self._client, material, len(texts), self.names)

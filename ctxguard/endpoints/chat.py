@@ -374,9 +374,7 @@ class ChatClient:
                 continue
             reply = read(document)
             self.ledger.add(
-                input_tokens=reply.input_tokens or 0,
-                output_tokens=reply.output_tokens or 0,
-                unmetered=None in (reply.input_tokens, reply.output_tokens),
+                input_tokens=reply.input_tokens or 0, output_tokens=reply.output_tokens or 0
             )
             why = ""
             if lessons is not None and spent_on_thoughts(document):

@@ -26,9 +26,7 @@ class JudgeAccounts:
         retries: Requests that repeated a failed one.
         answers: Passages with a valid grade, or valid answers.
         invalid: Those without one, by reason.
-        cut_passages: Passages truncated because they were longer than the model reads.
-        input_tokens, output_tokens: As the endpoint reported them.
-        unmetered: Replies that did not report tokens; tokens and cost are then too low.
+        input_tokens, output_tokens: As far as the endpoint reported them.
         cost: Cost of the reported tokens, in the currency of the prices; None without prices.
     """
 
@@ -36,10 +34,8 @@ class JudgeAccounts:
     retries: int
     answers: int
     invalid: Mapping[InvalidReason, int]
-    cut_passages: int
     input_tokens: int
     output_tokens: int
-    unmetered: int
     cost: float | None
 
 

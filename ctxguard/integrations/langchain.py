@@ -50,7 +50,6 @@ class WrappedVectorStore:
         where_arguments: Translates a request's filter into keyword arguments of the search, such as
             ``lambda where: {"filter": ...}``. None for a store that is never asked with a filter.
             The guard checks every document's metadata again.
-        search_arguments: Further keyword arguments of every search.
 
     Raises:
         ConfigurationError: ``store`` is not a vector store, or the kind of score is unknown.
@@ -62,7 +61,6 @@ class WrappedVectorStore:
         *,
         score_kind: ScoreKind | ScoreKindName,
         where_arguments: WhereArguments | None = None,
-        search_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(getattr(store, "similarity_search_with_score", None)):
             raise ConfigurationError(
@@ -72,7 +70,6 @@ class WrappedVectorStore:
         self._store = store
         self._kind = member_of(ScoreKind, score_kind, "score_kind")
         self._where_arguments = where_arguments
-        self._arguments = dict(search_arguments or {})
 
     def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
         """Return the store's ``depth`` nearest documents, with their scores.
@@ -82,14 +79,14 @@ class WrappedVectorStore:
                 return pairs of a document and a score.
         """
         pairs = self._store.similarity_search_with_score(
-            query, k=depth, **self._arguments, **_translated(where, self._where_arguments)
+            query, k=depth, **_translated(where, self._where_arguments)
         )
         return self._ranking(pairs, depth)
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
         """Do what ``retrieve`` does, awaited."""
         pairs = await self._store.asimilarity_search_with_score(
-            query, k=depth, **self._arguments, **_translated(where, self._where_arguments)
+            query, k=depth, **_translated(where, self._where_arguments)
         )
         return self._ranking(pairs, depth)
 

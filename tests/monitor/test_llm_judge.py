@@ -240,10 +240,9 @@ def test_instructions_stay_in_their_block(endpoint: JudgedEndpoint, injected: st
         assert data.endswith("\n</passage>")
 
 
-def test_long_passage_is_cut_and_counted(endpoint: JudgedEndpoint) -> None:
+def test_long_passage_is_cut(endpoint: JudgedEndpoint) -> None:
     judge = endpoint.judge(max_passage_chars=10)
     judge.judge(QUERY, [Passage("p", "0123456789TAIL"), Passage("q", "0123456789")])
-    assert judge.ledger.accounts().cut_passages == 1
     assert all("TAIL" not in json.dumps(request) for request in endpoint.requests)
 
 
@@ -254,19 +253,18 @@ def test_tokens_and_cost_are_counted_for_replies_without_a_grade_too(
     judge = endpoint.judge(prices=(2.0, 10.0))
     judge.judge(QUERY, [PASSAGE, OTHER])
     accounts = judge.ledger.accounts()
-    assert (accounts.input_tokens, accounts.output_tokens, accounts.unmetered) == (600, 16, 0)
+    assert (accounts.input_tokens, accounts.output_tokens) == (600, 16)
     assert accounts.cost == pytest.approx((600 * 2.0 + 16 * 10.0) / 1e6)
     assert endpoint.judge().ledger.accounts().cost is None
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "300", "completion_tokens": -8}])
-def test_tokenless_reply_is_unmetered(endpoint: JudgedEndpoint, usage: object) -> None:
-    """A reply that does not say its tokens is counted as unmetered."""
+def test_tokenless_reply_counts_no_tokens(endpoint: JudgedEndpoint, usage: object) -> None:
     endpoint.script.append(Answer(usage=usage))
     judge = endpoint.judge()
     assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 1)]
     accounts = judge.ledger.accounts()
-    assert (accounts.unmetered, accounts.input_tokens, accounts.output_tokens) == (1, 0, 0)
+    assert (accounts.input_tokens, accounts.output_tokens) == (0, 0)
 
 
 def test_the_version_pins_model_prompt_and_whatever_changes_a_grade(

@@ -56,7 +56,7 @@ class LLMJudge:
     Args:
         model: Name of the model at the endpoint. Use a dated version: an alias may change its
             model without notice.
-        max_passage_chars: Longer titles and texts are truncated and counted, ≥ 1.
+        max_passage_chars: Longer titles and texts are truncated.
         prices: Prices of a million input and output tokens; None counts no cost.
         **connection: As ``ChatClient``'s.
 
@@ -122,14 +122,9 @@ class LLMJudge:
         if not passages:
             return []
 
-        def converse(passage: Passage) -> Conversation:
-            text = searchable_text(passage)
-            if len(text) > self._max_passage_chars:
-                text = text[: self._max_passage_chars]
-                self.ledger.add(cut_passages=1)
-            return conversation(text)
-
-        replies = self._client.complete(map(converse, passages), form, read)
+        most = self._max_passage_chars
+        conversations = [conversation(searchable_text(passage)[:most]) for passage in passages]
+        replies = self._client.complete(conversations, form, read)
         for passage, reply in zip(passages, replies, strict=True):
             if isinstance(reply.answer, InvalidReason):
                 self.ledger.add_invalid(passage.passage_id, reply.answer, reply.body)

@@ -47,15 +47,12 @@ def console_routes(
 
 
 def label_routes(
-    grading: Callable[[Pages], Grading],
-    *,
-    token: str | None = None,
-    clock: Callable[[], float] = time.time,
+    grading: Callable[[Pages], Grading], *, token: str | None = None
 ) -> Sequence[BaseRoute]:
     """Make the routes of a console that only grades; see `console_routes`."""
     # In memory: it remembers who signed out.
     store = SampleStore.open("sqlite://")
-    pages = Pages(Sessions(token, store, clock), store, None, clock, {"label": "Label"})
+    pages = Pages(Sessions(token, store), store, None, time.time, {"label": "Label"})
     return _routes(pages, grading(pages), {})
 
 
