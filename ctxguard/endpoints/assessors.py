@@ -133,11 +133,9 @@ class ModelAssessor:
         if found is InvalidReason.REFUSED:
             found = {name: np.full(len(texts), np.nan) for name in self.names}
         if isinstance(found, InvalidReason):
-            self.ledger.add_invalid("", found, "")
             model = self._client.model
             words = reply.why or f"the reply of {model} is not an answer: {found.value}"
             raise stage_error(ASSESS, found, words)
-        _count(self.ledger, found, InvalidReason.REFUSED)
         return found
 
     def close(self) -> None:
@@ -156,23 +154,11 @@ class ScoreAssessor:
     def __init__(self, reranker: Reranker) -> None:
         self._reranker = reranker
         self.fingerprint = f"score {reranker.fingerprint}"
-        self.ledger = Ledger()
 
     def assess(self, query: str, texts: Sequence[str]) -> Answers:
         """Score every text, shape (n,); NaN without a finite score. Errors are the reranker's."""
-        self.ledger.add(calls=1)
         scores = self._reranker.score(sanitise(query), [sanitise(text) for text in texts])
-        found = {"score": np.where(np.isfinite(scores), scores, np.nan)}
-        _count(self.ledger, found, InvalidReason.NOT_FINITE)
-        return found
-
-
-def _count(ledger: Ledger, found: Answers, reason: InvalidReason) -> None:
-    """Count the passages that have an answer, and those that have none by the reason."""
-    is_answered = np.isfinite(np.stack(list(found.values()))).any(axis=0)
-    ledger.add(answers=int(is_answered.sum()))
-    for _ in range(int((~is_answered).sum())):
-        ledger.add_invalid("", reason, "")
+        return {"score": np.where(np.isfinite(scores), scores, np.nan)}
 
 
 def _ask_chat(client: ChatClient, material: str, n: int, names: Sequence[str]) -> Reply[Answers]:

@@ -67,12 +67,8 @@ def test_a_hundred_candidates_are_one_call(endpoint: ModelEndpoint, make: Make, 
 @every_form
 def test_what_is_refused_has_no_number(endpoint: ModelEndpoint, make: Make, form: Form) -> None:
     endpoint.opinion = lambda text, _: None if "cat" in text else 0.25
-    assessor = make(form)
-    assert assessor.assess(QUERY, TEXTS)["relevant"] == pytest.approx(
-        [0.25, np.nan, 0.25], nan_ok=True
-    )
-    accounts = assessor.ledger.accounts()
-    assert (accounts.calls, accounts.answers, sum(accounts.invalid.values())) == (1, 2, 1)
+    found = make(form).assess(QUERY, TEXTS)["relevant"]
+    assert found == pytest.approx([0.25, np.nan, 0.25], nan_ok=True)
 
 
 @every_form
