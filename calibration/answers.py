@@ -228,7 +228,6 @@ def ask_reader(
                 failed.append(reply)
                 client.ledger.add_invalid(several[0].query.query_id, reply.answer, reply.body)
                 continue
-            client.ledger.add(answers=1)
             for one in several:
                 file.add(one, reply)
         file.save()

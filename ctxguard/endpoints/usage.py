@@ -1,4 +1,4 @@
-"""Counts of what a model was asked: calls, grades, invalid ones by reason, tokens, cost."""
+"""Counts of a model's calls: invalid replies by reason, tokens, cost."""
 
 import math
 import threading
@@ -18,21 +18,16 @@ _MAX_CHARS = 4000
 class JudgeAccounts:
     """A model's counts at one moment, consistent with each other.
 
-    A judge counts every passage once, as a grade or as invalid for one reason; a reader of
-    contexts counts answers in their place.
-
     Attributes:
         calls: Requests sent to the model, retries included.
         retries: Requests that repeated a failed one.
-        answers: Passages with a valid grade, or valid answers.
-        invalid: Those without one, by reason.
+        invalid: Passages without a valid grade, or questions without a valid answer, by reason.
         input_tokens, output_tokens: As far as the endpoint reported them.
         cost: Cost of the reported tokens, in the currency of the prices; None without prices.
     """
 
     calls: int
     retries: int
-    answers: int
     invalid: Mapping[InvalidReason, int]
     input_tokens: int
     output_tokens: int

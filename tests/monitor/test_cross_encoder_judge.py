@@ -91,7 +91,7 @@ def test_a_logit_that_is_not_finite_is_no_grade(
         None,
     ]
     accounts = judge.ledger.accounts()
-    assert (accounts.calls, accounts.answers, sum(accounts.invalid.values())) == (1, 1, 2)
+    assert (accounts.calls, sum(accounts.invalid.values())) == (1, 2)
     assert accounts.invalid[InvalidReason.NOT_FINITE] == 2
     assert accounts.cost is None
     assert [kept.passage_id for kept in judge.ledger.rejected()] == ["a", "c"]

@@ -127,7 +127,7 @@ def test_an_answer_that_holds_no_grade_is_no_grade(
     judge = endpoint.judge()
     assert judge.judge(QUERY, [PASSAGE]) == [None]
     accounts = judge.ledger.accounts()
-    assert (accounts.answers, accounts.invalid[reason]) == (0, 1)
+    assert accounts.invalid[reason] == 1
     assert sum(accounts.invalid.values()) == 1
     (kept,) = judge.ledger.rejected()
     assert (kept.passage_id, kept.reason) == ("p", reason)
@@ -161,7 +161,7 @@ def test_a_server_error_is_asked_again(endpoint: JudgedEndpoint) -> None:
     judge = endpoint.judge(retries=2)
     assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 2)]
     accounts = judge.ledger.accounts()
-    assert (accounts.calls, accounts.retries, accounts.answers) == (3, 2, 1)
+    assert (accounts.calls, accounts.retries) == (3, 2)
     assert sum(accounts.invalid.values()) == 0
 
 

@@ -128,8 +128,6 @@ class LLMJudge:
         for passage, reply in zip(passages, replies, strict=True):
             if isinstance(reply.answer, InvalidReason):
                 self.ledger.add_invalid(passage.passage_id, reply.answer, reply.body)
-            else:
-                self.ledger.add(answers=1)
         if all(reply.answer in UNAVAILABLE for reply in replies):
             raise StageUnavailableError(
                 "judge",

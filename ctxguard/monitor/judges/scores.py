@@ -68,7 +68,6 @@ class ScoreJudge(ABC):
         if not np.isfinite(score):
             self.ledger.add_invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(score))
             return None
-        self.ledger.add(answers=1)
         chance = float(logistic(score)) if self._is_logit else score
         return Judgment(
             passage.passage_id, int(score >= self.min_score), score=min(max(chance, 0.0), 1.0)
