@@ -1,6 +1,7 @@
 """`ctxguard explain`: what the store knows of one request."""
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +130,10 @@ def test_judges_failures_are_said(run: Run, tmp_path: Path) -> None:
     from chat_endpoint import Answer, ChatEndpoint
 
     made = serve(tmp_path, 1, rates=ONLY_SERVED)
-    endpoint = ChatEndpoint()
-    endpoint.script.extend([Answer(content="seven")] * 60)
-    try:
-        run(
-            *("monitor", "--store", made.url, "--judge", "llm", "--model", "m"),
-            "--once",
-            system={"monitor": {"base-url": endpoint.url}},
-        )
-    finally:
-        endpoint.close()
+    asked = ("monitor", "--store", made.url, "--judge", "llm", "--model", "m", "--once")
+    with closing(ChatEndpoint()) as endpoint:
+        endpoint.script.extend([Answer(content="seven")] * 60)
+        run(*asked, system={"monitor": {"base-url": endpoint.url}})
     (found,) = explained(run, made, 0)
     assert found["state"] == "incomplete"
     assert "seven" in found["rejected"][0]["reply"]

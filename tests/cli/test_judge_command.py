@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,8 @@ class StrictEndpoint(ChatEndpoint):
 @pytest.fixture
 def chat() -> Iterator[ChatEndpoint]:
     pytest.importorskip("truststore")
-    endpoint = StrictEndpoint()
-    yield endpoint
-    endpoint.close()
+    with closing(StrictEndpoint()) as endpoint:
+        yield endpoint
 
 
 FAILURES = (
@@ -145,18 +145,8 @@ def test_log_becomes_a_filtering_guard(
     assert all(row["precision"]["lower"] is not None for row in found["by_k"]["rows"])
     assert found["gain"]["udcg"]["lower"] < found["gain"]["udcg"]["upper"]
     assert "corrected by" in page.read_text(encoding="utf-8")
-    lean = run.read(
-        "calibrate",
-        "--index",
-        index,
-        "--store",
-        url,
-        "--context",
-        "leaner",
-        "--out",
-        folder / "lean.json",
-        "--json",
-    )
+    leaner = (*made[:-4], "--out", folder / "lean.json", "--context", "leaner", "--json")
+    lean = run.read(*leaner)
     assert 0 < lean["context"]["tokens"] <= found["context"]["tokens"]
     profile = Profile.load(out)
     assert found["verdict"] == profile.verdict.decision
@@ -171,8 +161,7 @@ def test_log_becomes_a_filtering_guard(
 def test_failed_calls_are_asked_again(run: Run, index: Path, few: Path, tmp_path: Path) -> None:
     """No figure counts them, their number is said, and the next run asks about these alone."""
     pytest.importorskip("openai")
-    endpoint = FailingEndpoint()
-    try:
+    with closing(FailingEndpoint()) as endpoint:
         system = {"judge": {"base-url": endpoint.url}}
         asked = ("judge", "--index", index, "--queries", few)
         asked = (*asked, "--judge", "llm", "--model", "stand-in", "--json")
@@ -196,8 +185,6 @@ def test_failed_calls_are_asked_again(run: Run, index: Path, few: Path, tmp_path
         assert f"{n_failed} passages of 8 questions got no grade" in " ".join(second.stderr.split())
         never = run.ok(*asked, "--store", f"sqlite:///{tmp_path / 'never.db'}", system=system)
         assert json.loads(second.stdout)["by_k"] == json.loads(never.stdout)["by_k"]
-    finally:
-        endpoint.close()
 
 
 def test_without_judge_it_names_cost(
@@ -223,14 +210,11 @@ def test_reranker_judges_repeats_count_again(
     log = tmp_path / "log.jsonl"
     rows = [{"query": text} for text in (*questions[:12], questions[0].upper())]
     log.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    endpoint = RerankEndpoint()
     asked = ("judge", "--index", index, "--queries", log, "--store", url, "--judge", "reranker")
-    try:
+    with closing(RerankEndpoint()) as endpoint:
         run.refused(*asked, says="name it as base-url")
         system = {"judge": {"base-url": endpoint.url, "min-score": 0.3, "serving-k": 3}}
         found = run.read(*asked, "--model", "stand-in", "--json", system=system)
-    finally:
-        endpoint.close()
     assert found["judge"] == "reranker cohere stand-in score>=0.3"
     assert found["requests"] == 12
     samples = records(url)
@@ -254,15 +238,12 @@ def test_model_writes_missing_questions(run: Run, index: Path, url: str) -> None
             asked = lines[1].removeprefix("What about ").removesuffix("?").strip()
             return Answer(json.dumps({"grade": int(asked in "\n".join(lines[3:]))}))
 
-    chat = Writer()
     asked = ("judge", "--index", index, "--store", url, "--judge", "llm", "--model", "stand-in")
-    system = {"judge": {"base-url": chat.url, "questions": 5}}
-    try:
+    with closing(Writer()) as chat:
+        system = {"judge": {"base-url": chat.url, "questions": 5}}
         result = run.ok(*asked, system=system)
         calls = len(chat.requests)
         run.ok(*asked, system=system)
-    finally:
-        chat.close()
     assert "easier than those of people" in " ".join(result.stdout.split())
     assert len(records(url)) == 5
     assert calls > 5
@@ -272,20 +253,18 @@ def test_model_writes_missing_questions(run: Run, index: Path, url: str) -> None
 def test_questions_that_fail_say_why(run: Run, index: Path, url: str) -> None:
     """The cause stands beside the number, for some of the passages and for all."""
     refusal = Answer(status=400, body='{"error": {"message": "blocked by policy 7"}}')
-    chat, asked = ChatEndpoint(), ("judge", "--index", index, "--store", url, "--judge", "llm")
-    system = {"judge": {"base-url": chat.url, "questions": 3, "max-reply-tokens": 99}}
-    try:
+    asked = ("judge", "--index", index, "--store", url, "--judge", "llm", "--model", "m")
+    with closing(ChatEndpoint()) as chat:
+        system = {"judge": {"base-url": chat.url, "questions": 3, "max-reply-tokens": 99}}
         chat.script.extend([refusal] * 3)
-        said = " ".join(run(*asked, "--model", "m", system=system).output.split())
+        said = " ".join(run(*asked, system=system).output.split())
         assert "3 passages got no question: 127.0.0.1" in said
         assert "answered 400: it refuses the request" in said
         assert "blocked by policy 7" in said
         chat.script.extend([Answer(status=401, body="{}")] * 3)
-        said = " ".join(run(*asked, "--model", "m", system=system).output.split())
+        said = " ".join(run(*asked, system=system).output.split())
         assert "does not accept the key" in said
         assert {each["max_tokens"] for each in chat.requests} == {99}
-    finally:
-        chat.close()
 
 
 def test_nonsense_judge_stops_samples_wait(
@@ -297,12 +276,9 @@ def test_nonsense_judge_stops_samples_wait(
         def answer(self, path: str, request: dict[str, Any]) -> Answer:
             return Answer("it is hard to say")
 
-    bad = Nonsense()
     asked = ("judge", "--index", index, "--queries", few, "--store", url, "--judge", "llm")
-    try:
+    with closing(Nonsense()) as bad:
         result = run(*asked, "--model", "m", system={"judge": {"base-url": bad.url}})
-    finally:
-        bad.close()
     assert result.exit_code == 1
     words = " ".join(result.stderr.split())
     assert "gave no valid grade" in words
@@ -324,19 +300,10 @@ def test_rerankers_lists_are_judged(
         for text in questions[:12]
     ]
     lists.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    upstream = RerankEndpoint()
-    system = {
-        "rerank-upstream": upstream.url,
-        "candidates": str(lists),
-        "judge": {"base-url": chat.url},
-    }
-    try:
-        found = run.read(
-            *("judge", "--store", url, "--judge", "llm", "--model", "stand-in", "--json"),
-            system=system,
-        )
-    finally:
-        upstream.close()
+    asked = ("judge", "--store", url, "--judge", "llm", "--model", "stand-in", "--json")
+    with closing(RerankEndpoint()) as upstream:
+        named = {"rerank-upstream": upstream.url, "candidates": str(lists)}
+        found = run.read(*asked, system={**named, "judge": {"base-url": chat.url}})
     assert found["requests"] == 12
     assert {len(one.passage_ids) for one in records(url)} == {6}
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,10 @@ def test_a_rerankers_url(run: Run, folder: Path) -> None:
     pytest.importorskip("starlette")
     from test_first_hour import serving
 
-    upstream = RerankEndpoint()
-    upstream.score = lambda query, documents: [
-        0.1 + 0.8 * answers(query, each) for each in documents
-    ]
-    try:
+    with closing(RerankEndpoint()) as upstream:
+        upstream.score = lambda query, documents: [
+            0.1 + 0.8 * answers(query, each) for each in documents
+        ]
         shown, client_of = rerank_walk(run, folder, upstream)
         assert VERDICT.search(shown)
         assert WORTH.search(shown)
@@ -138,8 +138,6 @@ def test_a_rerankers_url(run: Run, folder: Path) -> None:
             body = {"query": QUESTIONS[0][0], "documents": [text for *_, text in TEXTS[:20]]}
             results = client.post("/rerank", json=body).json()["results"]
         assert results[0]["index"] == QUESTIONS[0][1]
-    finally:
-        upstream.close()
 
 
 def answers(question: str, text: str) -> float:
@@ -177,11 +175,10 @@ class Judging(ChatEndpoint):
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatEndpoint]:
     pytest.importorskip("truststore")
-    endpoint = Judging()
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    yield endpoint
-    endpoint.close()
+    with closing(Judging()) as endpoint:
+        monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        yield endpoint
 
 
 @pytest.mark.model
