@@ -37,7 +37,7 @@ class Simulated:
             query.text: {key for key, grade in dataset.qrels[query.query_id].items() if grade}
             for query in dataset.queries
         }
-        self.d, self.faults, self.calls = d, faults, 0
+        self.dataset, self.d, self.faults, self.calls = dataset, d, faults, 0
         self.rng = np.random.default_rng(5)
 
     def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
@@ -59,12 +59,18 @@ def asking_of(assessor: Simulated, pauses: list[float] | None = None) -> Asking:
     )
 
 
+def made_with(assessor: Simulated, retriever: Recorded, **asked: Any) -> Calibration:
+    """A calibration with an assessor that knows its own labels."""
+    pauses = asked.pop("pauses", None)
+    given = Settings(depth=DEPTH, **asked)
+    return calibrate(retriever, assessor.dataset, given, asking=asking_of(assessor, pauses))
+
+
 @cache
 def asked(n: int, d: float, noise: float = 0.25, **settings: Any) -> Calibration:
     """A calibration of simulated queries with an assessor; made once for the same question."""
     retriever, dataset = simulate(n, noise=noise)
-    given = Settings(depth=DEPTH, **settings)
-    return calibrate(retriever, dataset, given, asking=asking_of(Simulated(dataset, d)))
+    return made_with(Simulated(dataset, d), retriever, **settings)
 
 
 def route_of(made: Calibration | Profile) -> RouteProfile:
@@ -95,7 +101,7 @@ def test_good_answer_is_enforced() -> None:
 def test_labelled_queries_are_asked_once() -> None:
     retriever, dataset = simulate(30, noise=0.25)
     assessor = Simulated(dataset, 1.5)
-    calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking_of(assessor))
+    made_with(assessor, retriever)
     assert assessor.calls == 30
 
 
@@ -127,16 +133,14 @@ def test_worthless_answer_is_not_asked(d: float) -> None:
 def test_below_twenty_labels_nobody_asked() -> None:
     retriever, dataset = simulate(15, noise=0.25)
     assessor = Simulated(dataset, 1.5)
-    own = route_of(calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking_of(assessor)))
+    own = route_of(made_with(assessor, retriever))
     assert (own.assessor, assessor.calls) == (None, 0)
     assert "a probability needs 20" in own.asking
 
 
 def test_assessor_enforced_where_first_k() -> None:
     retriever, dataset = indistinct(60)
-    made = calibrate(
-        retriever, dataset, Settings(depth=DEPTH), asking=asking_of(Simulated(dataset, 6.0))
-    )
+    made = made_with(Simulated(dataset, 6.0), retriever)
     assert isinstance(route_of(made).policy, RatioPolicy)
     found = assessor_of(made)
     assert found.decision == "enforce"
@@ -153,12 +157,7 @@ def test_manual_ratio_has_a_probability() -> None:
 def test_a_single_score_is_enough() -> None:
     retriever, dataset = simulate(100, noise=0.25)
     bare = {query: replace(each, legs={}) for query, each in retriever.rankings.items()}
-    made = calibrate(
-        Recorded(bare, retriever.identity),
-        dataset,
-        Settings(depth=DEPTH),
-        asking=asking_of(Simulated(dataset, 2.0)),
-    )
+    made = made_with(Simulated(dataset, 2.0), Recorded(bare, retriever.identity))
     assert assessor_of(made).decision == "enforce"
 
 
@@ -179,16 +178,14 @@ def test_costly_gain_stays_in_shadow() -> None:
 def test_a_busy_assessor_is_waited_for() -> None:
     retriever, dataset = simulate(30, noise=0.25)
     pauses: list[float] = []
-    asking = asking_of(Simulated(dataset, 2.5, faults=3), pauses)
-    calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking)
+    made_with(Simulated(dataset, 2.5, faults=3), retriever, pauses=pauses)
     assert pauses == [1.0, 2.0, 4.0]
 
 
 def test_silent_assessor_is_an_error() -> None:
     retriever, dataset = simulate(30, noise=0.25)
-    asking = asking_of(Simulated(dataset, 1.5, faults=10_000))
     with pytest.raises(CalibrationError, match="no answer about"):
-        calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking)
+        made_with(Simulated(dataset, 1.5, faults=10_000), retriever)
 
 
 def with_texts(rankings: Mapping[str, Ranking]) -> dict[str, Ranking]:
@@ -211,15 +208,9 @@ def test_forecast_is_others_gain() -> None:
     for d in (1.5, 2.0):
         profile = asked(150, d).profile
         stage = AssessorStage(Simulated(dataset, d), max_per_second=1e9)
-        having, alone = (
-            ContextGuard(
-                Recorded(rankings, {"simulated": "0"}), profile=own, assessor=stage_or_none
-            )
-            for own, stage_or_none in (
-                (profile, stage),
-                (without_assessor(profile), None),
-            )
-        )
+        recorded = Recorded(rankings, {"simulated": "0"})
+        having = ContextGuard(recorded, profile=profile, assessor=stage)
+        alone = ContextGuard(recorded, profile=without_assessor(profile))
         found = []
         for query in dataset.queries:
             answered = having.retrieve(query.text, request_id=query.query_id)
@@ -319,9 +310,5 @@ def test_cost_is_of_the_asked() -> None:
             self.ledger.cost += 0.01 * len(texts)
             return super().assess(query, texts)
 
-    made = calibrate(
-        retriever, dataset, Settings(depth=DEPTH), asking=asking_of(Priced(dataset, 2.0))
-    )
-    found = assessor_of(made)
+    found = assessor_of(made_with(Priced(dataset, 2.0), retriever))
     assert found.cost == pytest.approx(1_000 * 0.01 * found.share * FIRST, rel=1e-3)
-    assert outcome_of(made).profile.assessor == found

@@ -252,20 +252,19 @@ class TestVerdict:
     @pytest.mark.parametrize("n", [36, 38, 40])
     def test_what_no_fold_chooses_is_undecided(self, n: int, relevant: int) -> None:
         """Today's contexts were measured in its place, and gain nothing over themselves."""
-        asked = Settings(serving_k=10)
-        few = outcome_of(calibrate(*simulate(n, noise=0.05, relevant=relevant), asked))
-        found = few.route.offer("leaner").verdict
-        assert (found.decision, found.recall) == ("shadow", None)
-        enough = outcome_of(
-            calibrate(*simulate(found.n_needed, noise=0.05, relevant=relevant), asked)
-        )
-        assert enough.route.offer("leaner").verdict.decision == "enforce"
+        few, enough = None, n
+        for expected in ("shadow", "enforce"):
+            made = calibrated(enough, noise=0.05, relevant=relevant, serving_k=10)
+            found = outcome_of(made).route.offer("leaner").verdict
+            assert found.decision == expected
+            few, enough = few or found, found.n_needed
+        assert few.recall is None
 
     def test_leaner_costs_no_more_than_balanced(self) -> None:
         """What may be enforced at fewer tokens is what a leaner context asks for."""
         for n, noise in [(30, 0.05), (40, 0.1), (60, 0.2)]:
-            route = outcome_of(calibrate(*simulate(n, noise=noise, relevant=2))).route
-            leaner, balanced = route.offers["leaner"], route.offers["balanced"]
+            offers = outcome_of(calibrated(n, noise=noise)).route.offers
+            leaner, balanced = offers["leaner"], offers["balanced"]
             if balanced.verdict.decision == "enforce":
                 assert leaner.verdict.decision == "enforce"
                 assert leaner.cost <= balanced.cost
@@ -274,7 +273,7 @@ class TestVerdict:
         """Contexts no richer than today's are chosen by what balanced ones are chosen by."""
         seen = 0
         for n, noise, relevant in [(60, 0.05, 1), (60, 0.1, 1), (80, 0.2, 1), (60, 0.2, 2)]:
-            route = outcome_of(calibrate(*simulate(n, noise=noise, relevant=relevant))).route
+            route = outcome_of(calibrated(n, noise=noise, relevant=relevant)).route
             balanced, richer = route.offers["balanced"], route.offers["richer"]
             if balanced.verdict.decision == "enforce" and richer.cost <= route.today.cost:
                 assert richer.policy == balanced.policy
@@ -304,8 +303,8 @@ class TestVerdict:
         self, relevant: int, noise: float, context: Context
     ) -> None:
         """Ten passages are served today; nothing but the labels is given."""
-        simulated = simulate(40, noise=noise, relevant=relevant)
-        outcome = outcome_of(calibrate(*simulated, Settings(serving_k=10, context=context)))
+        asked: dict[str, Any] = {"serving_k": 10, "context": context}
+        outcome = outcome_of(calibrated(40, noise=noise, relevant=relevant, **asked))
         verdict = outcome.profile.verdict
         assert verdict.decision == "enforce"
         assert verdict.recall.value >= 0.0
@@ -371,15 +370,13 @@ class TestBudget:
         pools = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
         pools = replace(pools, tokens=np.where(pools.retrieved, 10.0, np.nan))
         ks = []
-        for budget in (None, 60):
+        for budget in (None, 60, 1):
             asked = Settings(depth=DEPTH, context="utility", max_tokens=budget)
             outcome = calibrate_route(pools, dataset, None, asked)
             ks.append(outcome.profile.policy.k)
+            # What is served today is tried whatever the budget.
+            assert outcome.today.policy == RatioPolicy(k=5)
         assert ks[0] > 6 >= ks[1]
-
-    def test_today_is_tried_despite_budget(self) -> None:
-        result = calibrated(60, max_tokens=1)
-        assert outcome_of(result).today.policy == RatioPolicy(k=5)
 
 
 class TestFewLabels:

@@ -83,26 +83,23 @@ class TestMining:
         pool=st.text("abcdefgh", min_size=1, max_size=8).filter(lambda t: len(set(t)) == len(t)),
         relevant=st.sets(st.sampled_from("abcdefgh")),
         judged=st.sets(st.sampled_from("abcdefgh")),
-        margin=st.none() | st.sampled_from([0.0, 0.05, 0.5]),
-        per_query=st.integers(1, 5),
-        near=st.integers(0, 5),
+        settings=st.fixed_dictionaries(
+            {
+                "unjudged_margin": st.none() | st.sampled_from([0.0, 0.05, 0.5]),
+                "per_query": st.integers(1, 5),
+                "near": st.integers(0, 5),
+            }
+        ),
     )
-    def test_relevant_is_never_negative(  # noqa: PLR0917
-        self,
-        pool: str,
-        relevant: set[str],
-        judged: set[str],
-        margin: float | None,
-        per_query: int,
-        near: int,
+    def test_relevant_is_never_negative(
+        self, pool: str, relevant: set[str], judged: set[str], settings: dict[str, Any]
     ) -> None:
         dataset = labels("".join(relevant), irrelevant="".join(judged - relevant))
-        settings = {"per_query": per_query, "near": near, "unjudged_margin": margin}
         ids = [n.passage_id for n in mine(pools_of(pool), dataset, **settings).get("q", ())]
         assert not relevant & set(ids)
-        assert len(ids) == len(set(ids)) <= per_query
+        assert len(ids) == len(set(ids)) <= settings["per_query"]
         assert set(ids) <= set(pool)
-        if margin is None:
+        if settings["unjudged_margin"] is None:
             assert set(ids) <= judged
 
 

@@ -25,6 +25,7 @@ from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
 
 N, DEPTH = 60, 12
+GARBAGE = (math.nan, math.inf, -3.4e38)
 
 
 class Shop:
@@ -154,11 +155,11 @@ class TestPools:
         names = feature_names(["ranking"], ["price", "price.z", "price.gap"])
         assert pool_features(pools).shape == (2, len(names))
 
-    @pytest.mark.parametrize("garbage", [math.nan, math.inf, -3.4e38])
-    def test_lacking_signal_is_left_out(self, garbage: float) -> None:
-        """A signal that a candidate lacks is left out with a note."""
+    @pytest.mark.parametrize("lacking", [{}, *[{"age": [1.0, n, 2.0]} for n in GARBAGE]])
+    def test_lacking_signal_is_left_out(self, lacking: dict[str, list[float]]) -> None:
+        """A signal that a candidate or an answer lacks is left out with a note."""
         rankings = [
-            with_signals(price=[1.0, 2.0, 3.0], age=[1.0, garbage, 2.0]),
+            with_signals(price=[1.0, 2.0, 3.0], **lacking),
             with_signals(price=[1.0, 2.0, 3.0], age=[1.0, 1.0, 2.0]),
             ranking_of([], kind=ScoreKind.COSINE),  # without a candidate nothing is lacking
         ]
@@ -166,13 +167,6 @@ class TestPools:
         assert list(pools.signals) == ["price"]
         (note,) = pools.notes
         assert note == "signal 'age' is left out: 1 of 3 queries have a candidate without it"
-
-    def test_partly_lacking_signal_left_out(self) -> None:
-        """A signal that some answers lack is left out with a note."""
-        rankings = [with_signals(price=[1.0, 2.0, 3.0]), with_signals()]
-        pools = labelled(rankings, [{"p0": 1}, {}])
-        assert not pools.signals
-        assert "'price' is left out: 1 of 2 queries" in pools.notes[0]
 
     def test_the_note_is_in_the_profile(self) -> None:
         class Half(Shop):

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -112,20 +111,6 @@ class TestSkipped:
             replay(retriever_of(), QUERIES)
         with pytest.raises(CalibrationError, match="no queries"):
             replay(retriever_of(), ())
-
-
-def test_given_vector_is_handed_over() -> None:
-    @dataclass
-    class Vectored:
-        seen: list[object]
-
-        def retrieve(self, query: str, *, depth: int = 100, query_vector: object = None) -> Ranking:
-            self.seen.append(query_vector)
-            return ranking_of([1.0])
-
-    retriever = Vectored([])
-    replay(retriever, QUERIES, vectors={"q1": "vector"})
-    assert retriever.seen == [None, "vector"]
 
 
 def test_answers_are_not_kept() -> None:

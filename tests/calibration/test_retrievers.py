@@ -308,9 +308,3 @@ class TestDirection:
         recorded = RecordedRankings.of_run(run, DATASET.queries, "cosine")
         with pytest.raises(ConfigurationError, match="score_kind='distance'"):
             replay(recorded, DATASET.queries)
-
-    def test_pipelines_compare_by_one_rule(self) -> None:
-        candidates = [Candidate(f"first {k}", RatioPolicy(k=k)) for k in (1, 2)]
-        source = wrapped(self.opposed(1.0), score_kind="cosine")
-        with pytest.raises(ConfigurationError, match="score_kind='distance'"):
-            compare(candidates, lambda _: source, DATASET, depth=5)
