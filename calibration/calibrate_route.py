@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Self, get_args
 
@@ -181,7 +181,7 @@ def calibrate_route(
     Raises:
         CalibrationError: the labels do not support a choice.
     """
-    route = LabelledRoute.of(pools, chosen_on, held_out, settings)
+    route = LabelledRoute(pools, chosen_on, held_out, settings)
     certification, others = None, dict[Context, Option]()
     if settings.promise is not None:
         chosen, certification = route.promised(chosen_on, settings.promise)
@@ -232,7 +232,6 @@ def calibrate_route(
     return RouteOutcome(profile, certification, replace(chosen, name="chosen"), others, route)
 
 
-@dataclass(frozen=True)
 class LabelledRoute:
     """One route's labelled candidates, and the policies among which to choose.
 
@@ -247,47 +246,29 @@ class LabelledRoute:
         held_out: Whether these had no part in anything.
     """
 
-    settings: Settings
-    pools: LabelledPools
-    family: Family
-    why: str
-    fitted: "Fitted"
-    choosing: Folded
-    extending: Folded
-    measured: LabelledPools
-    held_out: bool
-    _folded: dict[object, tuple[IntArray, NDArray[np.bool_], Measured]] = field(
-        default_factory=dict, init=False
-    )
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         pools: LabelledPools,
         chosen_on: Dataset,
         held_out: Dataset | None,
         settings: Settings,
-    ) -> Self:
+    ) -> None:
         own, k = _part(pools, chosen_on), settings.serving_k
         if not len(own):
             raise CalibrationError(
                 "there is no query to choose on: the retriever answered none of them; see which "
                 "queries were skipped, and why"
             )
-        family, why = _family(own, chosen_on, settings)
-        fitted = _fit(family, own, settings)
+        self.settings, self.pools = settings, pools
+        self._family, self.why = _family(own, chosen_on, settings)
+        fitted = self.fitted = _fit(self._family, own, settings)
+        self.choosing = among(fitted.grid(fitted.pools), settings)
         longer = ratio_grid(own, temperature=fitted.temperature, ks=fitted.ks, min_keep=k)
-        return cls(
-            settings,
-            pools,
-            family,
-            why,
-            fitted,
-            among(fitted.grid(fitted.pools), settings),
-            Folded.of(longer, tried(longer, k)),
-            fitted.pools if held_out is None else fitted.predict(_part(pools, held_out)),
-            held_out is not None,
-        )
+        self.extending = Folded(longer, tried(longer, k))
+        self.held_out, self.measured = held_out is not None, fitted.pools
+        if held_out is not None:
+            self.measured = fitted.predict(_part(pools, held_out))
+        self._folded: dict[object, tuple[IntArray, NDArray[np.bool_], Measured]] = {}
 
     @cached_property
     def today(self) -> Option:
@@ -407,7 +388,7 @@ class LabelledRoute:
         ordering, testing = (
             _part(self.pools, part) for part in ordering_and_test_parts(chosen_on, settings.seed)
         )
-        fitted = _fit(self.family, ordering, settings)
+        fitted = _fit(self._family, ordering, settings)
         own, other = fitted.grid(fitted.pools), fitted.grid(fitted.predict(testing))
         certification = certify(own, other, promise, seed=settings.seed)
         if certification.grid_index is None:
@@ -515,7 +496,7 @@ def among(grid: Grid, settings: Settings) -> Folded:
     indices = tried(grid, settings.serving_k)
     if settings.context == "utility":
         indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
-    return Folded.of(grid, indices)
+    return Folded(grid, indices)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ the same choice can be made without the queries that measure it (`Folded`).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,19 +161,21 @@ class Folded:
 
     The probabilities are out of fold already; nothing is fitted again. On 60 splits of five
     collections recall was overstated by .001, and its lower bound above the truth in 9% at a
-    nominal 10%. ``fold`` has shape (n_q,).
+    nominal 10%.
     """
 
     grid: Grid
     tried: Sequence[GridIndex]
-    fold: IntArray
-    sums: PolicySums
 
-    @classmethod
-    def of(cls, grid: Grid, tried: Sequence[GridIndex]) -> Self:
-        """Adds up the policies by fold."""
-        fold = fold_numbers(grid.pools.groups)
-        return cls(grid, tried, fold, PolicySums.of(grid, tried, fold))
+    @cached_property
+    def fold(self) -> IntArray:
+        """The fold of each query, shape (n_q,)."""
+        return fold_numbers(self.grid.pools.groups)
+
+    @cached_property
+    def sums(self) -> PolicySums:
+        """The sums of the tried policies."""
+        return PolicySums.of(self.grid, self.tried, self.fold)
 
     def chosen(self, choose: Choose) -> GridIndex | None:
         """Return the choice of all queries; None for what is served today."""

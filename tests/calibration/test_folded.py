@@ -17,7 +17,7 @@ def folded_of(n: int, *, seed: int = 0) -> Folded:
     pools = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
     model = fit_relevance(pools)
     grid = utility_grid(pools, out_of_fold(pools, model), model)
-    return Folded.of(grid, tried(grid, 5))
+    return Folded(grid, tried(grid, 5))
 
 
 def richer(sums: PolicySums) -> int | None:

@@ -36,13 +36,13 @@ def chosen(
     tolerance: float = TOLERANCE,
 ) -> tuple[Grid, GridIndex | None]:
     grid = ratio_grid(pools)
-    folded = Folded.of(grid, tried(grid, k))
+    folded = Folded(grid, tried(grid, k))
     return grid, folded.chosen(lambda sums: choose(sums, context, tolerance=tolerance))
 
 
 def extended(pools: LabelledPools, k: int) -> tuple[Grid, GridIndex | None]:
     grid = ratio_grid(pools, min_keep=k)
-    return grid, Folded.of(grid, tried(grid, k)).chosen(extend)
+    return grid, Folded(grid, tried(grid, k)).chosen(extend)
 
 
 TWO_CLEAR = [1.0, 0.9, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1]
@@ -190,7 +190,7 @@ class TestChoose:
         grid = ratio_grid(population, temperature=1.0)
         for draw in range(30):
             rows = random.choice(1_500, 60, replace=False)
-            own = Folded.of(grid.rows(rows), tried(grid, 5))
+            own = Folded(grid.rows(rows), tried(grid, 5))
             for place, step in enumerate(steps):
                 index = own.chosen(partial(choose, tolerance=TOLERANCE, step=step))
                 if index is not None:
