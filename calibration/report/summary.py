@@ -83,7 +83,7 @@ def summarise(outcome: RouteOutcome, *, metrics: tuple[str, ...] = SUMMARY_METRI
         for each in own_options
         if each is not None
     }
-    rule = _seed_rule(outcome.route.measured)
+    rule = _seed_rule(outcome.route.pools, outcome.route.measured)
     if not any(_equal(rule[1], own) for _, own in options.values()):
         options[SEED_RULE] = rule
     measured = {name: own for name, (_, own) in options.items()}
@@ -108,12 +108,12 @@ def summarise(outcome: RouteOutcome, *, metrics: tuple[str, ...] = SUMMARY_METRI
     )
 
 
-def _seed_rule(pools: LabelledPools) -> tuple[str, Measured]:
+def _seed_rule(pools: LabelledPools, measured: LabelledPools) -> tuple[str, Measured]:
     """Say what the rule keeps, and measure it; ranks have no ratio, so that only its k applies."""
     policy = RatioPolicy(k=3)
     if is_relative(pools.kind):
         policy = RatioPolicy(k=3, min_ratio=0.7, temperature=fit_temperature(pools))
-    return describe_policy(policy), per_query(pools, policy)
+    return describe_policy(policy), per_query(measured, policy)
 
 
 def _equal(these: Measured, those: Measured) -> bool:
