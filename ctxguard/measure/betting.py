@@ -4,22 +4,14 @@ A gambler stakes a share of its wealth on each gain, chosen from earlier ones. W
 is at most 0 given the past, its wealth is a non-negative supermartingale, and by Ville's inequality
 it ever reaches 1/p with probability p at most (Waudby-Smith and Ramdas, JRSS B 86(1), 2024).
 Certificates, alarms and the search for a changed judge rest on it. Pure.
-
-No single stake serves every use. A test of n queries, looked at once, stakes enough to decide by
-then; a test that runs for ever learns the stake that grows wealth fastest; a change is detected
-soonest by several fixed stakes, each of which restarts.
 """
 
 from dataclasses import dataclass, field
 from functools import partial
-from math import log
 
 import numpy as np
 
 from ctxguard.core.types import FloatArray
-
-LARGEST_LOSS = 0.75
-"""The largest share of its wealth that a learned stake may lose on one gain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +20,7 @@ class Evidence:
 
     Attributes:
         log_wealth: Shape (...), one number for each gambler.
-        path: Shape (n, ...), after each of the last step's n gains; empty before the first step.
+        path: Shape (n, ...), after each of the last step's n gains.
 
     >>> found = Evidence(np.zeros(2))
     >>> for _ in range(3):
@@ -84,57 +76,3 @@ class Evidence:
     def p_value(self) -> FloatArray:
         """Shape (...): 1 / the highest wealth that each reached in the last step, at most 1."""
         return np.asarray(np.exp(-self.path.max(axis=0, initial=0.0)))
-
-
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """Gains that a learned stake treats as seen: their number, mean and variance."""
-
-    n: float
-    mean: float
-    variance: float
-
-
-def planned_stakes(variance: FloatArray, n: int, delta: float, largest: float) -> FloatArray:
-    """Return √(2 log(1/delta) / (n · variance)), at most ``largest``."""
-    return np.minimum(np.sqrt(-2.0 * log(delta) / (n * variance)), largest)
-
-
-def learned_stakes(
-    gains: FloatArray,
-    weights: FloatArray | float = 1.0,
-    *,
-    prior: Prior,
-    largest: float,
-    delta: float | None = None,
-) -> FloatArray:
-    """Choose the stake on each gain from those before it.
-
-    Args:
-        gains: Shape (n, ...), as for ``Evidence.after``. weights: As there.
-        prior: Gains treated as seen before the first.
-        largest: The largest stake, > 0.
-        delta: The level of a test that these n gains are to decide; the stake then depends on
-            their variance alone. None where anyone may look at any time: the stake is the mean
-            weighted gain over its mean square, which grows the wealth fastest where gains are
-            small.
-
-    Returns:
-        Shape as ``gains``, ≥ 0.
-    """
-    n = gains.shape[0]
-    share = np.broadcast_to(weights, gains.shape)
-    counts = prior.n + np.arange(1.0, n + 1.0).reshape(n, *[1] * (gains.ndim - 1))
-    total = prior.n * prior.mean + np.cumsum(share * gains, axis=0)
-    mean = total / (prior.n + np.cumsum(share, axis=0))
-    variance = prior.n * prior.variance + np.cumsum((share * (gains - mean)) ** 2, axis=0)
-    known = _before(variance / counts, prior.variance)
-    if delta is not None:
-        return planned_stakes(known, n, delta, largest)
-    per_gain = _before(total / counts, prior.mean)
-    return np.clip(per_gain / (known + per_gain**2), 0.0, largest)
-
-
-def _before(values: FloatArray, first: float) -> FloatArray:
-    """Shift each row down by one, so that a stake depends on earlier rows only."""
-    return np.concatenate([np.full_like(values[:1], first), values[:-1]])

@@ -18,10 +18,12 @@ from numpy.typing import ArrayLike
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.measure.betting import LARGEST_LOSS, Evidence, Prior, learned_stakes, planned_stakes
+from ctxguard.measure.betting import Evidence
 from ctxguard.measure.rows import IntArray
 
 DEFAULT_DELTA = 0.1
+LARGEST_LOSS = 0.75
+"""The largest share of its wealth that a stake may lose on one query."""
 
 ROUNDING = 1e-9
 """How far outside [0, 1] a loss may lie and still count as a rounding error."""
@@ -65,15 +67,20 @@ def betting_p_value(
     [0.0188, 1.0]
     """
     checked = _checked(losses)
-    gains = alpha - checked
-    stakes = learned_stakes(
-        gains,
-        # As if one query with half the largest loss had been seen.
-        prior=Prior(n=1.0, mean=alpha - 0.5, variance=0.25),
-        largest=LARGEST_LOSS / (1.0 - alpha),
-        delta=target_delta,
-    )
-    return Evidence(np.zeros(checked.shape[1:])).after(gains, stakes=stakes).p_value
+    n = len(checked)
+    # As if one query with half the largest loss had been seen before.
+    counts = np.arange(2.0, n + 2.0).reshape(n, *[1] * (checked.ndim - 1))
+    mean = (0.5 + np.cumsum(checked, axis=0)) / counts
+    variance = (0.25 + np.cumsum((checked - mean) ** 2, axis=0)) / counts
+    # A stake depends on earlier queries only.
+    before = np.concatenate([np.full_like(variance[:1], 0.25), variance[:-1]])
+    stakes = _stakes(before, n, alpha, target_delta)
+    return Evidence(np.zeros(checked.shape[1:])).after(alpha - checked, stakes=stakes).p_value
+
+
+def _stakes(variance: FloatArray, n: int, alpha: float, delta: float) -> FloatArray:
+    largest = LARGEST_LOSS / (1.0 - alpha)
+    return np.minimum(np.sqrt(-2.0 * log(delta) / (n * variance)), largest)
 
 
 def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
@@ -206,7 +213,7 @@ def labels_needed(losses: ArrayLike, alpha: float, delta: float = DEFAULT_DELTA)
 
     def suffices(n: int) -> bool:
         variance = (0.25 + n * sample_variance) / (n + 1)  # started at 1/4, as in the test
-        stake = planned_stakes(np.asarray(variance), n, delta, LARGEST_LOSS / (1.0 - alpha))
+        stake = _stakes(np.asarray(variance), n, alpha, delta)
         growth = np.log1p(-stake * (checked - alpha))
         return bool(n * growth.mean() - z * sqrt(n) * growth.std() >= -log(delta))
 

@@ -10,8 +10,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from ctxguard.errors import CalibrationError
-from ctxguard.measure.betting import LARGEST_LOSS
 from ctxguard.measure.risk import (
+    LARGEST_LOSS,
     betting_lower_bound,
     betting_p_value,
     betting_upper_bound,
