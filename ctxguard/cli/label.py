@@ -22,7 +22,7 @@ from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import Source, System
 from ctxguard.cli._tables import facts, one_line
 from ctxguard.core.types import DEFAULT_DEPTH, Passage
-from ctxguard.errors import ConfigurationError, DataError, QueryError
+from ctxguard.errors import ConfigurationError, QueryError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
@@ -355,19 +355,11 @@ class ImportCommand(SettingsModel):
         from ctxguard.monitor.estimation.sampling_design import usable_labels
         from ctxguard.monitor.labels.files import read_label_file
         from ctxguard.monitor.labels.samples import repeats
-        from ctxguard.monitor.labels.unknown_ids import unknown_ids
+        from ctxguard.monitor.labels.unknown_ids import check_ids
 
         rows, ungraded = read_label_file(self.file, self.annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:
-            unknown = unknown_ids(opened, rows)
-            # A request may be too old to still be in the store.
-            if any(one.request_id is not None or one.meant is not None for one in unknown):
-                raise DataError(
-                    f"holds {count(len(unknown), 'id')} that the store does not know, and none of "
-                    "its labels was imported; write the ids as they were exported: "
-                    + "; ".join(one.in_words for one in unknown),
-                    path=self.file,
-                )
+            check_ids(opened, rows, self.file)
             added = opened.add_labels(rows, self.max_grade)
             repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
             requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))

@@ -1,12 +1,12 @@
-"""Finds ids in a graded file that the store does not know: rewritten by spreadsheets, or
-mistyped."""
+"""Finds ids in a graded file that spreadsheets rewrote, or people mistyped. Reads the store."""
 
 import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import NamedTuple
+from pathlib import Path
 
+from ctxguard._support.words import count
 from ctxguard.errors import DataError
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore
@@ -21,30 +21,15 @@ _MOST_SUGGESTED = 100
 """The most unknown ids for which the nearest known id is sought."""
 
 
-class UnknownId(NamedTuple):
-    """An id that the store does not know.
+def check_ids(store: SampleStore, rows: Iterable[LabelRow], path: Path) -> None:
+    """Refuse the labels of a file if some of its ids were changed.
 
-    Attributes:
-        request_id: The request whose candidate it should be; None for a request's own id.
-        meant: The id it was probably made from; None if that cannot be determined.
-    """
+    A request whose text was deleted accepts any passage, since its passages are unknown; one that
+    the store does not know, and that resembles none that was picked, may be too old.
 
-    request_id: str | None
-    wrong: str
-    meant: str | None
-
-    @property
-    def in_words(self) -> str:
-        """The unknown ids, and the ids that were probably meant."""
-        of = "no request" if self.request_id is None else f"request {self.request_id!r}: no passage"
-        meant = "" if self.meant is None else f" (did you mean {self.meant!r}?)"
-        return f"{of} {self.wrong!r}{meant}"
-
-
-def unknown_ids(store: SampleStore, rows: Iterable[LabelRow]) -> list[UnknownId]:
-    """Find the requests that have no sample, and the passages that no request has as a candidate.
-
-    A request whose text was deleted accepts any passage, since its passages are unknown.
+    Raises:
+        DataError: a passage is not a candidate of its request, or a request was probably meant to
+            be another one.
     """
     graded: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -66,16 +51,20 @@ def unknown_ids(store: SampleStore, rows: Iterable[LabelRow]) -> list[UnknownId]
     if len(known) < len(graded):
         several = (store.picked_samples(series) for series in store.series())
         picked = {one.request_id for some in several for one in some}
-    return [
-        UnknownId(
-            request_id,
-            each,
-            probably_meant(each, picked if request_id is None else candidates[request_id])
-            if place < _MOST_SUGGESTED
-            else None,
+    words, is_changed = [], False
+    for place, (request_id, each) in enumerate(wrong):
+        of = "no request" if request_id is None else f"request {request_id!r}: no passage"
+        meant = None
+        if place < _MOST_SUGGESTED:
+            meant = probably_meant(each, picked if request_id is None else candidates[request_id])
+        words.append(f"{of} {each!r}" + ("" if meant is None else f" (did you mean {meant!r}?)"))
+        is_changed |= request_id is not None or meant is not None
+    if is_changed:
+        raise DataError(
+            f"holds {count(len(wrong), 'id')} that the store does not know, and none of "
+            "its labels was imported; write the ids as they were exported: " + "; ".join(words),
+            path=path,
         )
-        for place, (request_id, each) in enumerate(wrong)
-    ]
 
 
 def probably_meant(wrong: str, known: Collection[str]) -> str | None:
