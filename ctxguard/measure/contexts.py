@@ -79,7 +79,7 @@ class JudgedRequests:
 
     @cached_property
     def lacking(self) -> int:
-        """About how many more grades people must give to compare contexts, at least; 0 if none.
+        """About how many more grades people must give to compare contexts, at least.
 
         Pooled recall needs grades of dropped passages too.
         """
@@ -108,11 +108,7 @@ class JudgedRequests:
         return found
 
     def differences(self, new: IntArray, old: IntArray) -> Mapping[Metric, Interval]:
-        """Estimate the paired gain of contexts over others, in the metrics of ``COMPARED``.
-
-        Args:
-            new, old: As in ``Rows.served``.
-        """
+        """Estimate the paired gain of contexts over others, in the metrics of ``COMPARED``."""
         rows, before = self.rows.served(new), self.rows.served(old)
         apart = predicted(rows, self.p, self.model)
         own = [*range(POOL), NEVER]

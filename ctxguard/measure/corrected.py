@@ -288,9 +288,8 @@ def corrected_estimates(
     """Estimate the metrics of ``QUOTIENTS`` from predictions for all requests and people's grades.
 
     Args:
-        sums: Sums of the columns of ``predicted`` over the judged requests.
+        sums: Sums of the columns of ``predicted``, by ``model``, over the judged requests.
         graded: At least one.
-        model: What was predicted.
         min_n: Least number of labels, counted as ``REQUESTS_COUNT`` says.
     """
     requests, passages = graded.rows.requests, graded.rows.passages
@@ -340,10 +339,9 @@ def corrected_differences(sums: Sums, graded: Graded, model: Model) -> dict[Metr
     """Estimate the paired gain of contexts over others in UDCG and pooled recall.
 
     Args:
-        sums: Sums of the columns of ``predicted``, the quantities below ``POOL`` and ``NEVER`` less
-            those of the others.
+        sums: Sums of the columns of ``predicted``, by ``model``, the quantities below ``POOL`` and
+            ``NEVER`` less those of the others.
         graded: At least one, with ``before``.
-        model: What was predicted.
     """
     coefficients, errors = _correction(sums.totals, graded, model)
     return {
@@ -499,7 +497,6 @@ def _ranks_found(
     the first is relevant, else h + is_run/run_probability · (RR − h), with the predicted h.
 
     Args:
-        requests: Shape (l,), of ``REQUEST``.
         found: Shape (l, k), whether people call each relevant, by rank; 0 where they did not grade.
         likely: Shape (l, k), P(relevant).
     """

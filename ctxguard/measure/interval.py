@@ -1,4 +1,4 @@
-"""A value with its interval and n, and means with bootstrap intervals."""
+"""A value with its interval and n, and means with bootstrap intervals. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,10 +20,9 @@ class Interval:
     """An estimate with its interval.
 
     Attributes:
-        value: The estimate; None where it is undefined, or must not be shown.
-        lower: Lower end of its interval; None without one.
-        upper: Upper end, as ``lower``.
-        n: Observations on which the value is defined, usually queries; at least 0.
+        value: None where it is undefined, or must not be shown.
+        lower, upper: The ends of the interval; None without one.
+        n: Observations on which the value is defined, usually queries.
     """
 
     value: float | None
@@ -33,7 +32,6 @@ class Interval:
 
     @classmethod
     def undefined(cls, n: int = 0) -> Self:
-        """Return an estimate without a value."""
         return cls(None, None, None, n)
 
     @property
@@ -141,8 +139,7 @@ def bootstrap_ratio(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> 
 def interval_bounds(samples: FloatArray) -> FloatArray:
     """Return the ends of the percentile interval of bootstrap samples, along the first axis."""
     tail = (1.0 - CONFIDENCE) / 2.0
-    bounds: FloatArray = np.quantile(samples, [tail, 1.0 - tail], axis=0)
-    return bounds
+    return np.asarray(np.quantile(samples, [tail, 1.0 - tail], axis=0))
 
 
 def resampled_means(values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES) -> FloatArray:

@@ -37,8 +37,7 @@ class PromisedLoss:
     """The mean loss that a profile promises for one route.
 
     Attributes:
-        route: The stages that answered.
-        quantity: The loss, ``RECALL_LOSS`` or ``HARM``; lower is better.
+        quantity: The loss, ``RECALL_LOSS`` or ``HARM``.
         at_most: The promised mean loss, in [0, bound).
         bound: The largest possible loss, > 0.
         source: Where the promise comes from: ``certificate`` or ``evidence of calibration``.
@@ -62,8 +61,6 @@ class LossMonitor:
     to day as it did before, alarms are on average about 2,000 days apart (see ``ECusum``).
 
     Attributes:
-        promise: The profile's promise.
-        reference: The kind of target that the losses are compared with.
         n: Losses seen.
         n_reference: Requests that the target was estimated from; 0 for a promise.
         ecusum: The evidence of a rise; its losses are divided by the bound. None while the baseline
@@ -116,12 +113,10 @@ class LossMonitor:
 
     @property
     def route(self) -> Route:
-        """The stages that answered."""
         return self.promise.route
 
     @property
     def quantity(self) -> AlarmKind:
-        """The loss that is monitored."""
         return self.promise.quantity
 
     @property
@@ -146,7 +141,7 @@ class LossMonitor:
         return math.ceil(max(FIRST_BASELINE - seen.n, a_day * (self.due - seen.days), 1.0))
 
     def after(self, day: Day) -> "LossMonitor":
-        """Return the state after one more day; a loss above the bound counts as the bound."""
+        """Add a day; a loss above the bound counts as the bound."""
         if not day.n:
             return self
         scaled = day._replace(losses=np.minimum(day.losses / self.promise.bound, 1.0))
@@ -192,8 +187,7 @@ class LossMonitor:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether the evidence that the mean is below the target is as strong as the alarm's
-        was."""
+        """Whether it is as certain that the mean is below the target as the alarm was."""
         return self.recovery is not None and self.recovery.alarm()
 
     @property

@@ -21,7 +21,7 @@ from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.evidence import is_whole, question_number, recall_loss
+from ctxguard.monitor.labels.evidence import question_number, recall_loss
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LossRow, SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
@@ -70,19 +70,14 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
 
 
 def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
-    """Replace a profile file by the safe policy of its profile.
-
-    Args:
-        path: The profile file that guards watch.
-        alarmed: The profile that the alarm is about.
+    """Replace the profile file that guards watch by the safe policy of the alarm's profile.
 
     Returns:
         Whether the file was changed; False where it already holds the safe policy.
 
     Raises:
         ProfileFormatError: the file is absent or is not a profile.
-        ProfileError: the file now holds a profile that the alarm is not about, or the profile has
-            no safe policy.
+        ProfileError: the file now holds another profile, or the profile has no safe policy.
         OSError: the file or its folder cannot be written.
     """
     path = Path(path)
@@ -231,7 +226,8 @@ class AlarmMonitor:
         """
         graded = self._store.graded(self._series)
         rows = Rows.read(graded.blocks)
-        whole = is_whole(rows)
+        n_unasked = rows.total(np.asarray(rows.passages["asked_probability"] < 1.0))
+        whole = np.asarray((rows.requests["draw"] > 0) & (n_unasked == 0.0))
         rows, routes = rows.take(whole), np.array(graded.routes, dtype=object)[whole]
         human, judge = losses(rows.by_people()), losses(rows)
         for promise in self.state.promises:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -59,11 +58,6 @@ class AlarmReport:
     evaluated_until: float | None
     format: int = FORMAT
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        found: dict[str, Any] = _form().dump_python(self, mode="json")
-        return found
-
 
 @cache
 def _form() -> TypeAdapter[AlarmReport]:
@@ -74,7 +68,6 @@ class AlarmState:
     """The detectors and alarms of one profile. Safe to use from several threads.
 
     Args:
-        profile: The profile whose promises are monitored.
         exact: Whether the judge never errs. Losses of an exact judge are compared with the promise;
             those of a judge that errs with its own mean and, once there is a correction, with the
             promise on its scale.
@@ -128,12 +121,11 @@ class AlarmState:
     def add_day(
         self, rows: Sequence[LossRow], end_seconds: float, stored: StoredShares = _ALL_STORED
     ) -> tuple[list[Alarm], list[Alarm]]:
-        """Add the judged losses of one whole day.
+        """Add the judged losses of one whole day, of any route.
 
         The probability of being among them must not depend on a request's losses.
 
         Args:
-            rows: The losses, of any route.
             end_seconds: The end of the day, in seconds since the epoch.
             stored: The share of each hour's samples that was stored.
 
@@ -185,22 +177,16 @@ class AlarmState:
 
     def to_json(self) -> str:
         """Return alarms and losses as JSON, for ``restore`` after a restart."""
-        return json.dumps(self.report().to_json(), allow_nan=False)
+        return json.dumps(_form().dump_python(self.report(), mode="json"), allow_nan=False)
 
     def restore(self, text: str) -> bool:
-        """Continue from a saved state; where it cannot be read, nothing changes.
+        """Continue from the output of ``to_json``; return whether anything was restored.
 
         For the same profile, losses and alarms are restored. For its safe policy, which an alarm
         may have switched to, only the alarms are. For any other profile nothing is.
 
-        Args:
-            text: The output of ``to_json``.
-
-        Returns:
-            Whether anything was restored.
-
         Raises:
-            DataError: ``text`` is not such a state.
+            DataError: ``text`` is not such a state; nothing changes.
         """
         try:
             data = json.loads(text)
@@ -210,7 +196,7 @@ class AlarmState:
                     f"{FORMAT}: use the release that wrote it, or remove the state to start afresh"
                 )
             saved = _form().validate_python(data)
-            if saved.to_json() != data:
+            if _form().dump_python(saved, mode="json") != data:
                 raise ValueError("a field is missing, unknown or of another type")
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise DataError(

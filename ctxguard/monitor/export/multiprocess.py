@@ -1,7 +1,7 @@
 """One scrape over many worker processes, by prometheus-client's multiprocess mode.
 
 With ``PROMETHEUS_MULTIPROC_DIR`` in the environment before Python starts, each worker keeps its
-metrics in files of that folder, and any one process can serve their totals.
+metrics in files of that folder, and any one process can serve their totals. Reads these files.
 """
 
 import logging
@@ -38,9 +38,8 @@ class SafeMultiProcessCollector(Collector):
     with it. Multiprocess mode has no exemplars and no ``_created`` series.
 
     Args:
-        folder: The folder that ``PROMETHEUS_MULTIPROC_DIR`` names to the workers.
+        folder: The one that ``PROMETHEUS_MULTIPROC_DIR`` names to the workers.
         registry: Where the collector is registered; None registers it nowhere.
-        all_metrics: Whether to export all metrics, or those that are exported by default.
 
     Raises:
         ConfigurationError: there is no such folder.
@@ -139,14 +138,9 @@ def _printable(sample: Any) -> Any:
 def registry_for_scrape(*, all_metrics: bool = False) -> CollectorRegistry:
     """Return the registry that a metrics endpoint should serve.
 
-    Args:
-        all_metrics: Whether to serve all metrics of the workers, or those of the default.
-
     Returns:
         A new registry with the totals of all workers where ``PROMETHEUS_MULTIPROC_DIR`` is set;
-        prometheus-client's default registry otherwise. Further collectors may be registered, and
-        it can be served by ``prometheus_client.start_http_server(port, registry=…)`` or
-        ``make_wsgi_app``.
+        prometheus-client's default registry otherwise.
 
     Raises:
         ConfigurationError: the variable names no folder.

@@ -23,9 +23,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     """Serves a registry, on threads that end with the process.
 
     Args:
-        host: Address or name to listen on.
         port: 0 for any free one; ``server_port`` says which.
-        registry: The registry to serve.
 
     Raises:
         OSError: the address cannot be listened on.

@@ -235,9 +235,3 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
             )
         )
     store.save_graded(series, rows)
-
-
-def is_whole(rows: Rows) -> np.ndarray:
-    """Tell for each request whether a draw asked for all of it, whatever people found."""
-    ungraded = rows.total(np.asarray(rows.passages["asked_probability"] < 1.0, np.float64))
-    return np.asarray((rows.requests["draw"] > 0) & (ungraded == 0.0))

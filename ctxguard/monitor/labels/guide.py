@@ -1,4 +1,4 @@
-"""The page that tells people how to grade a file of passages. Pure: no I/O, no clock, no logging.
+"""The page that tells people how to grade a file of passages. Pure.
 
 The grades mean what they mean to the language model that judges (``judges.prompt``), or the two
 could not be compared.
@@ -34,10 +34,7 @@ EXAMPLE_QUERY = "How much vacation do new employees get?"
 
 
 def meanings(max_grade: int) -> dict[int, str]:
-    """Say what each grade means, highest first.
-
-    Args:
-        max_grade: The highest grade of the scale, ≥ 1.
+    """Say what each grade up to the highest means, highest first.
 
     >>> list(meanings(1)), list(meanings(3))
     ([1, 0], [3, 2, 1, 0])
@@ -59,12 +56,7 @@ def words(max_grade: int) -> dict[int, str]:
 
 
 def grading_guide(file_name: str, max_grade: int) -> str:
-    """Write the guide of one file, as Markdown.
-
-    Args:
-        file_name: The file that people grade.
-        max_grade: The highest grade of the scale, ≥ 1.
-    """
+    """Write the guide of one file, as Markdown."""
     grades = meanings(max_grade)
     table = "\n".join(
         f"| {grade} | {'it' if grade == 0 else 'it holds'} {meaning} | {example(meaning)} |"
