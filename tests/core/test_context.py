@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard.core.assembly import Assembly, assemble, bare_passages, read_passages
@@ -349,10 +349,21 @@ def test_to_dict_is_strict_json() -> None:
         Hit("b", float("nan"), "b"),
     ]
     decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
-    context = context_of(decision)
+    context = replace(
+        context_of(decision),
+        session_id="s1",
+        profile_id="0123456789ab",
+        failures=(StageFailure("dense", "no answer within 9 ms", FailureKind.TIMEOUT),),
+        flags=(Flag.DEGRADED,),
+    )
     written = json.dumps(context.to_dict(), allow_nan=False)
     assert "\\ud800" not in written
     read = json.loads(written)
+    assert (read["profile_id"], read["session_id"]) == ("0123456789ab", "s1")
+    assert read["flags"] == ["degraded"]
+    assert read["failures"] == [
+        {"stage": "dense", "kind": "timeout", "cause": "no answer within 9 ms"}
+    ]
     assert read["passages"][0]["text"] == "half \ufffd pair"
     assert read["passages"][0]["metadata"]["x"] == [None]
     assert read["decisions"][1] == {
@@ -370,23 +381,6 @@ def test_to_dict_is_strict_json() -> None:
     assert read["route"] == "hybrid"
 
 
-def test_to_dict_names_profile_session_and_failures() -> None:
-    failures = (StageFailure("dense", "no answer within 9 ms", FailureKind.TIMEOUT),)
-    context = replace(
-        context_of(decision_on(["one"])),
-        session_id="s1",
-        profile_id="0123456789ab",
-        failures=failures,
-        flags=(Flag.DEGRADED,),
-    )
-    written = context.to_dict()
-    assert (written["text"], written["profile_id"]) == (context.text, "0123456789ab")
-    assert (written["session_id"], written["flags"]) == ("s1", ["degraded"])
-    assert written["failures"] == [
-        {"stage": "dense", "kind": "timeout", "cause": "no answer within 9 ms"}
-    ]
-
-
 def test_repr_shows_no_query_or_text() -> None:
     """A context is printed by ids and flags never by the query or a text."""
     hits = [Hit("a", 2.0, "secret text", "secret title"), Hit("b", float("nan"), "secret too")]
@@ -397,12 +391,6 @@ def test_repr_shows_no_query_or_text() -> None:
     assert "secret" not in f"{context} {[context]} {context.decision}"
     assert "passages=['a'], candidates=2, dropped={'invalid_score': 1}" in repr(context)
     assert "flags=[invalid_scores, degraded]" in repr(context)
-
-
-def test_context_equals_itself_and_hashes() -> None:
-    context = context_of(decision_on(["one"]))
-    assert context == context  # noqa: PLR0124
-    assert len({context, context_of(context.decision)}) == 2
 
 
 def test_only_the_rendering_is_sanitised() -> None:
@@ -639,9 +627,6 @@ def test_delimiter_is_escaped_however_spelled(attack: str) -> None:
 
 def test_other_markup_is_left_alone() -> None:
     assert "<b>1 < 2 && 3</b>" in Assembly().render([Passage("a", "<b>1 < 2 && 3</b>")])
-
-
-def test_less_than_sign_is_no_tag() -> None:
     assert Template("1 < 2: {text}").render([Passage("a", 'x "y"\n z')]) == '1 < 2: x "y"\n z'
 
 
@@ -660,7 +645,6 @@ def test_hostile_text_costs_linear_time(unit: str) -> None:
     assert Assembly().render([Passage("a", "<" + " " * 300_000)]).endswith("</passage>")
 
 
-@given(st.text(max_size=40))
+@given(st.text(min_size=1, max_size=40))
 def test_trusted_text_goes_as_it_is(text: str) -> None:
-    assume(text)
     assert Template("{text}").render([Passage("a", text)], clean=False) == text

@@ -112,10 +112,9 @@ class TestDecisions:
         cheaper = policy_of(cost=0.25 / 0.75 - 1e-9)
         assert decide(ranking_of([0.9, 0.25]), cheaper).kept_ids == ("a", "b")
 
-    def test_beyond_k_and_below_names_both(self) -> None:
-        candidate = decide(ranking_of([0.9, 0.2]), policy_of(k=1)).decisions[1]
-        assert candidate.reason is DropReason.BEYOND_K
-        assert [threshold.setting for threshold in candidate.kept_if] == ["k", "min_probability"]
+        beyond = decide(ranking_of([0.9, 0.2]), policy_of(k=1)).decisions[1]
+        assert beyond.reason is DropReason.BEYOND_K
+        assert [threshold.setting for threshold in beyond.kept_if] == ["k", "min_probability"]
 
 
 class TestMissingSignals:
@@ -142,8 +141,9 @@ class TestMissingSignals:
         assert decision.kept_ids == ("a", "b")
         assert decision.flags == (Flag.MISSING_SIGNALS, Flag.DOMAIN_VIOLATION)
 
-    def test_an_empty_ranking_misses_nothing(self) -> None:
-        decision = decide(ranking_of([]), policy_of())
+    @pytest.mark.parametrize("per_token", [False, True])
+    def test_an_empty_ranking_misses_nothing(self, per_token: bool) -> None:
+        decision = decide(ranking_of([]), replace(policy_of(), per_token=per_token))
         assert (decision.kept_ids, decision.flags) == ((), ())
 
 
@@ -203,9 +203,6 @@ class TestPerToken:
         decision = decide(ranking, self.policy(k=2))
         assert (decision.kept_ids, decision.flags) == (("a", "b"), (Flag.MISSING_SIGNALS,))
         assert decision.probabilities is None
-
-    def test_an_empty_ranking_misses_no_lengths(self) -> None:
-        assert decide(ranking_of([]), self.policy()).flags == ()
 
     @given(lengthy(), policies())
     def test_kept_are_best_by_weighed_probability(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import relative_scores
-from ctxguard.core.types import DropReason, Flag, Hit, Ranking, ScoreKind, Threshold
+from ctxguard.core.types import DropReason, Flag, Hit, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 RANGES = {
@@ -244,23 +244,27 @@ class TestProperties:
         assert reasons == decision.dropped_by_reason
 
 
-class TestDecisions:
-    def test_failing_both_names_both(self) -> None:
-        dropped = decide(ranked([10.0, 9.0, 1.0]), RatioPolicy(k=2, min_ratio=0.7)).decisions[2]
-        assert (dropped.reason, dropped.relative_score) == (DropReason.BEYOND_K, 0.1)
-        assert dropped.kept_if == (Threshold("k", 3), Threshold("min_ratio", 0.1))
-
-    def test_rank_only_has_no_relative_score(self) -> None:
-        decision = decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(k=1))
-        assert [candidate.relative_score for candidate in decision.decisions] == [None, None]
-        assert decision.decisions[1].kept_if == (Threshold("k", 2),)
-
-    def test_garbage_has_no_rank_or_remedy(self) -> None:
-        decision = decide(ranked([1.0, None]), RatioPolicy())
-        garbage = decision.decisions[1]
-        assert (garbage.passage_id, garbage.rank, garbage.score) == ("b", None, None)
-        assert garbage.reason is DropReason.INVALID_SCORE
-        assert garbage.kept_if == ()
+@pytest.mark.parametrize(
+    ("ranking", "policy", "dropped"),
+    [
+        (
+            ranked([10.0, 9.0, 1.0]),
+            RatioPolicy(k=2, min_ratio=0.7),
+            ("c", 3, 1.0, 0.1, "beyond_k", (("k", 3), ("min_ratio", 0.1))),
+        ),
+        (
+            ranked([0.03, 0.02], ScoreKind.RANK),
+            RatioPolicy(k=1),
+            ("b", 2, 0.02, None, "beyond_k", (("k", 2),)),
+        ),
+        (ranked([1.0, None]), RatioPolicy(), ("b", None, None, None, "invalid_score", ())),
+    ],
+)
+def test_drop_names_every_remedy(
+    ranking: Ranking, policy: RatioPolicy, dropped: tuple[object, ...]
+) -> None:
+    *own, reason, kept_if = dropped
+    assert decide(ranking, policy).decisions[-1] == (*own, None, reason, kept_if)
 
 
 NOTHING_COMPARED = (Flag.INVALID_SCORES,)
@@ -387,16 +391,10 @@ class TestGarbage:
             decide(ranking, RatioPolicy())
 
 
-class TestTies:
-    def test_upstream_rank_breaks_ties(self) -> None:
-        hits = [Hit("a", 1.0, rank=2), Hit("b", 1.0, rank=1), Hit("c", 1.0)]
-        decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy(k=3))
-        assert decision.kept_ids == ("b", "a", "c")
-
-    def test_passage_id_breaks_remaining_ties(self) -> None:
-        hits = [Hit("c", 1.0), Hit("a", 1.0), Hit("b", 1.0)]
-        decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy(k=2))
-        assert decision.kept_ids == ("a", "b")
+def test_rank_then_id_break_ties() -> None:
+    hits = [Hit("d", 1.0), Hit("a", 1.0, rank=2), Hit("b", 1.0, rank=1), Hit("c", 1.0)]
+    decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy(k=3))
+    assert decision.kept_ids == ("b", "a", "c")
 
 
 @pytest.mark.parametrize("sort", [sorted, lambda scores: sorted(scores, reverse=True)])

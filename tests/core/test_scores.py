@@ -62,23 +62,6 @@ def test_garbage_is_not_a_score(score: object) -> None:
     assert not is_valid(score)
 
 
-@pytest.mark.parametrize(
-    ("kind", "lowest", "highest"),
-    [
-        (ScoreKind.RATIO, -0.1, 3.0),
-        (ScoreKind.COSINE, -1.0, 1.2),
-        (ScoreKind.COSINE, -1.2, 1.0),
-        (ScoreKind.PROBABILITY, -0.5, 0.5),
-        (ScoreKind.PROBABILITY, 0.5, 7.0),
-        (ScoreKind.DISTANCE, -2.0, 0.4),
-    ],
-)
-def test_scores_outside_their_range_are_noticed(
-    kind: ScoreKind, lowest: float, highest: float
-) -> None:
-    assert not within_domain(kind, lowest, highest)
-
-
 def test_single_precision_is_no_violation() -> None:
     assert within_domain(ScoreKind.COSINE, -1.000001, 1.000001)
     assert within_domain(ScoreKind.PROBABILITY, -1e-7, 1.0000001)
@@ -137,15 +120,9 @@ def test_relative_score_keeps_the_order(
     assert relative[scores.index(max(scores))] == 1.0
     by_score = [r for _, r in sorted(zip(scores, relative, strict=True))]
     assert by_score == sorted(by_score)
-
-
-@given(kinds, st.data(), temperatures)
-def test_a_higher_temperature_is_more_forgiving(
-    kind: ScoreKind, data: st.DataObject, temperature: float
-) -> None:
-    low, high = sorted(data.draw(st.tuples(*[st.floats(*RANGES[kind])] * 2)))
-    cool, warm = (relative_scores(kind, [high, low], t)[1] for t in (temperature, 2 * temperature))
-    assert cool <= warm + 1e-12
+    # A higher temperature is more forgiving.
+    warm = relative_scores(kind, scores, 2 * temperature)
+    assert all(r <= w + 1e-12 for r, w in zip(relative, warm, strict=True))
 
 
 class TestDirection:

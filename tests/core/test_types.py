@@ -8,7 +8,7 @@ import pytest
 
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import CandidateDecision, Hit, Leg, Passage, Ranking, Route, ScoreKind
+from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 
@@ -28,10 +28,6 @@ def test_upstream_ranks_only_where_any() -> None:
 
 def test_ranking_may_be_empty_or_generated() -> None:
     assert len(Ranking.from_hits((hit for hit in ()), ScoreKind.RANK)) == 0
-
-
-def test_verdict_without_reason_is_kept() -> None:
-    assert CandidateDecision("a", 1, 1.0, 1.0, None, None).kept
 
 
 class TestKindsAndRoutesGivenByName:

@@ -145,11 +145,8 @@ class TestSampling:
         assert sampler.probabilities == ([] if offered is None else [offered] * 3)
 
     def test_without_sampler_samples_change_nothing(self) -> None:
-        assert len(guard_of(policy=SEVENTY).retrieve("q?", sample=True)) == 3
-
-    def test_session_comes_back_with_context(self) -> None:
-        context = guard_of().retrieve("q?", session_id="s1")
-        assert context.session_id == "s1"
+        context = guard_of(policy=SEVENTY).retrieve("q?", sample=True, session_id="s1")
+        assert (len(context), context.session_id) == (3, "s1")
 
     def test_a_failed_request_is_not_offered(self) -> None:
         sampler = Sampled()

@@ -376,13 +376,12 @@ class TestNeverEmptyByAccident:
             assert set(ranking.passage_ids) <= {"-1"}
         assert not context.empty or {Flag.EMPTY_RETRIEVAL, Flag.OVER_BUDGET} & set(context.flags)
 
-    def test_scoreless_hits_are_cut_by_k(self) -> None:
+    @pytest.mark.parametrize("kind", ["rank", ScoreKind.RANK, None])
+    def test_scoreless_hits_are_cut_by_k(self, kind: Any) -> None:
         hits = [Hit(hit.passage_id, text=hit.text) for hit in HITS]
-        for kind in ("rank", ScoreKind.RANK, None):
-            guard = guard_of(lambda query, depth: hits, score_kind=kind, k=3)
-            context = guard.retrieve("q?")
-            assert (served(context), context.flags) == (["a", "b", "c"], (Flag.UNCALIBRATED,))
-            assert context.decision.ranking.kind is ScoreKind.RANK
+        context = guard_of(lambda query, depth: hits, score_kind=kind, k=3).retrieve("q?")
+        assert (served(context), context.flags) == (["a", "b", "c"], (Flag.UNCALIBRATED,))
+        assert context.decision.ranking.kind is ScoreKind.RANK
 
     def test_upstream_ranks_order_hits_without_scores(self) -> None:
         hits = [Hit("third", rank=3), Hit("first", rank=1), Hit("second", rank=2), Hit("first")]

@@ -89,9 +89,6 @@ class TestTheVerdictDecides:
         context = asked(guard_of(profile))
         assert (context.mode, served(context)) == (Mode.ENFORCE, 6)
 
-    def test_policy_without_profile_is_enforced(self) -> None:
-        assert guard_of(None).mode is Mode.ENFORCE
-
     def test_each_route_has_its_own(self) -> None:
         guard = guard_of(profile_of(lexical="shadow", hybrid="enforce"))
         assert guard.mode is Mode.ENFORCE

@@ -245,17 +245,6 @@ def test_calls_run_side_by_side() -> None:
     assert {each.result() for each in pending} <= {0, 1, 2, 3}
 
 
-def test_abandoned_await_leaves_loop_free(hang: Callable[[], None]) -> None:
-    async def main() -> None:
-        waiting = asyncio.create_task(Stage("dense").submit(hang).aresult())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    asyncio.run(main())
-
-
 def test_stage_announces_each_change_once(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     """A stage says once that it fails is left out and has recovered."""
     stage, work = Stage("idle"), Unsteady()
