@@ -23,9 +23,8 @@ class Deadlines:
 
     Attributes:
         total_seconds: Limit of the whole search; it bounds every stage too.
-        lexical_seconds: Limit of the lexical leg.
-        dense_seconds: Limit of the dense leg, including encoding the query.
-        rerank_seconds: Limit of the reranker, including reading the passages.
+        dense_seconds: Includes encoding the query.
+        rerank_seconds: Includes reading the passages.
 
     Raises:
         ConfigurationError: a limit is not a positive, finite number.

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from queue import Full
 from time import monotonic
@@ -21,7 +22,7 @@ from ctxguard.errors import (
     StageRefusedError,
     StageUnavailableError,
 )
-from ctxguard.resilience.breaker import FAILURES, REFUSED, Breaker, Probe, Watcher
+from ctxguard.resilience.breaker import FAILURES, REFUSED, Breaker, Probe
 from ctxguard.resilience.threads import DaemonThreads
 
 _P = ParamSpec("_P")
@@ -120,7 +121,8 @@ class Stage:
         self._threads = DaemonThreads(name, workers=workers, waiting=waiting, spare=spare)
         self._last_cause = ""
         self._fails_quietly_until = 0.0
-        self.breaker.watch(self._log_change)
+        self.watch = self.breaker.watch
+        self.watch(self._log_change)
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
@@ -131,10 +133,6 @@ class Stage:
     def is_open(self) -> bool:
         """Whether the circuit breaker is open."""
         return not self.breaker.is_closed
-
-    def watch(self, watcher: Watcher) -> None:
-        """Call ``watcher`` with the stage's name whenever its circuit opens or closes."""
-        self.breaker.watch(watcher)
 
     def call(
         self, work: Callable[[], _T], seconds: float | None = None, *, probe: Probe | None = None
@@ -180,7 +178,8 @@ class Stage:
             if seconds is not None:
                 self._give_up(probe)
                 raise self._full() from None
-        return StageCall(self, work, future, seconds, probe)
+        until = None if seconds is None else monotonic() + seconds
+        return StageCall(self, work, future, seconds, until, probe)
 
     async def await_within(
         self, start: Callable[[], Awaitable[_T]], seconds: float | None = None
@@ -298,25 +297,16 @@ class Stage:
         return UnansweredError(self.name, FailureKind.SATURATED, message)
 
 
+@dataclass(slots=True, eq=False)
 class StageCall(Generic[_T]):
-    """A call of a stage that runs on a thread of its own."""
+    """A call of a stage that runs on a thread of its own; ``_future`` is None if none took it."""
 
-    __slots__ = ("_future", "_probe", "_seconds", "_stage", "_until", "_work")
-
-    def __init__(
-        self,
-        stage: Stage,
-        work: Callable[[], _T],
-        future: "Future[_T] | None",
-        seconds: float | None,
-        probe: Probe | None,
-    ) -> None:
-        self._stage = stage
-        self._work = work
-        self._future = future
-        self._seconds = seconds
-        self._until = None if seconds is None else monotonic() + seconds
-        self._probe = probe
+    _stage: Stage
+    _work: Callable[[], _T]
+    _future: "Future[_T] | None"
+    _seconds: float | None
+    _until: float | None
+    _probe: Probe | None
 
     def result(self) -> _T:
         """Wait for the call and return its result.

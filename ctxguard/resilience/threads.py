@@ -56,7 +56,6 @@ class DaemonThreads:
         _started.add(self)
 
     def _reset_after_fork(self) -> None:
-        """Forget every thread and all work; a forked child has neither."""
         self._lock = Lock()
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._threads = 0
@@ -76,7 +75,6 @@ class DaemonThreads:
 
     @property
     def load(self) -> str:
-        """The load of the threads, for messages."""
         return f"{self.running:,} running, {self._waiting:,} waiting, {self.written_off:,} hung"
 
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
