@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -62,23 +63,24 @@ class Pages:
     """Renders templates, and turns functions of a request into endpoints.
 
     Args:
-        sessions: Decide who may see pages.
         store: Holds samples, judgments and labels.
         profile: Gives each drop its reason, and decides on requests in shadow.
-        clock: Seconds since the epoch.
         named: The pages in the navigation, by path; the first is the console's home.
+        token: The token for signing in; None admits everybody.
+        clock: Seconds since the epoch.
     """
 
     def __init__(
         self,
-        sessions: Sessions,
         store: SampleStore,
         profile: Profile | None,
-        clock: Callable[[], float],
         named: Mapping[str, str],
+        *,
+        token: str | None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.sessions, self.store, self.profile, self.clock = sessions, store, profile, clock
-        self._named = named
+        self.store, self.profile, self.clock = store, profile, clock
+        self.sessions, self._named = Sessions(token, store, clock), named
         _templates()  # compiled now, not while the first visitor waits
 
     def page(

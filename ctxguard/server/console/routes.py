@@ -13,7 +13,6 @@ from ctxguard.server.console import decisions
 from ctxguard.server.console.grading import Grading
 from ctxguard.server.console.label import Label
 from ctxguard.server.console.pages import FOLDER, Handler, Pages
-from ctxguard.server.console.sessions import Sessions
 
 
 def console_routes(
@@ -32,10 +31,8 @@ def console_routes(
             then listen only on this machine, and refuse foreign names in `Host`.
         clock: Seconds since the epoch.
     """
-    pages = Pages(
-        *(Sessions(token, store, clock), store, profile, clock),
-        {"decisions": "Decisions", "mistakes": "Wrong drops", "label": "Label"},
-    )
+    named = {"decisions": "Decisions", "mistakes": "Wrong drops", "label": "Label"}
+    pages = Pages(store, profile, named, token=token, clock=clock)
     label = Label(pages)
     handlers: dict[str, Handler] = {
         "GET /decisions": partial(decisions.newest, pages),
@@ -52,7 +49,7 @@ def label_routes(
     """Make the routes of a console that only grades; see `console_routes`."""
     # In memory: it remembers who signed out.
     store = SampleStore.open("sqlite://")
-    pages = Pages(Sessions(token, store), store, None, time.time, {"label": "Label"})
+    pages = Pages(store, None, {"label": "Label"}, token=token)
     return _routes(pages, grading(pages), {})
 
 

@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import logging
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
@@ -39,9 +38,7 @@ class Sessions:
         clock: Seconds since the epoch.
     """
 
-    def __init__(
-        self, token: str | None, store: SampleStore, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, token: str | None, store: SampleStore, clock: Callable[[], float]) -> None:
         self._token = token
         self._store = store
         self._clock = clock
