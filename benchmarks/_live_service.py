@@ -36,14 +36,14 @@ from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.sampling.sampler import HashSampler, Sampler
-from ctxguard.monitor.sampling.writer import Privacy, SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import (
     LabelRow,
     SampleStore,
-    database,
+    engine,
     schema,
 )
+from ctxguard.monitor.store.writer import Privacy, SampleWriter
 
 START = 20_000 * DAY_SECONDS
 """When the traffic begins: at midnight."""
@@ -254,7 +254,7 @@ class Service:
         """Try to store what was sampled while another process holds the store's lock."""
         with closing(sqlite3.connect(self.file, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with mock.patch.object(database, "BUSY_SECONDS", _LOCKED_SECONDS):
+            with mock.patch.object(engine, "BUSY_SECONDS", _LOCKED_SECONDS):
                 self.store.close()
                 self.writers[0].flush(2.0 * _LOCKED_SECONDS)
             other.execute("ROLLBACK")
@@ -310,7 +310,8 @@ def check_counts(service: Service) -> None:
     """
     key = ("ctxguard_judged_samples_total", "judged")
     counted = sum(n for name, n in service.scrape().items() if name[: len(key)] == key)
-    judged = sum(map(len, service.store.judged_pages(service.monitor.series)))
+    pages = service.store.judged_pages(service.monitor.series)
+    judged = sum(len(page.sample_ids) for page in pages)
     if counted != judged:
         raise RuntimeError(f"the counters do not add up to {judged} judged samples")
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ from benchmarks._search_data import prepare
 from benchmarks._search_peers.embedded import GivenVectors, passages_of
 from benchmarks._search_tokens import query_states
 from ctxguard.core.fusion import Fusion
-from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
+from ctxguard.core.types import Hit
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.sampling.record import record_of
+from ctxguard.monitor.store import Batch, SampleStore
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
@@ -100,22 +104,20 @@ def append(folder: Path) -> Callable[[], object]:
     """A batch of 100 samples of 11.5 KB into SQLite."""
     store = SampleStore.open(f"sqlite:///{folder}/samples.db")
     body, chance, names = json.dumps(["word"] * 1_440).encode(), random.Random(0), count()
-    # Of releases before it was in the record alone.
-    session = {"session_id": None} if "session_id" in Entry.__dataclass_fields__ else {}
+    context = ContextGuard(score_kind="ratio").filter("q", [Hit("p", 1.0, "text")])
+    record = record_of(context, 0.05, 0.0)
 
     def call() -> None:
         batch = [
-            Entry(
+            replace(
+                record,
                 request_id=f"{next(names):032x}",
                 time_seconds=time.time(),
-                probability=0.05,
                 label_order=chance.random(),
-                payload=body,
-                **session,
             )
             for _ in range(BATCH)
         ]
-        store.append("worker", batch, WorkerCounts(BATCH))
+        store.append("worker", Batch([(one, body) for one in batch], BATCH))
 
     return call
 

@@ -18,9 +18,8 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import HashSampler, JudgingRates, Sample
-from ctxguard.monitor.sampling.writer import DEFAULT_PRIVACY
-from ctxguard.monitor.store import Entry
+from ctxguard.monitor.sampling.sampler import JudgingRates
+from ctxguard.monitor.store.writer import DEFAULT_PRIVACY
 
 if TYPE_CHECKING:
     from ctxguard.endpoints.replies import Reply
@@ -96,8 +95,8 @@ def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool 
     return f"{WRITTEN if is_written else ASKED}{_order(text).hex()[:32]}"
 
 
-def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> Entry:
-    """Ask a guard without a sampler a question, and build the sample for its store.
+def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> SampleRecord:
+    """Ask a guard without a sampler a question, and make the record for its store.
 
     Args:
         times: How often the question was asked: the number of requests the sample stands for.
@@ -106,20 +105,11 @@ def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 
         CtxguardError: as the retriever raises.
     """
     context = guard.retrieve(question, request_id=request_id)
-    sample = Sample(context, 1.0 / times, time.time())
-    record = DEFAULT_PRIVACY.apply(record_of(sample, RATES))
-    return Entry(
-        request_id=request_id,
-        time_seconds=record.time_seconds,
-        probability=record.probability,
-        label_order=HashSampler("labels").uniform(request_id),
-        payload=record.to_bytes(),
-    )
+    return DEFAULT_PRIVACY.apply(record_of(context, 1.0 / times, time.time(), RATES))
 
 
-def tokens_to_judge(entry: Entry) -> tuple[int, int]:
+def tokens_to_judge(record: SampleRecord) -> tuple[int, int]:
     """Estimate the calls and tokens of judging a sample, which repeat the question each time."""
-    record = SampleRecord.from_bytes(entry.payload)
     passages = [record.passage(one) for one in record.to_judge({})]
     question = estimate_tokens(record.query or "")
     return len(passages), sum([question + passage_tokens(one) for one in passages])

@@ -56,7 +56,7 @@ from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.labels.evidence import Scale, judged_request
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
-from ctxguard.monitor.store.transactions import chunks
+from ctxguard.monitor.store.database import chunks
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
 
 if TYPE_CHECKING:
@@ -235,9 +235,8 @@ def _tokens(samples: Sequence[_Sample], pools: Pools) -> FloatArray | None:
 
 def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
     """Yield the judged samples whose text is kept."""
-    stored = store.stored_shares()
     for page in store.judged_pages(series):
-        probability = Rows.read(page.blocks).requests["probability"] * stored.at(page.time_seconds)
+        probability = page.rows.requests["probability"]
         place = {sample_id: at for at, sample_id in enumerate(page.sample_ids.tolist())}
         for ids in chunks(list(place), _AT_ONCE):
             picked = store.picked(None, ids)
@@ -265,7 +264,7 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
     requests, passages = [], []
     for at, (sample, _, probability, _) in enumerate(samples):
         record, columns = sample.record, _columns(samples[at], pools, at)
-        block = judged_request(
+        own = judged_request(
             record,
             sample.judge,
             scale,
@@ -273,7 +272,6 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
             people=sample.people,
             picked=sample.picked,
         )
-        own = Rows.read([block])
         judged = own.passages[
             [each in columns for each in own.passages["position"].tolist()]
         ].copy()

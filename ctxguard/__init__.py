@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ctxguard.guard.with_text_signals import WithTextSignals
     from ctxguard.measure.worth import Utilities
     from ctxguard.monitor.sampling.sampler import JudgingRates
-    from ctxguard.monitor.sampling.writer import Privacy as Privacy
-    from ctxguard.monitor.sampling.writer import sample_to as sample_to
+    from ctxguard.monitor.store.writer import Privacy as Privacy
+    from ctxguard.monitor.store.writer import sample_to as sample_to
     from ctxguard.profile.comparison import ProfileCheck
     from ctxguard.profile.schema import Profile
     from ctxguard.resilience import Deadlines, RequestLimits
@@ -82,7 +82,7 @@ _EXPORTS = {
     "ctxguard.guard": "ContextGuard",
     "ctxguard.guard.reload": "IndexWatcher ProfileWatcher",
     "ctxguard.monitor.sampling.sampler": "JudgingRates",
-    "ctxguard.monitor.sampling.writer": "Privacy sample_to",
+    "ctxguard.monitor.store.writer": "Privacy sample_to",
     "ctxguard.profile.comparison": "ProfileCheck",
     "ctxguard.profile.schema": "Profile",
     "ctxguard.guard.with_text_signals": "WithTextSignals",

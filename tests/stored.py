@@ -1,8 +1,46 @@
-"""What tests look up in a store of samples."""
+"""Samples for a store, and what tests look up in it."""
+
+from dataclasses import replace
 
 import numpy as np
 
+from ctxguard.core.types import Mode, Passage, Route, ScoreKind
+from ctxguard.measure.rows import Rows
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import DEFAULT_RATES
 from ctxguard.monitor.store import JudgedRows, SampleStore
+
+_RECORD = SampleRecord(
+    request_id="r",
+    time_seconds=0.0,
+    probability=1.0,
+    label_order=0.0,
+    session_id=None,
+    route=Route.EXTERNAL,
+    mode=Mode.ENFORCE,
+    query="q",
+    passage_ids=("p",),
+    scores=np.ones(1, np.float32),
+    kind=ScoreKind.RATIO,
+    legs={},
+    served=(0,),
+    dropped=(),
+    kept=1,
+    sampled=(),
+    full_pool=False,
+    full_pool_if_no_hit=True,
+    baseline=False,
+    rates=DEFAULT_RATES,
+    passages={0: Passage("p", "text")},
+)
+
+
+def written(
+    request_id: str = "r", *, payload: bytes | None = None, **fields: object
+) -> tuple[SampleRecord, bytes]:
+    """Make a sample that served one passage, as a writer hands it to the store."""
+    record = replace(_RECORD, request_id=request_id, **fields)  # type: ignore[arg-type]
+    return record, record.to_bytes() if payload is None else payload
 
 
 def request_of(store: SampleStore, sample_id: int) -> str:
@@ -13,12 +51,14 @@ def request_of(store: SampleStore, sample_id: int) -> str:
 
 def all_judged(store: SampleStore, series: str, **window: float) -> JudgedRows:
     """Return the judged requests of a series as one page."""
+    none = np.empty(0, np.int64)
     pages = [
-        JudgedRows(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64), ()),
+        JudgedRows(none, np.empty(0), none, Rows.read([])),
         *store.judged_pages(series, **window),
     ]
     ids, times, picks = (
         np.concatenate([getattr(page, name) for page in pages])
         for name in ("sample_ids", "time_seconds", "first_pick")
     )
-    return JudgedRows(ids, times, picks, tuple([one for page in pages for one in page.blocks]))
+    tables = zip(*[page.rows[:2] for page in pages], strict=True)
+    return JudgedRows(ids, times, picks, Rows.of(*map(np.concatenate, tables)))

@@ -34,9 +34,9 @@ from ctxguard.guard import ContextGuard
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store.writer import SampleWriter
 from ctxguard.server.console.routes import console_routes
 from tools.picture_sources import PICTURES, record
 

@@ -45,7 +45,7 @@ _TO_GRADE = 400
 
 def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tuple[str, str]]:
     """Say how many tokens each mode saves, and their cost at a price per million."""
-    from ctxguard.monitor.judging.sample_judge import tokens_by_mode
+    from ctxguard.monitor.judging.counts import tokens_by_mode
 
     for mode, tokens in tokens_by_mode(counts).items():
         if mode is Mode.OFF or not tokens.today:

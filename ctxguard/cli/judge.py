@@ -125,7 +125,7 @@ class JudgeCommand(JudgeModel, System):
         """Write the samples that the store lacks; without a judge, only count their cost."""
         from calibration.asked_questions import JUDGED_DEPTH, sample_of, tokens_to_judge
         from ctxguard import ContextGuard
-        from ctxguard.monitor.store import WorkerCounts
+        from ctxguard.monitor.store import Batch
 
         source = cast("HybridRetriever", self.open())
         retriever = cast("HybridRetriever", in_first_order(source))
@@ -138,17 +138,17 @@ class JudgeCommand(JudgeModel, System):
             if self.questions is None
             else self._written(source, system, store, judge, begin, failed=failed)
         ):
-            entries = []
+            records = []
             for request_id, text, times in asked:
                 with suppress(QueryError):
-                    entries.append(sample_of(guard, text, request_id, times))
-            added.update(questions=len(entries), refused=len(asked) - len(entries))
-            for n_passages, n_tokens in map(tokens_to_judge, entries):
+                    records.append(sample_of(guard, text, request_id, times))
+            added.update(questions=len(records), refused=len(asked) - len(records))
+            for n_passages, n_tokens in map(tokens_to_judge, records):
                 added.update(passages=n_passages, tokens=n_tokens)
             if judge is not None:
-                for hour, some in groupby(entries, lambda entry: int(entry.time_seconds // 3600)):
-                    of_hour = list(some)
-                    store.append(worker, of_hour, WorkerCounts(len(of_hour), hour=hour))
+                for hour, some in groupby(records, lambda one: int(one.time_seconds // 3600)):
+                    samples = [(record, record.to_bytes()) for record in some]
+                    store.append(worker, Batch(samples, len(samples), hour=hour))
         return added
 
     def _asked(

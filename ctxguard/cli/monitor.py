@@ -177,7 +177,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
 
     def _once(self, running: "Monitor", judge: "Judge", output: Output) -> None:
         from ctxguard.measure.metrics import failed_in_words
-        from ctxguard.monitor.judging.sample_judge import tokens_by_mode
+        from ctxguard.monitor.judging.counts import tokens_by_mode
         from ctxguard.monitor.service import JudgingOutcome
 
         owns = running.own()
@@ -277,7 +277,7 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
 
 
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
-    from ctxguard.monitor.judging.sample_judge import MISMATCHED
+    from ctxguard.monitor.judging.counts import MISMATCHED
 
     live = report.live
     of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
@@ -309,7 +309,7 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
 def _shown(
     report: "Report", alarms: "AlarmReport | None", price: float | None
 ) -> Iterator[RenderableType]:
-    from ctxguard.monitor.judging.sample_judge import MISMATCHED
+    from ctxguard.monitor.judging.counts import MISMATCHED
 
     accounts = report.accounts
     lost = ", ".join(f"{n:,} {reason.value}" for reason, n in accounts.lost.items() if n)

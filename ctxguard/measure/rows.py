@@ -208,9 +208,9 @@ def rank_group(rank: NDArray[np.int64]) -> IntArray:
     return np.where(rank <= 1, 0, np.where(rank <= 3, 1, 2))
 
 
-def to_block(request: NDArray[np.void], passages: NDArray[np.void]) -> bytes:
-    """Pack a request, shape (1,), and its passages."""
-    return request.tobytes() + passages.tobytes()
+def to_block(rows: Rows) -> bytes:
+    """Pack one request and its passages."""
+    return rows.requests.tobytes() + rows.passages.tobytes()
 
 
 def hash_number(text: str) -> int:

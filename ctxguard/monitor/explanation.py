@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 
 from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.types import CandidateDecision, Flag, Mode
-from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State, StoredSample
@@ -149,12 +147,12 @@ def explain_sample(
         profile: Decides again, which tells the reason of each drop; None for no reasons.
     """
     sample_id = stored.sample_id
-    record = readable(store.payloads([sample_id]).get(sample_id))
+    record = store.records([sample_id]).get(sample_id)
     judge: dict[str, Judgment] = {}
     picked: Counter[str] = Counter()
     for series in store.series():
         # A later judge may have judged it again: the first judge's grades were the ones counted.
-        judge = grades_from_json(store.grades(series, [sample_id]).get(sample_id, "")) | judge
+        judge = store.grades(series, [sample_id]).get(sample_id, {}) | judge
         of_sample = store.picked(series, [sample_id]).get(sample_id, [])
         picked.update(one.kind.value for one in of_sample)
     labels = [label for _, label in standing(store.labels([sample_id]))]
@@ -168,14 +166,6 @@ def explain_sample(
         decision=decision,
         notes=tuple(notes),
     )
-
-
-def readable(payload: bytes | None) -> SampleRecord | None:
-    """Read the record of a payload; None where there is none, or it cannot be read."""
-    try:
-        return None if payload is None else SampleRecord.from_bytes(payload)
-    except DataError:
-        return None
 
 
 def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:

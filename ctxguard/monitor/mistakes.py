@@ -14,7 +14,7 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
-from ctxguard.measure.rows import YES, Rows
+from ctxguard.measure.rows import YES
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.explanation import ExplainedCandidate, candidates_of, decided
 from ctxguard.monitor.labels.human import standing
@@ -143,14 +143,13 @@ def _suspects(
     labelled = [one.sample_id for one in store.picked_samples(series) if one.n_labels]
     n, ids, losses = 0, [np.empty(0, np.int64)], [np.empty(0)]
     for page in store.judged_pages(series, since=since, until=since + DAY_SECONDS):
-        rows = Rows.read(page.blocks)
-        passages = rows.passages
+        rows, passages = page.rows, page.rows.passages
         says_yes, is_dropped = passages["judge_grade"] == YES, passages["rank"] == 0
         loss = rows.total(says_yes * is_dropped * passages["size"])
         may_be = (loss > 0.0) | np.isin(page.sample_ids, labelled)
         if in_shadow:
             may_be |= rows.total(says_yes * ~is_dropped * 1.0) > 0.0
-        n += len(page)
+        n += len(page.sample_ids)
         ids.append(page.sample_ids[may_be])
         losses.append(loss[may_be])
     joined = np.concatenate(ids)

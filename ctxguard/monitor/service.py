@@ -33,17 +33,13 @@ from ctxguard.monitor.alarms.feed import AlarmMonitor
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
-from ctxguard.monitor.judging.judging_again import canaries_of
-from ctxguard.monitor.judging.sample_judge import (
-    NOTHING_COUNTED,
-    JudgingOutcome,
-    PassageLookup,
-    SampleJudge,
-)
+from ctxguard.monitor.judging.counts import NOTHING_COUNTED, JudgingOutcome
+from ctxguard.monitor.judging.sample_judge import JUDGE_CHANGED, PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.labels.evidence import Scale, update_graded
 from ctxguard.monitor.redaction import Redactor, redact
-from ctxguard.monitor.store import Accounts, Counts, SampleStore, State
+from ctxguard.monitor.sampling.sampler import Accounts
+from ctxguard.monitor.store import Counts, SampleStore, State
 from ctxguard.profile.schema import Profile
 
 __all__ = ["DEFAULT_WINDOW_SECONDS", "JudgingOutcome", "Monitor", "Report", "WatchedProfile"]
@@ -195,7 +191,9 @@ class Monitor:
         self.store_fault: str | None = None
         self.judge_fault: str | None = None
         self._errors = 0
-        self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
+        self._budget: JudgingBudget | None = None
+        if self._limits != NO_LIMITS:
+            self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
         self._worker = JudgingWorker(
             self.store,
             self._begin_judging(),
@@ -268,21 +266,23 @@ class Monitor:
                 min_n=self.min_n,
             )
             labelled = store.labelled(series) if is_corrected else {}
-            oldest = store.oldest_waiting()
+            oldest, counts = store.oldest_waiting(), store.counts(series)
             failed_requests, failed_passages = store.n_failed(series)
             self.latest = Report(
                 judge=series,
                 live=replace(live, judge_estimates={}) if series == PEOPLE_ALONE else live,
                 labelled_waiting=sum(not is_judged for is_judged in labelled.values()),
-                judge_changed=is_corrected and canaries_of(store, series).has_changed,
-                counts={**NOTHING_COUNTED, **store.counts(series)},
+                judge_changed=is_corrected and counts.get((JUDGE_CHANGED,), 0.0) > 0.0,
+                counts={**NOTHING_COUNTED, **counts},
                 outcomes={outcome: self._worker.outcomes[outcome] for outcome in JudgingOutcome},
                 failed_requests=failed_requests,
                 failed_passages=failed_passages,
                 waiting=store.states()[State.PENDING],
                 oldest_waiting_seconds=None if oldest is None else max(now - oldest, 0.0),
                 time_seconds=now,
-                judging_sampling_probability=self._budget.probability,
+                judging_sampling_probability=1.0
+                if self._budget is None
+                else self._budget.probability,
                 accounts=store.accounts(),
             )
         return self.latest

@@ -149,7 +149,7 @@ def _retriever(settings: ServiceSettings) -> Any:
 def _samples(settings: ServiceSettings) -> Any:
     if settings.store is None:
         return None
-    from ctxguard.monitor.sampling.writer import sample_to
+    from ctxguard.monitor.store.writer import sample_to
 
     return sample_to(settings.store, rate=settings.sample_rate)
 

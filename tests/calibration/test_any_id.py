@@ -26,7 +26,6 @@ from ctxguard.measure.worth import READERS
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import WordHashEmbedder
 
@@ -72,7 +71,7 @@ class TestEverywhere:
         )
         context = guard.retrieve("question 3")
         assert context.passages[0].passage_id == str(make(3))
-        record = record_of(Sample(context, 1.0, 0.0))
+        record = record_of(context, 1.0, 0.0)
         assert SampleRecord.from_bytes(record.to_bytes()).passage_ids[0] == str(make(3))
 
     def test_a_ranking_made_by_hand(self, make: Callable[[int], Any]) -> None:

@@ -21,7 +21,6 @@ from ctxguard.errors import CalibrationError
 from ctxguard.measure.worth import READERS, STRICT, Utilities
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow
 from ctxguard.profile.schema import Profile
@@ -174,15 +173,15 @@ def test_reading_a_store_changes_nothing() -> None:
     """The monitor's figures keep the utilities that it was given."""
     live, relevant = erring(40)
     grade(live, relevant, 200)
-    before = live.store.blocks(range(100))
+    before = live.store.probabilities(range(100))
     strict = read(live, "erring 1", STRICT)
     assert strict.is_graded.any()
-    assert live.store.blocks(range(100)) == before
+    assert live.store.probabilities(range(100)) == before
     assert set(strict.rows.passages["worth"]) == {1.0, -0.5, -0.2}
 
 
 def _text(live: Watching, name: str) -> str:
-    return str(SampleRecord.from_bytes(live.store.payloads([int(name)])[int(name)]).query)
+    return str(live.store.records([int(name)])[int(name)].query)
 
 
 def test_too_few_grades_give_nothing() -> None:

@@ -17,7 +17,6 @@ from ctxguard.core.tokens import TOKENS, estimate_tokens, with_tokens
 from ctxguard.core.types import Flag, Hit, Passage, Ranking, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.record import record_of
-from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import Profile
 
 
@@ -61,7 +60,7 @@ def test_all_count_titles_and_texts() -> None:
     assert pools.tokens is not None
     assert pools.tokens[0].tolist() == expected
     assert with_tokens(ranking).signals[TOKENS].tolist() == expected
-    assert record_of(Sample(context, 1.0, 0.0)).tokens.kept == sum(expected)
+    assert record_of(context, 1.0, 0.0).tokens.kept == sum(expected)
 
 
 def test_guard_serves_measured_contexts() -> None:

@@ -22,7 +22,6 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.worth import STRICT
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample
 
 N, DEPTH = 60, 12
 GARBAGE = (math.nan, math.inf, -3.4e38)
@@ -120,7 +119,7 @@ class TestFromHitsToTheAnswer:
     def test_sample_is_decided_again_alike(self, profile: Path) -> None:
         guard = guard_of(Shop(), profile, CollectorRegistry())
         context = guard.retrieve("question 9")
-        made = record_of(Sample(context, 0.5, 1.0))
+        made = record_of(context, 0.5, 1.0)
         record = SampleRecord.from_bytes(made.to_bytes())
         again = decide(record.ranking(), context.decision.policy)
         assert again.kept_ids == context.decision.kept_ids

@@ -8,6 +8,7 @@ did not pass.
 
 import argparse
 import sys
+import time
 
 from faults import FAULTS
 from isolation import run_isolated
@@ -24,9 +25,11 @@ def main() -> int:
     options = parser.parse_args()
     passed = 0
     for name in options.faults:
+        started = time.monotonic()
         report = run_isolated(name, options.size)
-        passed += report.passed
-        lines = [f"{'pass' if report.passed else 'FAIL'}  {report.seconds:5.1f} s  {name}"]
+        passed += not report.wrong
+        seconds = time.monotonic() - started
+        lines = [f"{'FAIL' if report.wrong else 'pass'}  {seconds:5.1f} s  {name}"]
         lines += [FAULTS[name][0], report.observed, report.accounts]
         sys.stdout.write("\n      ".join(lines + [f"FAIL {each}" for each in report.wrong]) + "\n")
     sys.stdout.write(f"{passed} of {len(options.faults)} passed ({options.size.value} size)\n")

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
 from ctxguard.errors import CtxguardError, OverloadedError
-from ctxguard.monitor.store import Accounts
+from ctxguard.monitor.sampling.sampler import Accounts
 
 ENDS = ("ok", "degraded", "failed", "shed")
 """How a request may end."""

@@ -10,7 +10,7 @@ import process_faults as processes
 import reload_faults as reloading
 import reranker_faults as rerankers
 import sample_faults as samples
-from serving import Result, Size
+from serving import Report, Size
 
 from ctxguard.core.types import FailureKind, Route
 
@@ -18,7 +18,7 @@ _HANGS = partial(legs.lost, fault=legs.hangs, kind=FailureKind.TIMEOUT)
 _WITHOUT_DENSE = "the lexical route by its own policy, flagged; hybrid again when it is back"
 _WITHOUT_RERANKER = "the hybrid route by its own policy, flagged; reranked again when it is back"
 
-FAULTS: dict[str, tuple[str, Callable[[Path, Size], Result]]] = {
+FAULTS: dict[str, tuple[str, Callable[[Path, Size], Report]]] = {
     "dense leg raises": (
         _WITHOUT_DENSE,
         partial(legs.lost, fault=legs.raises, kind=FailureKind.ERROR),

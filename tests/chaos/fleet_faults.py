@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from serving import Result, Size
+from serving import Report, Size
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import Hit
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
-from ctxguard.monitor.store import Accounts, SampleStore
+from ctxguard.monitor.sampling.sampler import Accounts, Sampler
+from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store.writer import SampleWriter
 
 _MANY = 100
 _WRITERS = 4
@@ -26,18 +26,17 @@ _ID_BYTES = 32
 _SILENT_SECONDS = 2 * 3600.0
 
 
-def writers_killed(folder: Path, size: Size) -> Result:
+def writers_killed(folder: Path, size: Size) -> Report:
     """SIGKILL of writers, while others go on; then of all of them."""
     n = 12 if size is Size.SMALL else 500
     fleet = Fleet(f"sqlite:///{folder / 'samples.db'}")
     fleet.kill(n)
     found = fleet.end()
     lost = ", ".join(f"{n} {reason.value}" for reason, n in found.lost.items() if n)
-    return Result(
+    return Report.of(
         f"{fleet.killed} killed; {found.sampled} sampled = {found.stored} stored + "
         f"{sum(found.lost.values())} lost ({lost}) + {found.unaccounted} unaccounted",
         fleet.checks(found),
-        (),
     )
 
 

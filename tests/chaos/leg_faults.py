@@ -1,12 +1,20 @@
 """A leg fails under load: the other leg answers, by the policy of its route."""
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serving import Result, ServingProcess, Size, answered, in_words
+from serving import (
+    Report,
+    ServingProcess,
+    Size,
+    answered,
+    causes_of,
+    in_words,
+    routes_of,
+    seen,
+)
 
 from ctxguard.core.types import FailureKind, Flag, Route
 from ctxguard.errors import IndexFolderError
@@ -42,15 +50,15 @@ def lost(
     *,
     leg: str = "dense",
     left: Route = Route.LEXICAL,
-) -> Result:
+) -> Report:
     """One leg fails."""
     serving = ServingProcess(folder, size, deadlines=DEADLINES)
     part: Fault = getattr(serving, leg)
     n = serving.by_size(40, 400)
     before = answered(serving.serve(n))
     with part.injected(fault):
-        during = serving.serve(n)
-    found = Counter([f"{one.kind}" for each in answered(during) for one in each.failures])
+        during = answered(serving.serve(n))
+    found = causes_of(during)
     recovered = serving.comes_to_answer_by(Route.HYBRID)
     after = answered(serving.serve(n))
     # A call that hangs holds one of the few threads that search.
@@ -58,25 +66,19 @@ def lost(
     if kind is FailureKind.TIMEOUT:
         allowed.add(FailureKind.SATURATED)
     return serving.finish(
-        f"route {in_words(Counter([each.route.value for each in answered(during)]))}; "
-        f"{in_words(found)}; "
-        f"slowest {1e3 * serving.callers.slowest_seconds:.0f} ms; "
-        + ("hybrid again" if recovered else "NOT RECOVERED"),
+        f"{seen(during)}; slowest {1e3 * serving.callers.slowest_seconds:.0f} ms",
         {
-            "by the route that is left": {each.route for each in answered(during)} == {left},
-            "which the answer says": all(Flag.DEGRADED in each.flags for each in answered(during)),
+            "by the route that is left": routes_of(during) == {left},
+            "which the answer says": all(Flag.DEGRADED in each.flags for each in during),
             "with the cause": set(found) <= {one.value for one in allowed} and bool(found[kind]),
             "the circuit opens": bool(found[FailureKind.CIRCUIT_OPEN]),
-            "by the policy made for the route": all(
-                map(serving.decided_by_its_route, [*before, *answered(during), *after])
-            ),
-            "hybrid before and after": recovered
-            and {each.route for each in [*before, *after]} == {Route.HYBRID},
+            "by the policy made for the route": serving.decided_by_route(before, during, after),
+            "hybrid before and after": recovered and routes_of(before, after) == {Route.HYBRID},
         },
     )
 
 
-def lexical_index_is_missing(folder: Path, size: Size) -> Result:
+def lexical_index_is_missing(folder: Path, size: Size) -> Report:
     """A generation without its lexical files, and a lexical leg whose files are gone."""
     built = ServingProcess(folder, size)
     index = folder / "index"
@@ -110,24 +112,21 @@ def lexical_index_is_missing(folder: Path, size: Size) -> Result:
         during = answered(serving.serve(n))
     recovered = serving.comes_to_answer_by(Route.HYBRID)
     return serving.finish(
-        f"reload {refused}, last good serves; load refused; then route "
-        f"{in_words(Counter([each.route.value for each in during]))}",
+        f"reload {refused}, last good serves; load refused; then {seen(during)}",
         {
             "the watcher refuses the generation": refused is ReloadOutcome.MALFORMED,
             "loading it names the file": "lexical" in message,
-            "the last good one serves on": {each.route for each in [*before, *with_last_good]}
-            == {Route.HYBRID},
-            "a leg that raises leaves the dense one": {each.route for each in during}
-            == {Route.DENSE},
-            "by the policy made for the route": all(
-                map(serving.decided_by_its_route, [*before, *with_last_good, *during])
+            "the last good one serves on": routes_of(before, with_last_good) == {Route.HYBRID},
+            "a leg that raises leaves the dense one": routes_of(during) == {Route.DENSE},
+            "by the policy made for the route": serving.decided_by_route(
+                before, with_last_good, during
             ),
             "hybrid again": recovered,
         },
     )
 
 
-def all_legs_are_dead(folder: Path, size: Size) -> Result:
+def all_legs_are_dead(folder: Path, size: Size) -> Report:
     """Both legs raise."""
     serving = ServingProcess(folder, size, deadlines=DEADLINES)
     n = serving.by_size(40, 400)
@@ -136,8 +135,7 @@ def all_legs_are_dead(folder: Path, size: Size) -> Result:
         during = serving.serve(n)
     recovered = serving.comes_to_answer_by(Route.HYBRID)
     return serving.finish(
-        f"{in_words(serving.callers.errors)}; "
-        + ("hybrid again" if recovered else "NOT RECOVERED"),
+        in_words(serving.callers.errors),
         {
             "no answer looks like an empty one": during == [None] * (2 * n),
             "but a typed outage": set(serving.callers.errors) == {"StageUnavailableError"},

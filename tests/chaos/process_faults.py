@@ -10,7 +10,16 @@ from typing import Any
 
 from children import accounts_of_child, fork_child
 from leg_faults import DEADLINES, raises
-from serving import Result, ServingProcess, Size, answered, corpus, embedder_for, in_words
+from serving import (
+    Report,
+    ServingProcess,
+    Size,
+    answered,
+    corpus,
+    embedder_for,
+    in_words,
+    routes_of,
+)
 
 import ctxguard.guard
 from ctxguard.core.context import Context
@@ -26,7 +35,7 @@ _CHILDREN = 3
 _CODED_PASSAGES = 1_500
 
 
-def forked_after_warm_up(folder: Path, size: Size) -> Result:
+def forked_after_warm_up(folder: Path, size: Size) -> Report:
     """Forked after searches, with threads of faiss, of the writer and of the stages running."""
     embedder = embedder_for(size)
     # With codes, and searched by as many threads as there are processors: what hangs in children.
@@ -43,33 +52,26 @@ def forked_after_warm_up(folder: Path, size: Size) -> Result:
     beside = answered(serving.serve(n))
     reports = [accounts_of_child(child) for child in children]
     ended = [one for one in reports if one is not None]
-    routes = {answer.route for answer in [*before, *beside]}
     return serving.finish(
         f"{len(ended)} of {_CHILDREN} children answered {sum(b.metrics['ok'] for b in ended)} of "
         f"{2 * n * _CHILDREN} requests in full, beside their parent's {len(beside)}",
         {
             "every child ends by itself": len(ended) == _CHILDREN,
             "and answers in full": all(one.metrics["ok"] == 2 * n for one in ended),
-            "so does their parent": routes == {Route.HYBRID}
+            "so does their parent": routes_of(before, beside) == {Route.HYBRID}
             and len(before) == len(beside) == 2 * n,
         },
         *ended,
     )
 
 
-class Clock:
-    """The wall clock, which someone sets."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead
-
-
-def clock_stepped(folder: Path, size: Size) -> Result:
+def clock_stepped(folder: Path, size: Size) -> Report:
     """The wall clock is set a day ahead and a day back while requests come and a leg fails."""
-    clock = Clock()
+    ahead = {"seconds": 0.0}
+
+    def clock() -> float:
+        return time.time() + ahead["seconds"]
+
     guard_module: Any = ctxguard.guard
     guard_module.time = clock
     serving = ServingProcess(folder, size, deadlines=DEADLINES, clock=clock)
@@ -78,8 +80,7 @@ def clock_stepped(folder: Path, size: Size) -> Result:
     n = serving.by_size(15, 150)
     steps = [0.0, _DAY_SECONDS, -_DAY_SECONDS, 0.0]
     answers: list[Context] = []
-    for ahead in steps:
-        clock.ahead = ahead
+    for ahead["seconds"] in steps:
         answers += answered(serving.serve(n))
         serving.writer.flush()
         monitor.step(n)
@@ -87,8 +88,7 @@ def clock_stepped(folder: Path, size: Size) -> Result:
     with serving.dense.injected(raises):
         failing = answered(serving.serve(n))
     circuits = []
-    for ahead in (_DAY_SECONDS, -_DAY_SECONDS):
-        clock.ahead = ahead
+    for ahead["seconds"] in (_DAY_SECONDS, -_DAY_SECONDS):
         circuits.append(serving.comes_to_answer_by(Route.HYBRID))
         with serving.dense.injected(raises):
             serving.serve(5)
@@ -104,8 +104,8 @@ def clock_stepped(folder: Path, size: Size) -> Result:
         f"a day ahead, a day back: {judged} of {sampled} samples judged, none deleted; the "
         f"circuit closed again each time; newest sample {age:.0f} s old",
         {
-            "in full while the legs live": {each.route for each in answers} == {Route.HYBRID},
-            "without the leg that fails": Route.LEXICAL in {each.route for each in failing},
+            "in full while the legs live": routes_of(answers) == {Route.HYBRID},
+            "without the leg that fails": Route.LEXICAL in routes_of(failing),
             "circuits close again whatever the clock says": all(circuits),
             "every sample is judged, none is deleted": judged == sampled,
             "no age is negative": age is not None and age >= 0.0,
@@ -113,7 +113,7 @@ def clock_stepped(folder: Path, size: Size) -> Result:
     )
 
 
-def burst_of_tasks(folder: Path, size: Size) -> Result:
+def burst_of_tasks(folder: Path, size: Size) -> Report:
     """Ten thousand requests of one event loop."""
     serving = _bounded(folder, size)
     n = serving.by_size(1_000, 10_000)
@@ -126,7 +126,7 @@ def burst_of_tasks(folder: Path, size: Size) -> Result:
     return _burst(serving, n, _peak_mebibytes() - before)
 
 
-def burst_of_threads(folder: Path, size: Size) -> Result:
+def burst_of_threads(folder: Path, size: Size) -> Report:
     """Ten thousand threads with a request each."""
     serving = _bounded(folder, size)
     n = serving.by_size(500, 10_000)
@@ -168,7 +168,7 @@ def _bounded(folder: Path, size: Size) -> ServingProcess:
     return serving
 
 
-def _burst(serving: ServingProcess, n: int, grown: float) -> Result:
+def _burst(serving: ServingProcess, n: int, grown: float) -> Report:
     callers = serving.callers
     answered, shed = callers.answers, callers.counts["shed"]
     after = serving.request(0)

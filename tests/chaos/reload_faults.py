@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serving import (
     PATIENCE_SECONDS,
-    Result,
+    Report,
     ServingProcess,
     Size,
     answered,
@@ -33,7 +33,7 @@ _PASSAGES = 60
 _GENERATIONS = 8
 
 
-def profile_swapped(folder: Path, size: Size) -> Result:
+def profile_swapped(folder: Path, size: Size) -> Report:
     """Good and bad profiles take turns every 10 ms, while requests come."""
     serving = ServingProcess(folder, size)
     assert serving.retriever is not None
@@ -87,7 +87,7 @@ def profile_swapped(folder: Path, size: Size) -> Result:
     )
 
 
-def index_swapped(folder: Path, size: Size) -> Result:
+def index_swapped(folder: Path, size: Size) -> Report:
     """Another process saves a generation every 10 ms; it is taken up while requests come."""
     index = folder / "index"
     embedder = embedder_for(size)
@@ -149,11 +149,8 @@ def _generation(text: str) -> str:
 
 
 def _reloads(serving: ServingProcess, what: str, outcome: ReloadOutcome) -> int:
-    return int(_value(serving, f"ctxguard_{what}_reloads_total", outcome=outcome.value))
-
-
-def _value(serving: ServingProcess, name: str, **labels: str) -> float:
-    return serving.registry.get_sample_value(name, labels) or 0.0
+    name, labels = f"ctxguard_{what}_reloads_total", {"outcome": outcome.value}
+    return int(serving.registry.get_sample_value(name, labels) or 0.0)
 
 
 def save_for_ever(index: Path, size: Size) -> None:

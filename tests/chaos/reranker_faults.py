@@ -3,16 +3,15 @@
 import os
 import resource
 import signal
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from reranker_process import PipedReranker, WordOverlap
-from serving import Result, ServingProcess, Size, answered, in_words
+from serving import Report, ServingProcess, Size, answered, causes_of, routes_of, seen
 
-from ctxguard.core.types import FailureKind, FloatArray, Route
+from ctxguard.core.types import FloatArray, Route
 from ctxguard.resilience import Deadlines
 
 _MEBIBYTE = 2**20
@@ -38,7 +37,7 @@ class Hungry:
         return self._scorer.score(query, texts) * float(attention.max(initial=1))
 
 
-def out_of_memory(folder: Path, size: Size) -> Result:
+def out_of_memory(folder: Path, size: Size) -> Report:
     """The process may take little more memory than it has, and the reranker asks for more."""
     hungry = Hungry()
     serving = ServingProcess(folder, size, reranker=hungry)
@@ -51,24 +50,18 @@ def out_of_memory(folder: Path, size: Size) -> Result:
     resource.setrlimit(resource.RLIMIT_AS, usual)
     hungry.bytes_per_call = 0
     recovered = serving.comes_to_answer_by(Route.HYBRID_RERANK)
-    found = Counter([one.kind.value for each in during for one in each.failures])
     return serving.finish(
-        f"route {in_words(Counter([each.route.value for each in during]))}; {in_words(found)}; "
-        + ("reranked again" if recovered else "NOT RECOVERED"),
+        seen(during),
         {
-            "without the reranker": {each.route for each in during} == {Route.HYBRID},
-            "with the cause": set(found)
-            == {FailureKind.OUT_OF_MEMORY.value, FailureKind.CIRCUIT_OPEN.value},
-            "by the policy made for the route": all(
-                map(serving.decided_by_its_route, [*before, *during])
-            ),
-            "reranked before and after": recovered
-            and {each.route for each in before} == {Route.HYBRID_RERANK},
+            "without the reranker": routes_of(during) == {Route.HYBRID},
+            "with the cause": set(causes_of(during)) == {"out_of_memory", "circuit_open"},
+            "by the policy made for the route": serving.decided_by_route(before, during),
+            "reranked before and after": recovered and routes_of(before) == {Route.HYBRID_RERANK},
         },
     )
 
 
-def stopped(folder: Path, size: Size) -> Result:
+def stopped(folder: Path, size: Size) -> Report:
     """The process that scores gets SIGSTOP, and later SIGCONT."""
     with closing(PipedReranker(with_model=size is Size.FULL)) as piped:
         piped.score("loads the model", ["before anyone waits"])
@@ -81,15 +74,13 @@ def stopped(folder: Path, size: Size) -> Result:
         slowest = serving.callers.slowest_seconds
         os.kill(piped.pid, signal.SIGCONT)
         recovered = serving.comes_to_answer_by(Route.HYBRID_RERANK)
-    found = Counter([one.kind.value for each in during for one in each.failures])
+    causes = set(causes_of(during))
     return serving.finish(
-        f"route {in_words(Counter([each.route.value for each in during]))}; {in_words(found)}; "
-        f"slowest {1e3 * slowest:.0f} ms; " + ("reranked again" if recovered else "NOT RECOVERED"),
+        f"{seen(during)}; slowest {1e3 * slowest:.0f} ms",
         {
-            "without the reranker": {each.route for each in during} == {Route.HYBRID},
-            "with the cause": FailureKind.TIMEOUT.value in found
-            and set(found) <= {"timeout", "circuit_open", "saturated"},
-            "by the policy made for the route": all(map(serving.decided_by_its_route, during)),
+            "without the reranker": routes_of(during) == {Route.HYBRID},
+            "with the cause": {"timeout"} <= causes <= {"timeout", "circuit_open", "saturated"},
+            "by the policy made for the route": serving.decided_by_route(during),
             "reranked before and after": warm and recovered,
         },
     )

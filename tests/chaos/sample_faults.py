@@ -11,13 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from children import accounts_of_child, fork_child
-from serving import PATIENCE_SECONDS, Result, ServingProcess, Size, in_words, until
+from serving import PATIENCE_SECONDS, Report, ServingProcess, Size, in_words, until
 
 from ctxguard.core.types import Passage
 from ctxguard.monitor.judges import Judgment, LabelJudge
+from ctxguard.monitor.sampling.sampler import Accounts, LostReason
 from ctxguard.monitor.service import JudgingOutcome, Monitor
-from ctxguard.monitor.store import Accounts, LostReason, State
-from ctxguard.monitor.store import database as database_module
+from ctxguard.monitor.store import State
+from ctxguard.monitor.store import engine as engine_module
 
 _MEBIBYTE = 2**20
 _DISK_BYTES = {Size.SMALL: 8 * _MEBIBYTE, Size.FULL: 48 * _MEBIBYTE}
@@ -26,12 +27,12 @@ _PRIVATE_MOUNTS = (1 << 14) | (1 << 18)
 _NEVER_SECONDS = 3600.0
 
 
-def disk_full(folder: Path, size: Size) -> Result:
+def disk_full(folder: Path, size: Size) -> Report:
     """The store's disk fills up, is freed, and is full again when the process ends."""
     mounted = folder / "disk"
     mounted.mkdir()
     disk = _Disk(mounted, _DISK_BYTES[size])
-    database_module.BUSY_SECONDS = 0.5
+    engine_module.BUSY_SECONDS = 0.5
     serving = ServingProcess(mounted, size, exit_seconds=1.0)
     n = serving.by_size(40, 400)
     serving.serve(n)
@@ -126,9 +127,9 @@ class _Disk:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._usual)
 
 
-def store_locked(folder: Path, size: Size) -> Result:
+def store_locked(folder: Path, size: Size) -> Report:
     """Another process holds the store's lock, lets go, and holds it again at the end."""
-    database_module.BUSY_SECONDS = 0.2
+    engine_module.BUSY_SECONDS = 0.2
     serving = ServingProcess(folder, size, exit_seconds=1.0)
     n = serving.by_size(40, 400)
     holder = _hold_lock(folder / "samples.db")
@@ -187,7 +188,7 @@ class DownNowAndThen(LabelJudge):
         return super().judge(query, passages)
 
 
-def judge_down(folder: Path, size: Size) -> Result:
+def judge_down(folder: Path, size: Size) -> Report:
     """The judge cannot be reached while requests come, and then can."""
     serving = ServingProcess(folder, size)
     judge = DownNowAndThen({query: {"p00001": 1} for query in serving.queries})

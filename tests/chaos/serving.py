@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
-from accounting import CallerCounts, ProcessAccounts, compare, read_metrics
+from accounting import CallerCounts, ProcessAccounts, compare, in_sums, read_metrics
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ctxguard.core.context import Context
@@ -27,8 +28,8 @@ from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store.writer import SampleWriter
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.resilience import Deadlines
@@ -64,18 +65,27 @@ class Size(StrEnum):
 
 
 @dataclass(frozen=True)
-class Result:
+class Report:
     """The effect of a fault.
 
     Attributes:
         observed: The effect in words.
-        checks: What must hold, and whether it did.
-        accounts: The accounts of every process that took part.
+        wrong: Checks that failed and accounts that do not add up; empty if it passed.
+        accounts: The sums of requests, candidates and samples, in words.
     """
 
     observed: str
-    checks: dict[str, bool]
-    accounts: tuple[ProcessAccounts, ...]
+    wrong: tuple[str, ...]
+    accounts: str = ""
+
+    @classmethod
+    def of(
+        cls, observed: str, checks: dict[str, bool], processes: Sequence[ProcessAccounts] = ()
+    ) -> "Report":
+        """Collect what did not hold, and the accounts of every process that took part."""
+        wrong = [what for what, held in checks.items() if not held]
+        wrong += [each for one in processes for each in one.wrong]
+        return cls(observed, tuple(wrong), in_sums(processes))
 
 
 def embedder_for(size: Size) -> FaultyEmbedder:
@@ -154,10 +164,10 @@ class ServingProcess:
     guard_settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.log = Recorder()
-        logging.getLogger("ctxguard").addHandler(self.log)
-        logging.getLogger("ctxguard").propagate = False
-        logging.getLogger("ctxguard").setLevel(logging.INFO)
+        self.log, log = Recorder(), logging.getLogger("ctxguard")
+        log.addHandler(self.log)
+        log.propagate = False
+        log.setLevel(logging.INFO)
         self.callers = CallerCounts()
         self.queries = queries()
         self.embedder = embedder_for(self.size)
@@ -177,13 +187,13 @@ class ServingProcess:
         self.writer.start()
         self.registry = CollectorRegistry()
         self.telemetry = Telemetry(self.registry, all_metrics=True)
-        settings = {
-            "profile": self.profile,
-            "check": ProfileCheck(strict=True),
-            **self.guard_settings,
-        }
         self.guard = ContextGuard(
-            self.retriever, sampler=self.sampler, telemetry=self.telemetry, **settings
+            self.retriever,
+            profile=self.profile,
+            check=ProfileCheck(strict=True),
+            sampler=self.sampler,
+            telemetry=self.telemetry,
+            **self.guard_settings,
         )
         # As in a server: the model is loaded before the fault.
         self.retriever.warm_up()
@@ -195,8 +205,8 @@ class ServingProcess:
         """
         assert self.retriever is not None
         fault, lexical = Fault(), cast(Any, self.retriever.generation.lexical)
-        numbers = lexical.numbers
-        lexical.numbers = lambda query: fault.run(lambda: numbers(query))
+        search = lexical.search
+        lexical.search = lambda *asked: fault.run(lambda: search(*asked))
         return fault
 
     @property
@@ -229,12 +239,7 @@ class ServingProcess:
 
     def comes_to_answer_by(self, route: Route) -> bool:
         """Request until an answer is of this route; False where none ever is."""
-
-        def answers_by_it() -> bool:
-            context = self.request(0)
-            return context is not None and context.route is route
-
-        return until(answers_by_it)
+        return until(lambda: routes_of(answered([self.request(0)])) == {route})
 
     def serve(self, n: int) -> list[Context | None]:
         """Make ``n`` requests from threads, then ``n`` from the tasks of an event loop."""
@@ -271,7 +276,7 @@ class ServingProcess:
         checks: dict[str, bool],
         *others: ProcessAccounts,
         may_fail: bool = False,
-    ) -> Result:
+    ) -> Report:
         """Stop serving, and check that the accounts add up and no text has leaked.
 
         Args:
@@ -290,18 +295,38 @@ class ServingProcess:
             "the metrics can be scraped and quote nothing": CANARY.encode()
             not in generate_latest(self.registry),
         }
-        return Result(observed, checks, processes)
+        return Report.of(observed, checks, processes)
 
-    def decided_by_its_route(self, context: Context) -> bool:
-        """Whether an answer was decided by the policy made for the stages that answered."""
-        expected = self.profile.routes[context.route].policy
-        unusual = {"profile_mismatch", "route_uncalibrated", "uncalibrated"} & set(context.flags)
-        return context.decision.policy == expected and not unusual
+    def decided_by_route(self, *several: Sequence[Context]) -> bool:
+        """Whether each answer was decided by the policy made for the stages that answered."""
+        unusual = {"profile_mismatch", "route_uncalibrated", "uncalibrated"}
+        return all(
+            one.decision.policy == self.profile.routes[one.route].policy
+            and unusual.isdisjoint(one.flags)
+            for contexts in several
+            for one in contexts
+        )
 
 
 def answered(contexts: Sequence[Context | None]) -> list[Context]:
     """The contexts of the requests that got one."""
     return [context for context in contexts if context is not None]
+
+
+def routes_of(*several: Sequence[Context]) -> set[Route]:
+    """The routes that answered."""
+    return {one.route for contexts in several for one in contexts}
+
+
+def causes_of(contexts: Sequence[Context]) -> Counter[str]:
+    """Why stages were left out of answers, counted."""
+    return Counter([failure.kind.value for one in contexts for failure in one.failures])
+
+
+def seen(contexts: Sequence[Context]) -> str:
+    """The routes that answered and the causes, as text."""
+    routes = in_words(Counter([one.route.value for one in contexts]))
+    return f"route {routes}; {in_words(causes_of(contexts))}"
 
 
 def until(condition: Callable[[], bool]) -> bool:

@@ -18,8 +18,8 @@ from ctxguard.core.types import Hit, Mode, Route, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates
-from ctxguard.monitor.sampling.writer import DEFAULT_PRIVACY, Privacy, sample_to
 from ctxguard.monitor.store import SampleStore, State
+from ctxguard.monitor.store.writer import DEFAULT_PRIVACY, Privacy, sample_to
 from ctxguard.profile.schema import Certificate, Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 

@@ -10,8 +10,9 @@ from running import Run, as_toml
 from ctxguard._support import extras
 from ctxguard.cli import doctor
 from ctxguard.guard.telemetry import Telemetry
-from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
+from ctxguard.monitor.store import Batch, SampleStore
 from ctxguard.profile.schema import Profile
+from tests.stored import written
 
 
 def findings(run: Run, *places: object) -> tuple[dict[str, list[tuple[str, str]]], int]:
@@ -71,8 +72,7 @@ def test_store_says_what_waits(run: Run, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/samples.db"
     with SampleStore.open(url) as store:
         assert findings(run, url)[0]["store"][-1][1].startswith("no samples yet")
-        long_ago = Entry("a" * 32, 1.7e9, 0.5, 0.1, b"{}")
-        store.append("worker", [long_ago], WorkerCounts(1))
+        store.append("worker", Batch([written(time_seconds=1.7e9)], 1))
     found, code = findings(run, url)
     assert code == 1
     assert "0 judged, 1 waiting, 0 labels" in found["store"][0][1]

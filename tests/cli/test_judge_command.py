@@ -17,8 +17,8 @@ from tiny_cross_encoder import make_cross_encoder
 from ctxguard import ContextGuard
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.sampling.writer import sample_to
 from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store.writer import sample_to
 from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.rerank_endpoint import RerankEndpoint
@@ -91,7 +91,7 @@ def url(tmp_path: Path) -> str:
 def records(url: str) -> list[SampleRecord]:
     with SampleStore.open(url) as store:
         ids = [one.sample_id for one in store.newest_samples(1_000)]
-        return [SampleRecord.from_bytes(payload) for payload in store.payloads(ids).values()]
+        return list(store.records(ids).values())
 
 
 def grade(file: Path) -> int:

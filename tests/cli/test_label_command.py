@@ -17,7 +17,6 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.errors import DataError
 from ctxguard.monitor.labels.files import read_label_file
-from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore
 
 Rows = list[dict[str, Any]]
@@ -82,8 +81,7 @@ def labels_of(traffic: Traffic) -> list[LabelRow]:
 
 def served_of(traffic: Traffic, query: str) -> set[str]:
     with SampleStore.open(traffic.url) as store:
-        for payload in store.payloads(range(1, 1_000)).values():
-            record = SampleRecord.from_bytes(payload)
+        for record in store.records(range(1, 1_000)).values():
             if record.query == query:
                 return {record.passage_ids[place] for place in record.served}
     raise AssertionError(query)
@@ -175,7 +173,7 @@ class TestExport:
         assert out.read_text() == ""
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
-        from ctxguard.monitor.sampling.writer import Privacy
+        from ctxguard.monitor.store.writer import Privacy
 
         traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages="omitted"))
         judge(run, traffic)
@@ -342,7 +340,7 @@ def test_people_grade_an_unjudged_store(
     assert document["judge_estimates"] == {}, "nobody judged"
     with SampleStore.open(traffic.url) as store:
         ids = [one.sample_id for one in store.newest_samples(60)]
-        records = [SampleRecord.from_bytes(each) for each in store.payloads(ids).values()]
+        records = list(store.records(ids).values())
     truth = [
         [one.passage_ids[place] in traffic.relevant[str(one.query)] for place in one.served]
         for one in records

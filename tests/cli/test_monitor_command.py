@@ -30,7 +30,6 @@ from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage
 from ctxguard.measure.metrics import Metric
-from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State
 from ctxguard.profile.schema import Profile
 from tests.stored import request_of
@@ -84,8 +83,7 @@ def mean_precision(traffic: Traffic) -> float:
     """Of what was served, by the truth."""
     found = []
     with SampleStore.open(traffic.url) as store:
-        for payload in store.payloads(range(1, 1 + len(traffic.relevant))).values():
-            record = SampleRecord.from_bytes(payload)
+        for record in store.records(range(1, 1 + len(traffic.relevant))).values():
             right = traffic.relevant[str(record.query)]
             served = [record.passage_ids[place] for place in record.served]
             found.append(sum(name in right for name in served) / len(served))
@@ -311,7 +309,7 @@ def test_unstored_texts_come_from_index(
 
     from ctxguard.guard import ContextGuard
     from ctxguard.guard.telemetry import Telemetry
-    from ctxguard.monitor.sampling.writer import Privacy, sample_to
+    from ctxguard.monitor.store.writer import Privacy, sample_to
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
     url = f"sqlite:///{tmp_path / 'samples.db'}"

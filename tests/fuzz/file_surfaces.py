@@ -29,10 +29,10 @@ from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample, Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import LabelRow, SampleStore, schema
+from ctxguard.monitor.store.writer import SampleWriter
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.core.test_profile import PROFILE
@@ -186,7 +186,7 @@ def _index(folder: Path, closing: ExitStack) -> Make:
 @surface("file: sample")
 def _sample(folder: Path, closing: ExitStack) -> Make:
     guard = ContextGuard(lambda query, depth: HITS, score_kind=ScoreKind.RATIO, k=1)
-    record = record_of(Sample(guard.retrieve("q"), 0.5, 1.0)).to_bytes()
+    record = record_of(guard.retrieve("q"), 0.5, 1.0).to_bytes()
     content = zlib.decompress(record)
 
     def make(random: Random) -> Input:

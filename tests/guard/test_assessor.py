@@ -25,7 +25,6 @@ from ctxguard.guard.telemetry import default_telemetry
 from ctxguard.measure.worth import STRICT
 from ctxguard.monitor.explanation import decided
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import AssessorProfile, Profile
 from tests.timing import SOON
 
@@ -499,7 +498,7 @@ def test_samples_keep_and_explain_the_answers(world: World) -> None:
         for each in world.contexts(guard)
         if each.assessment is not None and each.assessment.changed
     )
-    made = record_of(Sample(found, 1.0, 0.0))
+    made = record_of(found, 1.0, 0.0)
     record = SampleRecord.from_bytes(made.to_bytes())
     signals = record.ranking().signals
     assert found.assessment is not None

@@ -11,7 +11,6 @@ from ctxguard.core.signals import feature_names
 from ctxguard.core.types import Flag, Hit
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample
 from tests.counted import Counted
 from tests.guard.guards import SEVENTY, Answering, guard_of, served
 
@@ -100,5 +99,5 @@ class TestDirection:
     def test_sample_is_decided_again_the_same(self) -> None:
         guard = guard_of(Answering(hits_of(DISTANCES)), score_kind="cosine", policy=SEVENTY)
         context = guard.retrieve("q?")
-        record = SampleRecord.from_bytes(record_of(Sample(context, 1.0, 0.0)).to_bytes())
+        record = SampleRecord.from_bytes(record_of(context, 1.0, 0.0).to_bytes())
         assert decide(record.ranking(), SEVENTY).kept_ids == context.kept_ids

@@ -184,9 +184,9 @@ def test_sample_to_metric_calls_few_functions() -> None:
     from ctxguard.monitor.export.prometheus import MonitorCollector
     from ctxguard.monitor.judges import Judgment
     from ctxguard.monitor.sampling.sampler import Sampler
-    from ctxguard.monitor.sampling.writer import SampleWriter
     from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import SampleStore
+    from ctxguard.monitor.store.writer import SampleWriter
 
     class Agreeing:
         name, version, max_grade, exact = "agreeing", "1", 3, False
@@ -215,9 +215,9 @@ def test_sample_to_metric_calls_few_functions() -> None:
     assert "ctxguard_judge_estimate" in exported
     assert len({*exported}) >= 10
     # It differs by a few with the time that each step takes.
-    assert without_ids(calls).total() <= 665, shown(calls)
-    assert len({*calls}) <= 282
-    assert len({file for file, _ in calls}) <= 39
+    assert without_ids(calls).total() <= 650, shown(calls)
+    assert len({*calls}) <= 270
+    assert len({file for file, _ in calls}) <= 32
 
 
 def test_labels_to_profile_call_few_functions(retriever: HybridRetriever) -> None:

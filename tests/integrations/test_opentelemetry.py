@@ -17,8 +17,8 @@ from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind, StageTiming
 from ctxguard.errors import QueryError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry, default_telemetry
-from ctxguard.monitor.sampling.writer import sample_to
 from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store.writer import sample_to
 from tests.doubles import LengthScores, WordHashEmbedder
 
 trace_export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")

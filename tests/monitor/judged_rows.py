@@ -17,7 +17,6 @@ from ctxguard.measure.rows import (
     Rows,
     rank_group,
     session_number,
-    to_block,
 )
 
 GAIN, HARM = 1.0, 0.5
@@ -51,7 +50,7 @@ class Judged:
     chances: Sequence[float] = ()
     scores: Sequence[float] = ()
 
-    def block(self) -> bytes:
+    def rows(self) -> Rows:
         n, k = len(self.served) + len(self.dropped), len(self.served)
         request, passages = np.zeros(1, REQUEST), np.zeros(n, PASSAGE)
         rank = np.arange(1, n + 1) * (np.arange(n) < k)
@@ -82,11 +81,17 @@ class Judged:
         request["has_baseline"] = self.n_first is not None
         request["draw"] = int(is_graded.any())
         request["is_run"] = request["run_probability"] = 1
-        return to_block(request, passages)
+        return Rows.of(request, passages)
+
+
+def joined(parts: Iterable[Rows]) -> Rows:
+    """Join the rows of several requests."""
+    requests, passages, _ = zip(*[Rows.read([]), *parts], strict=True)
+    return Rows.of(np.concatenate(requests), np.concatenate(passages))
 
 
 def rows_of(requests: Iterable[Judged]) -> Rows:
-    return Rows.read([one.block() for one in requests])
+    return joined([one.rows() for one in requests])
 
 
 def sums_of(rows: Rows, size: int | None = None) -> Sums:

@@ -3,16 +3,11 @@
 from collections.abc import Callable
 
 import sqlalchemy as sa
+from judged_rows import Judged, rows_of
 
-from ctxguard.monitor.store import (
-    Entry,
-    Finished,
-    LabelRow,
-    SampleStore,
-    State,
-    WorkerCounts,
-    schema,
-)
+from ctxguard.monitor.sampling.record import Judgment, SampleRecord
+from ctxguard.monitor.store import Batch, Finished, JudgedRows, LabelRow, SampleStore, State, schema
+from tests.stored import written
 
 OpenStore = Callable[..., SampleStore]
 DAY = 86_400.0
@@ -30,38 +25,32 @@ class Clock:
 
 
 def entry(
-    n: int,
-    *,
-    request_id: str | None = None,
-    time_seconds: float = NOW,
-    probability: float = 0.5,
-    label_order: float = 0.5,
-    payload: bytes = b"payload",
-) -> Entry:
-    return Entry(
-        request_id=request_id or f"r{n}",
-        time_seconds=time_seconds,
-        probability=probability,
-        label_order=label_order,
-        payload=payload,
-    )
+    n: int, *, request_id: str = "", payload: bytes | None = None, **fields: object
+) -> tuple[SampleRecord, bytes]:
+    fields = {"time_seconds": NOW, "probability": 0.5, "label_order": 0.5, **fields}
+    return written(request_id or f"r{n}", payload=payload, **fields)
 
 
 def fill(store: SampleStore, n: int, **columns: object) -> list[int]:
     """Store n samples; their ids, oldest first."""
     entries = [entry(i, **columns) for i in range(n)]  # type: ignore[arg-type]
-    store.append("w", entries, WorkerCounts(n))
-    return store.find([one.request_id for one in entries])[-n:]
+    store.append("w", Batch(entries, n))
+    return store.find([one.request_id for one, _ in entries])[-n:]
 
 
-def judged(sample_id: int, *, block: bytes = b"block") -> Finished:
-    return Finished(
-        sample_id,
-        State.JUDGED,
-        '{"p": 1}',
-        block,
-        rejected=(("p", "why", "raw"),),
-    )
+GRADES = {"p": Judgment("p", 1)}
+
+
+def judged(sample_id: int, *, weight: float = 1.0) -> Finished:
+    """Finish a sample; its weight tells its rows from others'."""
+    rows = rows_of([Judged((1,), weight=weight)])
+    replies = (("p", "why", "raw"),)
+    return Finished(sample_id, State.JUDGED, GRADES, rows, rejected=replies)
+
+
+def weights(page: JudgedRows) -> list[float]:
+    """What each request weighs, and its hour's lost ones with it."""
+    return [1.0 / one for one in page.rows.requests["probability"].tolist()]
 
 
 def judge_all(store: SampleStore, series: str = "judge") -> list[int]:

@@ -15,7 +15,7 @@ from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
-from ctxguard.monitor.judging.sample_judge import JudgingOutcome
+from ctxguard.monitor.judging.counts import JudgingOutcome
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import RouteProfile

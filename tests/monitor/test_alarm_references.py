@@ -15,7 +15,6 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind
 from ctxguard.measure.metrics import Metric, losses
-from ctxguard.measure.rows import Rows
 from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days
 from ctxguard.monitor.alarms.reference import corrected, upper_limit
@@ -82,7 +81,7 @@ class Traffic:
         monitor.maintain()
 
     def judged_losses(self) -> list[float]:
-        rows = Rows.read(all_judged(self.live.store, self.live.monitor.series).blocks)
+        rows = all_judged(self.live.store, self.live.monitor.series).rows
         found = losses(rows)[Metric.RECALL_LOSS]
         return found[~np.isnan(found)].tolist()
 

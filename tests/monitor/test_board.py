@@ -32,9 +32,8 @@ from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling.sampler import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates, LostReason
 from ctxguard.monitor.service import WatchedProfile
-from ctxguard.monitor.store import LostReason
 from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from tests.profiles import CERTIFICATE, profile_with

@@ -59,13 +59,6 @@ def test_invalid_limit_is_refused(name: str, value: float) -> None:
         BudgetLimits(**{name: value})
 
 
-def test_without_limits_all_are_taken() -> None:
-    free = budget()
-    judged(free, 1e9, 1e9)
-    assert free.probability_for(10**9, 1e6) == 1.0
-    assert free.allows(1e9)
-
-
 @pytest.mark.parametrize(
     ("limits", "waiting", "expected"),
     [

@@ -14,7 +14,7 @@ from benchmarks._live_service import Pick
 from benchmarks._live_traffic import JudgeErrors, Shape
 from ctxguard.core.types import Passage
 from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import FAILED, Rows
+from ctxguard.measure.rows import FAILED
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.sampler import JudgingRates
@@ -111,7 +111,7 @@ def test_next_run_asks_what_failed(cause: str) -> None:
     judge = Failing(seldom(0.05 if cause == "raised" else 0.3), [cause])
     live = watching(judge)
     report = live.monitor.report()
-    rows = Rows.read(all_judged(live.store, live.monitor.series).blocks)
+    rows = all_judged(live.store, live.monitor.series).rows
     n_failed = int((rows.passages["judge_grade"] == FAILED).sum())
     assert report.failed_passages == n_failed > 0
     assert {one.value for one in report.live.estimates[Window.ALL_RETAINED].values()} == {None}

@@ -12,7 +12,6 @@ from stub_judges import ErringJudge
 from watching import Watching
 
 from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import Rows
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
@@ -63,7 +62,7 @@ def record() -> SampleRecord:
     """Four of ten passages were served, and all others are judged."""
     live = Watching(ErringJudge({}), rates=JudgingRates(dropped_rate=1.0))
     live.serve(make_context(POOL, 4))
-    return SampleRecord.from_bytes(live.store.payloads([1])[1])
+    return live.store.records([1])[1]
 
 
 RUN, STOPS = (PickedPassage(1, kind, -1, 0.6, 7) for kind in (PickKind.RUN, PickKind.FIRST))
@@ -126,7 +125,7 @@ def test_grade_counts_by_asking_probability(
     assert grade_chances(record, picked, grades_by_name(grades)) == chances
     given = grades_by_name(grades)
     scale = SCALE._replace(people_max_grade=1)
-    rows = Rows.read([judged_request(record, given, scale, people=given, picked=picked)])
+    rows = judged_request(record, given, scale, people=given, picked=picked)
     of_judged = [chances.get(record.passage_ids.index(name), 0.0) for name in sorted(grades)]
     asked = sorted(one for one in rows.passages["asked_probability"].tolist() if one)
     assert asked == pytest.approx(sorted(one for one in of_judged if one))
@@ -184,7 +183,7 @@ def test_unpicked_labels_correct_nothing() -> None:
     labelled = {sample_id for sample_id, _ in live.store.labels()}
     targeted = [number for number in range(1, 601) if number not in labelled][:40]
     for sample_id in targeted:
-        record = SampleRecord.from_bytes(live.store.payloads([sample_id])[sample_id])
+        record = live.store.records([sample_id])[sample_id]
         live.store.add_labels(
             [label(name, 0, request_id=record.request_id) for name in record.passage_ids]
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from contexts import make_context
-from judged_rows import sums_of
+from judged_rows import joined, sums_of
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import FloatArray
@@ -22,7 +22,7 @@ from ctxguard.monitor.labels.evidence import (
 )
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
-from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
+from ctxguard.monitor.sampling.sampler import JudgingRates
 
 POOL = [f"p{rank}" for rank in range(10)]
 RELEVANT = frozenset({"p0", "p4", "p7"})
@@ -33,7 +33,7 @@ REPEATS = 1_500
 
 def record_of(rates: JudgingRates, *, request_id: str = "r", k: int = 3) -> SampleRecord:
     context = make_context(POOL, k, request_id=request_id)
-    return record_of_sample(Sample(context, 1.0, 0.0), rates)
+    return record_of_sample(context, 1.0, 0.0, rates)
 
 
 def records_of(
@@ -42,13 +42,13 @@ def records_of(
     """Many requests, of each of which other passages are judged."""
     context = context or make_context(POOL, 3)
     for i in range(n or REPEATS):
-        yield record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), rates)
+        yield record_of_sample(replace(context, request_id=f"r{i}"), 1.0, 0.0, rates)
 
 
 SCALE = Scale(READERS, 1)
 
 
-def block_of(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> bytes:
+def rows_of(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> Rows:
     """As a judge without errors has it, of what it is asked about."""
     grades = grades_of(relevant)
     names = [record.passage_ids[place] for place in record.to_judge(grades)]
@@ -60,7 +60,7 @@ def grades_of(relevant: frozenset[str]) -> dict[str, Judgment]:
 
 
 def judged(records: Iterable[SampleRecord], relevant: frozenset[str] = RELEVANT) -> Rows:
-    return Rows.read([block_of(record, relevant) for record in records])
+    return joined([rows_of(record, relevant) for record in records])
 
 
 def dropped_relevant(rows: Rows) -> FloatArray:
@@ -139,7 +139,7 @@ def assert_mean(values: FloatArray, truth: float) -> None:
 def test_mixed_traffic_has_overall_recall() -> None:
     rng = random.Random(2)
     kept = total = 0
-    ranks, shares, blocks = [], [], []
+    ranks, shares, parts = [], [], []
     for record in records_of(JudgingRates(0.2, 0.1, 0.6, 0.2)):
         right = frozenset(name for name in POOL if rng.random() < 0.15)
         served = [name for name in POOL[:3] if name in right]
@@ -147,8 +147,8 @@ def test_mixed_traffic_has_overall_recall() -> None:
         ranks.append(1 / (1 + POOL.index(served[0])) if served else 0.0)
         if right:
             shares.append(len(served) / len(right))
-        blocks.append(block_of(record, right))
-    found = sums_of(Rows.read(blocks))
+        parts.append(rows_of(record, right))
+    found = sums_of(joined(parts))
     for metric, truth in (
         (Metric.POOLED_RECALL, kept / total),
         (Metric.RECALL, sum(shares) / len(shares)),
@@ -205,19 +205,19 @@ class TestRecallLoss:
     def test_with_a_grade_missing_among_the_first_few_it_is_unknown(self) -> None:
         record = record_of(self.FIRST_FIVE)
         grades = {name: Judgment(name, 1) for name in POOL[:4]}
-        assert loss_of(Rows.read([judged_request(record, grades, SCALE)])) is None
+        assert loss_of(judged_request(record, grades, SCALE)) is None
         assert recall_loss(record, grades, 5) is None
 
     def test_mean_of_known_is_of_all(self) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
         rng = random.Random(4)
-        truth, blocks = [], []
+        truth, parts = [], []
         for record in records_of(JudgingRates(0.1, 0.1, 1.0, 0.2, baseline_k=10)):
             right = frozenset(name for name in POOL if rng.random() < 0.15)
             if right:
                 truth.append(len(right - {"p0", "p1", "p2"}) / len(right))
-            blocks.append(block_of(record, right))
-        found = losses(Rows.read(blocks))[Metric.RECALL_LOSS]
+            parts.append(rows_of(record, right))
+        found = losses(joined(parts))[Metric.RECALL_LOSS]
         found = found[~np.isnan(found)]
         assert len(found) == pytest.approx(0.28 * len(truth), rel=0.15)
         assert_mean(found, sum(truth) / len(truth))
@@ -237,7 +237,7 @@ class TestMissingGrades:
             name: Judgment(name, int(name in RELEVANT)) for name in POOL if name not in missing
         }
         record = record_of(JudgingRates(dropped_rate=1.0))
-        return Rows.read([judged_request(record, grades, SCALE)])
+        return judged_request(record, grades, SCALE)
 
     def test_failed_dropped_passages_are_rows(self) -> None:
         """Each with the chance of being judged that the sample holds, as if it had a grade."""
@@ -266,7 +266,7 @@ class TestMissingGrades:
         assert not record.has_hit(known)
         del known["p2"]
         assert record.has_hit(known)
-        rows = Rows.read([judged_request(record, known, SCALE)])
+        rows = judged_request(record, known, SCALE)
         assert rows.requests["n_passages"].tolist() == [3]
 
 
@@ -285,13 +285,12 @@ def test_grades_count_by_their_scale() -> None:
         "p2": Judgment("p2", 1),
     }
     given = {"p0": Judgment("p0", 1), "p2": Judgment("p2", 0)}
-    block = judged_request(
+    rows = judged_request(
         record_of(ONLY_SERVED),
         grades,
         Scale(STRICT, 3, 1),
         people=given,
     )
-    rows = Rows.read([block])
     passages = rows.passages
     assert passages["judge_grade"].tolist() == [YES, NO, YES]
     assert passages["worth"].tolist() == [1.0, -1.0, 0.5]

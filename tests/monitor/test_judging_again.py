@@ -18,7 +18,7 @@ from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
-from ctxguard.monitor.judging.judging_again import PER_DAY, Canaries
+from ctxguard.monitor.judging.canaries import PER_DAY, Canaries
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow
 from tests.stored import request_of
@@ -131,7 +131,8 @@ def test_silently_changed_judge_is_found() -> None:
     assert figures["ctxguard_judge_changed",] == 1
     for damaged in ("7", '{"day": "never"}', "{"):
         live.store.set_state(f"canaries {live.monitor.series}", damaged)
-        assert not live.monitor.report().judge_changed, "it begins anew"
+        watch_days(live, 1)
+        assert live.monitor.report().judge_changed, "it was found"
     # With another version it begins anew, and the labels count again.
     with_judge(live, erring("1 revised", 0.6, 0.9)).watch(*contexts(range(250, 300)))
     figures = scraped(live)

@@ -21,6 +21,7 @@ from ctxguard.monitor.alarms.feed import AlarmMonitor
 from ctxguard.monitor.judges import Judgment, Ledger
 from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
+from ctxguard.monitor.judging.sample_judge import SampleJudge
 from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import JudgingOutcome, Monitor, WatchedProfile
@@ -148,11 +149,12 @@ class TestQuickJudge:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        def spoilt(sample_id: int, *rest: Any, grades: str = "", **others: Any) -> Finished:
-            found: Any = object() if sample_id == 3 and grades else grades
-            return Finished(sample_id, *rest, grades=found, **others)
+        def spoilt(judge: SampleJudge, sample_id: int, *rest: Any) -> Finished:
+            found = as_graded(judge, sample_id, *rest)
+            return replace(found, grades=object()) if sample_id == 3 else found
 
-        monkeypatch.setattr(worker, "Finished", spoilt)
+        as_graded = SampleJudge.as_graded
+        monkeypatch.setattr(SampleJudge, "as_graded", spoilt)
         live = watching(6)
         with caplog.at_level(logging.WARNING):
             live.monitor.step()
@@ -221,7 +223,7 @@ class TestPoison:
     def test_unjudgeable_sample_is_left_out_alone(self, kind: str) -> None:
         """A sample that cannot be judged is left out and its neighbours are judged."""
         live = watching(5)
-        replace_payload(live.store, 3, POISON[kind](live.store.payloads([3])[3]))
+        replace_payload(live.store, 3, POISON[kind](live.store.records([3])[3].to_bytes()))
         assert live.monitor.step() == 5
         states = live.store.states()
         assert (states[State.JUDGED], states[State.UNREADABLE]) == (4, 1)

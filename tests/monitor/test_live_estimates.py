@@ -11,7 +11,7 @@ import numpy as np
 import people
 import pytest
 from contexts import make_context
-from judged_rows import Judged
+from judged_rows import Judged, rows_of
 from storing import NOW, Clock, OpenStore
 
 from ctxguard.core.metadata_filter import Where
@@ -19,25 +19,22 @@ from ctxguard.core.types import FloatArray
 from ctxguard.measure.corrected import Model
 from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
 from ctxguard.measure.metrics import Metric
-from ctxguard.measure.rows import Rows, hash_number
+from ctxguard.measure.rows import hash_number
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import grades_to_json
 from ctxguard.monitor.labels.evidence import Scale, update_graded
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import (
-    Entry,
+    Batch,
     Finished,
     GradedRows,
     LabelRow,
     Limits,
     SampleStore,
     State,
-    StoredShares,
-    WorkerCounts,
 )
 
 REQUESTS = 30_000
@@ -63,10 +60,8 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
     numbers = list(requests)
     for start in range(0, len(numbers), BATCH):
         batch = numbers[start : start + BATCH]
-        entries = [
-            Entry(f"r{n}", NOW + n, 1.0, ORDER[n], payload(record, n, requests[n])) for n in batch
-        ]
-        store.append("w", entries, WorkerCounts(len(batch)))
+        entries = [written_as(record, n, requests[n]) for n in batch]
+        store.append("w", Batch(entries, len(batch)))
         waiting = store.waiting(len(batch))
         store.finish(
             SERIES,
@@ -75,24 +70,23 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
                     one,
                     State.JUDGED,
                     grades_of(requests[n]),
-                    replace(requests[n], question=hash_number(f"question {n}")).block(),
+                    replace(requests[n], question=hash_number(f"question {n}")).rows(),
                 )
                 for n, one in zip(batch, waiting, strict=True)
             ],
         )
 
 
-def payload(record: SampleRecord, n: int, request: Judged) -> bytes:
-    own = replace(record, request_id=f"r{n}", session_id=request.session, query=f"question {n}")
-    return own.to_bytes()
+def written_as(record: SampleRecord, n: int, request: Judged) -> tuple[SampleRecord, bytes]:
+    own = {"request_id": f"r{n}", "time_seconds": NOW + n, "label_order": ORDER[n]}
+    own |= {"session_id": request.session, "query": f"question {n}"}
+    record = replace(record, **own)  # type: ignore[arg-type]
+    return record, record.to_bytes()
 
 
-def grades_of(request: Judged) -> str:
-    """What the judge said, as the store keeps it."""
-    names = [f"p{rank}" for rank in range(len(request.served))]
-    return grades_to_json(
-        Judgment(name, grade) for name, grade in zip(names, request.served, strict=True)
-    )
+def grades_of(request: Judged) -> dict[str, Judgment]:
+    """What the judge said of it."""
+    return {f"p{n}": Judgment(f"p{n}", grade) for n, grade in enumerate(request.served)}
 
 
 def label(store: SampleStore, truth: FloatArray, n: int = GRADES) -> None:
@@ -126,7 +120,7 @@ def estimated(
 def record() -> SampleRecord:
     """A sample of which only what was served is judged; it serves for every request."""
     context = make_context([f"p{rank}" for rank in range(SERVED)], SERVED)
-    return record_of(Sample(context, 1.0, NOW), ONLY_SERVED)
+    return record_of(context, 1.0, NOW, ONLY_SERVED)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +221,7 @@ def test_grade_is_worth_peoples_scale(
         [LabelRow(row.request_id, row.passage_id, 1, None, "ann", 1.0) for row in rows], top_grade
     )
     update_graded(store, SERIES, Scale(READERS, max_grade_of_judge))
-    passages = Rows.read(store.graded(SERIES).blocks).passages
+    passages = store.graded(SERIES).rows.passages
     assert set(passages["people_worth"][passages["asked_probability"] > 0.0].tolist()) == {worth}
 
 
@@ -289,14 +283,11 @@ def test_wrong_clock_makes_nothing_pickable(
     """A pick covers the samples that were there, whatever time they bear."""
     store = open_store("sqlite://")
     fill(store, record, {n: judged(truth[n]) for n in range(0, 10_000, 10)})
-    store.append(
-        "w",
-        [Entry("strange", NOW + moved, 1.0, 0.999, record.to_bytes())],
-        WorkerCounts(1),
-    )
+    late = replace(record, request_id="strange", time_seconds=NOW + moved, label_order=0.999)
+    store.append("w", Batch([(late, late.to_bytes())], 1))
     [strange] = store.waiting(1)
-    block = judged(truth[0]).block()
-    store.finish(SERIES, [Finished(strange, State.JUDGED, block=block)])
+    rows = judged(truth[0]).rows()
+    store.finish(SERIES, [Finished(strange, State.JUDGED, rows=rows)])
     label(store, truth)
     fill(store, record, {n: judged(truth[n]) for n in range(20_000, REQUESTS, 10)})
     found = estimated(store, now=NOW + 4 * 86_400.0)
@@ -307,7 +298,7 @@ def test_wrong_clock_makes_nothing_pickable(
 def test_tenants_file_stands_for_itself(truth: FloatArray, open_store: OpenStore) -> None:
     """Every second request is of the tenant that fares better and is graded first."""
     context = make_context([f"p{rank}" for rank in range(SERVED)], SERVED)
-    record = record_of(Sample(context, 1.0, NOW), ONLY_SERVED)
+    record = record_of(context, 1.0, NOW, ONLY_SERVED)
     store = open_store("sqlite://")
     numbers = {"good": range(0, 1_000, 2), "poor": range(29_001, REQUESTS, 2)}
     for tenant, own in numbers.items():
@@ -342,7 +333,7 @@ def test_expired_labels_only_teach_the_model(
     assert (kept.judged, kept.labelled) == (1_000, 0)
     assert found.labelled > 100
     assert found.estimates[Window.ALL_RETAINED][Metric.PRECISION].value is None
-    taught = Labels.of(store.graded(SERIES), store.stored_shares())
+    taught = Labels.of(store.graded(SERIES))
     assert len(taught.sample_ids) > 100
     of_prior = Model.fitted(
         taught.rows.take(np.zeros(len(taught.rows.requests), np.bool_)), np.zeros(0)
@@ -356,17 +347,16 @@ def test_a_question_never_predicts_itself(truth: FloatArray) -> None:
     def taught(disputed: int) -> Labels:
         """Grade forty questions that are asked ten times each, and one of them the other way."""
         number = np.arange(400)
-        blocks = [
+        rows = rows_of(
             Judged(
                 truth[n % 40].astype(int).tolist(),
                 question=n % 40,
                 grades=np.abs(truth[n % 40] - (n % 40 == disputed)).astype(int).tolist(),
-            ).block()
+            )
             for n in number.tolist()
-        ]
+        )
         routes, draws = ("external",) * 400, frozenset({1})
-        graded = GradedRows(number, number * 1.0, number, routes, tuple(blocks), draws, 0)
-        return Labels.of(graded, StoredShares())
+        return Labels.of(GradedRows(number, number * 1.0, number, rows, routes, draws, 0))
 
     before, after = taught(-1), taught(7)
     own = before.rows.requests["question"][before.rows.request] == 7

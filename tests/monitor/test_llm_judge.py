@@ -23,8 +23,8 @@ from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages, read_grade
-from ctxguard.monitor.sampling.writer import Privacy
 from ctxguard.monitor.service import JudgingOutcome
+from ctxguard.monitor.store.writer import Privacy
 from tests.doubles import JudgeContract
 
 pytest.importorskip("truststore")

@@ -4,17 +4,16 @@ import time
 from itertools import count
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from contexts import make_context
-from storing import NOW, Clock, OpenStore, entry
+from storing import NOW, Clock, OpenStore, entry, judged, weights
 from watching import Watching
 
 from ctxguard.errors import StoreLockedError
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling import writer
-from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
-from ctxguard.monitor.store.types import HOUR_SECONDS
+from ctxguard.monitor.sampling.sampler import HOUR_SECONDS, LostReason
+from ctxguard.monitor.store import Batch, SampleStore, writer
+from tests.stored import all_judged
 
 HOUR = int(NOW // HOUR_SECONDS)
 POOL = [f"p{rank}" for rank in range(4)]
@@ -22,21 +21,21 @@ POOL = [f"p{rank}" for rank in range(4)]
 
 def test_share_is_of_answering_hour(store: SampleStore, clock: Clock) -> None:
     """A share is that of the hour in which requests were answered."""
-    store.append("w", [entry(n) for n in range(3)], WorkerCounts(3))
+    store.append("w", Batch([entry(n) for n in range(3)], 3))
     # The store was away for two hours: of the first, two samples waited for it.
     clock.now += 2 * HOUR_SECONDS
     waited = [entry(n, time_seconds=NOW + HOUR_SECONDS) for n in (3, 4)]
-    store.append("w", waited, WorkerCounts(1, pending=1, earlier={HOUR + 1: 8}))
-    assert store.stored_shares().by_hour == {HOUR + 1: 0.25}
-    times = NOW + HOUR_SECONDS * np.arange(3.0)
-    assert store.stored_shares().at(times).tolist() == [1.0, 0.25, 1.0]
+    store.append("w", Batch(waited, 1, pending=1, earlier={HOUR + 1: 8}))
+    assert store.stored_shares() == {HOUR + 1: 0.25}
+    store.finish("judge", [judged(one) for one in store.waiting(9)])
+    assert weights(all_judged(store, "judge")) == [1.0] * 3 + [4.0] * 2
     assert (store.accounts().sampled, store.accounts().stored) == (12, 5)
 
 
 def test_resent_batch_counts_hours_once(store: SampleStore) -> None:
-    counts = WorkerCounts(1, earlier={HOUR - 1: 4})
+    batch = Batch([entry(1)], 1, earlier={HOUR - 1: 4}, number=1)
     for _ in range(2):
-        store.append("w", [entry(1)], counts, batch=1)
+        store.append("w", batch)
     assert store.accounts().sampled == 5
 
 

@@ -117,7 +117,7 @@ def test_blocks_read_the_same_either_way(
     """Blocks are read as they were written in one go or one by one."""
     rows, number = rows_of(judged), np.arange(len(judged))
     own = [rows.take(number == one) for one in number]
-    assert [to_block(one.requests, one.passages) for one in own] == [one.block() for one in judged]
+    assert [to_block(one) for one in own] == [to_block(one.rows()) for one in judged]
     assert rows.request.tolist() == sorted(rows.request.tolist())
 
 
@@ -135,12 +135,12 @@ def test_human_rows_use_grades() -> None:
 @pytest.mark.parametrize("cut", [3, REQUEST.itemsize - 1, REQUEST.itemsize + 1])
 def test_bytes_of_another_size_are_refused(cut: int) -> None:
     with pytest.raises(DataError, match="another release"):
-        Rows.read([Judged([1, 0]).block()[:cut]])
+        Rows.read([to_block(Judged([1, 0]).rows())[:cut]])
 
 
 def test_block_lacking_passages_is_refused() -> None:
     with pytest.raises(DataError, match="cut off"):
-        Rows.read([Judged([1, 0]).block()[: -PASSAGE.itemsize]])
+        Rows.read([to_block(Judged([1, 0]).rows())[: -PASSAGE.itemsize]])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_impossible_number_is_refused_by_name(name: str, value: float) -> None:
     requests, passages = rows.requests.copy(), rows.passages.copy()
     (requests if name in REQUEST.names else passages)[name] = value
     with pytest.raises(DataError, match=f"impossible {name}"):
-        Rows.read([to_block(requests, passages)])
+        Rows.read([to_block(Rows.of(requests, passages))])
 
 
 def test_session_is_never_none() -> None:

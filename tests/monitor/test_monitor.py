@@ -14,14 +14,13 @@ from watching import Watching, counted
 from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.metrics import Metric, udcg
-from ctxguard.measure.rows import Rows
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.sampling.writer import Privacy
 from ctxguard.monitor.service import JudgingOutcome
 from ctxguard.monitor.store import State
+from ctxguard.monitor.store.writer import Privacy
 from tests.stored import all_judged
 from tests.timing import PATIENCE_SECONDS, until
 
@@ -225,7 +224,7 @@ def test_passed_over_samples_are_represented() -> None:
     assert counted(report, "grades") <= 160
     assert judged == pytest.approx(80, abs=20)
     assert judged + skipped == pytest.approx(400, abs=40)
-    rows = Rows.read(all_judged(live.store, live.monitor.series).blocks)
+    rows = all_judged(live.store, live.monitor.series).rows
     stood_for = (1.0 / rows.requests["probability"]).sum()
     assert stood_for == pytest.approx(judged + skipped, rel=0.25)
 

@@ -24,8 +24,8 @@ from ctxguard import ContextGuard, Hit
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor import export as prometheus
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store.writer import SampleWriter
 from tests.timing import PATIENCE_SECONDS, until
 
 COMMAND = (sys.executable, "-c", "from ctxguard.cli import main; main()", "monitor")

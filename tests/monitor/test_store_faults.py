@@ -21,9 +21,10 @@ from ctxguard.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ctxguard.monitor.store import Entry, SampleStore, State, WorkerCounts
-from ctxguard.monitor.store import database as database_module
+from ctxguard.monitor.store import Batch, SampleStore, State
+from ctxguard.monitor.store import engine as engine_module
 from ctxguard.monitor.store.schema import SCHEMA_VERSION
+from tests.stored import written
 
 OpenStore = Callable[..., SampleStore]
 MIB = 2**20
@@ -31,8 +32,10 @@ MIB = 2**20
 
 def append(store: SampleStore, n: int = 1, *, size: int = 100, seconds: float = 0.0) -> None:
     chance = random.Random(n)
-    entries = [Entry(f"r{i}", seconds, 0.5, 0.5, chance.randbytes(size)) for i in range(n)]
-    store.append("w", entries, WorkerCounts(n))
+    entries = [
+        written(f"r{i}", time_seconds=seconds, payload=chance.randbytes(size)) for i in range(n)
+    ]
+    store.append("w", Batch(entries, n))
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ class TestFull:
 class TestLocked:
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.1)
+        monkeypatch.setattr(engine_module, "BUSY_SECONDS", 0.1)
 
     def test_writer_waits_only_so_long(self, file: Path, open_store: OpenStore) -> None:
         store = open_store(f"sqlite:///{file}")
@@ -282,9 +285,9 @@ class TestUnavailable:
         from sqlalchemy.exc import IntegrityError
 
         store = open_store(f"sqlite:///{file}")
-        spoilt = Entry("r", 1.0, 0.5, None, b"a secret")  # type: ignore[arg-type]
+        spoilt = written(label_order=None, payload=b"a secret")
         with pytest.raises(IntegrityError) as caught:
-            store.append("w", [spoilt], WorkerCounts(1))
+            store.append("w", Batch([spoilt], 1))
         assert "a secret" not in str(caught.value)
 
 

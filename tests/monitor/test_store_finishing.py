@@ -40,8 +40,8 @@ def test_many_samples_take_one_transaction(store: SampleStore, transactions: lis
 
 
 POISON = {
-    "grades that are not text": lambda one: replace(one, grades=object()),
-    "a block that is not bytes": lambda one: replace(one, block={1: 2}),
+    "grades that cannot be read": lambda one: replace(one, grades=object()),
+    "rows that are none": lambda one: replace(one, rows={1: 2}),
 }
 
 

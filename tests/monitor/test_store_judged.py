@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from storing import NOW, OpenStore, entry, fill, judge_all, judged, label
+from judged_rows import Judged, rows_of
+from storing import GRADES, NOW, OpenStore, entry, fill, judge_all, judged, label, weights
 
-from ctxguard.monitor.store import GradedBlock, SampleStore, State, WorkerCounts, judgments
+from ctxguard.monitor.store import Batch, GradedBlock, SampleStore, State, judgments
 from tests.stored import all_judged
 
 
@@ -15,19 +16,19 @@ class TestJudged:
         store.finish(
             "judge",
             [
-                judged(sample_id, block=f"{time - NOW}".encode())
+                judged(sample_id, weight=1.0 + time - NOW)
                 for sample_id, time in zip(ids, times, strict=True)
             ],
         )
         rows = all_judged(store, "judge", since=NOW + 1.0, until=NOW + 3.0)
         assert rows.sample_ids.tolist() == [ids[1], ids[2]]
         assert rows.time_seconds.tolist() == [NOW + 1.0, NOW + 2.0]
-        assert rows.blocks == (b"1.0", b"2.0")
+        assert weights(rows) == [2.0, 3.0]
         assert all_judged(store, "judge").sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
 
     def test_unbegun_series_is_empty(self, store: SampleStore) -> None:
         rows = all_judged(store, "judge")
-        assert (len(rows), rows.blocks) == (0, ())
+        assert weights(rows) == []
         assert rows.sample_ids.dtype == np.int64
         assert store.series() == []
 
@@ -37,7 +38,7 @@ class TestJudged:
         store.finish("judge 10", [judged(ids[1])])
         assert store.series() == ["judge 2", "judge 10"]
         assert all_judged(store, "judge 10").sample_ids.tolist() == [ids[1]]
-        assert store.grades("judge 10", ids) == {ids[1]: '{"p": 1}'}
+        assert store.grades("judge 10", ids) == {ids[1]: GRADES}
 
     def test_many_pages_are_read_whole(
         self, any_store_url: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
@@ -47,15 +48,15 @@ class TestJudged:
         n = 1_200
         for start in range(0, n, 400):
             batch = [entry(i, request_id=f"r{i}") for i in range(start, start + 400)]
-            store.append("w", batch, WorkerCounts(400))
+            store.append("w", Batch(batch, 400))
         ids = list(store.waiting(n))
-        done = [judged(one, block=b"%d" % one) for one in ids]
+        done = [judged(one, weight=one) for one in ids]
         assert store.finish("judge", done) == {}
-        assert [len(page) for page in store.judged_pages("judge")] == [500, 500, 200]
+        assert [len(page.sample_ids) for page in store.judged_pages("judge")] == [500, 500, 200]
         rows = all_judged(store, "judge")
-        assert rows.blocks == tuple(b"%d" % one for one in ids)
+        assert np.round(weights(rows)).tolist() == ids
         assert rows.sample_ids.tolist() == ids
-        assert len(store.payloads(ids)) == n
+        assert len(store.grades("judge", ids)) == n
         store.close()
 
     def test_single_samples_can_be_looked_up(self, store: SampleStore) -> None:
@@ -67,7 +68,7 @@ class TestJudged:
             (one.sample_id, one.state, one.has_text, one.series) for one in store.samples_of("r0")
         ] == [(first, State.JUDGED, True, "judge"), (second, State.PENDING, True, None)]
         assert store.samples_of("unknown") == []
-        assert store.payloads([second, 10**9]) == {second: b"payload"}
+        assert store.records([second, 10**9])[second].request_id == "r0"
         assert store.grades("judge", [second]) == store.rejected([second]) == {}
 
     def test_newest_samples_are_paged(self, store: SampleStore) -> None:
@@ -84,15 +85,15 @@ class TestJudged:
         """A graded sample that another series judges again counts in the first alone."""
         [sample_id] = fill(store, 1)
         judge_all(store, "first")
-        store.save_again("second", sample_id, "{}", 0)
+        store.save_again("second", sample_id, {}, 0)
         store.add_labels([label(0)])
         [(_, newest)] = store.to_grade("second").items()
         for number in (1, 2):
-            block = GradedBlock(sample_id, b"graded %d" % number, "external", True, 0, newest)
-            store.save_graded("second", [block])
-        assert all_judged(store, "first").blocks == (b"block",)
-        assert (len(all_judged(store, "second")), store.to_pick("second")[0]) == (0, [])
-        assert store.graded("second").blocks == (b"graded 2",)
-        assert store.graded("first").blocks == ()
+            rows = rows_of([Judged((1,), weight=8 * number)])
+            store.save_graded("second", [GradedBlock(sample_id, rows, "external", True, 0, newest)])
+        assert weights(all_judged(store, "first")) == [1.0]
+        assert (weights(all_judged(store, "second")), store.to_pick("second")[0]) == ([], [])
+        assert weights(store.graded("second")) == [16.0]
+        assert weights(store.graded("first")) == []
         assert (store.to_grade("second"), store.to_grade("first")) == ({}, {sample_id: newest})
         assert [one.series for one in store.samples_of("r0")] == ["first"]

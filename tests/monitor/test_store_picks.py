@@ -7,13 +7,7 @@ from dataclasses import replace
 import numpy as np
 from storing import OpenStore, entry, judged, label
 
-from ctxguard.monitor.store import (
-    PickedPassage,
-    PickedSample,
-    PickKind,
-    SampleStore,
-    WorkerCounts,
-)
+from ctxguard.monitor.store import Batch, PickedPassage, PickedSample, PickKind, SampleStore
 from ctxguard.monitor.store.types import NO_PICK
 from tests.stored import all_judged
 
@@ -26,7 +20,7 @@ def add_judged(
     entries = [
         entry(before + n, label_order=order, payload=payload) for n, order in enumerate(orders)
     ]
-    store.append("w", entries, WorkerCounts(len(entries)))
+    store.append("w", Batch(entries, len(entries)))
     ids = list(store.waiting(len(entries)))
     store.finish(series, [judged(one) for one in ids])
     return ids

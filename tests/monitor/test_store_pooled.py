@@ -8,17 +8,19 @@ import sqlalchemy as sa
 from storing import OpenStore
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import Entry, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store import Batch, SampleStore, State
+from tests.stored import written
 from tests.timing import PATIENCE_SECONDS
 
 _WORK = """
 import sys
-from ctxguard.monitor.store import Entry, LabelRow, SampleStore, WorkerCounts
+from ctxguard.monitor.store import Batch, LabelRow, SampleStore
+from tests.stored import written
 url, worker = sys.argv[1:]
 with SampleStore.open(url) as store:
     for n in range(40):
         request = f"{worker}-{n}"
-        store.append(worker, [Entry(request, 0.0, 1.0, 0.0, b"")], WorkerCounts(1))
+        store.append(worker, Batch([written(request)], 1))
         store.add_labels([LabelRow(request, "p", 1, None, worker, float(n))], 3)
         assert store.find([request]), request
         assert len(store.labels(store.find([request]))) == 1
@@ -73,7 +75,7 @@ class TestUrls:
         url = postgresql_url
         url = url.replace("postgresql://", change) if "://" in change else f"{url}&{change[1:]}"
         store = open_store(url)
-        store.append("w", [Entry("r", 0.0, 1.0, 0.0, b"")], WorkerCounts(1))
+        store.append("w", Batch([written()], 1))
         assert store.states()[State.PENDING] == 1
 
     @pytest.mark.parametrize(

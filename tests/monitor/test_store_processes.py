@@ -14,11 +14,12 @@ from tests.timing import PATIENCE_SECONDS
 
 _STORE = """
 import os, signal, sys, threading
-from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
+from ctxguard.monitor.store import Batch, SampleStore
+from tests.stored import written
 store = SampleStore.open(sys.argv[1])
 def append(worker, n=1):
     for _ in range(n):
-        store.append(worker, [Entry(worker, 0.0, 1.0, 0.0, b"")], WorkerCounts(1))
+        store.append(worker, Batch([written(worker)], 1))
 """
 
 
@@ -96,6 +97,6 @@ class TestProcesses:
         assert open_store(any_store_url).accounts().stored == 3
 
     def test_types_need_no_database_library(self) -> None:
-        program = "import sys\nfrom ctxguard.monitor.store import Entry\nprint(*sys.modules)"
+        program = "import sys\nfrom ctxguard.monitor.store import Batch\nprint(*sys.modules)"
         found = subprocess.check_output([sys.executable, "-c", program], text=True).split()
         assert not {"sqlalchemy", "psycopg"} & {*found}

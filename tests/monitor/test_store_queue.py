@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from storing import DAY, NOW, OpenStore, entry, fill, judged
+from storing import DAY, NOW, OpenStore, entry, fill, judged, weights
 
 from ctxguard.errors import ConfigurationError, StoreLockedError
 from ctxguard.monitor.judges import PeopleAlone
+from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.service import Monitor, let_people_grade
-from ctxguard.monitor.store import Entry, Finished, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store import Batch, Finished, SampleStore, State
 from ctxguard.monitor.store import ownership as ownership_module
 from tests.stored import all_judged
 from tests.timing import until
@@ -24,7 +25,7 @@ class TestQueue:
     def test_the_oldest_wait_first(self, store: SampleStore) -> None:
         """By their ids: whatever the clock said."""
         for step in (0.0, DAY, -DAY):
-            store.append("w", [entry(0, time_seconds=NOW + step)], WorkerCounts(1))
+            store.append("w", Batch([entry(0, time_seconds=NOW + step)], 1))
         waiting = list(store.waiting(3))
         assert waiting == sorted(waiting)
         newest = store.newest_samples(3)
@@ -35,16 +36,18 @@ class TestQueue:
             store.waiting(0)
 
     def test_sample_is_as_written(self, store: SampleStore) -> None:
-        payload = random.Random(0).randbytes(300_000)
-        store.append("w", [Entry("r", 1.25, 0.0625, 0.1, payload)], WorkerCounts(1))
-        assert list(store.waiting(5).values()) == [payload]
-        [stored] = store.samples_of("r")
+        text = random.Random(0).randbytes(150_000).hex()
+        fill(store, 1, time_seconds=1.25, probability=0.0625, query=text)
+        [waiting] = store.waiting(5).values()
+        assert isinstance(waiting, SampleRecord)
+        assert waiting.query == text
+        [stored] = store.samples_of("r0")
         assert (stored.time_seconds, stored.probability) == (1.25, 0.0625)
 
     def test_forced_samples_never_wait(self, store: SampleStore) -> None:
         [sample_id] = fill(store, 1, probability=0.0)
         assert store.waiting(5) == {}
-        assert store.payloads([sample_id]) == {sample_id: b"payload"}
+        assert store.records([sample_id])[sample_id].probability == 0.0
         store.finish("judge", [judged(sample_id)])
         assert store.states()[State.FORCED] == 1
 
@@ -52,18 +55,18 @@ class TestQueue:
         """Also within one call."""
         [sample_id] = fill(store, 1)
         first = judged(sample_id)
-        second = judged(sample_id, block=b"another")
+        second = judged(sample_id, weight=2.0)
         for series in ("judge", "judge", "another judge"):
             assert store.finish(series, [first, second]) == {}
             first = second
-        assert len(all_judged(store, "another judge")) == 0
-        assert all_judged(store, "judge").blocks == (b"block",)
+        assert weights(all_judged(store, "another judge")) == []
+        assert weights(all_judged(store, "judge")) == [1.0]
         assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
         assert store.states()[State.JUDGED] == 1
 
     def test_what_failed_is_finished_again(self, store: SampleStore) -> None:
         ids = fill(store, 3)
-        half = replace(judged(ids[0], block=b"half"), state=State.INCOMPLETE, n_failed=2)
+        half = replace(judged(ids[0], weight=2.0), state=State.INCOMPLETE, n_failed=2)
         other = replace(half, sample_id=ids[1])
         nothing = Finished(ids[2], State.INCOMPLETE)
         store.finish("judge", [half, other, nothing])
@@ -71,7 +74,7 @@ class TestQueue:
         assert store.n_failed("judge") == (2, 4)
         assert (store.failed("another"), store.n_failed("another")) == ([], (0, 0))
         store.finish("judge", [judged(ids[0])])
-        assert all_judged(store, "judge").blocks == (b"block", b"half")
+        assert weights(all_judged(store, "judge")) == [1.0, 2.0]
         assert store.failed("judge") == [ids[1]]
         assert store.states()[State.JUDGED] == 1
 
@@ -79,19 +82,13 @@ class TestQueue:
         ids = fill(store, 2)
         kept = (("p", "not JSON", "raw"),)
         ends = [
-            Finished(ids[0], State.INCOMPLETE, '{"p": null}', rejected=kept),
+            Finished(ids[0], State.INCOMPLETE, rejected=kept),
             Finished(ids[1], State.UNREADABLE),
         ]
         assert store.finish("judge", ends) == {}
-        assert len(all_judged(store, "judge")) == 0
-        assert store.grades("judge", ids) == {ids[0]: '{"p": null}'}
+        assert weights(all_judged(store, "judge")) == []
+        assert store.grades("judge", ids) == {}
         assert store.rejected(ids) == {ids[0]: kept}
-
-    def test_only_endings_end_a_sample(self) -> None:
-        with pytest.raises(ConfigurationError, match="cannot be finished as"):
-            Finished(1, State.PENDING)
-        with pytest.raises(ConfigurationError, match="block of 0 bytes"):
-            Finished(1, State.JUDGED)
 
     def test_queue_tells_length_and_oldest(self, store: SampleStore) -> None:
         assert store.oldest_waiting() is None

@@ -4,16 +4,11 @@ import random
 from pathlib import Path
 
 import pytest
-from storing import DAY, Clock, OpenStore, entry, fill, judge_all, judged, label
+from judged_rows import Judged, rows_of
+from storing import DAY, Clock, OpenStore, entry, fill, judge_all, judged, label, weights
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import (
-    GradedBlock,
-    Limits,
-    SampleStore,
-    State,
-    WorkerCounts,
-)
+from ctxguard.monitor.store import Batch, GradedBlock, Limits, SampleStore, State
 from tests.stored import all_judged
 
 
@@ -28,8 +23,8 @@ class TestRetention:
         clock.now += 0.2 * DAY
         assert store.clean() == (2, 0)
         assert store.find(["r0"]) == young
-        assert store.payloads(ids) == store.grades("judge", ids) == store.rejected(ids) == {}
-        assert len(all_judged(store, "judge")) == 0
+        assert store.records(ids) == store.grades("judge", ids) == store.rejected(ids) == {}
+        assert weights(all_judged(store, "judge")) == []
         # The same request was sampled again.
         assert store.labels() == [(young[0], label(0))]
         assert store.accounts().stored == 3
@@ -41,16 +36,18 @@ class TestRetention:
         judge_all(store)
         store.add_labels([label(1)])
         [(sample_id, newest)] = store.to_grade("judge").items()
-        graded = GradedBlock(sample_id, b"graded", "external", True, 0, newest)
+        graded = GradedBlock(
+            sample_id, rows_of([Judged((1,), weight=8.0)]), "external", True, 0, newest
+        )
         store.save_graded("judge", [graded])
         clock.now += 2.0 * DAY
         assert store.clean() == (3, 0)
         assert store.clean() == (0, 0)
         assert store.labels() == []
-        assert len(all_judged(store, "judge")) == 0
-        assert store.payloads(ids) == store.grades("judge", ids) == store.rejected(ids) == {}
+        assert weights(all_judged(store, "judge")) == []
+        assert store.records(ids) == store.grades("judge", ids) == store.rejected(ids) == {}
         left = store.graded("judge")
-        assert (left.sample_ids.tolist(), left.blocks) == ([ids[1]], (b"graded",))
+        assert (left.sample_ids.tolist(), weights(left)) == ([ids[1]], [8.0])
 
     def test_oversize_drops_oldest_payloads(self, store: SampleStore, clock: Clock) -> None:
         """Over the size limit the oldest payloads go and judged rows stay."""
@@ -60,7 +57,6 @@ class TestRetention:
         assert store.size_bytes() == 8_000
         assert store.clean() == (0, 3)
         assert store.size_bytes() == 5_000
-        assert sorted(store.payloads(ids)) == ids[3:]
         assert sorted(store.grades("judge", ids)) == ids[3:]
         assert all_judged(store, "judge").sample_ids.tolist() == ids
         assert store.to_pick("judge")[0] == ids[3:]
@@ -91,7 +87,7 @@ class TestRetention:
 
     def test_more_than_one_batch_is_cleaned(self, store: SampleStore, clock: Clock) -> None:
         store.limits = Limits(max_bytes=1_000)
-        store.append("w", [entry(n, payload=bytes(10)) for n in range(700)], WorkerCounts(700))
+        store.append("w", Batch([entry(n, payload=bytes(10)) for n in range(700)], 700))
         assert store.clean() == (0, 600)
         assert store.size_bytes() == 1_000
 

@@ -5,16 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from storing import DAY, NOW, Clock, OpenStore, entry, fill
 
-from ctxguard.monitor.store import LabelRow, LostReason, SampleStore, State, WorkerCounts
-from ctxguard.monitor.store.types import HOUR_SECONDS
+from ctxguard.monitor.sampling.sampler import HOUR_SECONDS, LostReason
+from ctxguard.monitor.store import Batch, LabelRow, SampleStore, State
 
 NOTHING_LOST = dict.fromkeys(LostReason, 0)
 
 
 class TestWriters:
     def test_batch_and_counts_are_one(self, store: SampleStore) -> None:
-        store.append("w", [entry(1), entry(2)], WorkerCounts(5, {LostReason.QUEUE_FULL: 3}))
-        store.append("w", [entry(3)], WorkerCounts(2, {LostReason.QUEUE_FULL: 1}))
+        store.append("w", Batch([entry(1), entry(2)], 5, {LostReason.QUEUE_FULL: 3}))
+        store.append("w", Batch([entry(3)], 2, {LostReason.QUEUE_FULL: 1}))
         found = store.accounts(worker_id="w")
         assert (found.sampled, found.stored, found.pending) == (7, 3, 0)
         assert found.lost == {**NOTHING_LOST, LostReason.QUEUE_FULL: 4}
@@ -22,10 +22,10 @@ class TestWriters:
     def test_unwritable_batch_leaves_nothing(self, store: SampleStore) -> None:
         from sqlalchemy.exc import IntegrityError
 
-        store.append("w", [entry(1)], WorkerCounts(1))
+        store.append("w", Batch([entry(1)], 1))
         spoilt = entry(3, label_order=None)  # type: ignore[arg-type]
         with pytest.raises(IntegrityError):
-            store.append("w", [entry(2), spoilt], WorkerCounts(3))
+            store.append("w", Batch([entry(2), spoilt], 3))
         assert (store.accounts().stored, sum(store.states().values())) == (1, 1)
         assert store.accounts().sampled == 1
 
@@ -42,7 +42,7 @@ class TestWriters:
         def work(thread: int) -> None:
             for n in range(10):
                 entries = [entry(n, request_id=f"{thread}-{n}-{i}") for i in range(5)]
-                store.append(f"w{thread}", entries, WorkerCounts(5))
+                store.append(f"w{thread}", Batch(entries, 5))
                 store.waiting(3)
                 store.states()
 
@@ -54,11 +54,12 @@ class TestWriters:
 
 class TestBatches:
     def test_resent_batch_changes_nothing(self, store: SampleStore) -> None:
-        first = [entry(1), entry(2)], WorkerCounts(4, {LostReason.CLOSED: 1}, pending=1)
-        assert store.append("w", *first, batch=1)
-        assert not store.append("w", *first, batch=1)
-        assert store.append("w", [entry(3)], WorkerCounts(0), batch=2)
-        assert not store.append("w", *first, batch=1)
+        lost = {LostReason.CLOSED: 1}
+        first = Batch([entry(1), entry(2)], 4, lost, pending=1, number=1)
+        assert store.append("w", first)
+        assert not store.append("w", first)
+        assert store.append("w", Batch([entry(3)], 0, number=2))
+        assert not store.append("w", first)
         found = store.accounts()
         assert (found.sampled, found.stored, found.pending, found.unaccounted) == (4, 3, 0, 0)
         assert sum(store.states().values()) == 3
@@ -70,7 +71,7 @@ class TestBatches:
 
         def send(store: SampleStore) -> None:
             for batch in range(1, 11):
-                store.append("w", [entry(batch)], WorkerCounts(1), batch=batch)
+                store.append("w", Batch([entry(batch)], 1, number=batch))
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(send, stores))
@@ -87,23 +88,23 @@ class TestSilence:
 
     def test_silent_processs_hold_is_unaccounted(self, store: SampleStore, clock: Clock) -> None:
         """What a silent process held is unaccounted for in the second hour."""
-        store.append("gone", [entry(1)], WorkerCounts(6, {LostReason.QUEUE_FULL: 2}, pending=3))
-        store.append("alive", [entry(2)], WorkerCounts(5, pending=4))
+        store.append("gone", Batch([entry(1)], 6, {LostReason.QUEUE_FULL: 2}, pending=3))
+        store.append("alive", Batch([entry(2)], 5, pending=4))
         clock.now += HOUR_SECONDS
-        store.append("alive", [], WorkerCounts(0, pending=4))
+        store.append("alive", Batch([], 0, pending=4))
         assert self.pending(store) == (7, 0)
         clock.now += HOUR_SECONDS
         assert self.pending(store) == (4, 3)
 
     def test_returning_process_accounts_for_hold(self, store: SampleStore, clock: Clock) -> None:
-        store.append("w", [entry(1)], WorkerCounts(6, pending=5), batch=1)
+        store.append("w", Batch([entry(1)], 6, pending=5, number=1))
         clock.now += 2 * HOUR_SECONDS
         assert self.pending(store) == (0, 5)
-        store.append("w", [entry(2), entry(3)], WorkerCounts(1, pending=4), batch=2)
+        store.append("w", Batch([entry(2), entry(3)], 1, pending=4, number=2))
         assert self.pending(store) == (4, 0)
 
     def test_a_count_that_is_wrong_shows(self, store: SampleStore) -> None:
-        store.append("w", [entry(1)], WorkerCounts(9, pending=2))
+        store.append("w", Batch([entry(1)], 9, pending=2))
         assert self.pending(store) == (2, 6)
 
 
@@ -111,9 +112,8 @@ class TestOld:
     def test_old_processes_add_up_by_hour(self, store: SampleStore, clock: Clock) -> None:
         for day in range(4):
             for n in range(5):
-                counts = WorkerCounts(n + 2, {LostReason.CLOSED: n}, pending=1)
                 own = entry(10 * day + n, time_seconds=clock.now)
-                store.append(f"w{n}", [own], counts)
+                store.append(f"w{n}", Batch([own], n + 2, {LostReason.CLOSED: n}, pending=1))
                 clock.now += DAY / 5
         before = store.accounts()
         assert (before.sampled, before.stored) == (80, 20)
@@ -125,7 +125,7 @@ class TestOld:
 
     def test_adding_again_reuses_the_row(self, store: SampleStore, clock: Clock) -> None:
         for n in range(3):
-            store.append(f"w{n}", [], WorkerCounts(5, {LostReason.CLOSED: 5}, hour=1))
+            store.append(f"w{n}", Batch([], 5, {LostReason.CLOSED: 5}, hour=1))
             assert store.fold_accounts() == 1
         found = store.accounts()
         assert (found.sampled, found.lost[LostReason.CLOSED]) == (15, 15)

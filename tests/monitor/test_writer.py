@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from contexts import make_context
@@ -28,10 +27,9 @@ from ctxguard.errors import ConfigurationError, DataError, StoreFullError, Store
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import JudgingRates, Sample, Sampler
-from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
-from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
-from ctxguard.monitor.store.types import HOUR_SECONDS
+from ctxguard.monitor.sampling.sampler import HOUR_SECONDS, JudgingRates, LostReason, Sampler
+from ctxguard.monitor.store import Batch, SampleStore
+from ctxguard.monitor.store.writer import Privacy, SampleWriter, sample_to
 from tests.timing import PATIENCE_SECONDS, until
 
 POOL = [f"p{rank}" for rank in range(10)]
@@ -39,8 +37,7 @@ POOL = [f"p{rank}" for rank in range(10)]
 
 def written(live: Watching) -> list[SampleRecord]:
     states = sum(live.store.states().values())
-    payloads = live.store.payloads(range(1, states + 1))
-    return [SampleRecord.from_bytes(payload) for payload in payloads.values()]
+    return list(live.store.records(range(1, states + 1)).values())
 
 
 def test_samples_are_stored_redacted_and_weighted() -> None:
@@ -131,9 +128,9 @@ def refusing(store: SampleStore, times: int) -> Through:
     """A store that refuses for a while."""
     left = [times]
 
-    def append(*arguments: Any, batch: int) -> bool:
+    def append(worker_id: str, batch: Batch) -> bool:
         if not left[0]:
-            return store.append(*arguments, batch=batch)
+            return store.append(worker_id, batch)
         left[0] -= 1
         raise StoreFullError("no space")
 
@@ -179,10 +176,10 @@ def test_never_stored_is_lost_with_reason() -> None:
 def test_refused_samples_are_told_finally() -> None:
     """Such as a sample that no database takes."""
 
-    def choosy(worker_id: str, entries: Any, counts: WorkerCounts, *, batch: int) -> bool:
-        if entries:
+    def choosy(worker_id: str, batch: Batch) -> bool:
+        if batch.samples:
             raise StoreFullError("no space")
-        return live.store.append(worker_id, entries, counts, batch=batch)
+        return live.store.append(worker_id, batch)
 
     live = Watching(LabelJudge({}))
     live.writer = SampleWriter(live.sampler, Through(live.store, choosy), exit_seconds=0.05)
@@ -200,8 +197,8 @@ def test_unanswered_final_store_is_not_lost(
     live = Watching(LabelJudge({}))
     monkeypatch.setattr(time, "time", lambda: live.now)
 
-    def deaf(*arguments: Any, batch: int) -> bool:
-        live.store.append(*arguments, batch=batch)
+    def deaf(worker_id: str, batch: Batch) -> bool:
+        live.store.append(worker_id, batch)
         live.now += later_seconds
         live.writer.store = live.store
         raise StoreLockedError("no answer")
@@ -223,10 +220,10 @@ def test_late_batch_is_not_stored(monkeypatch: pytest.MonkeyPatch, later_seconds
     began = live.now
     monkeypatch.setattr(time, "time", lambda: live.now)
 
-    def slow(worker_id: str, entries: Any, counts: WorkerCounts, *, batch: int) -> bool:
-        if not entries:
-            return live.store.append(worker_id, entries, counts, batch=batch)
-        late.append(lambda: live.store.append(worker_id, entries, counts, batch=batch))
+    def slow(worker_id: str, batch: Batch) -> bool:
+        if not batch.samples:
+            return live.store.append(worker_id, batch)
+        late.append(lambda: live.store.append(worker_id, batch))
         live.now = began + later_seconds
         raise StoreLockedError("no answer")
 
@@ -258,11 +255,11 @@ def test_waiting_is_measured_errors_show() -> None:
 
 def test_store_hears_what_waits() -> None:
     live = Watching(LabelJudge({}))
-    told: list[WorkerCounts] = []
+    told: list[Batch] = []
 
-    def listening(worker_id: str, entries: Any, counts: WorkerCounts, *, batch: int) -> bool:
-        told.append(counts)
-        return live.store.append(worker_id, entries, counts, batch=batch)
+    def listening(worker_id: str, batch: Batch) -> bool:
+        told.append(batch)
+        return live.store.append(worker_id, batch)
 
     live.writer.store = Through(live.store, listening)
     live.serve(*[make_context(POOL, 2)] * 250)
@@ -347,7 +344,7 @@ def test_stopping_writes_and_closes_accounts() -> None:
 def test_hanging_store_holds_nothing() -> None:
     released = threading.Event()
 
-    def hanging(*_: object, batch: int) -> bool:
+    def hanging(*_: object) -> bool:
         released.wait(PATIENCE_SECONDS)
         return False
 
@@ -365,7 +362,7 @@ def test_hanging_store_holds_nothing() -> None:
 _SERVING = """
 import os, sys, time
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.sampling.writer import sample_to
+from ctxguard.monitor.store.writer import sample_to
 from ctxguard.core.types import Hit
 samples = sample_to(sys.argv[1], rate=1.0)
 guard = ContextGuard(
@@ -422,7 +419,7 @@ def test_served_copies_are_not_dropped(mode: Mode) -> None:
         telemetry=Telemetry(CollectorRegistry()),
         k=2,
     )
-    record = record_of(Sample(guard.filter("q", hits), 1.0, 0.0))
+    record = record_of(guard.filter("q", hits), 1.0, 0.0)
     assert record.served == (0, 1)
     assert record.dropped == (3, 4)
     assert record.copies == {2: 0, 5: 3, 6: 4, 7: 0}
@@ -445,7 +442,7 @@ def test_kept_and_dropped_tokens_add_up(mode: Mode, max_tokens: int | None) -> N
         telemetry=Telemetry(CollectorRegistry()),
     )
     context = guard.filter("q", hits)
-    tokens = record_of(Sample(context, 1.0, 0.0)).tokens
+    tokens = record_of(context, 1.0, 0.0).tokens
     counts = [estimate_tokens(text) for text in texts]
     assert sum(tokens[:3]) == sum(counts)
     assert tokens.today == sum(counts[:DEFAULT_K])
@@ -459,7 +456,7 @@ def test_kept_and_dropped_tokens_add_up(mode: Mode, max_tokens: int | None) -> N
 
 @pytest.mark.parametrize("count", [-1, 0.5, 10**400, "3", None, True])
 def test_record_tokens_must_be_numbers(count: object) -> None:
-    record = record_of(Sample(make_context(POOL, 3), 1.0, 0.0))
+    record = record_of(make_context(POOL, 3), 1.0, 0.0)
     damaged = replace(record, tokens=(count, 0, 0, 0))
     with pytest.raises(DataError):
         SampleRecord.from_bytes(damaged.to_bytes())

@@ -19,7 +19,6 @@ from ctxguard.core.context import Context
 from ctxguard.errors import StageError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.record import record_of
-from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import Profile
 from ctxguard.server import service
 from ctxguard.server.app import create_app
@@ -393,6 +392,6 @@ def test_a_sample_says_what_was_served(
     client = serve(**unenforced_settings)
     with scorer.fault.injected(down) if is_degraded else nullcontext():
         answer = post(client, FOURTEEN, top_n=top_n).json()
-    record = record_of(Sample(contexts[-1], 1.0, 0.0))
+    record = record_of(contexts[-1], 1.0, 0.0)
     names = [record.passage_ids[place] for place in record.served]
     assert (names, len(names)) == ([str(each["index"]) for each in answer["results"]], served)

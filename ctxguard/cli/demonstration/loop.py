@@ -27,9 +27,9 @@ from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import Counts, SampleStore
+from ctxguard.monitor.store.writer import SampleWriter
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 

@@ -16,7 +16,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import CtxguardError, DataError, ProfileError
 from ctxguard.measure.metrics import Metric, losses
-from ctxguard.measure.rows import Rows, session_number
+from ctxguard.measure.rows import session_number
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
@@ -171,7 +171,7 @@ class AlarmMonitor:
             rows = self._store.losses(
                 self._series, self.state.profile_id, since=end - _DAY_SECONDS, until=end
             )
-            raised, ended = self.state.add_day(rows, end, self._store.stored_shares())
+            raised, ended = self.state.add_day(rows, end)
             for alarm in raised:
                 act_on(alarm, self.state.profile, self._switch_path)
             for alarm in ended:
@@ -225,7 +225,7 @@ class AlarmMonitor:
         are compared as they are judged.
         """
         graded = self._store.graded(self._series)
-        rows = Rows.read(graded.blocks)
+        rows = graded.rows
         n_unasked = rows.total(np.asarray(rows.passages["asked_probability"] < 1.0))
         whole = np.asarray((rows.requests["draw"] > 0) & (n_unasked == 0.0))
         rows, routes = rows.take(whole), np.array(graded.routes, dtype=object)[whole]

@@ -29,11 +29,10 @@ from ctxguard.monitor.alarms.decision import (
 )
 from ctxguard.monitor.alarms.ecusum import Day, groups
 from ctxguard.monitor.alarms.reference import ReferenceKind
-from ctxguard.monitor.store import LossRow, StoredShares
+from ctxguard.monitor.store import LossRow
 from ctxguard.profile.schema import Profile
 
 FORMAT = 7
-_ALL_STORED = StoredShares()
 
 _Key = tuple[Route, AlarmKind, ReferenceKind]
 
@@ -119,7 +118,7 @@ class AlarmState:
             self._losses[new.key] = new
 
     def add_day(
-        self, rows: Sequence[LossRow], end_seconds: float, stored: StoredShares = _ALL_STORED
+        self, rows: Sequence[LossRow], end_seconds: float
     ) -> tuple[list[Alarm], list[Alarm]]:
         """Add the judged losses of one whole day, of any route.
 
@@ -127,7 +126,6 @@ class AlarmState:
 
         Args:
             end_seconds: The end of the day, in seconds since the epoch.
-            stored: The share of each hour's samples that was stored.
 
         Returns:
             The alarms that this raises, and those that it ends.
@@ -138,7 +136,7 @@ class AlarmState:
             for key, former in self._losses.items():
                 about = former.route, former.quantity
                 if about not in days:
-                    days[about] = _day(rows, stored, *about)
+                    days[about] = _day(rows, *about)
                 monitor = former.after(days[about])
                 if monitor.is_alarm:
                     found.append(monitor.to_alarm(self.profile, self.profile_id, end_seconds))
@@ -238,7 +236,7 @@ class AlarmState:
         return True
 
 
-def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: AlarmKind) -> Day:
+def _day(rows: Sequence[LossRow], route: Route, quantity: AlarmKind) -> Day:
     """Return the defined losses of one route, without values that only damage can explain."""
     is_recall, own = quantity is AlarmKind.RECALL_LOSS, [row for row in rows if row.route == route]
     found = np.array(
@@ -246,18 +244,17 @@ def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: 
             (
                 row.recall_loss if is_recall else row.harm,
                 row.recall_probability if is_recall else row.probability,
-                row.time_seconds,
             )
             for row in own
         ],
         np.float64,
-    ).reshape(len(own), 3)
-    losses, probability, times = found.T
+    ).reshape(len(own), 2)
+    losses, probability = found.T
     is_usable = (losses >= 0.0) & (losses <= (1.0 if is_recall else np.finfo(float).max))
-    is_usable &= (probability > 0.0) & (probability <= 1.0) & np.isfinite(times)
+    is_usable &= (probability > 0.0) & (probability <= 1.0)
     alike = np.array([(row.session, row.question) for row in own], np.int64).reshape(len(own), 2)
     return Day.of(
         losses[is_usable],
-        probability[is_usable] * stored.at(times[is_usable]),
+        probability[is_usable],
         groups(*alike[is_usable].T),
     )

@@ -19,7 +19,7 @@ from ctxguard.measure.corrected import FOLDS, Model
 from ctxguard.measure.estimate import Estimate, Sums, estimate, lacks_grades
 from ctxguard.measure.metrics import METRICS, N_TERMS, Metric, shown_metrics, weighted_terms
 from ctxguard.measure.rows import BoolArray, IntArray, Rows
-from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
+from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
 
@@ -121,8 +121,8 @@ def live_estimates(
         window_seconds: Length of the recent window.
         min_n: Effective number of clusters below which there is no estimate, ≥ 2.
     """
-    graded, stored = store.graded(series), store.stored_shares()
-    labels = Labels.of(graded, stored)
+    graded = store.graded(series)
+    labels = Labels.of(graded)
     windows = {
         Window.RECENT: _Judged(since=now_seconds - window_seconds),
         Window.UP_TO_LABELS: _Judged(covered=np.unique(labels.first_pick)),
@@ -131,10 +131,7 @@ def live_estimates(
     if exact:
         del windows[Window.UP_TO_LABELS]
     for page in store.judged_pages(series):
-        rows = Rows.read(page.blocks)
-        # A stored sample stands for those of its hour that were lost.
-        rows.requests["probability"] *= stored.at(page.time_seconds)
-        values, inclusion = weighted_terms(rows)
+        rows, (values, inclusion) = page.rows, weighted_terms(page.rows)
         predicted = None
         if not exact:
             p = labels.model.of(rows, labels.folds_of(rows.requests["question"]))
@@ -142,7 +139,7 @@ def live_estimates(
             predicted = columns / rows.requests["probability"][:, None]
         is_labelled = np.isin(page.sample_ids, labels.sample_ids)
         for judged in windows.values():
-            judged.add(page, rows, values, inclusion, predicted, is_labelled=is_labelled)
+            judged.add(page, values, inclusion, predicted, is_labelled=is_labelled)
     by_judge = {window: judged.estimates(min_n) for window, judged in windows.items()}
     newest = windows[Window.ALL_RETAINED].population.until_seconds
     return LiveEstimates(
@@ -152,7 +149,7 @@ def live_estimates(
         judge_estimates={} if exact else by_judge,
         populations={window: judged.population for window, judged in windows.items()},
         labelled=len(graded.sample_ids),
-        unpicked=int(np.count_nonzero(Rows.read(graded.blocks).requests["draw"] == 0)),
+        unpicked=int(np.count_nonzero(graded.rows.requests["draw"] == 0)),
         disagreements=graded.disagreements,
         age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
     )
@@ -178,12 +175,10 @@ class Labels:
     p: FloatArray
 
     @classmethod
-    def of(cls, graded: GradedRows, stored: StoredShares) -> "Labels":
+    def of(cls, graded: GradedRows) -> "Labels":
         """Read the labels that a store holds, and fit the model of relevance to them."""
-        rows = Rows.read(graded.blocks)
-        used = np.isin(rows.requests["draw"], list(graded.draws))
-        rows = rows.take(used)
-        rows.requests["probability"] *= stored.at(graded.time_seconds[used])
+        used = np.isin(graded.rows.requests["draw"], list(graded.draws))
+        rows = graded.rows.take(used)
         questions, place = np.unique(rows.requests["question"], return_inverse=True)
         model = Model.fitted(rows, place % FOLDS)
         p = model.of(rows, place % FOLDS)
@@ -227,14 +222,13 @@ class _Judged:
     def add(
         self,
         page: JudgedRows,
-        rows: Rows,
         values: FloatArray,
         inclusion: FloatArray,
         predicted: FloatArray | None,
         *,
         is_labelled: BoolArray,
     ) -> None:
-        """Add a page of n requests, ordered by time, with its rows.
+        """Add a page of n requests, ordered by time.
 
         Args:
             values, inclusion: From ``weighted_terms``.
@@ -246,7 +240,8 @@ class _Judged:
             inside &= np.isin(page.first_pick, self._covered)
         if not inside.any():
             return
-        requests, session = rows.requests[inside], rows.requests["session"][inside]
+        requests = page.rows.requests[inside]
+        session = requests["session"]
         self.own.add(values[inside], session, inclusion[inside])
         if predicted is not None:
             self.predicted.add(predicted[inside], session)

@@ -17,7 +17,7 @@ from ctxguard.monitor.labels.files import number_of
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore
-from ctxguard.monitor.store.transactions import chunks
+from ctxguard.monitor.store.database import chunks
 
 GO_ON = 0.6
 """Probability of grading on below an irrelevant first passage."""

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from ctxguard._support.default_metrics import chosen
 from ctxguard.measure.metrics import Metric as Estimated
 from ctxguard.monitor.alarms import AlarmReport
-from ctxguard.monitor.judging.sample_judge import LABELS
+from ctxguard.monitor.judging.counts import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
 _Row = tuple[str, str, float | Mapping[Any, float | None] | None, tuple[str, ...]]

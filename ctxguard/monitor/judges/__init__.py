@@ -12,8 +12,9 @@ from ctxguard.monitor.judges.known_labels import (
     PeopleAlone,
 )
 from ctxguard.monitor.judges.llm import LLMJudge
-from ctxguard.monitor.judges.protocol import Judge, Judgment
+from ctxguard.monitor.judges.protocol import Judge
 from ctxguard.monitor.judges.scores import CrossEncoderJudge, RerankJudge
+from ctxguard.monitor.sampling.record import Judgment
 
 __all__ = [
     "PEOPLE_ALONE",

@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeVar
 from ctxguard.core.duplicates import text_key
 from ctxguard.core.types import Passage, id_text
 from ctxguard.measure.worth import Negative
-from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import Redactor, redact, redacted
+from ctxguard.monitor.sampling.record import Judgment
 
 _log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from ctxguard.monitor.judges.prompt import (
     read_grade,
     read_question,
 )
-from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import redact
+from ctxguard.monitor.sampling.record import Judgment
 from ctxguard.retrieval.index.passages import searchable_text
 
 T = TypeVar("T")
@@ -47,11 +47,8 @@ class LLMJudge:
     persuade the model, which only a comparison with human labels shows.
 
     A reply that is malformed, refused, truncated, off the schema or out of range is not a grade:
-    it is counted by reason, kept redacted for inspection, and never imputed. ``ChatClient`` repeats
-    calls that failed temporarily, and bounds what it reads.
-
-    Threads may share a judge. A forked child starts with its own connections and counts
-    (``ledger``).
+    it is counted by reason, kept redacted for inspection, and never imputed. Threads may share a
+    judge. A forked child starts with its own connections and counts (``ledger``).
 
     Args:
         model: Name of the model at the endpoint. Use a dated version: an alias may change its
@@ -104,11 +101,7 @@ class LLMJudge:
         ]
 
     def questions(self, passages: Sequence[Passage]) -> list[Reply[str]]:
-        """Write a question that each passage answers, or say why there is none.
-
-        Raises:
-            StageUnavailableError: as ``judge``.
-        """
+        """Write a question that each passage answers, or say why not; raises as ``judge``."""
         return self._ask_about(passages, question_messages, QUESTION_FORM, read_question)
 
     def _ask_about(

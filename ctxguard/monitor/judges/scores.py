@@ -15,8 +15,8 @@ from ctxguard.endpoints.forms import FORMS, Protocol
 from ctxguard.endpoints.rerank import RerankClient
 from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import redact
+from ctxguard.monitor.sampling.record import Judgment
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
@@ -24,18 +24,11 @@ from ctxguard.retrieval.protocols import Reranker
 
 
 class ScoreJudge(ABC):
-    """Grades 1 if a model's score reaches a threshold, else 0.
+    """Grades 1 if a model's score reaches ``min_score``, which is finite, else 0.
 
     Its grades repeat the model's errors, however many samples it grades. Check the model and the
     threshold against human labels, which also correct the estimates
-    (``ctxguard.measure.corrected``).
-
-    Args:
-        min_score: The lowest score of a relevant passage.
-        is_logit: Whether scores are log-odds, and not from 0 to 1.
-
-    Raises:
-        ConfigurationError: the threshold is not finite.
+    (``ctxguard.measure.corrected``). Scores are log-odds (``is_logit``), or from 0 to 1.
     """
 
     max_grade = 1
@@ -78,12 +71,8 @@ class RerankJudge(ScoreJudge):
     """Judges by a reranker on another server; the guard's own reranker would judge itself.
 
     Args:
-        url: As for ``RerankClient``.
-        model: Name of the model at the server.
-        protocol: As for ``RerankClient``.
-        key: As for ``RerankClient``.
+        url, model, protocol, key, max_calls_per_second: As for ``RerankClient``.
         min_score: The lowest score of a relevant passage; None for a probability of one half.
-        max_calls_per_second: Over all threads of this process, > 0; None disables it.
         timeout_seconds: Time limit of the calls for one list of passages, > 0.
 
     Raises:

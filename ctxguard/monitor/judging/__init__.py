@@ -1,7 +1,8 @@
 """From a stored sample to stored grades.
 
 worker        has waiting samples judged, and stores the results
-sample_judge  which passages of a sample the judge grades, which grades are valid, the counts
-judging_again what people graded is judged again, also to see whether the judge has changed
+sample_judge  one sample: which passages the judge grades, which grades are valid; again
+canaries      whether the judge has changed
 budget        how much judging may take
+counts        what is counted, with its labels
 """

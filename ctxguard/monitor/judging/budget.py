@@ -9,7 +9,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from ctxguard._support.checks import check_positive
 from ctxguard.monitor.store import SampleStore, State
@@ -45,10 +46,10 @@ class BudgetLimits:
 
 
 NO_LIMITS = BudgetLimits()
+"""Without limits there is no budget."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Spent:
+class _Spent(NamedTuple):
     """The amount spent in one period, an hour or day numbered since the epoch."""
 
     number: int = -1
@@ -59,16 +60,12 @@ class _Spent:
 class JudgingBudget:
     """How much judging has spent in one series, and how much is left; for one thread.
 
-    The store keeps the sum spent, and the samples that it was spent on (``kept``).
-
     Args:
-        limits: The limits of judging.
-        store: The store whose samples wait.
+        store: The store whose samples wait, which keeps the sums spent (``kept``).
         clock: Seconds since the epoch. If it is set forward by a day, the next day's budget begins
             early; if it is set back by at most a day, the present period goes on.
 
     Attributes:
-        is_limited: Whether there is any limit.
         probability: The probability with which the next sample is judged, as last computed; 0.0
             once a limit is used up.
     """
@@ -91,20 +88,20 @@ class JudgingBudget:
         self._arriving_per_second = 0.0
         self._waiting = 0
         self.probability = 1.0
-        self.is_limited = limits != NO_LIMITS
 
     @property
     def kept(self) -> dict[str, str]:
-        """The values by key that the store keeps of it; empty without limits."""
-        spent = {kind: [own.number, own.calls, own.cost] for kind, own in self._spent.items()}
-        return {self._key: json.dumps(spent)} if spent else {}
+        """The values by key that the store keeps of it."""
+        return {self._key: json.dumps(self._spent)} if self._spent else {}
 
     def refresh(self) -> float:
-        """Compute ``probability`` anew, and return it. Reads the store now and then."""
-        if not self.is_limited:
-            return 1.0
+        """Compute ``probability`` anew for the sample to be taken up next, and return it.
+
+        Reads the store now and then.
+        """
         self._measure_queue()
         self.probability = self.probability_for(self._waiting, self._arriving_per_second)
+        self._waiting = max(self._waiting - 1, 0)
         return self.probability
 
     def probability_for(self, waiting: int, arriving_per_second: float) -> float:
@@ -112,13 +109,7 @@ class JudgingBudget:
 
         The remainder of each limit, divided by the cost of all samples that wait now or will arrive
         before its period ends. 0.0 once a limit is used up, until its period ends.
-
-        Args:
-            waiting: Samples in the queue.
-            arriving_per_second: About how many samples arrive per second.
         """
-        if not self.is_limited:
-            return 1.0
         now = self._begin_periods()
         calls = self._calls / self._samples if self._samples else 1.0
         cost = self._cost / self._samples if self._samples else 0.0
@@ -138,8 +129,6 @@ class JudgingBudget:
 
     def allows(self, calls: float) -> bool:
         """Whether the calls that the next sample may take keep within the limits."""
-        if not self.is_limited:
-            return True
         self._begin_periods()
         for kind, own in self._spent.items():
             max_calls, max_cost = self._most[kind]
@@ -151,19 +140,14 @@ class JudgingBudget:
 
     def spend(self, calls: float, cost: float) -> None:
         """Count one sample that was judged."""
-        if self.is_limited:
-            self._begin_periods()
+        self._begin_periods()
         self._spent = {
-            kind: replace(own, calls=own.calls + calls, cost=own.cost + cost)
+            kind: _Spent(own.number, own.calls + calls, own.cost + cost)
             for kind, own in self._spent.items()
         }
         self._samples += 1
         self._calls += calls
         self._cost += cost
-
-    def sample_finished(self) -> None:
-        """Count one sample out of the queue."""
-        self._waiting = max(self._waiting - 1, 0)
 
     def _measure_queue(self) -> None:
         now = time.monotonic()

@@ -1,55 +1,50 @@
-"""Judges one sample, and keeps its counts.
+"""Has samples judged, one at a time: fresh ones, and labelled ones again.
 
 All served passages are judged, and dropped ones with the probabilities that the record holds. A
 grade that is missing, misplaced or out of range is counted and never imputed: the passage is
 unjudged until it is asked about again.
+
+The labels of people count under a new judge too, so it judges what they graded before fresh
+samples, and within the same budget; an unchanged one judges a few a day again, as canaries. Calls
+the judge, looks up passages, and uses the store.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from itertools import product
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 
-from ctxguard.core.types import Mode, Passage, Route
+from ctxguard.core.types import Passage
 from ctxguard.errors import JudgeError
 from ctxguard.measure.worth import Utilities
-from ctxguard.monitor.judges import Judge, Judgment, Ledger
+from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, Judgment, Ledger
+from ctxguard.monitor.judging.canaries import Canaries, read_canaries, to_json
 from ctxguard.monitor.labels.evidence import Scale, judged_request
 from ctxguard.monitor.redaction import Redactor, redacted_once
-from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount, as_written
-from ctxguard.monitor.store.types import Counts
+from ctxguard.monitor.sampling.record import SampleRecord, as_written
+from ctxguard.monitor.sampling.sampler import HashSampler
+from ctxguard.monitor.store import Counts, Finished, SampleStore, State
 
 PassageLookup = Callable[[str], Passage]
 """Returns the passage of an id; raises if there is none."""
 
 CALLS_IN_VAIN = 20
 """After this many calls without any valid grade, a judge is asked no more."""
+_DAY_SECONDS = 86_400.0
+_LOOK_SECONDS = 60.0
+"""How often the store is asked for labelled samples while none is due."""
+_RETRY_SECONDS = 3600.0
+"""Seconds before a sample on which the judge failed is tried again."""
+
+JUDGE_CHANGED = "judge_changed"
+"""A count for reports alone: above 0 once canaries have shown that the judge has changed."""
 _NOTHING: Mapping[str, Judgment] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedSample:
-    """A judge's findings on one sample.
-
-    Attributes:
-        block: The part that estimates need; None if the judge knows nothing of the question.
-        grades: The valid ones by passage id, in the order in which they were wanted.
-        n_failed: Passages that lack a wanted grade because a call failed or they cannot be read:
-            they are asked about again.
-        n_asked: Passages that it was asked about now.
-    """
-
-    block: bytes | None
-    grades: Mapping[str, Judgment]
-    n_failed: int
-    n_asked: int = 0
 
 
 class SampleJudge:
     """Has samples judged, one at a time.
 
     Args:
-        judge: Grades passages.
         utilities, lookup, redactor: As in ``Monitor``.
 
     Attributes:
@@ -68,7 +63,7 @@ class SampleJudge:
     ) -> None:
         self.judge = judge
         self.ledger: Ledger | None = getattr(judge, "ledger", None)
-        self._utilities = utilities
+        self._scale = Scale(utilities, judge.max_grade)
         self._lookup = lookup
         self._redactor = redactor
         self.is_exact = bool(getattr(judge, "exact", False))
@@ -76,32 +71,25 @@ class SampleJudge:
         self.n_judged = 0
         self.is_proven = self.ledger is None
 
-    def most_passages(self, record: SampleRecord, known: int = 0) -> int:
-        """Return the largest number of passages of a sample that the judge may be given.
-
-        Args:
-            known: How many already have a grade.
-        """
-        return max(len(record.may_be_judged) - known, 0)
-
-    def grade(
+    def finish(
         self,
+        sample_id: int,
         record: SampleRecord,
-        probability: float | None = None,
+        probability: float,
         known: Mapping[str, Judgment] = _NOTHING,
-    ) -> JudgedSample:
+    ) -> Finished:
         """Have a sample's ungraded passages graded; raises whatever the judge raises.
 
         Args:
-            probability: The probability with which it was sampled and taken up for judging; None
-                for the sampling alone.
+            probability: The probability with which it was sampled and taken up for judging.
             known: The grades that it has already, by passage id.
         """
-        if record.query is None:
-            return JudgedSample(None, known, 0)
-        served = self._graded(record, record.served, known)
+        if self.ledger is not None:
+            self.ledger.take_rejected()  # of a sample on which the judge failed
+        nothing = Finished(sample_id, State.INCOMPLETE)
+        served = None if record.query is None else self._graded(record, record.served, known)
         if served is None:
-            return JudgedSample(None, known, 0)
+            return replace(nothing, rejected=self._rejected(record))
         grades = {**known, **served}
         dropped = record.to_judge(grades)[len(record.served) :]
         try:
@@ -114,32 +102,32 @@ class SampleJudge:
                 raise
             found = {}
         if found is None:
-            return JudgedSample(None, known, 0)
-        return self._judged(record, {**grades, **found}, probability, known)
+            return replace(nothing, rejected=self._rejected(record))
+        done = self.as_graded(sample_id, record, probability, {**grades, **found}, known)
+        return replace(done, rejected=self._rejected(record))
 
-    def failed(
+    def as_graded(
         self,
+        sample_id: int,
         record: SampleRecord,
-        probability: float | None = None,
+        probability: float,
+        grades: Mapping[str, Judgment] = _NOTHING,
         known: Mapping[str, Judgment] = _NOTHING,
-    ) -> JudgedSample:
-        """Return the findings on a sample on which the judge failed; for arguments see `grade`."""
-        return self._judged(record, known, probability, known)
-
-    def _judged(
-        self,
-        record: SampleRecord,
-        grades: Mapping[str, Judgment],
-        probability: float | None,
-        known: Mapping[str, Judgment],
-    ) -> JudgedSample:
+    ) -> Finished:
+        """Make the result of a sample from its grades; ``known`` are those it had before."""
         wanted = dict.fromkeys([record.passage_ids[each] for each in record.to_judge(grades)])
         n_failed = len(wanted.keys() - grades.keys())
-        scale = Scale(self._utilities, self.judge.max_grade)
-        block = judged_request(record, grades, scale, probability=probability)
-        in_order = {name: grades[name] for name in (*wanted, *grades) if name in grades}
-        n_asked = len(wanted.keys() - known.keys())
-        return JudgedSample(block, in_order, n_failed, n_asked)
+        return Finished(
+            sample_id,
+            State.INCOMPLETE if n_failed else State.JUDGED,
+            {name: grades[name] for name in (*wanted, *grades) if name in grades},
+            judged_request(record, grades, self._scale, probability=probability),
+            n_failed,
+            counts={
+                ("grades", record.route): len(wanted.keys() - known.keys()),
+                ("invalid_grades", record.route): n_failed,
+            },
+        )
 
     def grade_again(
         self,
@@ -150,35 +138,42 @@ class SampleJudge:
         """Grade some candidates of a sample; the valid grades by passage id, known ones too."""
         return {**known, **(self._graded(record, positions, known) or {})}
 
-    def _passage(self, record: SampleRecord, position: int) -> Passage | None:
-        passage = record.passage(position)
-        is_there = passage.text or passage.title
-        return passage if is_there else self._unstored(record, passage.passage_id)
+    def counts(self) -> Counts:
+        """Return the accounts of the judge as counts; empty for one that keeps none."""
+        if self.ledger is None:
+            return {}
+        accounts = self.ledger.accounts()
+        counts: dict[tuple[str, ...], float] = {
+            ("judge_calls",): accounts.calls,
+            ("judge_retries",): accounts.retries,
+            ("judge_tokens", "input"): accounts.input_tokens,
+            ("judge_tokens", "output"): accounts.output_tokens,
+            **{("judge_invalid", reason.value): n for reason, n in accounts.invalid.items()},
+        }
+        return counts if accounts.cost is None else {**counts, ("judge_cost",): accounts.cost}
 
-    def _unstored(self, record: SampleRecord, passage_id: str) -> Passage | None:
-        """Look up a passage whose text is not in the record.
+    def _passage(self, record: SampleRecord, position: int) -> Passage | None:
+        """Return a passage as the judge reads it, looked up where its text is not stored.
 
         None if the judge needs the text, and it is lost or the request's filter forbids it.
         """
-        if not self._reads_text:
-            return Passage(passage_id, "")
+        passage = record.passage(position)
+        if passage.text or passage.title or not self._reads_text:
+            return passage
         try:
-            passage = None if self._lookup is None else self._lookup(passage_id)
-            if passage is None:
+            found = None if self._lookup is None else self._lookup(passage.passage_id)
+            if found is None or (
+                record.where is not None and not record.where.allows(found.metadata)
+            ):
                 return None
-            if record.where is not None and not record.where.allows(passage.metadata):
-                return None
-            return self._redacted(passage)
+            # As a sample would hold it.
+            found, redactor = as_written(found), self._redactor
+            if redactor is None:
+                return found
+            title, text = (redacted_once(one, redactor) for one in (found.title, found.text))
+            return replace(found, title=title, text=text)
         except Exception:
             return None
-
-    def _redacted(self, passage: Passage) -> Passage:
-        """Redact a passage of the index as a sample would hold it: its beginning."""
-        passage, redactor = as_written(passage), self._redactor
-        if redactor is None:
-            return passage
-        title, text = (redacted_once(one, redactor) for one in (passage.title, passage.text))
-        return replace(passage, title=title, text=text)
 
     def _graded(
         self, record: SampleRecord, positions: Sequence[int], known: Mapping[str, Judgment]
@@ -188,8 +183,6 @@ class SampleJudge:
         Returns:
             The valid ones by passage id: none missing, misplaced or out of range.
         """
-        if not positions:
-            return {}
         lacking = [one for one in positions if record.passage_ids[one] not in known]
         read = [self._passage(record, one) for one in lacking]
         passages = [passage for passage in read if passage is not None]
@@ -214,13 +207,20 @@ class SampleJudge:
             _check_replies(self.judge, self.ledger)
         return found
 
+    def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
+        """List replies that were not a grade; they may quote a passage whose text is not stored."""
+        taken = () if self.ledger is None else self.ledger.take_rejected()
+        stored = {passage.passage_id for passage in record.passages.values() if passage.text}
+        return tuple(
+            [
+                (one.passage_id, one.reason.value, one.reply if one.passage_id in stored else "")
+                for one in taken
+            ]
+        )
+
 
 def _check_replies(judge: Judge, ledger: Ledger) -> None:
-    """Refuse a judge that has given no valid grade.
-
-    Raises:
-        JudgeError: ``CALLS_IN_VAIN`` calls or more were made.
-    """
+    """Refuse a judge that has given no valid grade in ``CALLS_IN_VAIN`` calls or more."""
     accounts = ledger.accounts()
     calls = accounts.calls - accounts.retries
     if calls < CALLS_IN_VAIN:
@@ -234,84 +234,107 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
     )
 
 
-class JudgingOutcome(StrEnum):
-    """How the judging of a sample ended. A closed set: it labels a metric."""
+class JudgingAgain:
+    """Judges labelled samples again; for arguments see ``JudgingWorker``.
 
-    JUDGED = "judged"
-    INCOMPLETE = "incomplete"
-    """A passage got no grade, or the judge knows nothing of the question: no figure uses it."""
-    SKIPPED = "skipped"
-    """Not judged, at random, to keep within the budget."""
-    UNREADABLE = "unreadable"
-    """It was written by another release, or is damaged."""
-    JUDGE_FAILED = "judge_failed"
-    """The judge could not be called; the sample waits for another try."""
+    Nothing is judged again by an exact judge, nor where people grade alone: no estimate depends on
+    the judge's errors.
+    """
 
+    def __init__(
+        self, store: SampleStore, series: str, judge: SampleJudge, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._series = series
+        self._judge = judge
+        self._clock = clock
+        self._is_off = judge.is_exact or series == PEOPLE_ALONE
+        self._looked_at = -math.inf
+        self._retry_at: dict[int, float] = {}
+        self._order = HashSampler("judged again", series)
+        self._of_day = HashSampler("canary", series)
 
-LABELS = {
-    "judged_samples": ("route", "outcome"),
-    "grades": ("route",),
-    "invalid_grades": ("route",),
-    "candidate_tokens": ("mode", "fate"),
-    "today_tokens": ("mode",),
-    "canary_grades": ("same",),
-    "judge_calls": (),
-    "judge_retries": (),
-    "judge_invalid": ("reason",),
-    "judge_tokens": ("direction",),
-    "judge_cost": (),
-}
-"""Every exported count, with its labels besides the judge."""
+    def due(self, limit: int) -> list[tuple[int, bool]]:
+        """Choose at most ``limit`` samples to judge again now: ids, and which are canaries.
 
-MISMATCHED = "mismatched_samples"
-"""A count for the table alone: serving processes export the flags of all their answers."""
+        In random order, so that those that are judged stand for those that are not yet.
+        """
+        now = self._clock()
+        if self._is_off or abs(now - self._looked_at) < _LOOK_SECONDS:
+            return []
+        day = int(now // _DAY_SECONDS)
+        labelled = self._store.labelled(self._series)
+        new = [one for one, is_judged in labelled.items() if not is_judged]
+        old = [one for one, is_judged in labelled.items() if is_judged]
+        new.sort(key=lambda one: self._order.uniform(str(one)))
+        old.sort(key=lambda one: self._of_day.uniform(f"{day} {one}"))
+        of_day = self._canaries().due(old, day)
+        wanted = [*((one, True) for one in of_day), *((one, False) for one in new)]
+        ready = (one for one in wanted if now >= self._retry_at.get(one[0], now))
+        found = list(islice(ready, limit))
+        if not found:
+            self._looked_at = now
+        return found
 
+    def read(self, sample_id: int) -> tuple[SampleRecord, list[int], dict[str, Judgment]] | None:
+        """Read a sample that is due; None where it was deleted or cannot be read.
 
-def token_counts(mode: Mode, tokens: TokenAccount, weight: float = 1.0) -> Counts:
-    """Count the tokens of requests in a mode."""
-    *fates, (_, today) = tokens._asdict().items()
-    counts: dict[tuple[str, ...], float] = {
-        ("candidate_tokens", mode.value, fate): weight * n for fate, n in fates
-    }
-    return {**counts, ("today_tokens", mode.value): weight * today}
+        Returns:
+            Its record; the candidates to judge, those judged before and all served ones; and this
+            judge's grades so far.
+        """
+        self._retry_at[sample_id] = self._clock() + _RETRY_SECONDS
+        record = self._store.records([sample_id]).get(sample_id)
+        if record is None:
+            return None
+        first = self._store.grades(None, [sample_id]).get(sample_id, {})
+        before = self._store.grades(self._series, [sample_id]).get(sample_id, {})
+        wanted, order = set(record.to_judge({})), (*record.served, *record.dropped)
+        judged = {*first, *before}
+        positions = [one for one in order if one in wanted or record.passage_ids[one] in judged]
+        return record, positions, before
 
+    def judge(
+        self,
+        sample_id: int,
+        record: SampleRecord,
+        positions: list[int],
+        before: Mapping[str, Judgment],
+        *,
+        is_canary: bool,
+    ) -> Counts:
+        """Judge what ``read`` gave, and store the result; raises whatever the judge raises.
 
-def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
-    """Return the tokens of all requests in each mode, from counts."""
-    keys = {mode: token_counts(mode, TokenAccount()) for mode in Mode}
-    return {
-        mode: TokenAccount(*[round(counts.get(key, 0.0)) for key in of_mode])
-        for mode, of_mode in keys.items()
-    }
+        Returns:
+            For a canary, counts of the grades equal to the first ones, and of the others.
+        """
+        if not is_canary:
+            # What it has graded by now is kept; what failed is asked about again.
+            grades = self._judge.grade_again(record, positions, before)
+            n_failed = sum(record.passage_ids[place] not in grades for place in positions)
+            self._store.save_again(self._series, sample_id, grades, n_failed)
+            if not n_failed:
+                self._retry_at.pop(sample_id, None)
+            return {}
+        grades = self._judge.grade_again(record, positions)
+        self._retry_at.pop(sample_id, None)
+        first = [one.grade > 0 for one in before.values()]
+        # A passage without a grade now counts as unchanged.
+        now = [grades.get(name, one).grade > 0 for name, one in before.items()]
+        day = int(self._clock() // _DAY_SECONDS)
+        former = self._canaries()
+        canaries = former.after(sample_id, first, now, day)
+        self._store.set_state(self._key, to_json(canaries))
+        same = sum(one == other for one, other in zip(first, now, strict=True))
+        return {
+            ("canary_grades", "yes"): same,
+            ("canary_grades", "no"): len(first) - same,
+            (JUDGE_CHANGED,): canaries.has_changed - former.has_changed,
+        }
 
+    @property
+    def _key(self) -> str:
+        return f"canaries {self._series}"
 
-_VALUES: dict[str, Iterable[str]] = {
-    "route": Route,
-    "outcome": JudgingOutcome,
-    "mode": Mode,
-    "fate": TokenAccount._fields[:-1],
-    "same": ("yes", "no"),
-}
-NOTHING_COUNTED: Counts = {
-    (name, *map(str, values)): 0.0
-    for name, labels in LABELS.items()
-    if labels and _VALUES.keys() >= set(labels)
-    for values in product(*[_VALUES[label] for label in labels])
-}
-"""The initial counts of a series: Prometheus sees no rate in a count that first appears above 0."""
-
-
-def judge_counts(judge: Judge) -> Counts:
-    """Return the accounts of a judge as counts; empty for one that keeps none."""
-    ledger: Ledger | None = getattr(judge, "ledger", None)
-    if ledger is None:
-        return {}
-    accounts = ledger.accounts()
-    counts: dict[tuple[str, ...], float] = {
-        ("judge_calls",): accounts.calls,
-        ("judge_retries",): accounts.retries,
-        ("judge_tokens", "input"): accounts.input_tokens,
-        ("judge_tokens", "output"): accounts.output_tokens,
-        **{("judge_invalid", reason.value): n for reason, n in accounts.invalid.items()},
-    }
-    return counts if accounts.cost is None else {**counts, ("judge_cost",): accounts.cost}
+    def _canaries(self) -> Canaries:
+        return read_canaries(self._store.get_state(self._key))

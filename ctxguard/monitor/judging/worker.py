@@ -18,21 +18,12 @@ from ctxguard._support.error_text import describe_error
 from ctxguard.core.types import Flag, Route
 from ctxguard.errors import DataError, JudgeError, StoreError
 from ctxguard.measure.metrics import Metric, losses
-from ctxguard.measure.rows import Rows
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.feed import AlarmMonitor
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import grades_from_json, grades_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
-from ctxguard.monitor.judging.judging_again import JudgingAgain
-from ctxguard.monitor.judging.sample_judge import (
-    MISMATCHED,
-    JudgedSample,
-    JudgingOutcome,
-    SampleJudge,
-    judge_counts,
-    token_counts,
-)
+from ctxguard.monitor.judging.counts import MISMATCHED, JudgingOutcome
+from ctxguard.monitor.judging.sample_judge import JudgingAgain, SampleJudge
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import Counts, Finished, LossRow, SampleStore, State
@@ -98,14 +89,13 @@ class JudgingWorker:
         judge: SampleJudge,
         series: str,
         *,
-        budget: JudgingBudget,
+        budget: JudgingBudget | None,
         alarms: AlarmMonitor | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._judge = judge
-        self._ledger = judge.ledger
-        self._again = JudgingAgain(store, series, judge, clock=clock)
+        self._again = JudgingAgain(store, series, judge, clock)
         self._budget = budget
         self._alarms = alarms
         self._series = series
@@ -122,7 +112,7 @@ class JudgingWorker:
         """Samples on which the judge had failed when the present round began."""
         self._round_at = time.monotonic()
         self._round_seconds = _ROUND_SECONDS[0]
-        self._suspects: dict[int, _Waiting] = {}
+        self._suspects: list[_Waiting] = []
         """The judge failed on these of a step, and has not answered since: it may be down."""
         self._n_failures = self._n_answers = 0
         """Since the judge answered last, and answers in this step."""
@@ -146,10 +136,10 @@ class JudgingWorker:
         """
         # Left over from an outage of the store.
         self._write()
-        if self._budget.refresh() <= 0.0:
+        if self._probability() <= 0.0:
             return 0
         before, self._n_answers = self.outcomes.copy(), 0
-        self._suspects = {}
+        self._suspects = []
         try:
             n_again = self._judge_again(limit)
             self._ask_failed(limit)
@@ -159,13 +149,13 @@ class JudgingWorker:
             self._order.shuffle(waiting)
             self._is_idle = not waiting
             began = time.monotonic()
-            for sample_id, payload in waiting:
-                if not self._take_up(sample_id, payload):
+            for sample_id, record in waiting:
+                if not self._take_up(sample_id, record):
                     break
                 if time.monotonic() - began >= _IN_HAND_SECONDS:
                     break
             if self._n_answers:
-                self._blame(self._suspects)
+                self._blame_suspects()
         except JudgeError:
             # Nothing that such a judge left without a grade counts as judged.
             self._held = []
@@ -176,6 +166,10 @@ class JudgingWorker:
         found = self.outcomes - before
         return found.total() - found[JudgingOutcome.JUDGE_FAILED] + n_again
 
+    def _probability(self) -> float:
+        """Return the probability with which the next sample is judged."""
+        return 1.0 if self._budget is None else self._budget.refresh()
+
     def _judge_again(self, limit: int) -> int:
         """Judge graded samples again where due; return how many.
 
@@ -184,23 +178,24 @@ class JudgingWorker:
         n, began = 0, time.monotonic()
         for sample_id, is_canary in self._again.due(limit):
             is_ahead = self._n_judged["again"] > self._n_judged["fresh"]
-            if self._budget.is_limited and is_ahead and not self._is_idle:
+            if self._budget is not None and is_ahead and not self._is_idle:
                 break
-            record = self._again.record(sample_id)
-            if record is None:
+            ready = self._again.read(sample_id)
+            if ready is None:
                 continue
-            if not self._budget.allows(len(self._again.positions(sample_id, record))):
+            record, positions, before = ready
+            if self._budget is not None and not self._budget.allows(len(positions)):
                 break
             try:
                 with self._paid("again"):
-                    found = self._again.judge(sample_id, record, is_canary=is_canary)
+                    found = self._again.judge(
+                        sample_id, record, positions, before, is_canary=is_canary
+                    )
             except (JudgeError, StoreError):
                 raise
             except Exception as error:
                 self._judge_failed(error, record.route)
                 break
-            finally:
-                self._rejected(record)
             n += 1
             self._count(found)
             if time.monotonic() - began >= _AGAIN_SECONDS:
@@ -217,63 +212,51 @@ class JudgingWorker:
         some = [self._to_ask.popleft() for _ in range(min(limit, len(self._to_ask)))]
         if not some:
             return
-        payloads, blocks = self._store.payloads(some), self._store.blocks(some)
-        grades = self._store.grades(self._series, some)
-        for place, sample_id in enumerate(some):
-            if not {sample_id} <= payloads.keys() & blocks.keys() & grades.keys():
+        records, grades = self._store.records(some), self._store.grades(self._series, some)
+        probability = self._store.probabilities(some)
+        for place, one in enumerate(some):
+            if not {one} <= records.keys() & grades.keys() & probability.keys():
                 continue
-            try:
-                record = SampleRecord.from_bytes(payloads[sample_id])
-                known = grades_from_json(grades[sample_id])
-                probability = float(Rows.read([blocks[sample_id]]).requests["probability"][0])
-            except DataError as error:
-                _log.warning("sample %d is left out: %s", sample_id, error)
-                continue
-            if not self._process(_Waiting(sample_id, record, probability, known)):
+            if not self._process(_Waiting(one, records[one], probability[one], grades[one])):
                 self._to_ask.extendleft(reversed(some[place:]))
                 return
             if now + _AGAIN_SECONDS <= time.monotonic():
                 self._to_ask.extendleft(reversed(some[place + 1 :]))
                 return
 
-    def _take_up(self, sample_id: int, payload: bytes) -> bool:
+    def _take_up(self, sample_id: int, record: SampleRecord | DataError) -> bool:
         """Judge or skip one fresh sample; False where no other should be taken up now."""
-        probability = self._budget.refresh()
+        probability = self._probability()
         if probability <= 0.0:
             return False
-        try:
-            record = SampleRecord.from_bytes(payload)
-        except DataError as error:
-            _log.warning("sample %d is left out: %s", sample_id, error)
-            self._finish(_unreadable(sample_id, str(error)), route="")
+        if isinstance(record, DataError):
+            _log.warning("sample %d is left out: %s", sample_id, record)
+            self._finish(_unreadable(sample_id, str(record)), route="")
             return True
         if not self._sampler.selects(record.request_id, probability):
-            self._finish(Finished(sample_id, State.SKIPPED), record.route, _tokens(record))
-            self._budget.sample_finished()
+            self._finish(Finished(sample_id, State.SKIPPED), record.route, _of_request(record))
             return True
         return self._process(_Waiting(sample_id, record, record.probability * probability))
 
     def _process(self, sample: _Waiting) -> bool:
         """Judge one sample; False where the budget has no room for it, or the judge is down."""
         record, known, began = sample.record, sample.known or {}, time.monotonic()
-        if self._budget.is_limited:
-            most = self._judge.most_passages(record, len(known))
-            if not self._budget.allows(most):
-                return False
+        most = max(len(record.may_be_judged) - len(known), 0)
+        if self._budget is not None and not self._budget.allows(most):
+            return False
         try:
             with self._paid("fresh"):
-                found = self._judge.grade(record, sample.probability, known)
+                found = self._judge.finish(sample.sample_id, record, sample.probability, known)
         except JudgeError:
             raise
         except Exception as error:
             self._judge_failed(error, record.route)
-            self._rejected(record)
             self._n_failures += 1
             if sample.known is None:
-                self._suspects[sample.sample_id] = sample
+                self._suspects.append(sample)
             if self._n_failures < _FAILURES_OF_AN_OUTAGE:
                 return True
-            self._suspects = {}
+            self._suspects = []
             return False
         self._n_failures = 0
         self._n_answers += 1
@@ -282,45 +265,27 @@ class JudgingWorker:
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
         self._add(sample, found, time.monotonic() - began)
-        self._blame(self._suspects)
+        self._blame_suspects()
         return True
 
-    def _blame(self, samples: dict[int, _Waiting]) -> None:
+    def _blame_suspects(self) -> None:
         """Take up samples on which the judge failed, though it answers: the fault is theirs."""
-        self._suspects = {}
-        for one in samples.values():
-            self._add(one, self._judge.failed(one.record, one.probability))
+        suspects, self._suspects = self._suspects, []
+        for one in suspects:
+            self._add(one, self._judge.as_graded(one.sample_id, one.record, one.probability))
 
-    def _add(self, sample: _Waiting, found: JudgedSample, seconds: float = 0.0) -> None:
+    def _add(self, sample: _Waiting, found: Finished, seconds: float = 0.0) -> None:
         """Add a sample's result to those written next."""
         record, is_fresh = sample.record, sample.known is None
-        is_judged = found.block is not None and not found.n_failed
-        self._finish(
-            Finished(
-                sample.sample_id,
-                State.JUDGED if is_judged else State.INCOMPLETE,
-                grades="" if found.block is None else grades_to_json(found.grades.values()),
-                block=found.block or b"",
-                n_failed=found.n_failed,
-                rejected=self._rejected(record),
-                loss=self._loss(sample, found),
-            ),
-            record.route,
-            {
-                ("grades", record.route): found.n_asked,
-                ("invalid_grades", record.route): found.n_failed,
-                **({**_tokens(record), **_mismatched(record)} if is_fresh else {}),
-            },
-            seconds,
-        )
-        if is_fresh:
-            self._budget.sample_finished()
+        counts = {**_of_request(record), **_mismatched(record)} if is_fresh else _NOTHING
+        found = replace(found, loss=self._loss(sample, found))
+        self._finish(found, record.route, counts, seconds)
 
     def _finish(
         self, finished: Finished, route: str, counts: Counts = _NOTHING, seconds: float = 0.0
     ) -> None:
         """Hold a result until it is written with others, or write it."""
-        counts = {("judged_samples", route, finished.state): 1, **counts}
+        counts = {("judged_samples", route, finished.state): 1, **finished.counts, **counts}
         now = time.monotonic()
         if not self._held:
             self._held_since = now
@@ -338,17 +303,17 @@ class JudgingWorker:
             yield
         finally:
             if n_judged := self._judge.n_judged - before:
-                known, ledger = self._cost, self._ledger
+                known, ledger = self._cost, self._judge.ledger
                 self._cost = (None if ledger is None else ledger.accounts().cost) or 0.0
-                self._budget.spend(n_judged, self._cost - known)
+                if self._budget is not None:
+                    self._budget.spend(n_judged, self._cost - known)
                 self._n_judged[kind] += n_judged
 
-    def _loss(self, sample: _Waiting, found: JudgedSample) -> LossRow | None:
+    def _loss(self, sample: _Waiting, found: Finished) -> LossRow | None:
         """Return the losses that alarms compare; None where a served passage has no grade."""
-        if self._alarms is None or found.block is None:
+        if self._alarms is None or found.rows is None:
             return None
-        rows = Rows.read([found.block])
-        harm = float(losses(rows)[Metric.HARM][0])
+        harm = float(losses(found.rows)[Metric.HARM][0])
         if math.isnan(harm):
             return None
         try:
@@ -378,18 +343,6 @@ class JudgingWorker:
                 )
         self.failing = True
 
-    def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
-        """List replies that were not a grade; they may quote a passage whose text is not stored."""
-        if self._ledger is None:
-            return ()
-        stored = {passage.passage_id for passage in record.passages.values() if passage.text}
-        return tuple(
-            [
-                (one.passage_id, one.reason.value, one.reply if one.passage_id in stored else "")
-                for one in self._ledger.take_rejected()
-            ]
-        )
-
     def _count(self, counts: Counts) -> None:
         for key, n in counts.items():
             self._uncounted[tuple(map(str, key))] += n  # type: ignore[assignment]
@@ -400,12 +353,13 @@ class JudgingWorker:
         Raises:
             StoreError: nothing can be stored now; results are held until the next call.
         """
-        told = judge_counts(self._judge.judge)
+        told = self._judge.counts()
         more = Counter(self._uncounted)
         more.update({key: n - self._counted.get(key, 0.0) for key, n in told.items()})
         if not self._held and not any(more.values()):
             return
-        refused = self._store.finish(self._series, self._held, more, self._budget.kept)
+        kept = {} if self._budget is None else self._budget.kept
+        refused = self._store.finish(self._series, self._held, more, kept)
         written, self._held = self._held, []
         self._uncounted.clear()
         self._counted = told
@@ -433,7 +387,6 @@ def _mismatched(record: SampleRecord) -> Counts:
     return {(MISMATCHED,): 1} if Flag.PROFILE_MISMATCH.value in record.flags else {}
 
 
-def _tokens(record: SampleRecord) -> Counts:
+def _of_request(record: SampleRecord) -> Counts:
     """Count the tokens of a request; each stands for all traffic."""
-    weight = 1.0 / record.probability if record.probability else 0.0
-    return token_counts(record.mode, record.tokens, weight)
+    return record.tokens.counts(record.mode, 1.0 / record.probability)

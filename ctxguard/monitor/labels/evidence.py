@@ -1,7 +1,7 @@
-"""Turns a judge's and people's grades of one sample into evidence: a block of rows.
+"""Turns a judge's and people's grades of one sample into evidence: its rows.
 
 All served passages are judged, and dropped ones with the probabilities that the sample holds.
-Blocks are made while the text is available and outlive it; labels that arrive later replace them.
+Rows are made while the text is available and outlive it; labels that arrive later replace them.
 Pure, but for ``update_graded``, which reads and writes the store.
 """
 
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ctxguard.core.scores import log_odds
-from ctxguard.errors import DataError
 from ctxguard.measure.rows import (
     FAILED,
     FAR,
@@ -28,11 +27,9 @@ from ctxguard.measure.rows import (
     hash_number,
     rank_group,
     session_number,
-    to_block,
 )
 from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.human import rows_left
 from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -68,8 +65,8 @@ def judged_request(
     first: Mapping[str, Judgment] | None = None,
     people: Mapping[str, Judgment] = _NOTHING,
     picked: Sequence[PickedPassage] = (),
-) -> bytes:
-    """Reduce a sample to its block of ``Rows``.
+) -> Rows:
+    """Reduce a sample to its rows.
 
     Args:
         grades: The judge's grades by passage id. A passage that should have one but has none
@@ -127,7 +124,7 @@ def judged_request(
         opened = next(one for one in picked if one.kind in OPENED)
         request["draw"], request["run_probability"] = opened.pick_id, opened.probability
         request["is_run"] = opened.kind is PickKind.RUN
-    return to_block(request, passages)
+    return Rows.of(request, passages)
 
 
 def question_number(record: SampleRecord) -> int:
@@ -190,7 +187,7 @@ def grade_chances(
 
 
 def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
-    """Remake the blocks of samples that have newer labels.
+    """Remake the rows of samples that have newer labels.
 
     Call this before text is deleted.
 
@@ -202,32 +199,28 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
     if not newest_label:
         return
     ids = list(newest_label)
-    before, first = store.blocks(ids), store.grades(None, ids)
+    probability, first = store.probabilities(ids), store.grades(None, ids)
     # Grades given before a text was deleted stay.
-    samples = graded_samples(store, series, list(before), store.picked(None, ids))
+    samples = graded_samples(store, series, list(probability), store.picked(None, ids))
     given = [one.grade for sample in samples.values() for one in sample.people.values()]
     scale = scale._replace(people_max_grade=max([store.top_grade() or scale.max_grade, *given]))
     rows = []
     for sample_id, sample in samples.items():
-        try:
-            by_first = grades_from_json(first.get(sample_id, ""))
-        except DataError:
-            # One damaged sample must not break every report.
+        if sample_id not in first:
             continue
-        own = Rows.read([before[sample_id]]).requests
-        block = judged_request(
+        own = judged_request(
             sample.record,
             sample.judge,
             scale,
-            probability=float(own["probability"][0]),
-            first=by_first,
+            probability=probability[sample_id],
+            first=first[sample_id],
             people=sample.people,
             picked=sample.picked,
         )
         rows.append(
             GradedBlock(
                 sample_id=sample_id,
-                block=block,
+                rows=own,
                 route=sample.record.route.value,
                 is_graded=bool(sample.people),
                 disagreements=sample.disagreements,

@@ -6,20 +6,15 @@ draw asks again, and so does the file of another tenant: a draw counts once its 
 their own (``store.judgments.graded``).
 """
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.protocol import grades_from_json
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.human import ALWAYS, human_grades, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, SampleStore
-
-_log = logging.getLogger(__name__)
 
 _MOST_OVER = 1.25
 """Grades asked for earlier may exceed a budget by this."""
@@ -99,29 +94,27 @@ def graded_samples(
 ) -> dict[int, GradedSample]:
     """Read samples in the given order, without those that are unjudged or cannot be read.
 
-    Old ones have lost their text; damaged ones are logged.
+    Old ones have lost their text.
 
     Args:
         picked: The passages people are asked about; None for those of the saved draws.
     """
     grades = store.grades(series, sample_ids)
-    payloads = store.payloads(list(grades))
-    people = human_grades(store.labels(list(payloads)))
+    records = store.records(list(grades))
+    people = human_grades(store.labels(list(records)))
     picked = store.picked(series, sample_ids) if picked is None else picked
     found = {}
     for sample_id in sample_ids:
-        if sample_id not in payloads:
-            continue
-        try:
-            record = SampleRecord.from_bytes(payloads[sample_id])
-            by_judge = grades_from_json(grades[sample_id])
-        except DataError as error:
-            _log.warning("sample %d is left out: %s", sample_id, error)
+        if sample_id not in records:
             continue
         by_people, disagreements = people.get(sample_id, ({}, 0))
-        asked = tuple(picked.get(sample_id, ()))
         found[sample_id] = GradedSample(
-            sample_id, record, by_people, by_judge, asked, disagreements
+            sample_id,
+            records[sample_id],
+            by_people,
+            grades[sample_id],
+            tuple(picked.get(sample_id, ())),
+            disagreements,
         )
     return found
 

@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
 from ctxguard._support.words import count
 from ctxguard.errors import DataError
-from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -35,10 +33,8 @@ def check_ids(store: SampleStore, rows: Iterable[LabelRow], path: Path) -> None:
     for row in rows:
         graded.setdefault(row.request_id, {})[row.passage_id] = None
     candidates: dict[str, set[str]] = {}
-    for payload in store.payloads(store.find(list(graded))).values():
-        with suppress(DataError):
-            record = SampleRecord.from_bytes(payload)
-            candidates.setdefault(record.request_id, set()).update(record.passage_ids)
+    for record in store.records(store.find(list(graded))).values():
+        candidates.setdefault(record.request_id, set()).update(record.passage_ids)
     known = store.known_requests(graded)
     wrong: list[tuple[str | None, str]] = [(None, each) for each in graded if each not in known]
     wrong += [

@@ -1,7 +1,8 @@
-"""A sampled request in its stored form: everything that judging, labelling and calibration need.
+"""The record of a sampled request: all that judging, labelling and calibration need of it.
 
 The passages to judge are chosen when the record is made, and the rates are kept with it: only the
 chosen passages need their texts, and inclusion probabilities stay correct when settings change.
+Pure: no I/O, no clock, no logging.
 """
 
 import base64
@@ -10,8 +11,8 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
-from typing import Any, NamedTuple, Protocol
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,9 +34,10 @@ from ctxguard.core.types import (
     ScoreKind,
 )
 from ctxguard.errors import DataError
-from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, HashSampler, JudgingRates, Sample
+from ctxguard.measure.worth import Negative
+from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, HashSampler, JudgingRates
 
-FORMAT = 6
+FORMAT = 7
 
 MOST_TEXT_CHARS = 50_000
 """Longest stored text of a passage in characters; judges and people read no more."""
@@ -64,6 +66,14 @@ class TokenAccount(NamedTuple):
         retrieved = self.kept + self.dropped_in_assembly + self.dropped_by_policy
         return f"about {self.kept:,} kept of {retrieved:,} retrieved; today's: {self.today:,}"
 
+    def counts(self, mode: Mode, weight: float = 1.0) -> dict[tuple[str, ...], float]:
+        """Count them by name and labels, for a request in a mode that stands for ``weight``."""
+        *fates, (_, today) = self._asdict().items()
+        counts: dict[tuple[str, ...], float] = {
+            ("candidate_tokens", mode.value, fate): weight * n for fate, n in fates
+        }
+        return {**counts, ("today_tokens", mode.value): weight * today}
+
     def saved_cost(self, price_per_million: float | None) -> float | None:
         """Return what the tokens saved would have cost; None without a price."""
         saved = self.today - self.kept
@@ -73,11 +83,25 @@ class TokenAccount(NamedTuple):
 _NO_TOKENS = TokenAccount()
 
 
-class HasGrade(Protocol):
-    """The part of a grade that a record uses."""
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """One judge's or person's grade of one passage for one query.
 
-    @property
-    def grade(self) -> int: ...
+    Attributes:
+        grade: 0 for irrelevant, higher for more relevant.
+        negative: How a passage of grade 0 is known to mislead; None if it is not known to.
+        judged: False if grade 0 stands for a missing label, in a set that also labels irrelevant
+            passages: the passage is then worth ``Utilities.unjudged``.
+        score: The judge's own probability that the passage is relevant, in [0, 1]; None from a
+            judge that gives grades alone. It need not be calibrated: estimates learn its worth from
+            people's grades.
+    """
+
+    passage_id: str
+    grade: int
+    negative: Negative | None = None
+    judged: bool = True
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +111,14 @@ class SampleRecord:
     Positions are those of the retriever's candidates in its own order, from 0.
 
     Attributes:
-        request_id: The guard's id of the request.
+        request_id: The guard's id of the request. Need not be unique: a retried request may be
+            sampled twice.
         time_seconds: When it was answered, in seconds since the epoch.
         probability: π, the probability with which it was sampled; 0.0 for one added by hand.
-        session_id: Its session; None without one.
+        label_order: A hash in [0, 1): draws for labelling take the lowest.
         route: The stages that answered.
-        mode: The guard's mode.
-        query: The query, a keyed hash of it, or None, as ``Privacy`` says.
-        passage_ids: The ids of all candidates.
+        query: None where it is not stored.
         scores: Shape (n,), float32; NaN where there was garbage.
-        kind: The meaning of the scores.
         legs: Each stage's own scores, float32.
         served: Positions of the served passages, best first.
         dropped: Positions of the rest of the pool, best first.
@@ -108,12 +130,10 @@ class SampleRecord:
         rates: The rates with which these were chosen.
         passages: Titles and texts of the passages that may be judged, by position; without texts
             where they are not stored.
-        flags: The flags of the answer.
         profile_id: The profile that decided; None without one.
         signals: The named signals that a model may use, float32.
         where: The filter of the request; None without one, and where it is withheld.
         where_withheld: Whether there was a filter that could not be stored.
-        tokens: Its tokens, kept and dropped.
         copies: Positions of candidates whose text repeats another's, with that one's position. Only
             the best of those that were not served is in ``dropped``, and none whose text was
             served.
@@ -122,6 +142,7 @@ class SampleRecord:
     request_id: str
     time_seconds: float
     probability: float
+    label_order: float
     session_id: str | None
     route: Route
     mode: Mode
@@ -152,12 +173,12 @@ class SampleRecord:
         passage = self.passages.get(position)
         return Passage(self.passage_ids[position], "") if passage is None else passage
 
-    def grade(self, grades: Mapping[str, HasGrade], position: int) -> int | None:
+    def grade(self, grades: Mapping[str, Judgment], position: int) -> int | None:
         """Look up a candidate's grade among some grades; None if it has none."""
         judgment = grades.get(self.passage_ids[position])
         return None if judgment is None else judgment.grade
 
-    def has_hit(self, grades: Mapping[str, HasGrade]) -> bool:
+    def has_hit(self, grades: Mapping[str, Judgment]) -> bool:
         """Return whether some served passage is, or may be, relevant by some grades.
 
         It may be while it has no grade: whole pools are judged once it is certain that none is.
@@ -165,19 +186,14 @@ class SampleRecord:
         return not {self.grade(grades, position) for position in self.served} <= {0}
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
-        """Tell whether all of ``dropped`` is judged by design.
-
-        Args:
-            has_hit: Whether a relevant passage was served.
-        """
+        """Tell whether all of ``dropped`` is judged by design, if a relevant passage was served."""
         is_all = not self.dropped or self.rates.dropped_rate == 1.0
         return is_all or self.full_pool or (self.full_pool_if_no_hit and not has_hit)
 
-    def to_judge(self, grades: Mapping[str, HasGrade]) -> tuple[int, ...]:
+    def to_judge(self, grades: Mapping[str, Judgment]) -> tuple[int, ...]:
         """Return the positions that are judged: the served ones by rank, then others, best first.
 
-        Args:
-            grades: The known grades of the served passages.
+        ``grades`` holds those of the served passages, as far as they are known.
         """
         return self._to_judge(has_hit=self.has_hit(grades))
 
@@ -192,12 +208,8 @@ class SampleRecord:
         wanted = {*self.sampled, *(self.first(self.rates.baseline_k) if self.baseline else ())}
         return (*self.served, *[position for position in self.dropped if position in wanted])
 
-    def judging_chances(self, grades: Mapping[str, HasGrade]) -> dict[int, float]:
-        """Return the probability with which each candidate of the pool is judged, by position.
-
-        Args:
-            grades: As in ``to_judge``.
-        """
+    def judging_chances(self, grades: Mapping[str, Judgment]) -> dict[int, float]:
+        """Return the probability with which each candidate of the pool is judged, by position."""
         has_hit, first = self.has_hit(grades), set(self.first(self.rates.baseline_k))
         of_dropped = {
             each: self.rates.dropped_probability(has_hit=has_hit, in_baseline=each)
@@ -233,11 +245,7 @@ class SampleRecord:
         )
 
     def to_bytes(self) -> bytes:
-        """Write the record as compressed JSON, for ``from_bytes``.
-
-        Raises:
-            DataError: it is larger than ``MOST_BYTES``.
-        """
+        """Write the record as compressed JSON; a DataError if it exceeds ``MOST_BYTES``."""
         document = {
             **{one.name: getattr(self, one.name) for one in fields(self)},
             "format": FORMAT,
@@ -265,11 +273,7 @@ class SampleRecord:
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> "SampleRecord":
-        """Read a record from the output of ``to_bytes``.
-
-        Raises:
-            DataError: ``payload`` is not a record, or has another format.
-        """
+        """Read the output of ``to_bytes``; a DataError for anything else, or another format."""
         try:
             decompressor = zlib.decompressobj()
             text = decompressor.decompress(payload, MOST_BYTES + 1)
@@ -299,7 +303,7 @@ class SampleRecord:
                     name: _unpacked(values).astype(np.float64)
                     for name, values in data["signals"].items()
                 },
-                "rates": JudgingRates(**data["rates"]),
+                "rates": _rates(**data["rates"]),
                 "tokens": TokenAccount(*data["tokens"]),
                 "where": None if where is None else Where(where),
                 "copies": dict(data["copies"]),
@@ -316,12 +320,12 @@ class SampleRecord:
             raise DataError(f"a sample cannot be read: {type(error).__name__}") from error
 
 
-def _checked(record: SampleRecord) -> SampleRecord:
-    """Check that the record is consistent about its candidates, and return it.
+# Nearly all records of a store have the same.
+_rates = lru_cache(JudgingRates)
 
-    Raises:
-        DataError: it is not, so judging it would fail every time.
-    """
+
+def _checked(record: SampleRecord) -> SampleRecord:
+    """Refuse a record that contradicts itself, which would fail whenever it is judged."""
     n = len(record.passage_ids)
     positions = (*record.served, *record.dropped, *record.sampled, *record.passages)
     positions += (*record.copies, *record.copies.values())
@@ -348,34 +352,40 @@ def _checked(record: SampleRecord) -> SampleRecord:
 
 @cache
 def _samplers(seed: str) -> tuple[HashSampler, ...]:
-    return tuple([HashSampler(what, seed) for what in ("dropped", "pool", "baseline")])
+    return tuple([HashSampler(what, seed) for what in ("labels", "dropped", "pool", "baseline")])
 
 
 def record_of(
-    sample: Sample, rates: JudgingRates = DEFAULT_RATES, *, seed: str = ""
+    context: Context,
+    probability: float,
+    time_seconds: float,
+    rates: JudgingRates = DEFAULT_RATES,
+    *,
+    seed: str = "",
 ) -> SampleRecord:
-    """Make the record of a sample; an unreadable passage or score raises its own error.
+    """Make the record of a sampled request; an unreadable passage or score raises its own error.
 
     Served passages are kept, whatever they contain. A dropped one that cannot be read is kept
     without its text; its missing grade is counted.
 
     Args:
-        sample: The sample from the request path.
+        context: The answer to the request.
+        probability, time_seconds: As of ``SampleRecord``.
         rates: The probabilities with which its dropped passages are judged.
         seed: Seed of that choice.
     """
-    context = sample.context
     ranking = context.decision.ranking
-    request_id, (alone, pool, first) = context.request_id, _samplers(seed)
+    request_id, (labels, alone, pool, first) = context.request_id, _samplers(seed)
     passage_ids = tuple(ranking.passage_ids)
     read = read_passages(ranking.passages, range(len(passage_ids)))
     readable = dict(zip(read.positions, read.passages, strict=True))
     copies = {read.positions[at]: read.positions[of] for at, of in copies_of(read.texts).items()}
-    served, dropped = _pool(sample, copies)
+    served, dropped = _pool(context, copies)
     record = SampleRecord(
         request_id=request_id,
-        time_seconds=sample.time_seconds,
-        probability=sample.probability,
+        time_seconds=time_seconds,
+        probability=probability,
+        label_order=labels.uniform(request_id),
         session_id=context.session_id,
         route=ranking.route,
         mode=context.mode,
@@ -437,7 +447,9 @@ def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAc
     return TokenAccount(kept, by_policy - kept, retrieved - by_policy, today)
 
 
-def _pool(sample: Sample, copies: Mapping[int, int]) -> tuple[dict[int, Passage], tuple[int, ...]]:
+def _pool(
+    context: Context, copies: Mapping[int, int]
+) -> tuple[dict[int, Passage], tuple[int, ...]]:
     """Return the served passages best first by position, and the positions of the pool's others.
 
     Best first is the decision's order, also where assembly puts the best at both ends; where the
@@ -445,7 +457,6 @@ def _pool(sample: Sample, copies: Mapping[int, int]) -> tuple[dict[int, Passage]
     were neither served nor usable (garbage scores) are not part of the pool, nor are those whose
     text was served, or comes earlier among the others.
     """
-    context = sample.context
     decision = context.decision
     passage_ids = decision.ranking.passage_ids
     by_id = {passage.passage_id: passage for passage in context.passages}

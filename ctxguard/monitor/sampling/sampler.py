@@ -1,9 +1,9 @@
-"""Chooses the sampled requests and their judged passages, and queues the samples.
+"""Chooses which requests are sampled and which of their passages are judged, and queues samples.
 
 Every choice is made by a hash of an id, so it is the same wherever, whenever and in whatever order
 it is made. ``Sampler`` is the only part of the monitor that runs on the request path: one hash
 before retrieval and one append after the decision. It takes no lock, does no I/O and never raises
-(DESIGN.md §8).
+(DESIGN.md §8). Reads the monotonic clock.
 """
 
 import math
@@ -11,31 +11,79 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from hashlib import blake2b
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from ctxguard._support.checks import check_at_least, check_positive
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store.types import HOUR_SECONDS, LostReason
+
+if TYPE_CHECKING:
+    from ctxguard.core.context import Context
 
 _WHOLE = 2**64
 
 DEFAULT_CAPACITY = 10_000
+HOUR_SECONDS = 3600.0
 _HOURS_KEPT = 48
+
+Sampled = tuple["Context", float, float]
+"""The answer to a sampled request, by reference, so that nothing is copied on the request path; π,
+the probability with which it was sampled, 0.0 for one added by hand, which enters no estimate; and
+when it was answered, in seconds since the epoch."""
+
+
+class LostReason(StrEnum):
+    """Why a sample was never stored. A closed set: it labels a metric."""
+
+    QUEUE_FULL = "queue_full"
+    CLOSED = "closed"
+    """Still waiting when the process ended, or offered later."""
+    UNREADABLE = "unreadable"
+    """A passage or a score raised when it was read."""
+    REDACTION_FAILED = "redaction_failed"
+    """The redactor raised, so that nothing was written."""
+    STORE_FAILED = "store_failed"
+    """The store failed until the process ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Counts of the samples of one or many processes, each counted by itself.
+
+    Attributes:
+        pending: Those in the memory of processes.
+        lost: Those that will never be stored, by reason.
+    """
+
+    sampled: int
+    stored: int
+    pending: int
+    lost: Mapping[LostReason, int]
+
+    @property
+    def unaccounted(self) -> int:
+        """Samples that processes held when they were killed; 0 for a living process.
+
+        Negative if some are counted twice.
+
+        >>> Accounts(10, 7, 1, {LostReason.QUEUE_FULL: 1}).unaccounted
+        1
+        """
+        return self.sampled - self.stored - self.pending - sum(self.lost.values())
 
 
 class HashSampler:
     """Selects texts at random, by a hash of each, independently of every other text.
 
-    Args:
-        purpose: Selections for different purposes are independent of each other.
-        seed: Selects other texts at the same probability.
+    Selections for different purposes are independent; another seed selects other texts.
 
     >>> sampler = HashSampler("doctest")
     >>> [round(sampler.uniform(f"request-{i}"), 2) for i in range(3)]
@@ -62,12 +110,7 @@ class HashSampler:
         return int.from_bytes(hashed.digest(), "big")
 
 
-def check_probability(name: str, probability: float) -> None:
-    """Refuse a value that is not a probability.
-
-    Raises:
-        ConfigurationError: the value is not a number in [0, 1].
-    """
+def _check_probability(name: str, probability: float) -> None:
     try:
         is_one = 0.0 <= probability <= 1.0
     except TypeError:
@@ -78,18 +121,16 @@ def check_probability(name: str, probability: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JudgingRates:
-    """The share of dropped passages judged in addition to all served ones. Rates lie in [0, 1].
+    """The probabilities, in [0, 1], with which dropped passages are judged, besides all served.
 
     Attributes:
-        dropped_rate: The probability with which each dropped passage is judged by itself. Pooled
-            recall rests on it.
-        full_pool_rate: The probability with which all dropped passages of a request are judged.
-            The mean recall of requests and the rise of a policy in shadow rest on it.
+        dropped_rate: Of each by itself. Pooled recall rests on it.
+        full_pool_rate: Of all of a request's. The mean recall of requests and the rise of a policy
+            in shadow rest on it.
         full_pool_rate_if_no_hit: The same for a request that was served nothing relevant, no
-            lower than ``full_pool_rate``: whether the pool held anything can only be told from all
-            of it. These requests are few.
-        baseline_rate: The probability with which all of the retriever's first ``baseline_k`` are
-            judged. The recall loss that a certificate bounds, and so the alarm, rests on it.
+            lower: whether the pool held anything can only be told from all of it. These are few.
+        baseline_rate: Of all of the retriever's first ``baseline_k``. The recall loss that a
+            certificate bounds, and so the alarm, rests on it.
         baseline_k: The certificate's recall loss is relative to the retriever's first so many, ≥ 1.
 
     Raises:
@@ -104,7 +145,7 @@ class JudgingRates:
 
     def __post_init__(self) -> None:
         for name in ("dropped_rate", "full_pool_rate", "full_pool_rate_if_no_hit", "baseline_rate"):
-            check_probability(f"judging rate {name}", getattr(self, name))
+            _check_probability(f"judging rate {name}", getattr(self, name))
         if self.full_pool_rate_if_no_hit < self.full_pool_rate:
             raise ConfigurationError(
                 f"judging rate full_pool_rate_if_no_hit {self.full_pool_rate_if_no_hit!r} must be "
@@ -113,11 +154,7 @@ class JudgingRates:
         check_at_least(1, baseline_k=self.baseline_k)
 
     def full_pool_probability(self, *, has_hit: bool) -> float:
-        """Return the probability with which all dropped passages of a request are judged.
-
-        Args:
-            has_hit: Whether a relevant passage was served.
-        """
+        """Return the probability with which all dropped passages of a request are judged."""
         if self.dropped_rate == 1.0:
             return 1.0
         return self.full_pool_rate if has_hit else self.full_pool_rate_if_no_hit
@@ -135,9 +172,7 @@ class JudgingRates:
     def dropped_probability(self, *, has_hit: bool, in_baseline: bool) -> float:
         """Return the probability with which a dropped passage is judged, in any of the three ways.
 
-        Args:
-            has_hit: Whether a relevant passage was served.
-            in_baseline: Whether the passage is one of the retriever's first ``baseline_k``.
+        ``in_baseline`` tells whether it is one of the retriever's first ``baseline_k``.
         """
         full_pool = self.full_pool_probability(has_hit=has_hit)
         otherwise = full_pool + (1.0 - full_pool) * self.dropped_rate
@@ -145,25 +180,6 @@ class JudgingRates:
 
 
 DEFAULT_RATES = JudgingRates()
-
-
-if TYPE_CHECKING:
-    from ctxguard.core.context import Context
-
-
-class Sample(NamedTuple):
-    """A selected request, by reference: nothing is copied on the request path.
-
-    Attributes:
-        context: The answer to the request.
-        probability: π, the probability with which the request was selected; 0.0 for one added
-            by hand, which enters no estimate.
-        time_seconds: When it was answered, in seconds since the epoch.
-    """
-
-    context: "Context"
-    probability: float
-    time_seconds: float
 
 
 class Tally:
@@ -191,20 +207,17 @@ class Sampler:
     """Selects requests by a hash of their id, and queues them for the store.
 
     At one rate, a request id is selected or not in every process and at every time; what a rate
-    selects, every higher rate with the same seed selects too. Under a cap the rate falls while
-    traffic is heavy. It depends on earlier requests only, never on the one being selected, so
-    that weighting each sample by 1 / rate stays unbiased.
+    selects, every higher rate with the same seed selects too.
 
     In a forked child the queue starts empty and the counts at zero: pending samples belong to
     the parent. ``worker_id`` is the id of one process's samples in the store.
 
     Args:
         rate: π, the probability that a request is selected, in [0, 1].
-        max_per_second: Approximate cap on samples a second, > 0; a burst may exceed it by the
-            logarithm of its size. None for no cap.
+        max_per_second: Approximate cap on samples a second, > 0, as ``Cap`` keeps it; a burst may
+            exceed it by the logarithm of its size. None for no cap.
         capacity: How many samples may wait, ≥ 1; further ones are dropped and counted. Without a
             lock, threads that offer at the same moment may each exceed it by one.
-        seed: Another seed selects other requests at the same rate.
         clock: Monotonic seconds.
 
     Raises:
@@ -220,7 +233,7 @@ class Sampler:
         seed: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_probability("sampling rate", rate)
+        _check_probability("sampling rate", rate)
         check_at_least(1, capacity=capacity)
         self.rate = rate
         self.capacity = capacity
@@ -232,14 +245,13 @@ class Sampler:
 
     def _reset_after_fork(self) -> None:
         """Empty the queue and the counts, once in a forked child."""
-        if self._process == os.getpid():
-            return
-        self._begin()
+        if self._process != os.getpid():
+            self._begin()
 
     def _begin(self) -> None:
         self._process = os.getpid()
         self.worker_id = uuid4().hex
-        self._queue: deque[Sample] = deque()
+        self._queue: deque[Sampled] = deque()
         self._closed = False
         # Held while draining the queue, never on the request path.
         self._lock = threading.Lock()
@@ -268,13 +280,7 @@ class Sampler:
     def offer(self, context: "Context", probability: float, time_seconds: float, /) -> bool:
         """Queue a selected request, or drop and count it; never blocks, never raises.
 
-        Args:
-            context: The answer to the request.
-            probability: The result of ``draw``; 0.0 for a request added by hand.
-            time_seconds: When it was answered, in seconds since the epoch.
-
-        Returns:
-            Whether it was queued.
+        For arguments see ``Sampled``; returns whether it was queued.
         """
         self._offered.add()
         hour = time_seconds // HOUR_SECONDS
@@ -282,21 +288,18 @@ class Sampler:
         if self._closed:
             self._late.add()
         elif len(self._queue) < self.capacity:
-            self._queue.append(Sample(context, probability, time_seconds))
+            self._queue.append((context, probability, time_seconds))
             return True
         else:
             self._refused.add()
         return False
 
-    def drain(self, limit: int) -> list[Sample]:
+    def drain(self, limit: int) -> list[Sampled]:
         """Remove up to ``limit`` samples from the queue, oldest first."""
-        taken: list[Sample] = []
-        with self._lock:
-            try:
-                while len(taken) < limit:
-                    taken.append(self._queue.popleft())
-            except IndexError:
-                pass
+        taken: list[Sampled] = []
+        with self._lock, suppress(IndexError):
+            while len(taken) < limit:
+                taken.append(self._queue.popleft())
         return taken
 
     def lose(self, n: int, reason: LostReason) -> None:
@@ -337,9 +340,10 @@ class Cap:
     """A rate that falls when requests arrive faster than a cap on samples a second allows.
 
     Each second begins at the rate that would have suited the one before, and the rate halves
-    whenever half of the second's remaining samples are taken. The rate of a request depends on
-    earlier requests only, so that weighting by 1 / rate is unbiased. Threads may count a request
-    twice or not at all, which changes the rate of later requests; theirs is recorded with them.
+    whenever half of the second's remaining samples are taken. It depends on earlier requests only,
+    never on the one being selected, so that weighting each by 1 / rate is unbiased. Threads may
+    count a request twice or not at all, which changes the rate of later requests; theirs is
+    recorded with them.
     """
 
     def __init__(self, rate: float, per_second: float, clock: Callable[[], float]) -> None:

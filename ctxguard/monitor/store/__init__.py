@@ -1,14 +1,14 @@
 """The sample store: SQLite on one host, PostgreSQL for several.
 
-    types         the values that go in and come out
-    schema        the tables                    transactions  what runs in one
-    database      connections, creation         errors        database errors as the store's
-    samples       written with counts, waiting, finished
-    ownership     the one monitor that owns a store
-    judgments     judged requests, by time, single, and graded
-    labelling     what people are asked, their labels
-    retention     deletion
+    writer        stores a sampler's requests
+    samples       written with counts, waiting, deleted
+    judgments     results, grades, and rows for estimates
+    labelling     what people are asked, their labels, and rows with these
     sample_store  SampleStore, the table of all that it does
+    types         the values that go in and come out
+    database      transactions                  schema        the tables
+    engine        URL, connections, creation    errors        database errors as the store's
+    ownership     the one monitor that owns a store
 
 The types import without SQLAlchemy, which is imported with ``SampleStore``.
 """
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     OPENED,
-    Accounts,
+    Batch,
     Counts,
-    Entry,
     Finished,
     GradedBlock,
     GradedRows,
@@ -28,14 +27,11 @@ from ctxguard.monitor.store.types import (
     LabelRow,
     Limits,
     LossRow,
-    LostReason,
     PickedPassage,
     PickedSample,
     PickKind,
     State,
     StoredSample,
-    StoredShares,
-    WorkerCounts,
 )
 
 if TYPE_CHECKING:
@@ -43,9 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPENED",
-    "Accounts",
+    "Batch",
     "Counts",
-    "Entry",
     "Finished",
     "GradedBlock",
     "GradedRows",
@@ -53,15 +48,12 @@ __all__ = [
     "LabelRow",
     "Limits",
     "LossRow",
-    "LostReason",
     "PickKind",
     "PickedPassage",
     "PickedSample",
     "SampleStore",
     "State",
     "StoredSample",
-    "StoredShares",
-    "WorkerCounts",
 ]
 
 

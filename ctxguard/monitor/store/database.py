@@ -1,49 +1,40 @@
-"""The database of a store: connections, transactions, and errors that say how to mend them.
+"""A store as functions act on it: its transactions, and the steps that they share.
 
-Connections never cross a fork, and transactions wait a bounded time. SQLite has a write-ahead
-log, short waits for locks, and returns space to the disk. If someone has moved its file away, the
-next transaction starts a new one.
+Connections never cross a fork, and transactions wait a bounded time. If someone has moved away
+SQLite's file, the next transaction begins a new one.
 """
 
 import logging
-import os
-import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import fields
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxguard._support.fork_safety import ClosedAtForks, reset_in_children
-from ctxguard._support.postgresql_url import SCHEMES, own_options
-from ctxguard.errors import ConfigurationError, StoreSchemaError
-from ctxguard.monitor.store import errors as faults
+from ctxguard.errors import CtxguardError, DataError
+from ctxguard.monitor.store import schema
+from ctxguard.monitor.store.engine import begin, database_file, identity, open_engine, read_url
+from ctxguard.monitor.store.errors import store_error
 from ctxguard.monitor.store.ownership import Ownership
-from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, schema_version
-from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
+from ctxguard.monitor.store.types import Limits
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_Identity = tuple[int, int]
-
-BUSY_SECONDS = 5.0
-"""How long a transaction waits for others."""
-_WRITES = "ctxguard_writes"
-"""The execution option of a transaction that will write."""
-_JOURNAL_BYTES = 16 * 2**20
-"""Size to which SQLite's log is truncated after a burst."""
-_LOOK_SECONDS = (0.0005, 0.003)
-"""Seconds between two attempts when others block SQLite."""
-_CREATION_LOCK = 7_243_118
-"""An arbitrary lock number, shared by processes that create the tables in one PostgreSQL
-database."""
-
-_URLS = "write sqlite:///path/to/samples.db, without options, or postgresql://user@host/database"
+_DEFAULT_LIMITS = Limits()
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""Errors from reading a row that the store cannot have written."""
+_MOST_VALUES = 1_000
+"""Values in one statement, below every database's limit on parameters."""
 _inherited: list[object] = []
 """A parent's connections, never closed in the child: closing would end the parent's."""
 
@@ -63,20 +54,20 @@ class Store:
     """
 
     def __init__(
-        self, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
+        self, url: str, *, limits: Limits = _DEFAULT_LIMITS, clock: Callable[[], float] = time.time
     ) -> None:
         self.limits = limits
         self.clock = clock
-        self.url = _read(url)
+        self.url = read_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.file = _file(self.url)
+        self.file = database_file(self.url)
         self._in_memory = self.is_sqlite and self.file is None
         self._reset_after_fork()
         reset_in_children(self)
 
     @classmethod
     def open(
-        cls, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
+        cls, url: str, *, limits: Limits = _DEFAULT_LIMITS, clock: Callable[[], float] = time.time
     ) -> Self:
         """Open a store, creating its tables if there are none.
 
@@ -117,7 +108,7 @@ class Store:
             _inherited.append(former)
         self._ownership = Ownership(self.file, self.name, self.connect)
         self._engine: sa.Engine | None = None
-        self._identity: _Identity | None = None
+        self._identity: tuple[int, int] | None = None
         self._opening = threading.RLock()
         self.of_thread = threading.local()
         """Thread-local; within a ``snapshot``, its ``reading`` is that transaction."""
@@ -132,21 +123,23 @@ class Store:
     def transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
         """Run the block in one transaction: all that it writes is stored, or nothing.
 
-        On SQLite one that writes holds the write lock from the start, so that it never has to be
-        repeated. The database's errors are raised as the store's.
+        The database's errors are raised as the store's.
         """
         try:
             # That in memory is never replaced.
             engine = self._engine if self._in_memory else None
             with self._turn, (engine or self._current()).connect() as connection:
-                connection.execution_options(**{_WRITES: writes})
                 if not writes and not self.is_sqlite:
                     # All that it reads is of one moment, as on SQLite.
                     connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
+                    if self._in_memory:
+                        connection.exec_driver_sql("BEGIN")
+                    else:
+                        begin(connection, writes=writes)
                     yield connection
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
-            ours = faults.store_error(error, self.name, self.file)
+            ours = store_error(error, self.name, self.file)
             if ours is None:
                 raise
             raise ours from error
@@ -197,14 +190,10 @@ class Store:
             return engine
         with self._opening:
             if self._engine is None or not self._is_in_place():
-                former = self._identity
                 # Read now: once the file is closed, a new file may get its number.
-                is_another = former is not None and not self._is_in_place()
+                is_another = self._identity is not None and not self._is_in_place()
                 self._dispose()
-                if self.file is not None:
-                    _make_private(self.file)
-                    self._identity = _identity(self.file)
-                self._engine = self._set_up()
+                self._engine, self._identity = open_engine(self.url, self.name)
                 if is_another:
                     _log.error(
                         "%s was deleted or replaced while it was in use: what was stored in the "
@@ -214,181 +203,163 @@ class Store:
             return self._engine
 
     def _is_in_place(self) -> bool:
-        return self.file is None or _identity(self.file) == self._identity
-
-    def _set_up(self) -> sa.Engine:
-        engine = self._engine_for_url()
-        try:
-            with engine.connect() as connection, connection.begin():
-                is_new = not self._has_tables(connection)
-            if self.is_sqlite:
-                _persist(engine)
-            if is_new:
-                self._create_tables(engine)
-        except BaseException:
-            engine.dispose()
-            raise
-        return engine
-
-    def _engine_for_url(self) -> sa.Engine:
-        # As many connections as threads use the store at once.
-        options: dict[str, Any] = {"pool_size": 0, "connect_args": {"timeout": BUSY_SECONDS}}
-        if not self.is_sqlite:
-            options["pool_pre_ping"] = True
-            options["connect_args"] = {
-                "connect_timeout": max(2, round(BUSY_SECONDS)),
-                # A pooler lends a connection of the server to others between transactions, and
-                # statements that it has prepared with it.
-                "prepare_threshold": None,
-            }
-        elif self._in_memory:
-            options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
-        # Parameters hold payloads: no message may show them.
-        engine = sa.create_engine(self.url, hide_parameters=True, **options)
-        if not self.is_sqlite:
-            sa.event.listen(engine, "begin", _bound_waiting)
-            return engine
-        sa.event.listen(engine, "connect", _prepare)
-        sa.event.listen(engine, "begin", _begin_alone if self._in_memory else _begin)
-        return engine
-
-    def _create_tables(self, engine: sa.Engine) -> None:
-        with engine.connect() as connection:
-            connection.execution_options(**{_WRITES: True})
-            with connection.begin():
-                if not self.is_sqlite:
-                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
-                if not self._has_tables(connection):
-                    metadata.create_all(connection, checkfirst=False)
-                    connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
-
-    def _has_tables(self, connection: sa.Connection) -> bool:
-        """Return whether a complete store exists; False if there is none.
-
-        Raises:
-            StoreSchemaError: it belongs to another release or program, or is incomplete.
-        """
-        found = set(sa.inspect(connection).get_table_names())
-        tables = metadata.tables.keys()
-        if not (found if self.is_sqlite else found & tables):
-            return False
-        lacking, version = sorted(tables - found), None
-        if schema_version.name in found:
-            newest = sa.select(sa.func.max(schema_version.c.version))
-            version = connection.execute(newest).scalar()
-        if version == SCHEMA_VERSION and not lacking:
-            return True
-        problem = f"has schema version {version}, this release reads {SCHEMA_VERSION}"
-        if lacking and version in (None, SCHEMA_VERSION):
-            problem = f"is not a whole sample store: it has no table {lacking[0]}"
-        raise StoreSchemaError(
-            f"{self.name} {problem}. It was not changed: use the release that made it, restore a "
-            "whole copy of it, or give ctxguard a store of its own",
-            found=version,
-            known=SCHEMA_VERSION,
-        )
+        return self.file is None or identity(self.file) == self._identity
 
 
-def _identity(file: Path) -> _Identity | None:
-    """Return the device and inode of a file; None if there is none."""
-    try:
-        status = os.stat(file)  # noqa: PTH116  called before every transaction
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+class Transaction:
+    """One transaction of a store.
 
-
-def _make_private(file: Path) -> None:
-    """Create an empty database that only this user can read, if there is none.
-
-    SQLite gives its log the same permissions. An existing file's permissions are left alone.
+    Attributes:
+        execute: ``Connection.execute`` of its connection.
     """
-    # Opening the database will report what is wrong with the folder.
-    with suppress(OSError):
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        os.close(os.open(os.path.realpath(file), flags, 0o600))
+
+    def __init__(self, store: Store, connection: sa.Connection) -> None:
+        self.store = store
+        self.is_sqlite = store.is_sqlite
+        self.execute = connection.execute
+        self._connection = connection
+        self._series: dict[str, int] = {}
+
+    def lock_writers(self, table: sa.Table) -> None:
+        """Exclude other writers, for a transaction that reads before it inserts."""
+        # On SQLite a writing transaction excludes all others.
+        if not self.is_sqlite:
+            self.execute(sa.text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+    def new_sample_ids(self, n: int) -> list[int]:
+        """Return the ids of the next n samples, ascending; never used before."""
+        table = schema.samples.name
+        if not self.is_sqlite:
+            places = sa.func.generate_series(1, n).table_valued("place")
+            ids = sa.select(sa.func.nextval(f"{table}_sample_id_seq")).select_from(places)
+            return sorted(self.execute(ids).scalars())
+        query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
+        last = self._connection.exec_driver_sql(query, (table,)).scalar() or 0
+        return list(range(last + 1, last + 1 + n))
+
+    def insertion(self, table: sa.Table) -> Any:
+        """Make an insertion that can handle a row with the same key."""
+        return (sqlite if self.is_sqlite else postgresql).insert(table)
+
+    def insert(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows, if there are any."""
+        if rows:
+            self.execute(sa.insert(table), rows)
+
+    def replace(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows, or change the given columns of rows whose key exists."""
+        if rows:
+            insert, key = self.insertion(table), table.primary_key
+            new = {name: insert.excluded[name] for name in rows[0] if name not in key.columns}
+            self.execute(insert.on_conflict_do_update(index_elements=list(key), set_=new), rows)
+
+    def scalars(self, query: sa.Select[T]) -> list[T]:
+        """Return the first column of all rows."""
+        return list(self.execute(query).scalars())
+
+    def raw_rows(self, query: sa.Select[Any]) -> Sequence[Any]:
+        """Return the driver's own rows: a million take SQLAlchemy longer than the query."""
+        if self.is_sqlite:
+            cursor: Any = self.execute(query).cursor
+        else:
+            driver: Any = self._connection.connection.driver_connection
+            compiled = query.compile(self._connection)
+            # Bytes are sent as they are, not as text.
+            cursor = driver.cursor(binary=True).execute(str(compiled), compiled.params)
+        with closing(cursor):
+            rows: Sequence[Any] = cursor.fetchall()
+        return rows
+
+    def rows_with(
+        self, query: sa.Select[Any], column: sa.ColumnElement[Any], values: Iterable[Any] | None
+    ) -> Iterator[sa.Row[Any]]:
+        """Return the rows of a query in which a column has one of many values, or all rows."""
+        if values is None:
+            yield from self.execute(query)
+        else:
+            for some in chunks(sorted(set(values))):
+                yield from self.execute(query.where(column.in_(some)))
+
+    def by_sample(self, query: sa.Select[tuple[int, T]], sample_ids: Iterable[int]) -> dict[int, T]:
+        """Return the second column of a query by the first, the sample, which is one of many."""
+        return dict(map(tuple, self.rows_with(query, query.selected_columns[0], sample_ids)))
+
+    def series_id(self, series: str) -> int:
+        """Return the id of a series; -1, which no row has, for one that has not begun."""
+        if series not in self._series:
+            table = schema.series.c
+            found = self.execute(sa.select(table.series_id).where(table.name == series)).scalar()
+            if found is None:
+                return -1
+            self._series[series] = found
+        return self._series[series]
+
+    def state(self, key: str) -> str | None:
+        """Read a value that a monitor keeps; None where none was set."""
+        table = schema.state.c
+        return self.execute(sa.select(table.value).where(table.key == key)).scalar() or None
+
+    def set_state(self, key: str, value: str) -> None:
+        """Save a value for this monitor and later ones."""
+        self.replace(schema.state, [{"key": key, "value": value}])
 
 
-def _file(url: sa.URL) -> Path | None:
-    name = url.database or ""
-    is_file = url.get_backend_name() == "sqlite" and name not in ("", ":memory:")
-    return Path(name) if is_file else None
-
-
-def _read(url: str) -> sa.URL:
-    try:
-        parsed = sa.make_url(url)
-    except sa.exc.ArgumentError as error:
-        raise ConfigurationError(f"the store's URL cannot be read; {_URLS}") from error
-    backend = parsed.get_backend_name()
-    if backend in SCHEMES:
-        options = [(name, each) for name, own in parsed.normalized_query.items() for each in own]
-        return parsed.set(drivername="postgresql+psycopg", query=dict(own_options(options)))
-    if backend != "sqlite" or parsed.query or (parsed.database or "").startswith("file:"):
-        raise ConfigurationError(f"a sample store cannot be kept in {backend!r}; {_URLS}")
-    return parsed.set(drivername="sqlite+pysqlite")
-
-
-def _bound_waiting(connection: sa.Connection) -> None:
-    """Bound this transaction's wait for locks; not the connection's, which a pooler may lend."""
-    driver: Any = connection.connection.driver_connection
-    driver.execute(f"SET LOCAL lock_timeout = {round(1e3 * BUSY_SECONDS)}")
-
-
-def _prepare(connection: sqlite3.Connection, _: object) -> None:
-    """Set up a new connection; none of this is kept in the file."""
-    connection.isolation_level = None  # only begin() begins transactions
-    connection.execute("PRAGMA synchronous = NORMAL")
-    # Deleted data must not remain in the file, though overwriting costs a write.
-    connection.execute("PRAGMA secure_delete = ON")
-    connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
-
-
-def _persist(engine: sa.Engine) -> None:
-    """Set up the file's own settings: how it returns space, and its write-ahead log."""
-
-    def choose() -> None:
-        with closing(engine.raw_connection()) as connection:
-            cursor = connection.cursor()
-            # Takes effect while the file is empty, and only before the log is chosen.
-            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            cursor.execute("PRAGMA journal_mode = WAL")
-
-    # Processes that create a file together refuse each other at once, without waiting.
-    _once_free(choose)
-
-
-def _once_free(work: Callable[[], object]) -> None:
-    """Retry an action that SQLite refuses while others hold the database, as long as for a lock.
-
-    Its own waits grow to 0.1 s, so that a busy store starves some writers for a second; short,
-    uneven waits give every writer a turn.
-    """
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
+@contextmanager
+def snapshot(store: Store) -> Iterator[None]:
+    """Make this thread's reads of a store in the block one transaction, so all of one moment."""
+    with store.transaction(writes=False) as connection:
+        store.of_thread.reading = Transaction(store, connection)
         try:
-            work()
-            return
-        except sqlite3.OperationalError as error:
-            if not faults.is_busy(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
+            yield
+        finally:
+            del store.of_thread.reading
 
 
-def _begin_alone(connection: sa.Connection) -> None:
-    """Begin a transaction in memory, where no other process waits."""
-    driver: Any = connection.connection.driver_connection
-    driver.execute("BEGIN")
+def reads(
+    function: Callable[Concatenate[Transaction, P], T],
+) -> Callable[Concatenate[Store, P], T]:
+    """Turn a function of a transaction into one of a store, in a reading transaction."""
+    return _of_store(function, writes=False)
 
 
-def _begin(connection: sa.Connection) -> None:
-    """Begin a transaction; one that will write has the write lock from the start."""
-    driver: Any = connection.connection.driver_connection
-    if not connection.get_execution_options().get(_WRITES, False):
-        driver.execute("BEGIN")
-        return
-    driver.execute("PRAGMA busy_timeout = 0")
-    try:
-        _once_free(lambda: driver.execute("BEGIN IMMEDIATE"))
-    finally:
-        driver.execute(f"PRAGMA busy_timeout = {round(1e3 * BUSY_SECONDS)}")
+def writes(
+    function: Callable[Concatenate[Transaction, P], T],
+) -> Callable[Concatenate[Store, P], T]:
+    """Do the same in a writing transaction: all of it is stored, or nothing."""
+    return _of_store(function, writes=True)
+
+
+def _of_store(
+    function: Callable[Concatenate[Transaction, P], T], *, writes: bool
+) -> Callable[Concatenate[Store, P], T]:
+    @wraps(function)
+    def in_transaction(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            if not writes and hasattr(store.of_thread, "reading"):
+                return function(store.of_thread.reading, *args, **kwargs)
+            with store.transaction(writes=writes) as connection:
+                return function(Transaction(store, connection), *args, **kwargs)
+        except CtxguardError:
+            raise  # some are ValueErrors too
+        except _UNREADABLE as error:
+            raise DataError(
+                f"{store.name}: {function.__name__} met a value that ctxguard cannot have "
+                f"stored ({type(error).__name__}); restore a copy, or begin a new store"
+            ) from error
+
+    return in_transaction
+
+
+def record(kind: type[T], row: sa.Row[Any], /, **other: object) -> T:
+    """Make a dataclass from a row whose columns are named like its fields, except those given."""
+    read = {each.name: getattr(row, each.name) for each in fields(kind) if each.name not in other}  # type: ignore[arg-type]
+    return kind(**read, **other)
+
+
+def chunks(values: Sequence[T], size: int = _MOST_VALUES) -> list[Sequence[T]]:
+    """Cut values into pieces small enough for one statement's parameters.
+
+    >>> chunks([1, 2, 3], 2)
+    [[1, 2], [3]]
+    """
+    return [values[start : start + size] for start in range(0, len(values), size)]

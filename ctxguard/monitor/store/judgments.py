@@ -1,34 +1,55 @@
-"""Reads judged requests: by series and time, singly, or those people have graded."""
+"""What judges said of samples: results with their counts, grades, and rows for estimates.
+
+A result is stored once, with what it counts. Grades are kept as JSON beside the text that they may
+quote, rows as blocks that outlive it.
+"""
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 
+from ctxguard.errors import StoreError
+from ctxguard.measure.rows import Rows, to_block
+from ctxguard.monitor.sampling.record import Judgment
+from ctxguard.monitor.sampling.sampler import HOUR_SECONDS
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import Store
-from ctxguard.monitor.store.transactions import Transaction, reads, record, writes
+from ctxguard.monitor.store.database import Store, Transaction, reads, writes
+from ctxguard.monitor.store.samples import shares_at, stored_shares
 from ctxguard.monitor.store.types import (
-    MOST_UNCOVERED,
     NO_PICK,
-    OPENED,
-    GradedBlock,
-    GradedRows,
+    Counts,
+    Finished,
     JudgedRows,
     LossRow,
     State,
-    StoredSample,
 )
+
+_log = logging.getLogger(__name__)
 
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
 _judged = schema.judged.c
 _grades = schema.grades.c
-_picked = schema.picked.c
+_JSON = TypeAdapter(list[Judgment])
+_UNFINISHED = (State.PENDING.value, State.INCOMPLETE.value)
+_NOTHING: Mapping[Any, Any] = {}
+_FRESH = {
+    "is_counted": True,
+    "route": "",
+    "is_graded": False,
+    "disagreements": 0,
+    "last_label_id": -1,
+    **dict.fromkeys(["profile_id", "session", "question", "recall_loss", "harm"]),
+    **dict.fromkeys(["probability", "recall_probability"]),
+}
+"""The columns of a sample that was just judged: no people's grades, and no loss."""
 
 
 @reads
@@ -36,6 +57,204 @@ def series(db: Transaction) -> list[str]:
     """Return every series of judgments, in the order in which they began."""
     table = schema.series.c
     return db.scalars(sa.select(table.name).order_by(table.series_id))
+
+
+def finish(
+    store: Store,
+    series: str,
+    finished: Sequence[Finished],
+    counts: Counts = _NOTHING,
+    values: Mapping[str, str] = _NOTHING,
+) -> dict[int, Exception]:
+    """Store the results of samples, each whatever the others hold, and what they count with them.
+
+    One transaction for all of them, or one for each where something in them cannot be stored.
+    Samples that are finished already stay as they are, unless a call of the judge had failed, and
+    so do those that were deleted or forced.
+
+    Args:
+        counts: The monitor's other counts, to add to those of the series.
+        values: Values to keep, by key.
+
+    Returns:
+        By sample, why a result could not be stored.
+
+    Raises:
+        StoreError: nothing can be stored at present, and nothing was.
+    """
+    if not (finished or counts or values):
+        return {}
+    try:
+        _finish(store, series, finished, counts, values)
+        return {}
+    except StoreError:
+        raise
+    except Exception as error:
+        if not finished:
+            raise
+        finish(store, series, [], counts, values)
+        if len(finished) == 1:
+            return {finished[0].sample_id: error}
+    refused: dict[int, Exception] = {}
+    for one in finished:
+        refused |= finish(store, series, [one])
+    return refused
+
+
+@writes
+def _finish(
+    db: Transaction,
+    series: str,
+    finished: Sequence[Finished],
+    counts: Counts,
+    values: Mapping[str, str],
+) -> None:
+    """Store the results of samples that were not finished before."""
+    last = {one.sample_id: one for one in reversed(finished)}
+    unfinished = sa.select(_samples.sample_id, _samples.time_seconds).where(
+        _samples.state.in_(_UNFINISHED)
+    )
+    time_of: dict[int, float] = db.by_sample(unfinished, sorted(last))
+    accepted = [last[sample_id] for sample_id in time_of]
+    _add_counts(db, series, [counts, *[one.counts for one in accepted]])
+    for key, value in values.items():
+        db.set_state(key, value)
+    if not accepted:
+        return
+    series_id = _begun(db, series)
+    db.execute(
+        sa.update(schema.samples)
+        .where(_samples.sample_id == sa.bindparam("finished_id"))
+        .values(state=sa.bindparam("outcome"), rejected=sa.bindparam("replies")),
+        [
+            {
+                "finished_id": one.sample_id,
+                "outcome": one.state.value,
+                "replies": json.dumps(one.rejected) if one.rejected else None,
+            }
+            for one in accepted
+        ],
+    )
+    judged, grades = [], []
+    for one in accepted:
+        if one.rows is None:
+            continue
+        own = {"sample_id": one.sample_id, "series_id": series_id}
+        loss = {} if one.loss is None else asdict(one.loss)
+        row = {"time_seconds": time_of[one.sample_id], "block": to_block(one.rows)}
+        judged.append({**_FRESH, **loss, **row, **own})
+        grades.append({**own, "grades": _as_json(one.grades), "n_failed": one.n_failed})
+    # People's grades are added to a new block anew.
+    db.replace(schema.judged, judged)
+    db.replace(schema.grades, grades)
+
+
+def _add_counts(db: Transaction, series: str, more: Iterable[Counts]) -> None:
+    """Add to the counts of a series, which never fall."""
+    added = Counter[tuple[str, ...]]()
+    for counts in more:
+        for name, n in counts.items():
+            added[tuple(map(str, name))] += n  # type: ignore[assignment]
+    if any(added.values()):
+        totals = Counter(_counts(db, series))
+        totals.update(added)
+        text = json.dumps([[*name, n] for name, n in totals.items()])
+        db.set_state(f"counts {series}", text)
+
+
+def _counts(db: Transaction, series: str) -> dict[tuple[str, ...], float]:
+    """Return the counts since a series began, by name and label values."""
+    kept = json.loads(db.state(f"counts {series}") or "[]")
+    return {tuple(name): n for *name, n in kept}
+
+
+counts = reads(_counts)
+
+
+@writes
+def save_again(
+    db: Transaction, series: str, sample_id: int, grades: Mapping[str, Judgment], n_failed: int
+) -> None:
+    """Store the grades of a series on a sample that another series judged first.
+
+    Nothing is stored where its text was deleted.
+    """
+    own = {"sample_id": sample_id, "series_id": _begun(db, series)}
+    payload = schema.payloads.c.sample_id
+    if db.scalars(sa.select(payload).where(payload == sample_id)):
+        db.replace(schema.grades, [{**own, "grades": _as_json(grades), "n_failed": n_failed}])
+
+
+def _begun(db: Transaction, series: str) -> int:
+    """Return the id of a series, which begins with its first grades."""
+    db.execute(db.insertion(schema.series).on_conflict_do_nothing().values(name=series))
+    return db.series_id(series)
+
+
+@reads
+def failed(db: Transaction, series: str) -> list[int]:
+    """Return the samples that a series judged first, and on which calls of the judge failed.
+
+    Only those whose text is kept, oldest first: the judge can be asked about them again.
+    """
+    payload = schema.payloads.c.sample_id
+    query = (
+        sa.select(_grades.sample_id)
+        .join(schema.samples, _samples.sample_id == _grades.sample_id)
+        .join(schema.payloads, payload == _grades.sample_id)
+        .where(_samples.state == State.INCOMPLETE.value, *_has_failed(db, series))
+    )
+    return db.scalars(query.order_by(_grades.sample_id))
+
+
+@reads
+def n_failed(db: Transaction, series: str) -> tuple[int, int]:
+    """Count the requests and the passages on which calls of the judge failed."""
+    counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_grades.n_failed), 0))
+    requests, passages = db.execute(counted.where(*_has_failed(db, series))).one()
+    return requests, int(passages)
+
+
+def _has_failed(db: Transaction, series: str) -> tuple[sa.ColumnElement[bool], ...]:
+    # Worded as in the index, or it is not used.
+    return _grades.series_id == db.series_id(series), sa.literal_column("n_failed > 0", sa.Boolean)
+
+
+@reads
+def grades(
+    db: Transaction, series: str | None, sample_ids: Sequence[int]
+) -> dict[int, dict[str, Judgment]]:
+    """Return grades by sample and passage id, without deleted, damaged or missing ones.
+
+    Args:
+        series: The series; None for the one that judged each sample first.
+    """
+    query = sa.select(_grades.sample_id, _grades.grades)
+    if series is None:
+        first = sa.and_(
+            _judged.sample_id == _grades.sample_id,
+            _judged.series_id == _grades.series_id,
+            _judged.is_counted,
+        )
+        query = query.join(schema.judged, first)
+    else:
+        query = query.where(_grades.series_id == db.series_id(series))
+    found = {}
+    texts: dict[int, str] = db.by_sample(query, sample_ids)
+    for sample_id, text in texts.items():
+        try:
+            found[sample_id] = {one.passage_id: one for one in _JSON.validate_json(text)}
+        except ValueError as error:
+            _log.warning(
+                "sample %d is left out: its grades cannot be read: %s",
+                sample_id,
+                type(error).__name__,
+            )
+    return found
+
+
+def _as_json(grades: Mapping[str, Judgment]) -> str:
+    return _JSON.dump_json(list(grades.values()), exclude_defaults=True).decode()
 
 
 def judged_pages(
@@ -46,16 +265,14 @@ def judged_pages(
     Memory holds one page. Requests that are judged meanwhile may or may not be read.
 
     Args:
-        series: A series that has not begun has no rows.
-        since: Seconds since the epoch, the earliest; None for the beginning.
-        until: Seconds since the epoch, exclusive; None for no end.
+        since, until: In seconds since the epoch, ``until`` excluded; None for no bound.
     """
     after: tuple[float, int] | None = None
     while True:
         page = _judged_page(store, series, since, until, after)
-        if len(page):
+        if len(page.sample_ids):
             yield page
-        if len(page) < PAGE_ROWS:
+        if len(page.sample_ids) < PAGE_ROWS:
             return
         after = float(page.time_seconds[-1]), int(page.sample_ids[-1])
 
@@ -85,39 +302,48 @@ def _judged_page(
         query = query.where(_judged.time_seconds >= since)
     if until is not None:
         query = query.where(_judged.time_seconds < until)
-    rows = db.raw_rows(query)
+    return JudgedRows(*columns_of(db, db.raw_rows(query)))
+
+
+def columns_of(db: Transaction, rows: Sequence[Any]) -> tuple[Any, Any, Any, Rows]:
+    """Make the columns of ``JudgedRows`` from rows of sample, time, first pick and block."""
     ids, times, picks, blocks = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return JudgedRows(
-        np.fromiter(ids, np.int64, len(ids)),
-        np.fromiter(times, np.float64, len(times)),
-        np.fromiter(picks, np.int64, len(picks)),
-        tuple(blocks),
-    )
+    time_seconds, read = np.array(times, np.float64), Rows.read(blocks)
+    read.requests["probability"] *= shares_at(stored_shares(db), time_seconds)
+    return np.array(ids, np.int64), time_seconds, np.array(picks, np.int64), read
 
 
 @reads
 def losses(
     db: Transaction, series: str, profile_id: str, *, since: float, until: float
 ) -> list[LossRow]:
-    """Return the losses of requests of a profile with since ≤ time < until, in any order."""
+    """Return the losses of requests of a profile with since ≤ time < until, in any order.
+
+    Each stands for those of its hour that were lost, as in ``JudgedRows``.
+    """
     query = sa.select(*[_judged[each.name] for each in fields(LossRow)]).where(
         *_of_profile(db, series, profile_id),
         _judged.time_seconds >= since,
         _judged.time_seconds < until,
     )
-    return [LossRow(*row) for row in db.execute(query)]
+    shares, found = stored_shares(db), []
+    for row in db.execute(query):
+        loss = LossRow(*row)
+        if share := shares.get(loss.time_seconds // HOUR_SECONDS):
+            loss = replace(
+                loss,
+                probability=loss.probability * share,
+                recall_probability=loss.recall_probability * share,
+            )
+        found.append(loss)
+    return found
 
 
 @reads
 def first_loss_seconds(
     db: Transaction, series: str, profile_id: str, *, since: float | None
 ) -> float | None:
-    """Return the time of the first request with a loss; None if there is none.
-
-    Args:
-        profile_id: The profile that served it.
-        since: Leave earlier ones out; None for the first of all.
-    """
+    """Return the time of the first request with a loss from ``since`` on; None if there is none."""
     first_of = sa.func.min(_judged.time_seconds)
     query = sa.select(first_of).where(*_of_profile(db, series, profile_id))
     if since is not None:
@@ -126,235 +352,7 @@ def first_loss_seconds(
     return first
 
 
-@reads
-def grades(db: Transaction, series: str | None, sample_ids: Sequence[int]) -> dict[int, str]:
-    """Return grades by sample, without deleted or missing ones.
-
-    Args:
-        series: The series; None for the one that judged each sample first.
-    """
-    query = sa.select(_grades.sample_id, _grades.grades)
-    if series is None:
-        first = sa.and_(
-            _judged.sample_id == _grades.sample_id,
-            _judged.series_id == _grades.series_id,
-            _judged.is_counted,
-        )
-        query = query.join(schema.judged, first)
-    else:
-        query = query.where(_grades.series_id == db.series_id(series))
-    return db.by_sample(query, sample_ids)
-
-
-@reads
-def rejected(
-    db: Transaction, sample_ids: Sequence[int]
-) -> dict[int, tuple[tuple[str, str, str], ...]]:
-    """(passage id, reason, raw reply) of each grade that was not valid, by sample."""
-    query = sa.select(_samples.sample_id, _samples.rejected).where(_samples.rejected.is_not(None))
-    found: dict[int, str] = db.by_sample(query, sample_ids)
-    return {each: tuple(map(tuple, json.loads(text))) for each, text in found.items()}
-
-
-@reads
-def find(db: Transaction, request_ids: Sequence[str]) -> list[int]:
-    """Return the samples of requests, oldest first."""
-    rows = db.rows_with(sa.select(_samples.sample_id), _samples.request_id, request_ids)
-    return sorted({row.sample_id for row in rows})
-
-
-@reads
-def samples_of(db: Transaction, request_id: str) -> list[StoredSample]:
-    """Return the samples of a request, oldest first, and how far each came."""
-    query = _stored().where(_samples.request_id == request_id)
-    return list(map(_stored_sample, db.execute(query.order_by(_samples.sample_id))))
-
-
-@reads
-def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> list[StoredSample]:
-    """Return the samples stored last, newest first, and how far each came.
-
-    Args:
-        n: The most samples to return.
-        before: Only samples stored before the one with this id; None for the newest of all.
-    """
-    query = _stored().order_by(_samples.sample_id.desc()).limit(n)
-    if before is not None:
-        query = query.where(_samples.sample_id < before)
-    return list(map(_stored_sample, db.execute(query)))
-
-
 def _of_profile(
     db: Transaction, series: str, profile_id: str
 ) -> tuple[sa.ColumnElement[bool], ...]:
     return _judged.series_id == db.series_id(series), _judged.profile_id == profile_id
-
-
-def _stored() -> sa.Select[Any]:
-    payloads, series = schema.payloads.c, schema.series.c
-    return (
-        sa.select(
-            schema.samples,
-            payloads.sample_id.is_not(None).label("has_text"),
-            series.name.label("series"),
-        )
-        .outerjoin(schema.payloads, payloads.sample_id == _samples.sample_id)
-        .outerjoin(
-            schema.judged,
-            sa.and_(_judged.sample_id == _samples.sample_id, _judged.is_counted),
-        )
-        .outerjoin(schema.series, series.series_id == _judged.series_id)
-    )
-
-
-def _stored_sample(row: sa.Row[Any]) -> StoredSample:
-    return record(StoredSample, row, state=State(row.state), has_text=bool(row.has_text))
-
-
-@reads
-def to_grade(db: Transaction, series: str) -> dict[int, int]:
-    """Return the judged samples with labels that their block in the series lacks.
-
-    Samples that another series judged first count once this series has judged them.
-
-    Returns:
-        By sample, the id of its newest label.
-    """
-    newest = sa.func.max(schema.labels.c.label_id)
-    own, block = db.series_id(series), schema.judged.alias()
-    again = sa.and_(_grades.sample_id == _judged.sample_id, _grades.series_id == own)
-    of_sample = sa.and_(block.c.sample_id == _judged.sample_id, block.c.series_id == own)
-    query = (
-        sa.select(_judged.sample_id, newest.label("newest"))
-        .join(schema.samples, _samples.sample_id == _judged.sample_id)
-        .join(schema.labels, schema.labels.c.request_id == _samples.request_id)
-        .outerjoin(schema.grades, again)
-        .outerjoin(block, of_sample)
-        .where(
-            _judged.is_counted,
-            sa.or_(_judged.series_id == own, _grades.sample_id.is_not(None)),
-        )
-        .group_by(_judged.sample_id, block.c.last_label_id)
-        .having(newest > sa.func.coalesce(block.c.last_label_id, -1))
-    )
-    return {row.sample_id: row.newest for row in db.execute(query)}
-
-
-@reads
-def labelled(db: Transaction, series: str) -> dict[int, bool]:
-    """Return the samples that draws asked about, people labelled, and whose text is kept.
-
-    Returns:
-        By sample, whether the series has judged it, first or again, without a call that failed.
-    """
-    own = db.series_id(series)
-    again = sa.and_(
-        _grades.sample_id == _picked.sample_id,
-        _grades.series_id == own,
-        sa.or_(
-            _grades.n_failed == 0,
-            sa.exists().where(
-                _judged.sample_id == _grades.sample_id,
-                _judged.series_id == own,
-                _judged.is_counted,
-            ),
-        ),
-    )
-    labels = schema.labels.c
-    rows = db.execute(
-        sa.select(_picked.sample_id, _grades.sample_id.is_not(None).label("is_judged"))
-        .join(schema.samples, _samples.sample_id == _picked.sample_id)
-        .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
-        .outerjoin(schema.grades, again)
-        .where(sa.exists().where(labels.request_id == _samples.request_id))
-        .distinct()
-    )
-    return {row.sample_id: bool(row.is_judged) for row in rows}
-
-
-@reads
-def blocks(db: Transaction, sample_ids: Sequence[int]) -> dict[int, bytes]:
-    """Return the block of each sample by its first series, without those that were deleted."""
-    query = sa.select(_judged.sample_id, _judged.block).where(_judged.is_counted)
-    return db.by_sample(query, sorted(set(sample_ids)))
-
-
-@writes
-def save_graded(db: Transaction, series: str, rows: Sequence[GradedBlock]) -> None:
-    """Save the blocks of a series in place of its former ones of their samples."""
-    own = db.series_id(series)
-    first = sa.select(sa.literal(own), _judged.time_seconds, _judged.sample_id).where(
-        _judged.is_counted
-    )
-    for row in rows:
-        values = asdict(row)
-        is_own = sa.and_(_judged.series_id == own, _judged.sample_id == values.pop("sample_id"))
-        updated = db.execute(sa.update(schema.judged).where(is_own).values(values))
-        if not updated.rowcount:
-            given = {**values, "is_counted": False}
-            copied = first.where(_judged.sample_id == row.sample_id)
-            literals = [sa.literal(value, _judged[name].type) for name, value in given.items()]
-            columns = ["series_id", "time_seconds", "sample_id", *given]
-            db.execute(sa.insert(schema.judged).from_select(columns, copied.add_columns(*literals)))
-
-
-@reads
-def graded(db: Transaction, series: str) -> GradedRows:
-    """Read all samples of a series that people have graded, by ascending id.
-
-    Those whose text or sample was deleted since are among them.
-    """
-    own = db.series_id(series)
-    rows = db.execute(
-        sa.select(schema.judged)
-        .where(_judged.series_id == own, _judged.is_graded)
-        .order_by(_judged.sample_id)
-    ).all()
-    firsts = [NO_PICK if row.first_pick is None else row.first_pick for row in rows]
-    return GradedRows(
-        sample_ids=np.array([row.sample_id for row in rows], np.int64),
-        time_seconds=np.array([row.time_seconds for row in rows], np.float64),
-        first_pick=np.array(firsts, np.int64),
-        routes=tuple([row.route for row in rows]),
-        blocks=tuple([row.block for row in rows]),
-        draws=_draws(db, own),
-        disagreements=sum(row.disagreements for row in rows),
-    )
-
-
-@reads
-def draws(db: Transaction, series: str, graded: Collection[int]) -> frozenset[int]:
-    """Return the draws whose graded samples stand for all that they could have taken.
-
-    Args:
-        graded: Samples that people graded, whether their blocks say so yet or not.
-    """
-    return _draws(db, db.series_id(series), graded)
-
-
-def _draws(db: Transaction, own: int, graded: Collection[int] = ()) -> frozenset[int]:
-    """Return the draws in which every tenant's part has grades.
-
-    A draw from what another series judged counts as far as the samples were judged again. People
-    grade the samples of a file in random order, so those that they got to stand for the
-    others of the same file. But one tenant's graded file says nothing of the other tenants: until
-    theirs has grades, no label of the draw counts.
-    """
-    query = (
-        sa.select(_picked.pick_id, _picked.asked, _picked.sample_id, _judged.is_graded)
-        .outerjoin(
-            schema.judged,
-            sa.and_(_judged.sample_id == _picked.sample_id, _judged.series_id == own),
-        )
-        .where(_picked.kind.in_(OPENED))
-    )
-    files, graded_files = Counter[tuple[int, str]](), set[tuple[int, str]]()
-    for pick, asked, sample_id, is_graded in db.execute(query):
-        files[pick, asked] += 1
-        if is_graded or sample_id in graded:
-            graded_files.add((pick, asked))
-    whole, missed = Counter[int](), Counter[int]()
-    for (pick, asked), n in files.items():
-        whole[pick] += n
-        missed[pick] += n * ((pick, asked) not in graded_files)
-    return frozenset([pick for pick, n in whole.items() if missed[pick] <= MOST_UNCOVERED * n])

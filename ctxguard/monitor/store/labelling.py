@@ -1,22 +1,29 @@
-"""The passages people are asked to grade, with their probabilities, and people's labels.
+"""What people are asked to grade, their labels, and the rows of judged samples with their grades.
 
 Labels belong to a request, and so to every sample of that request.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.rows import Rows, to_block
 from ctxguard.monitor.store import schema
+from ctxguard.monitor.store.database import Transaction, chunks, reads, record, writes
+from ctxguard.monitor.store.judgments import columns_of
 from ctxguard.monitor.store.schema import storable
-from ctxguard.monitor.store.transactions import Transaction, chunks, reads, record, writes
 from ctxguard.monitor.store.types import (
+    MOST_UNCOVERED,
+    NO_PICK,
     OPENED,
     Added,
+    GradedBlock,
+    GradedRows,
     LabelRow,
     PickedPassage,
     PickedSample,
@@ -27,6 +34,7 @@ _samples = schema.samples.c
 _labels = schema.labels.c
 _judged = schema.judged.c
 _picked = schema.picked.c
+_grades = schema.grades.c
 _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
 _TAKEN_BACK = -1
@@ -38,11 +46,9 @@ _SCALE = "labels.top_grade"
 
 @writes
 def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None = None) -> Added:
-    """Add labels of sampled requests.
+    """Add labels of sampled requests, but for those that repeat the annotator's last one.
 
-    A label that repeats the same annotator's last label of that passage is left out. Readers decide
-    which of several labels of a passage counts. A row without a grade takes the annotator's label
-    of that passage back, and is added only if there is one.
+    Readers decide which of several labels of a passage counts.
 
     Args:
         top_grade: The highest grade of their scale, which the first labels fix for the store, as
@@ -53,7 +59,11 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
     """
     db.lock_writers(schema.labels)
     # In the form in which they are read back, for comparison.
-    rows = [replace(row, **_storable_texts(row)) for row in rows]
+    texts: list[dict[str, Any]] = [
+        {name: storable(each) for name, each in asdict(row).items() if isinstance(each, str)}
+        for row in rows
+    ]
+    rows = [replace(row, **own) for row, own in zip(rows, texts, strict=True)]
     scale = _top_grade(db)
     highest = max((row.grade or 0 for row in rows), default=0)
     if scale is not None and (top_grade not in (None, scale) or highest > scale):
@@ -64,7 +74,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
         )
     known = known_requests(db, [row.request_id for row in rows])
     query = sa.select(schema.labels).order_by(_labels.label_id)
-    former = map(_label, db.rows_with(query, _labels.request_id, sorted(known)))
+    former = map(_label, db.rows_with(query, _labels.request_id, known))
     of_known = [row for row in rows if row.request_id in known]
     new = _new_labels(former, of_known)
     db.insert(
@@ -117,38 +127,19 @@ def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tup
     query = sa.select(_samples.sample_id, schema.labels).join(
         schema.samples, _samples.request_id == _labels.request_id
     )
-    rows = _of_samples(db, query, "label_id", sample_ids)
-    return [(row.sample_id, _label(row)) for row in rows]
-
-
-def _of_samples(
-    db: Transaction,
-    query: sa.Select[Any],
-    number: str,
-    sample_ids: Sequence[int] | None,
-) -> list[sa.Row[Any]]:
-    """Return the rows of some samples, or of all, in the order of the column ``number``."""
-    rows: Iterable[sa.Row[Any]] = (
-        db.execute(query)
-        if sample_ids is None
-        else db.rows_with(query, _samples.sample_id, sorted(set(sample_ids)))
-    )
-    return sorted(rows, key=lambda row: (getattr(row, number), row.sample_id))
+    rows = db.rows_with(query, _samples.sample_id, sample_ids)
+    in_order = sorted(rows, key=lambda row: (row.label_id, row.sample_id))
+    return [(row.sample_id, _label(row)) for row in in_order]
 
 
 def known_requests(db: Transaction, request_ids: Iterable[str]) -> set[str]:
     """Return the requests among these that have a sample."""
     column = _samples.request_id
-    wanted = sorted(set(request_ids))
-    return {row.request_id for row in db.rows_with(sa.select(column), column, wanted)}
+    return {row.request_id for row in db.rows_with(sa.select(column), column, request_ids)}
 
 
 def _label(row: sa.Row[Any]) -> LabelRow:
     return record(LabelRow, row, grade=None if row.grade == _TAKEN_BACK else row.grade)
-
-
-def _storable_texts(row: LabelRow) -> dict[str, Any]:
-    return {name: storable(text) for name, text in asdict(row).items() if isinstance(text, str)}
 
 
 @reads
@@ -182,15 +173,10 @@ def _last_pick(db: Transaction) -> int:
 def save_pick(
     db: Transaction, series: str, passages: Sequence[PickedPassage], last_pick: int
 ) -> bool:
-    """Save a draw, and the judged samples it could have taken.
-
-    Args:
-        series: The series of the judged samples.
-        passages: The drawn passages and opened requests.
-        last_pick: The last draw, from ``to_pick``.
+    """Save a draw, and the judged samples of the series that it could have taken.
 
     Returns:
-        False if another draw was saved meanwhile; nothing is written then.
+        False, and nothing is written, if another draw than ``to_pick`` told of was saved meanwhile.
     """
     db.lock_writers(schema.picked)
     if _last_pick(db) != last_pick:
@@ -213,10 +199,9 @@ def save_pick(
 
 @writes
 def ask_for_labels(db: Transaction, sample_ids: Sequence[int], tenant: str) -> None:
-    """Remember that people are asked to grade picked samples, which is the first time.
+    """Remember for what tenant's file people are first asked to grade picked samples.
 
-    Args:
-        tenant: The tenant whose file they are in; empty for a file of all tenants.
+    The tenant is empty for a file of all.
     """
     for some in chunks(sample_ids):
         db.execute(
@@ -239,13 +224,8 @@ def picked(
     query = sa.select(schema.picked).order_by(_picked.pick_id, _picked.sample_id, _picked.position)
     if series is not None:
         query = query.where(_picked.series_id == db.series_id(series))
-    rows = (
-        db.execute(query)
-        if sample_ids is None
-        else db.rows_with(query, _picked.sample_id, sorted(set(sample_ids)))
-    )
     found: dict[int, list[PickedPassage]] = {}
-    for row in rows:
+    for row in db.rows_with(query, _picked.sample_id, sample_ids):
         passage = record(PickedPassage, row, kind=PickKind(row.kind))
         found.setdefault(row.sample_id, []).append(passage)
     return found
@@ -274,3 +254,156 @@ def picked_samples(db: Transaction, series: str) -> list[PickedSample]:
         .order_by(_samples.sample_id)
     )
     return [record(PickedSample, row) for row in db.execute(query)]
+
+
+@reads
+def to_grade(db: Transaction, series: str) -> dict[int, int]:
+    """Return the newest label of each judged sample with labels that its rows in the series lack.
+
+    Samples that another series judged first count once this series has judged them.
+    """
+    newest = sa.func.max(schema.labels.c.label_id)
+    own, block = db.series_id(series), schema.judged.alias()
+    again = sa.and_(_grades.sample_id == _judged.sample_id, _grades.series_id == own)
+    of_sample = sa.and_(block.c.sample_id == _judged.sample_id, block.c.series_id == own)
+    query = (
+        sa.select(_judged.sample_id, newest.label("newest"))
+        .join(schema.samples, _samples.sample_id == _judged.sample_id)
+        .join(schema.labels, schema.labels.c.request_id == _samples.request_id)
+        .outerjoin(schema.grades, again)
+        .outerjoin(block, of_sample)
+        .where(
+            _judged.is_counted,
+            sa.or_(_judged.series_id == own, _grades.sample_id.is_not(None)),
+        )
+        .group_by(_judged.sample_id, block.c.last_label_id)
+        .having(newest > sa.func.coalesce(block.c.last_label_id, -1))
+    )
+    return {row.sample_id: row.newest for row in db.execute(query)}
+
+
+@reads
+def labelled(db: Transaction, series: str) -> dict[int, bool]:
+    """Tell of samples that draws asked about and people labelled whether the series judged them.
+
+    It has if it did so first or again, without a call that failed. Only those with their text.
+    """
+    own = db.series_id(series)
+    again = sa.and_(
+        _grades.sample_id == _picked.sample_id,
+        _grades.series_id == own,
+        sa.or_(
+            _grades.n_failed == 0,
+            sa.exists().where(
+                _judged.sample_id == _grades.sample_id,
+                _judged.series_id == own,
+                _judged.is_counted,
+            ),
+        ),
+    )
+    labels = schema.labels.c
+    rows = db.execute(
+        sa.select(_picked.sample_id, _grades.sample_id.is_not(None).label("is_judged"))
+        .join(schema.samples, _samples.sample_id == _picked.sample_id)
+        .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
+        .outerjoin(schema.grades, again)
+        .where(sa.exists().where(labels.request_id == _samples.request_id))
+        .distinct()
+    )
+    return {row.sample_id: bool(row.is_judged) for row in rows}
+
+
+@reads
+def probabilities(db: Transaction, sample_ids: Sequence[int]) -> dict[int, float]:
+    """Return the probability with which each judged sample was sampled and taken up for judging.
+
+    By the series that judged it first; without those that were deleted.
+    """
+    query = sa.select(_judged.sample_id, _judged.block).where(_judged.is_counted)
+    found: dict[int, bytes] = db.by_sample(query, sample_ids)
+    requests = Rows.read(list(found.values())).requests
+    return dict(zip(found, requests["probability"].tolist(), strict=True))
+
+
+@writes
+def save_graded(db: Transaction, series: str, rows: Sequence[GradedBlock]) -> None:
+    """Save the rows of a series in place of its former ones of their samples."""
+    own = db.series_id(series)
+    first = sa.select(sa.literal(own), _judged.time_seconds, _judged.sample_id).where(
+        _judged.is_counted
+    )
+    for row in rows:
+        values = {
+            "block": to_block(row.rows),
+            "route": row.route,
+            "is_graded": row.is_graded,
+            "disagreements": row.disagreements,
+            "last_label_id": row.last_label_id,
+        }
+        is_own = sa.and_(_judged.series_id == own, _judged.sample_id == row.sample_id)
+        updated = db.execute(sa.update(schema.judged).where(is_own).values(values))
+        if not updated.rowcount:
+            given = {**values, "is_counted": False}
+            copied = first.where(_judged.sample_id == row.sample_id)
+            literals = [sa.literal(value, _judged[name].type) for name, value in given.items()]
+            columns = ["series_id", "time_seconds", "sample_id", *given]
+            db.execute(sa.insert(schema.judged).from_select(columns, copied.add_columns(*literals)))
+
+
+@reads
+def graded(db: Transaction, series: str) -> GradedRows:
+    """Read all samples of a series that people have graded, by ascending id.
+
+    Those whose text or sample was deleted since are among them.
+    """
+    own, first_pick = db.series_id(series), sa.func.coalesce(_judged.first_pick, NO_PICK)
+    rows = db.execute(
+        sa.select(_judged.sample_id, _judged.time_seconds, first_pick, _judged.block)
+        .add_columns(_judged.route, _judged.disagreements)
+        .where(_judged.series_id == own, _judged.is_graded)
+        .order_by(_judged.sample_id)
+    ).all()
+    return GradedRows(
+        *columns_of(db, [row[:4] for row in rows]),
+        routes=tuple([row.route for row in rows]),
+        draws=_draws(db, own),
+        disagreements=sum(row.disagreements for row in rows),
+    )
+
+
+@reads
+def draws(db: Transaction, series: str, graded: Collection[int]) -> frozenset[int]:
+    """Return the draws whose graded samples stand for all that they could have taken.
+
+    Args:
+        graded: Samples that people graded, whether their blocks say so yet or not.
+    """
+    return _draws(db, db.series_id(series), graded)
+
+
+def _draws(db: Transaction, own: int, graded: Collection[int] = ()) -> frozenset[int]:
+    """Return the draws in which every tenant's part has grades.
+
+    A draw from what another series judged counts as far as the samples were judged again. People
+    grade the samples of a file in random order, so those that they got to stand for the
+    others of the same file. But one tenant's graded file says nothing of the other tenants: until
+    theirs has grades, no label of the draw counts.
+    """
+    query = (
+        sa.select(_picked.pick_id, _picked.asked, _picked.sample_id, _judged.is_graded)
+        .outerjoin(
+            schema.judged,
+            sa.and_(_judged.sample_id == _picked.sample_id, _judged.series_id == own),
+        )
+        .where(_picked.kind.in_(OPENED))
+    )
+    files, graded_files = Counter[tuple[int, str]](), set[tuple[int, str]]()
+    for pick, asked, sample_id, is_graded in db.execute(query):
+        files[pick, asked] += 1
+        if is_graded or sample_id in graded:
+            graded_files.add((pick, asked))
+    whole, missed = Counter[int](), Counter[int]()
+    for (pick, asked), n in files.items():
+        whole[pick] += n
+        missed[pick] += n * ((pick, asked) not in graded_files)
+    return frozenset([pick for pick, n in whole.items() if missed[pick] <= MOST_UNCOVERED * n])

@@ -5,9 +5,8 @@ its docstring says otherwise, and may be called from any thread of any process. 
 never hold a payload.
 """
 
-from ctxguard.monitor.store import judgments, labelling, retention, samples
-from ctxguard.monitor.store.database import Store
-from ctxguard.monitor.store.transactions import Transaction, reads, snapshot, writes
+from ctxguard.monitor.store import judgments, labelling, samples
+from ctxguard.monitor.store.database import Store, Transaction, reads, snapshot, writes
 
 
 class SampleStore(Store):
@@ -18,29 +17,33 @@ class SampleStore(Store):
     """
 
     append = samples.append
-    stored_shares = samples.stored_shares
+    stored_shares = reads(samples.stored_shares)
     fold_accounts = samples.fold_accounts
     accounts = samples.accounts
 
     waiting = samples.waiting
-    failed = samples.failed
-    n_failed = samples.n_failed
-    finish = samples.finish
-    counts = samples.counts
-    save_again = samples.save_again
     states = samples.states
     oldest_waiting = samples.oldest_waiting
-    payloads = samples.payloads
+    records = samples.records
+    rejected = samples.rejected
+    find = samples.find
+    samples_of = samples.samples_of
+    newest_samples = samples.newest_samples
+
+    size_bytes = samples.size_bytes
+    clean = samples.clean
 
     series = judgments.series
+    finish = judgments.finish
+    counts = judgments.counts
+    failed = judgments.failed
+    n_failed = judgments.n_failed
+    save_again = judgments.save_again
+
+    grades = judgments.grades
     judged_pages = judgments.judged_pages
     losses = judgments.losses
     first_loss_seconds = judgments.first_loss_seconds
-    grades = judgments.grades
-    rejected = judgments.rejected
-    find = judgments.find
-    samples_of = judgments.samples_of
-    newest_samples = judgments.newest_samples
 
     known_requests = reads(labelling.known_requests)
     add_labels = labelling.add_labels
@@ -53,16 +56,14 @@ class SampleStore(Store):
     picked = labelling.picked
     picked_samples = labelling.picked_samples
 
-    to_grade = judgments.to_grade
-    labelled = judgments.labelled
-    blocks = judgments.blocks
-    save_graded = judgments.save_graded
-    graded = judgments.graded
-    draws = judgments.draws
+    to_grade = labelling.to_grade
+    labelled = labelling.labelled
+    probabilities = labelling.probabilities
+    save_graded = labelling.save_graded
+    graded = labelling.graded
+    draws = labelling.draws
 
     get_state = reads(Transaction.state)
     set_state = writes(Transaction.set_state)
 
     snapshot = snapshot
-    size_bytes = retention.size_bytes
-    clean = retention.clean

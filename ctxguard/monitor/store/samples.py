@@ -1,36 +1,44 @@
-"""Samples on their way: written with their writers' counts, waiting for the judge, finished.
+"""Samples from their writers to their end: stored with the writers' counts, waiting, deleted.
 
 A writer's report is added in the transaction that stores its samples. Samples that a process held
 at its last report are pending in that hour and the next, then unaccounted for: a living process
 would have reported again, unless it cannot reach the store. Samples wait for the judge in the order
 of their ids, so that no change of a clock puts one before another.
+
+Samples beyond the limits are deleted in short transactions, so that writers get their turns. By age
+a sample is deleted with all that belongs to it, so that the judged rows are those of all requests
+of the time that is kept, labelled or not. Rows that people graded outlive it, without text, and
+tell of the judge alone. By size the oldest payloads are deleted, with the grades that may quote
+them; judged rows stay until their age ends them, and samples that were not judged are deleted
+whole.
 """
 
 import json
+import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypeVar
 
+import numpy as np
 import sqlalchemy as sa
+from numpy.typing import NDArray
 
-from ctxguard.errors import ConfigurationError, StoreError
+from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import HOUR_SECONDS, Accounts, LostReason
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import Store
-from ctxguard.monitor.store.transactions import Transaction, insertion, reads, writes
-from ctxguard.monitor.store.types import (
-    HOUR_SECONDS,
-    Accounts,
-    Counts,
-    Entry,
-    Finished,
-    LostReason,
-    State,
-    StoredShares,
-    WorkerCounts,
-)
+from ctxguard.monitor.store.database import Store, Transaction, reads, record, writes
+from ctxguard.monitor.store.types import FINAL_STATES, Batch, State, StoredSample
+
+T = TypeVar("T")
+_Row = sa.Row[int, str, int]
+"""Sample id, state, bytes of payload."""
+
+_log = logging.getLogger(__name__)
 
 _PENDING_HOURS = 1
 _SINGLE_HOURS = 48
@@ -38,148 +46,72 @@ _SINGLE_HOURS = 48
 _ALL = ""
 """Their worker id."""
 _LOOKED_AT = 1_000
+_BATCH_SAMPLES = 200
+_BATCH_BYTES = 2 * 2**20
+_VACUUM_PAGES = 256
+_FREE_PAGES = sa.text("PRAGMA freelist_count")
+_PAUSE_SECONDS = 0.002
+"""Seconds between transactions that delete: long enough for a waiting writer's turn."""
 
 _accounts = schema.accounts
 _own = _accounts.c
 _samples = schema.samples.c
+_payloads = schema.payloads.c
+_judged = schema.judged.c
 _LOST = {reason: _own[f"lost_{reason.value}"] for reason in LostReason}
 _COUNTED = (_own.sampled, _own.stored, *_LOST.values())
-_grades = schema.grades.c
-_UNFINISHED = (State.PENDING.value, State.INCOMPLETE.value)
-_NOTHING: Mapping[Any, Any] = {}
-_FRESH = {
-    "is_counted": True,
-    "route": "",
-    "is_graded": False,
-    "disagreements": 0,
-    "last_label_id": -1,
-    **dict.fromkeys(["profile_id", "session", "question", "recall_loss", "harm"]),
-    **dict.fromkeys(["probability", "recall_probability"]),
-}
-"""The columns of a sample that was just judged: no people's grades, and no loss."""
+_OF_RECORD = ("request_id", "time_seconds", "probability", "label_order")
 
 
 @writes
-def append(
-    db: Transaction,
-    worker_id: str,
-    entries: Sequence[Entry],
-    counts: WorkerCounts,
-    *,
-    batch: int | None = None,
-) -> bool:
+def append(db: Transaction, worker_id: str, batch: Batch) -> bool:
     """Store samples together with their writer's counts: all of it or nothing.
 
     Args:
         worker_id: The id of one process, for as long as it lives.
-        entries: The samples; may be empty, to store the counts alone.
-        counts: The process's counts since its last batch.
-        batch: Number of the batch, higher than all before. One that the store holds already
-            changes nothing, so that a batch may be sent again where the answer was lost; None
-            for one that is never sent again.
 
     Returns:
         Whether it was stored now; False where the store held it already.
     """
-    present = math.floor(db.store.clock() / HOUR_SECONDS) if counts.hour is None else counts.hour
-    stored = Counter([math.floor(entry.time_seconds / HOUR_SECONDS) for entry in entries])
-    lost = {column.name: counts.lost.get(reason, 0) for reason, column in _LOST.items()}
+    present = math.floor(db.store.clock() / HOUR_SECONDS) if batch.hour is None else batch.hour
+    stored = Counter([math.floor(one.time_seconds / HOUR_SECONDS) for one, _ in batch.samples])
+    lost = {column.name: batch.lost.get(reason, 0) for reason, column in _LOST.items()}
     row: dict[str, Any] = {
         **lost,
         "worker_id": worker_id,
         "hour": present,
-        "sampled": counts.sampled,
+        "sampled": batch.sampled,
         "stored": stored.pop(present, 0),
-        "pending": counts.pending,
-        "batch": batch or 0,
+        "pending": batch.pending,
+        "batch": batch.number,
     }
-    report = _report(is_sqlite=db.is_sqlite)
-    if not db.execute(report, row, execution_options={"preserve_rowcount": True}).rowcount:
+    add = _adding(db)
+    if not db.execute(add, row, execution_options={"preserve_rowcount": True}).rowcount:
         return False
     none = {**row, **dict.fromkeys([*lost, "pending", "batch"], 0)}
     of_earlier = [
-        {**none, "hour": hour, "sampled": counts.earlier.get(hour, 0), "stored": stored[hour]}
-        for hour in sorted(stored.keys() | counts.earlier.keys())
+        {**none, "hour": hour, "sampled": batch.earlier.get(hour, 0), "stored": stored[hour]}
+        for hour in sorted(stored.keys() | batch.earlier.keys())
     ]
     if of_earlier:
-        db.execute(report, of_earlier)
-    if entries:
-        _insert(db, entries)
+        db.execute(add, of_earlier)
+    samples, payloads = [], []
+    ids = db.new_sample_ids(len(batch.samples)) if batch.samples else []
+    for sample_id, (one, payload) in zip(ids, batch.samples, strict=True):
+        # Those of probability 0 were added by hand.
+        state = State.PENDING if one.probability > 0.0 else State.FORCED
+        own = {name: getattr(one, name) for name in _OF_RECORD}
+        size = {"payload_bytes": len(payload), "state": state.value}
+        samples.append({"sample_id": sample_id, **own, **size})
+        payloads.append({"sample_id": sample_id, "payload": payload})
+    db.insert(schema.samples, samples)
+    db.insert(schema.payloads, payloads)
     return True
 
 
-@reads
-def accounts(db: Transaction, *, worker_id: str | None = None) -> Accounts:
-    """Return the counts of the writing processes, as last reported.
-
-    Args:
-        worker_id: Only those of one process; None for all. Processes are told apart for two
-            days.
-    """
-    query = sa.select(
-        *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, _waiting(db))]
-    )
-    if worker_id is not None:
-        query = query.where(_own.worker_id == worker_id)
-    sampled, stored, *lost, waiting = map(int, db.execute(query).one())
-    return Accounts(sampled, stored, waiting, dict(zip(LostReason, lost, strict=True)))
-
-
-@reads
-def stored_shares(db: Transaction) -> StoredShares:
-    """Return the share of each hour's samples that was stored; not what is in memory."""
-    waiting = sa.func.sum(_waiting(db))
-    rows = db.execute(
-        sa.select(_own.hour, sa.func.sum(_own.sampled), sa.func.sum(_own.stored), waiting)
-        .group_by(_own.hour)
-        .having(sa.func.sum(_own.stored) > 0, sa.func.sum(_own.sampled) > sa.func.sum(_own.stored))
-    )
-    shares = {
-        hour: float(stored) / float(sampled - pending)
-        for hour, sampled, stored, pending in rows
-        if sampled - pending > stored
-    }
-    return StoredShares(shares)
-
-
-@writes
-def fold_accounts(db: Transaction) -> int:
-    """Merge the processes' rows of each hour two days old; return how many were merged."""
-    oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _SINGLE_HOURS
-    old = sa.delete(_accounts).where(_own.hour < oldest, _own.worker_id != _ALL)
-    rows = db.execute(old.returning(_own.hour, *_COUNTED)).all()
-    none = {"worker_id": _ALL, "pending": 0, "batch": 0}
-    if rows:
-        # Each is added to the row of its hour.
-        db.execute(_report(is_sqlite=db.is_sqlite), [{**none, **row._mapping} for row in rows])
-    return len(rows)
-
-
-def _waiting(db: Transaction) -> sa.ColumnElement[int]:
-    """Count samples in a process's memory at its last report, if that is recent."""
-    oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _PENDING_HOURS
-    later = _accounts.alias().c
-    is_last = ~sa.exists().where(later.worker_id == _own.worker_id, later.hour > _own.hour)
-    return sa.case((sa.and_(_own.hour >= oldest, is_last), _own.pending), else_=0)
-
-
-def _insert(db: Transaction, entries: Sequence[Entry]) -> None:
-    """Insert samples; those of probability 0 as forced."""
-    ids = db.new_sample_ids(len(entries))
-    samples, payloads = [], []
-    for sample_id, entry in zip(ids, entries, strict=True):
-        state = State.PENDING if entry.probability > 0.0 else State.FORCED
-        row = {"sample_id": sample_id, **asdict(entry)}
-        payloads.append({"sample_id": sample_id, "payload": row.pop("payload")})
-        samples.append({**row, "payload_bytes": len(entry.payload), "state": state.value})
-    db.insert(schema.samples, samples)
-    db.insert(schema.payloads, payloads)
-
-
-@cache
-def _report(*, is_sqlite: bool) -> Any:
-    """Adds to the row of a worker and an hour, unless it already includes the batch."""
-    insert = insertion(_accounts, is_sqlite=is_sqlite)
+def _adding(db: Transaction) -> Any:
+    """Add to the row of a worker and an hour, unless it already includes the batch."""
+    insert = db.insertion(_accounts)
     new = insert.excluded
     return insert.on_conflict_do_update(
         index_elements=[_own.worker_id, _own.hour],
@@ -193,188 +125,114 @@ def _report(*, is_sqlite: bool) -> Any:
 
 
 @reads
-def waiting(db: Transaction, limit: int) -> dict[int, bytes]:
-    """Return the samples that have waited longest for a judge, with their payloads.
+def accounts(db: Transaction, *, worker_id: str | None = None) -> Accounts:
+    """Return the counts of the writing processes, as last reported.
 
     Args:
-        limit: The most samples to return, ≥ 1.
+        worker_id: Only those of one process; None for all. Processes are told apart for two
+            days.
+    """
+    query = sa.select(
+        *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, _pending(db))]
+    )
+    if worker_id is not None:
+        query = query.where(_own.worker_id == worker_id)
+    sampled, stored, *lost, pending = map(int, db.execute(query).one())
+    return Accounts(sampled, stored, pending, dict(zip(LostReason, lost, strict=True)))
+
+
+def stored_shares(db: Transaction) -> dict[float, float]:
+    """Return the share of each hour's samples that was stored, where it is below 1."""
+    pending = sa.func.sum(_pending(db))
+    rows = db.execute(
+        sa.select(_own.hour, sa.func.sum(_own.sampled), sa.func.sum(_own.stored), pending)
+        .group_by(_own.hour)
+        .having(sa.func.sum(_own.stored) > 0, sa.func.sum(_own.sampled) > sa.func.sum(_own.stored))
+    )
+    return {
+        hour: float(stored) / float(sampled - held)
+        for hour, sampled, stored, held in rows
+        if sampled - held > stored
+    }
+
+
+def shares_at(
+    shares: Mapping[float, float], time_seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the share that was stored at the times of some requests, of the same shape.
+
+    >>> shares_at({1: 0.5}, np.array([0.0, 3600.0, 7199.0, 7200.0])).tolist()
+    [1.0, 0.5, 0.5, 1.0]
+    """
+    hours = np.floor(time_seconds / HOUR_SECONDS).tolist() if shares else []
+    return np.array([shares.get(hour, 1.0) for hour in hours] or np.ones(time_seconds.shape))
+
+
+@writes
+def fold_accounts(db: Transaction) -> int:
+    """Merge the processes' rows of each hour two days old; return how many were merged."""
+    oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _SINGLE_HOURS
+    old = sa.delete(_accounts).where(_own.hour < oldest, _own.worker_id != _ALL)
+    rows = db.execute(old.returning(_own.hour, *_COUNTED)).all()
+    none = {"worker_id": _ALL, "pending": 0, "batch": 0}
+    if rows:
+        # Each is added to the row of its hour.
+        db.execute(_adding(db), [{**none, **row._mapping} for row in rows])
+    return len(rows)
+
+
+def _pending(db: Transaction) -> sa.ColumnElement[int]:
+    """Count samples in a process's memory at its last report, if that is recent."""
+    oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _PENDING_HOURS
+    later = _accounts.alias().c
+    is_last = ~sa.exists().where(later.worker_id == _own.worker_id, later.hour > _own.hour)
+    return sa.case((sa.and_(_own.hour >= oldest, is_last), _own.pending), else_=0)
+
+
+@reads
+def waiting(db: Transaction, limit: int) -> dict[int, SampleRecord | DataError]:
+    """Return the samples that have waited longest for a judge, at most ``limit``, ≥ 1.
+
+    Returns:
+        By sample, its record, or why it cannot be read.
     """
     if limit < 1:
         raise ConfigurationError(f"limit {limit!r} must be at least 1")
     oldest = sa.select(_samples.sample_id).where(_samples.state == State.PENDING.value)
     ids = db.scalars(oldest.order_by(_samples.sample_id).limit(limit))
-    payload_of = _payloads(db, ids)
-    return {each: payload_of[each] for each in ids}
+    found = _read(db, ids)
+    return {sample_id: found[sample_id] for sample_id in ids}
 
 
 @reads
-def failed(db: Transaction, series: str) -> list[int]:
-    """Return the samples that a series judged first, and on which calls of the judge failed.
-
-    Only those whose text is kept, oldest first: the judge can be asked about them again.
-    """
-    payload = schema.payloads.c.sample_id
-    query = (
-        sa.select(_grades.sample_id)
-        .join(schema.samples, _samples.sample_id == _grades.sample_id)
-        .join(schema.payloads, payload == _grades.sample_id)
-        .where(_samples.state == State.INCOMPLETE.value, *_has_failed(db, series))
-    )
-    return db.scalars(query.order_by(_grades.sample_id))
+def records(db: Transaction, sample_ids: Sequence[int]) -> dict[int, SampleRecord]:
+    """Return the records of samples; not of those whose text was deleted, or cannot be read."""
+    found = {}
+    for sample_id, one in _read(db, sample_ids).items():
+        if isinstance(one, DataError):
+            _log.warning("sample %d is left out: %s", sample_id, one)
+        else:
+            found[sample_id] = one
+    return found
 
 
-@reads
-def n_failed(db: Transaction, series: str) -> tuple[int, int]:
-    """Count the passages on which calls of the judge failed, and their requests.
-
-    Returns:
-        Requests and passages.
-    """
-    counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_grades.n_failed), 0))
-    requests, passages = db.execute(counted.where(*_has_failed(db, series))).one()
-    return requests, int(passages)
-
-
-def _has_failed(db: Transaction, series: str) -> tuple[sa.ColumnElement[bool], ...]:
-    # Worded as in the index, or it is not used.
-    return _grades.series_id == db.series_id(series), sa.literal_column("n_failed > 0", sa.Boolean)
-
-
-def finish(
-    store: Store,
-    series: str,
-    finished: Sequence[Finished],
-    counts: Counts = _NOTHING,
-    values: Mapping[str, str] = _NOTHING,
-) -> dict[int, Exception]:
-    """Store the results of samples, each whatever the others hold, and what they count with them.
-
-    One transaction for all of them, or one for each where something in them cannot be stored.
-
-    Args:
-        series: The judge's pinned name and version.
-        finished: The results; samples that are finished already stay as they are, unless a call
-            of the judge had failed, and so do those that were deleted or forced.
-        counts: The monitor's other counts, to add to those of the series.
-        values: Values to keep, by key.
-
-    Returns:
-        By sample, why a result could not be stored.
-
-    Raises:
-        StoreError: nothing can be stored at present, and nothing was.
-    """
-    if not (finished or counts or values):
-        return {}
-    try:
-        _finish(store, series, finished, counts, values)
-        return {}
-    except StoreError:
-        raise
-    except Exception as error:
-        if not finished:
-            raise
-        finish(store, series, [], counts, values)
-        if len(finished) == 1:
-            return {finished[0].sample_id: error}
-    refused: dict[int, Exception] = {}
-    for one in finished:
-        refused |= finish(store, series, [one])
-    return refused
-
-
-@writes
-def _finish(
-    db: Transaction,
-    series: str,
-    finished: Sequence[Finished],
-    counts: Counts,
-    values: Mapping[str, str],
-) -> None:
-    """Store the results of samples that were not finished before."""
-    last = {one.sample_id: one for one in reversed(finished)}
-    unfinished = sa.select(_samples.sample_id, _samples.time_seconds).where(
-        _samples.state.in_(_UNFINISHED)
-    )
-    time_of: dict[int, float] = db.by_sample(unfinished, sorted(last))
-    accepted = [last[sample_id] for sample_id in time_of]
-    _add_counts(db, series, [counts, *[one.counts for one in accepted]])
-    for key, value in values.items():
-        db.set_state(key, value)
-    if not accepted:
-        return
-    series_id = _begun(db, series)
-    db.execute(
-        sa.update(schema.samples)
-        .where(_samples.sample_id == sa.bindparam("finished_id"))
-        .values(state=sa.bindparam("outcome"), rejected=sa.bindparam("replies")),
-        [
-            {
-                "finished_id": one.sample_id,
-                "outcome": one.state.value,
-                "replies": json.dumps(one.rejected) if one.rejected else None,
-            }
-            for one in accepted
-        ],
-    )
-    judged, grades = [], []
-    for one in accepted:
-        own = {"sample_id": one.sample_id, "series_id": series_id}
-        if one.block:
-            loss = {} if one.loss is None else asdict(one.loss)
-            row = {"time_seconds": time_of[one.sample_id], "block": one.block}
-            judged.append({**_FRESH, **loss, **row, **own})
-        if one.grades:
-            grades.append({**own, "grades": one.grades, "n_failed": one.n_failed})
-    # People's grades are added to a new block anew.
-    db.replace(schema.judged, judged)
-    db.replace(schema.grades, grades)
-
-
-def _add_counts(db: Transaction, series: str, more: Iterable[Counts]) -> None:
-    """Add to the counts of a series, which never fall."""
-    added = Counter[tuple[str, ...]]()
-    for counts in more:
-        for name, n in counts.items():
-            added[tuple(map(str, name))] += n  # type: ignore[assignment]
-    if any(added.values()):
-        totals = Counter(_counts(db, series))
-        totals.update(added)
-        db.set_state(_key_of_counts(series), json.dumps([[*name, n] for name, n in totals.items()]))
-
-
-def _counts(db: Transaction, series: str) -> dict[tuple[str, ...], float]:
-    """Return the counts since a series began, by name and label values."""
-    kept = json.loads(db.state(_key_of_counts(series)) or "[]")
-    return {tuple(name): n for *name, n in kept}
-
-
-counts = reads(_counts)
-
-
-def _key_of_counts(series: str) -> str:
-    return f"counts {series}"
-
-
-@writes
-def save_again(db: Transaction, series: str, sample_id: int, grades: str, n_failed: int) -> None:
-    """Store the grades of a series on a sample that another series judged first.
-
-    Nothing is stored where its text was deleted.
-    """
-    key = {"series_id": _begun(db, series)}
-    if _payloads(db, [sample_id]):
-        row = {**key, "sample_id": sample_id, "grades": grades, "n_failed": n_failed}
-        db.replace(schema.grades, [row])
+def _read(db: Transaction, sample_ids: Sequence[int]) -> dict[int, SampleRecord | DataError]:
+    found: dict[int, SampleRecord | DataError] = {}
+    query = sa.select(_payloads.sample_id, _payloads.payload)
+    payloads: dict[int, bytes] = db.by_sample(query, sample_ids)
+    for sample_id, payload in payloads.items():
+        try:
+            found[sample_id] = SampleRecord.from_bytes(payload)
+        except DataError as error:
+            found[sample_id] = error
+    return found
 
 
 @reads
 def states(db: Transaction) -> dict[State, int]:
     """Count samples by state; ``PENDING`` is the judges' queue."""
-    rows = db.execute(
-        sa.select(_samples.state, sa.func.count().label("n")).group_by(_samples.state)
-    )
-    counted = {row.state: row.n for row in rows}
+    rows = db.execute(sa.select(_samples.state, sa.func.count()).group_by(_samples.state))
+    counted = dict(map(tuple, rows))
     return {state: counted.get(state.value, 0) for state in State}
 
 
@@ -395,16 +253,161 @@ def oldest_waiting(db: Transaction) -> float | None:
     return oldest
 
 
-def _payloads(db: Transaction, sample_ids: Sequence[int]) -> dict[int, bytes]:
-    """Return payloads by sample, without those that were deleted."""
-    table = schema.payloads.c
-    return db.by_sample(sa.select(table.sample_id, table.payload), sample_ids)
+@reads
+def rejected(
+    db: Transaction, sample_ids: Sequence[int]
+) -> dict[int, tuple[tuple[str, str, str], ...]]:
+    """(passage id, reason, raw reply) of each grade that was not valid, by sample."""
+    query = sa.select(_samples.sample_id, _samples.rejected).where(_samples.rejected.is_not(None))
+    found: dict[int, str] = db.by_sample(query, sample_ids)
+    return {each: tuple(map(tuple, json.loads(text))) for each, text in found.items()}
 
 
-payloads = reads(_payloads)
+@reads
+def find(db: Transaction, request_ids: Sequence[str]) -> list[int]:
+    """Return the samples of requests, oldest first."""
+    rows = db.rows_with(sa.select(_samples.sample_id), _samples.request_id, request_ids)
+    return sorted({row.sample_id for row in rows})
 
 
-def _begun(db: Transaction, series: str) -> int:
-    """Return the id of a series, which begins with its first grades."""
-    db.upsert(schema.series, {"name": series}, changes=None)
-    return db.series_id(series)
+@reads
+def samples_of(db: Transaction, request_id: str) -> list[StoredSample]:
+    """Return the samples of a request, oldest first, and how far each came."""
+    query = _stored().where(_samples.request_id == request_id)
+    return list(map(_stored_sample, db.execute(query.order_by(_samples.sample_id))))
+
+
+@reads
+def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> list[StoredSample]:
+    """Return the n samples stored last, newest first, and how far each came.
+
+    Args:
+        before: Only samples stored before the one with this id; None for the newest of all.
+    """
+    query = _stored().order_by(_samples.sample_id.desc()).limit(n)
+    if before is not None:
+        query = query.where(_samples.sample_id < before)
+    return list(map(_stored_sample, db.execute(query)))
+
+
+def _stored() -> sa.Select[Any]:
+    series = schema.series.c
+    return (
+        sa.select(
+            schema.samples,
+            _payloads.sample_id.is_not(None).label("has_text"),
+            series.name.label("series"),
+        )
+        .outerjoin(schema.payloads, _payloads.sample_id == _samples.sample_id)
+        .outerjoin(
+            schema.judged,
+            sa.and_(_judged.sample_id == _samples.sample_id, _judged.is_counted),
+        )
+        .outerjoin(schema.series, series.series_id == _judged.series_id)
+    )
+
+
+def _stored_sample(row: sa.Row[Any]) -> StoredSample:
+    return record(StoredSample, row, state=State(row.state), has_text=bool(row.has_text))
+
+
+@reads
+def size_bytes(db: Transaction) -> int:
+    """Count the bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
+    total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
+    return int(db.execute(total).scalar_one())
+
+
+def clean(store: Store) -> tuple[int, int]:
+    """Delete samples over the limits, oldest first, in many short transactions.
+
+    A SQLite file then shrinks. PostgreSQL's own vacuum frees its space.
+
+    Returns:
+        How many samples had reached the age limit, and of how many others the payload was deleted.
+
+    Raises:
+        StoreFullError: the disk is full; deleting needs space too.
+    """
+    age, most = store.limits.max_age_seconds, store.limits.max_bytes
+    expired = by_size = 0
+    if age is not None:
+        oldest_seconds = store.clock() - age
+        while n := _delete(store, partial(_expire_some, oldest_seconds=oldest_seconds)):
+            expired += n
+    excess = 0 if most is None else size_bytes(store) - most
+    while excess > 0:
+        n, freed = _delete(store, partial(_shrink, excess=excess))
+        if not n:
+            break
+        by_size += n
+        excess -= freed
+    # Pages freed by a killed monitor are returned with the next deletion.
+    while (expired or by_size) and store.is_sqlite and _delete(store, _vacuum_some):
+        pass
+    return expired, by_size
+
+
+def _delete(store: Store, work: Callable[[Transaction], T]) -> T:
+    with store.transaction(writes=True) as connection:
+        done = work(Transaction(store, connection))
+    time.sleep(_PAUSE_SECONDS)
+    return done
+
+
+def _expire_some(db: Transaction, oldest_seconds: float) -> int:
+    """Delete some of the samples from before a time; return how many."""
+    query = sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
+    query = query.where(_samples.time_seconds < oldest_seconds)
+    some = _first(db, query.order_by(_samples.time_seconds, _samples.sample_id), _BATCH_BYTES)
+    _remove(db, some, some)
+    return len(some)
+
+
+def _shrink(db: Transaction, excess: int) -> tuple[int, int]:
+    """Delete some of the oldest payloads; return how many, and their bytes."""
+    query = sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
+    query = query.join(schema.payloads, _payloads.sample_id == _samples.sample_id)
+    some = _first(db, query.order_by(_payloads.sample_id), min(_BATCH_BYTES, excess))
+    _remove(db, some, [row for row in some if row.state not in FINAL_STATES])
+    return len(some), sum(row.payload_bytes for row in some)
+
+
+def _first(db: Transaction, query: sa.Select[Any], most_bytes: int) -> list[_Row]:
+    """Return the first rows of a query, up to so many bytes."""
+    rows = db.execute(query.limit(_BATCH_SAMPLES).with_for_update(skip_locked=True)).all()
+    before = [0, *accumulate(row.payload_bytes for row in rows)]
+    return [
+        row for row, bytes_before in zip(rows, before, strict=False) if bytes_before < most_bytes
+    ]
+
+
+def _remove(db: Transaction, rows: Sequence[_Row], whole: Sequence[_Row]) -> None:
+    """Delete the text of all rows, and everything else of those deleted whole."""
+    ids, gone = [row.sample_id for row in rows], [row.sample_id for row in whole]
+    for table in (schema.payloads, schema.grades):
+        db.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
+    if gone:
+        request_id = _samples.request_id
+        requests = db.scalars(sa.select(request_id).where(_samples.sample_id.in_(gone)))
+        db.execute(sa.delete(schema.samples).where(_samples.sample_id.in_(gone)))
+        own = _judged.sample_id.in_(gone)
+        db.execute(sa.delete(schema.judged).where(own, ~_judged.is_graded))
+        db.execute(sa.update(schema.judged).where(own).values(is_counted=False, profile_id=None))
+        # Another sample of the request may be younger.
+        labelled = schema.labels.c.request_id
+        is_gone = labelled.not_in(sa.select(request_id))
+        db.execute(sa.delete(schema.labels).where(labelled.in_(requests), is_gone))
+    if len(gone) < len(ids):
+        without = sa.update(schema.samples).values(payload_bytes=0, rejected=None)
+        db.execute(without.where(_samples.sample_id.in_(ids)))
+
+
+def _vacuum_some(db: Transaction) -> bool:
+    """Cut free pages off a SQLite file; return whether more are free."""
+    free = db.execute(_FREE_PAGES).scalar_one()
+    if free == 0:
+        return False
+    db.execute(sa.text(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")).close()
+    left = db.execute(_FREE_PAGES).scalar_one()
+    return bool(0 < left < free)

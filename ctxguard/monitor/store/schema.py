@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ctxguard.monitor.store.types import LostReason
+from ctxguard.monitor.sampling.sampler import LostReason
 
 SCHEMA_VERSION = 12
 

@@ -1,11 +1,7 @@
-"""The values that go into the store and come out of it: frozen data, no database.
-
-Payloads, grades and blocks are opaque here; their formats belong to those who write and read
-them.
-"""
+"""The values that go into the store and come out of it: frozen data. Pure: no database."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -13,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.errors import ConfigurationError
+from ctxguard.measure.rows import Rows
+from ctxguard.monitor.sampling.record import Judgment, SampleRecord
+from ctxguard.monitor.sampling.sampler import LostReason
 
 DEFAULT_MAX_AGE_SECONDS = 30 * 86_400.0
 DEFAULT_MAX_BYTES = 2 * 2**30
-HOUR_SECONDS = 3600.0
 
 Counts = Mapping[tuple[str, ...], float]
 """Counts by name and label values."""
@@ -48,117 +46,34 @@ FINAL_STATES = frozenset({State.JUDGED, State.INCOMPLETE, State.UNREADABLE, Stat
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A sampled request to store.
+class Batch:
+    """Samples of one writing process, with its counts since its last batch.
 
     Attributes:
-        request_id: Need not be unique: a retried request may be sampled twice.
-        time_seconds: When it was answered, in seconds since the epoch.
-        probability: π, in (0, 1]; 0 for a request added by hand.
-        label_order: A hash in [0, 1); picks for labelling take the lowest.
-        payload: The record of the request.
-    """
-
-    request_id: str
-    time_seconds: float
-    probability: float
-    label_order: float
-    payload: bytes
-
-
-class LostReason(StrEnum):
-    """Why a sample was never stored. A closed set: it labels a metric."""
-
-    QUEUE_FULL = "queue_full"
-    CLOSED = "closed"
-    """Still waiting when the process ended, or offered later."""
-    UNREADABLE = "unreadable"
-    """A passage or a score raised when it was read."""
-    REDACTION_FAILED = "redaction_failed"
-    """The redactor raised, so that nothing was written."""
-    STORE_FAILED = "store_failed"
-    """The store failed until the process ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerCounts:
-    """The counts of one writing process since its last report.
-
-    Attributes:
+        samples: Records, each with its ``to_bytes``; may be empty, to report the counts alone.
         sampled: Samples of ``hour``, stored or not.
         lost: Lost samples, by reason.
         pending: Samples in its memory now, neither stored nor lost.
         hour: The present hour, in hours since the epoch; None for that of the store's clock.
         earlier: Samples of other hours, by hour, which waited while the store was away.
+        number: Higher than all before. A batch that the store holds already changes nothing, so
+            that it may be sent again where the answer was lost; 0 for one that never is.
     """
 
+    samples: Sequence[tuple[SampleRecord, bytes]]
     sampled: int
     lost: Mapping[LostReason, int] = field(default_factory=dict)
     pending: int = 0
     hour: int | None = None
     earlier: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """Counts of the samples of one or many processes, each counted by itself.
-
-    Attributes:
-        sampled: All samples.
-        stored: Those that were stored.
-        pending: Those in the memory of processes.
-        lost: Those that will never be stored, by reason.
-    """
-
-    sampled: int
-    stored: int
-    pending: int
-    lost: Mapping[LostReason, int]
-
-    @property
-    def unaccounted(self) -> int:
-        """Samples that processes held when they were killed; 0 for a living process.
-
-        Negative if some are counted twice.
-
-        >>> Accounts(10, 7, 1, {LostReason.QUEUE_FULL: 1}).unaccounted
-        1
-        """
-        return self.sampled - self.stored - self.pending - sum(self.lost.values())
-
-
-@dataclass(frozen=True, slots=True)
-class StoredShares:
-    """The share of each hour's samples that was stored.
-
-    A stored sample stands for those of its hour that were lost: multiply its probability by the
-    share.
-
-    Attributes:
-        by_hour: By hours since the epoch, in (0, 1); all samples of any other hour were stored.
-    """
-
-    by_hour: Mapping[int, float] = field(default_factory=dict)
-
-    def at(self, time_seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the share at the times of some requests, of the same shape.
-
-        >>> StoredShares({1: 0.5}).at(np.array([0.0, 3600.0, 7199.0, 7200.0])).tolist()
-        [1.0, 0.5, 0.5, 1.0]
-        """
-        if not self.by_hour:
-            return np.ones(time_seconds.shape)
-        hours, place = np.unique(np.floor(time_seconds / HOUR_SECONDS), return_inverse=True)
-        shares = np.array([self.by_hour.get(int(hour), 1.0) for hour in hours.tolist()])
-        return shares[place]
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSample:
-    """A sample and how far it came; for the other fields see ``Entry``.
+    """A sample and how far it came; for the other fields see ``SampleRecord``.
 
     Attributes:
-        state: Its state in the judges' queue.
         has_text: Whether its payload is kept; the oldest are deleted to bound the store's size.
         series: The series that judged it; None where it was not judged.
     """
@@ -177,9 +92,6 @@ class LossRow:
     """The losses of one judged request, which alarms compare with a profile's promises.
 
     Attributes:
-        time_seconds: When the request was answered.
-        profile_id: The profile that served it.
-        route: The stages that answered.
         session: A number for its session; 0 without one.
         question: A number for its question; repeats of a question have the same.
         probability: Probability with which it was sampled and taken up for judging, in (0, 1].
@@ -204,57 +116,43 @@ class Finished:
     """The result of a sample.
 
     Attributes:
-        state: ``JUDGED``, ``INCOMPLETE``, ``UNREADABLE`` or ``SKIPPED``.
-        grades: JSON for people to read; it may quote passages, and is deleted with the payload.
-        block: The part of a judged request that estimates need; empty if nothing is known of it.
+        state: One of ``FINAL_STATES``.
+        grades: By passage id; they may quote passages, and are deleted with the sample's text.
+        rows: What estimates need of a judged request; None if nothing is known of it.
         n_failed: Passages without a grade, because a call of the judge failed.
         rejected: (passage id, reason, raw reply) of the grades that were not valid.
         loss: The losses that alarms compare; None for a request of another profile, or without
             alarms.
-        counts: Its additions to the counts of its series, by name and label values.
+        counts: Its additions to the counts of its series.
     """
 
     sample_id: int
     state: State
-    grades: str = ""
-    block: bytes = b""
+    grades: Mapping[str, Judgment] = field(default_factory=dict)
+    rows: Rows | None = None
     n_failed: int = 0
     rejected: tuple[tuple[str, str, str], ...] = ()
     loss: LossRow | None = None
-    counts: Mapping[tuple[str, ...], float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.state not in FINAL_STATES:
-            raise ConfigurationError(
-                f"a sample cannot be finished as {self.state!r}; use one of "
-                f"{', '.join(sorted(FINAL_STATES))}"
-            )
-        if self.state is State.JUDGED and not self.block:
-            raise ConfigurationError(
-                f"sample {self.sample_id} is finished as {self.state.value!r} with a block of "
-                "0 bytes; judged samples have one"
-            )
+    counts: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRows:
-    """The judged requests of a series, ordered by time, then by sample id.
+    """Judged requests of a series, n of them.
 
     Attributes:
         sample_ids: Shape (n,), int64.
         time_seconds: Shape (n,), float64.
         first_pick: Shape (n,), int64, the first pick for labels that could have taken each;
             ``NO_PICK`` where none could so far.
-        blocks: All n of them (``measure.rows``).
+        rows: Each stands for those of its hour that were lost: its probability is multiplied by
+            the share of them that was stored.
     """
 
     sample_ids: NDArray[np.int64]
     time_seconds: NDArray[np.float64]
     first_pick: NDArray[np.int64]
-    blocks: tuple[bytes, ...]
-
-    def __len__(self) -> int:
-        return len(self.sample_ids)
+    rows: Rows
 
 
 class PickKind(StrEnum):
@@ -296,18 +194,17 @@ OPENED = frozenset({PickKind.RUN, PickKind.FIRST})
 
 @dataclass(frozen=True, slots=True)
 class GradedBlock:
-    """The block of a sample with people's grades of it.
+    """The rows of a sample with people's grades of it.
 
     Attributes:
-        block: See ``measure.rows``.
         route: The stages that answered.
-        is_graded: Whether it holds a grade of people.
+        is_graded: Whether they hold a grade of people.
         disagreements: Passages on whose relevance annotators disagree.
-        last_label_id: The newest label in it.
+        last_label_id: The newest label in them.
     """
 
     sample_id: int
-    block: bytes
+    rows: Rows
     route: str
     is_graded: bool
     disagreements: int
@@ -315,21 +212,16 @@ class GradedBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class GradedRows:
+class GradedRows(JudgedRows):
     """Samples of a series that people have graded, by ascending id; n of them.
 
     Attributes:
-        sample_ids, time_seconds, first_pick: Shape (n,), as of ``JudgedRows``.
-        routes, blocks: Of each, as of ``GradedBlock``.
+        routes: The stages that answered each.
         draws: The draws that stand for all that they could have taken.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
-    sample_ids: NDArray[np.int64]
-    time_seconds: NDArray[np.float64]
-    first_pick: NDArray[np.int64]
     routes: tuple[str, ...]
-    blocks: tuple[bytes, ...]
     draws: frozenset[int]
     disagreements: int
 
@@ -342,8 +234,6 @@ class LabelRow:
         grade: 0 for irrelevant, higher for more relevant; None takes this annotator's labels of
             the passage up to that time back.
         negative: How a passage of grade 0 misleads; None where it does not.
-        annotator: The person's name.
-        time_seconds: When it was given, in seconds since the epoch.
     """
 
     request_id: str
@@ -359,8 +249,7 @@ class Added:
     """The result of adding labels.
 
     Attributes:
-        added: Number of labels added.
-        unknown: Request ids without a sample in the store; theirs were left out.
+        unknown: Request ids without a sample in the store; their labels were left out.
         duplicates: Labels left out because the annotator's last one was the same.
     """
 

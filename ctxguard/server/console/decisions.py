@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ctxguard.monitor.explanation import explain_sample, readable
+from ctxguard.monitor.explanation import explain_sample
 from ctxguard.monitor.mistakes import latest_mistakes, mistakes_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, whole_number
 
@@ -18,12 +18,12 @@ def newest(pages: Pages, request: Request, _form: Form) -> Response:
     before = whole_number(request, "before")
     found = pages.store.newest_samples(PAGE_ROWS + 1, before=before)
     shown = found[:PAGE_ROWS]
-    payloads = pages.store.payloads([one.sample_id for one in shown])
+    records = pages.store.records([one.sample_id for one in shown])
     return pages.page(
         request,
         "decisions.html",
         # Without a record where the text was deleted, or cannot be read.
-        rows=[{"stored": one, "record": readable(payloads.get(one.sample_id))} for one in shown],
+        rows=[{"stored": one, "record": records.get(one.sample_id)} for one in shown],
         older=shown[-1].sample_id if len(found) > PAGE_ROWS else None,
         is_first=before is None,
     )

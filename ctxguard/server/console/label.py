@@ -14,7 +14,7 @@ from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_grades
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, repeats
 from ctxguard.monitor.service import let_people_grade
 from ctxguard.monitor.store import LabelRow
-from ctxguard.monitor.store.transactions import chunks
+from ctxguard.monitor.store.database import chunks
 from ctxguard.server.console.grading import GradedPassage, Grading, Shown, Task, value_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to
 

@@ -1,10 +1,9 @@
-"""Writing sampled requests to the store: redacted, serialised, counted.
+"""Writes sampled requests to a store: redacted, serialised, counted.
 
 A background thread of each process that serves requests. An error here never reaches a request,
 and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly
 (DESIGN.md §7). Each of the four is counted by itself and reported with each batch, in the batch's
-transaction; samples held by a killed process are unaccounted for. ``Privacy`` says how much of a
-sample's text is stored.
+transaction; samples held by a killed process are unaccounted for. Touches the database and clocks.
 """
 
 import atexit
@@ -18,19 +17,21 @@ from typing import Literal, get_args
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.errors import ConfigurationError, StoreCorruptError, StoreFullError, StoreLockedError
 from ctxguard.monitor.redaction import Redactor, redact, redacted, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import (
     DEFAULT_RATES,
-    HashSampler,
+    HOUR_SECONDS,
+    Accounts,
     JudgingRates,
-    Sample,
+    LostReason,
+    Sampled,
     Sampler,
 )
-from ctxguard.monitor.store import Accounts, Entry, Limits, LostReason, SampleStore, WorkerCounts
-from ctxguard.monitor.store.types import HOUR_SECONDS
+from ctxguard.monitor.store import Batch, Limits, SampleStore
 
 Kept = Literal["stored", "omitted"]
 
@@ -117,16 +118,6 @@ class Privacy:
 DEFAULT_PRIVACY = Privacy()
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Samples and counts on their way to the store; resent unchanged until the store answers."""
-
-    number: int
-    entries: tuple[Entry, ...]
-    counts: WorkerCounts
-    told: "_Reported"
-
-
 class SampleWriter:
     """Writes one sampler's requests to a store, on a thread of its own.
 
@@ -162,7 +153,6 @@ class SampleWriter:
         self.sampler = sampler
         self.store = store
         self._rates = rates
-        self._label_order = HashSampler("labels", sampler.seed)
         self._privacy = privacy
         self._interval_seconds = interval_seconds
         self._exit_seconds = exit_seconds
@@ -177,8 +167,8 @@ class SampleWriter:
         self.sampler._reset_after_fork()
         self._writing = threading.Lock()
         self._stored = 0
-        self._batch: _Batch | None = None
-        """Sent, and not answered yet."""
+        self._sent: tuple[Batch, _Reported] | None = None
+        """A batch that the store has not answered yet, and all that it knows with it."""
         self._number = 0
         """Number of the batch sent last."""
         self._in_hand = 0
@@ -261,30 +251,31 @@ class SampleWriter:
         if not self._writing.acquire(timeout=_GRACE_SECONDS):
             return  # whoever waits for the store is left behind
         try:
-            if self._batch is not None:
-                self._give_up(self._batch)
-            self._batch = self._next(())
-            self._send(self._batch)
+            if self._sent is not None:
+                self._give_up(*self._sent)
+            self._sent = self._next(())
+            self._send(*self._sent)
         except Exception as error:
             _log.warning("the final counts could not be stored: %s", describe_error(error))
         finally:
             self._writing.release()
 
-    def _give_up(self, batch: _Batch) -> None:
+    def _give_up(self, batch: Batch, told: _Reported) -> None:
         """Report the samples of a batch as lost, unless the store held them all the time.
 
         If the answer was lost, nobody knows: the batch's number lets the store decide.
         """
-        n, reason = len(batch.entries), LostReason.STORE_FAILED
+        n, reason = len(batch.samples), LostReason.STORE_FAILED
         self.sampler.lose(n, reason)
         # The store knows a batch by its hour and its number.
-        without = replace(self._next((), batch.counts.hour), number=batch.number)
-        if self._append_to_store(without):
-            self._learn(without)
+        counts, told_without = self._next((), batch.hour)
+        if self.store.append(self.sampler.worker_id, replace(counts, number=batch.number)):
+            self._reported = told_without
         else:
             self.sampler.lose(-n, reason)
             self._stored += n
-            self._learn(batch)
+            self._reported = told
+        self._sent = None
 
     def _write(self, deadline: float) -> bool:
         """Write until no sample waits, or ``deadline`` or the writer's own has passed.
@@ -297,12 +288,12 @@ class SampleWriter:
             return False
         try:
             while True:
-                if self._batch is None:
+                if self._sent is None:
                     samples = self.sampler.drain(_BATCH)
                     if not samples:
                         return True
-                    self._batch = self._next(samples)
-                if not self._append(self._batch, deadline):
+                    self._sent = self._next(samples)
+                if not self._append(self._sent, deadline):
                     return False
                 # Requests may come faster than they can be written.
                 if time.monotonic() >= min(deadline, self._deadline):
@@ -313,16 +304,16 @@ class SampleWriter:
     def _tell(self) -> None:
         """Store the counts, where they have changed."""
         with self._writing:
-            if self._batch is None and replace(self.accounts(), stored=0) != self._reported[0]:
-                self._batch = self._next(())
-                self._append(self._batch, deadline=-math.inf)
+            if self._sent is None and replace(self.accounts(), stored=0) != self._reported[0]:
+                self._sent = self._next(())
+                self._append(self._sent, deadline=-math.inf)
 
-    def _append(self, batch: _Batch, deadline: float) -> bool:
+    def _append(self, sent: tuple[Batch, _Reported], deadline: float) -> bool:
         """Store a batch, retrying until a deadline; returns whether it was stored."""
         wait, longest = _RETRY_SECONDS
         while True:
             try:
-                self._send(batch)
+                self._send(*sent)
                 if self._is_store_failing:
                     _log.warning("the store takes samples again")
                 self._is_store_failing, self._last_failure = False, ""
@@ -341,10 +332,10 @@ class SampleWriter:
                 self._stopping.wait(min(wait, left))
             wait = min(2.0 * wait, longest)
 
-    def _next(self, samples: Sequence[Sample], hour: int | None = None) -> _Batch:
+    def _next(self, samples: Sequence[Sampled], hour: int | None = None) -> tuple[Batch, _Reported]:
         """Make the next batch, of one hour: its samples, and the counts since the last batch."""
         self._in_hand = len(samples)
-        entries = tuple([entry for sample in samples if (entry := self._entry(sample))])
+        written = tuple([own for sample in samples if (own := self._written(*sample))])
         self._number += 1
         found, (told, told_hours) = self.accounts(), self._reported
         hour = math.floor(time.time() / HOUR_SECONDS) if hour is None else hour
@@ -356,40 +347,37 @@ class SampleWriter:
         more = {**earlier, hour: found.sampled - told.sampled - sum(earlier.values())}
         lost = {reason: n - told.lost[reason] for reason, n in found.lost.items()}
         pending = found.pending - self._in_hand
-        counts = WorkerCounts(more[hour], lost, pending, hour=hour, earlier=earlier)
         hours = told_hours | {each: told_hours.get(each, 0) + n for each, n in more.items()}
-        known = replace(found, stored=0, pending=pending)
-        return _Batch(self._number, entries, counts, (known, hours))
+        batch = Batch(
+            written,
+            more[hour],
+            lost,
+            pending=pending,
+            hour=hour,
+            earlier=earlier,
+            number=self._number,
+        )
+        return batch, (replace(found, stored=0, pending=pending), hours)
 
-    def _send(self, batch: _Batch) -> None:
+    def _send(self, batch: Batch, told: _Reported) -> None:
         """Store a batch, unless the store holds it already."""
-        self._append_to_store(batch)
-        self._stored += len(batch.entries)
-        self._in_hand = 0
-        self._learn(batch)
+        self.store.append(self.sampler.worker_id, batch)
+        self._stored += len(batch.samples)
+        self._in_hand, self._reported, self._sent = 0, told, None
 
-    def _append_to_store(self, batch: _Batch) -> bool:
-        worker_id = self.sampler.worker_id
-        return self.store.append(worker_id, batch.entries, batch.counts, batch=batch.number)
-
-    def _learn(self, batch: _Batch) -> None:
-        """Note that the store knows the counts of a batch."""
-        self._reported, self._batch = batch.told, None
-
-    def _entry(self, sample: Sample) -> Entry | None:
+    def _written(
+        self, context: Context, probability: float, time_seconds: float
+    ) -> tuple[SampleRecord, bytes] | None:
+        """Serialise a sample; None, and counted as lost, where that fails."""
         reason = LostReason.UNREADABLE
         try:
-            record = record_of(sample, self._rates, seed=self.sampler.seed)
+            record = record_of(
+                context, probability, time_seconds, self._rates, seed=self.sampler.seed
+            )
             reason = LostReason.REDACTION_FAILED
             record = self._privacy.apply(record)
             reason = LostReason.UNREADABLE
-            return Entry(
-                request_id=record.request_id,
-                time_seconds=record.time_seconds,
-                probability=record.probability,
-                label_order=self._label_order.uniform(record.request_id),
-                payload=record.to_bytes(),
-            )
+            return record, record.to_bytes()
         except Exception as error:
             self.sampler.lose(1, reason)
             self._in_hand -= 1
