@@ -13,7 +13,7 @@ from typing import Any
 
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.data.readers import read_jsonl
-from calibration.data.text_files import read_lines, read_records, write_lines
+from calibration.data.text_files import clean, read_lines, read_records, write_lines
 from ctxguard._support.regular_file import FileVersion, file_version
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.measure.worth import Negative
@@ -156,7 +156,9 @@ class LabelFile:
                     "begin it again on the file as it is now",
                     path=self.path,
                 )
-            write_lines(self.path, [_line(row) for row in in_order if row])
+            lines = [json.dumps(row, ensure_ascii=False) for row in in_order if row]
+            # Half a surrogate pair, which UTF-8 cannot hold, is replaced as in reading.
+            write_lines(self.path, [clean(line, Counter()) for line in lines])
         except OSError as error:
             what = f"cannot be written ({error.strerror}): the grade is not kept"
             raise DataError(what, path=self.path) from error
@@ -176,9 +178,3 @@ class LabelFile:
         if kinds := {one: each.negative.value for one, each in labels.items() if each.negative}:
             row["distractors"] = kinds
         return row
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    # Half a surrogate pair, which UTF-8 cannot hold, is replaced as in reading.
-    text = json.dumps(row, ensure_ascii=False)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

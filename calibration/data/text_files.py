@@ -51,14 +51,16 @@ def read_lines(path: Path, *, is_table: bool = False) -> Iterator[tuple[int, str
             TextIOWrapper(file, encoding, errors, newline="\n") as lines,
         ):
             for number, text in enumerate(lines, start=1):
-                if not text.isascii() and (found := _LONE_SURROGATE.search(text)):
-                    place = len(text[: found.start()].encode()) + 1
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    at = error.start
                     raise DataError(
-                        f"byte {ord(found[0]) - 0xDC00:#04x} (byte {place} of the line) is not "
-                        "UTF-8; save the file as UTF-8",
+                        f"byte {ord(text[at]) - 0xDC00:#04x} (byte {len(text[:at].encode()) + 1} "
+                        "of the line) is not UTF-8; save the file as UTF-8",
                         path=path,
                         line=number,
-                    )
+                    ) from None
                 if text and not text.isspace():
                     yield number, text.rstrip("\r\n")
     except FileNotFoundError:

@@ -147,45 +147,38 @@ def inside(data: Data, path: str) -> Data:
     return data
 
 
+def five(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[float, ...]]:
+    return st.tuples(*[numbers] * 5)
+
+
 numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e6, max_value=1e6)
-
-
-@st.composite
-def profiles(draw: st.DrawFn) -> Profile:
-    k = draw(st.integers(1, 50))
-    min_keep = draw(st.integers(0, k))
-    ratio = RatioPolicy(k, draw(st.floats(0.0, 1.0)), draw(st.floats(1e-3, 1e3)), min_keep)
-    model = RelevanceModel(
-        ("dense",),
-        tuple(draw(st.lists(numbers, min_size=5, max_size=5))),
-        tuple(draw(st.lists(numbers, min_size=5, max_size=5))),
-        tuple(draw(st.lists(st.floats(1e-6, 1e6), min_size=5, max_size=5))),
-        draw(numbers),
-    )
-    utility = ExpectedUtilityPolicy(
-        model, k, draw(st.floats(0.0, 1e6)), draw(st.floats(1e-6, 1e6)), min_keep
-    )
-    routes = draw(st.lists(st.sampled_from(list(Route)), unique=True, max_size=3))
-    grades = st.dictionaries(st.integers(0, 12), st.floats(-5.0, 5.0), max_size=4)
-    return Profile(
-        routes={
-            route: RouteProfile(
-                policy=draw(st.sampled_from([ratio, utility])),
-                score_kind=draw(st.sampled_from(list(ScoreKind))),
-                why=draw(st.text(max_size=20)),
-                safe_policy=draw(st.sampled_from([None, ratio, utility])),
-            )
-            for route in routes
-        },
-        fusion=Fusion("convex", draw(st.floats(0.0, 1.0))),
-        utilities=Utilities(by_grade=draw(st.none() | grades)),
-        fingerprint=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)),
-        provenance=PROFILE.provenance,
-    )
+positive, texts = st.floats(1e-6, 1e6), st.text(max_size=5)
+models = st.builds(
+    RelevanceModel, st.just(("dense",)), five(numbers), five(numbers), five(positive), numbers
+)
+policies = st.builds(
+    RatioPolicy, st.integers(1, 50), st.floats(0.0, 1.0), positive, st.integers(0, 1)
+) | st.builds(ExpectedUtilityPolicy, models, st.integers(1, 50), st.floats(0.0, 1e6), positive)
+route_profiles = st.builds(
+    RouteProfile,
+    policy=policies,
+    score_kind=st.sampled_from(ScoreKind),
+    why=texts,
+    safe_policy=st.none() | policies,
+)
+grades = st.dictionaries(st.integers(0, 12), st.floats(-5.0, 5.0), max_size=4)
+profiles = st.builds(
+    Profile,
+    routes=st.dictionaries(st.sampled_from(Route), route_profiles, max_size=3),
+    fusion=st.builds(Fusion, st.just("convex"), st.floats(0.0, 1.0)),
+    utilities=st.builds(Utilities, by_grade=st.none() | grades),
+    fingerprint=st.dictionaries(texts, texts, max_size=3),
+    provenance=st.just(PROFILE.provenance),
+)
 
 
 class TestRoundTrip:
-    @given(profiles())
+    @given(profiles)
     @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_every_profile_survives_byte_for_byte(self, tmp_path: Path, profile: Profile) -> None:
         path = tmp_path / "profile.json"
