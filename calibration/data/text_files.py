@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ctxguard._support.atomic_write import atomic_write
-from ctxguard._support.error_text import reason_of
+from ctxguard._support.error_text import first_fault
 from ctxguard._support.regular_file import open_regular, read_regular
 from ctxguard._support.rows import encoding_of, parsed_json, read_table
 from ctxguard.errors import ConfigurationError, DataError
@@ -251,9 +251,7 @@ def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=path) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "document"
-        raise DataError(f"is not {what} ({where}: {reason_of(first['msg'])})", path=path) from None
+        raise DataError(f"is not {what} ({first_fault(error)})", path=path) from None
 
 
 def notes_of(counts: Counter[str]) -> tuple[str, ...]:

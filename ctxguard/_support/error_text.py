@@ -7,8 +7,12 @@ where it was raised do not, and are enough to find it.
 import os
 from pathlib import Path
 from traceback import walk_tb
+from typing import TYPE_CHECKING
 
 from ctxguard.errors import CtxguardError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def describe_error(error: BaseException) -> str:
@@ -37,6 +41,13 @@ def describe_error(error: BaseException) -> str:
 def reason_of(message: str) -> str:
     """Return a message of pydantic without its name for an error that a check of ours raised."""
     return message.removeprefix("Value error, ")
+
+
+def first_fault(error: "ValidationError") -> str:
+    """Return the first field of a file that does not match its form, and why."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(map(str, first["loc"])) or "the file"
+    return f"{field}: {reason_of(first['msg'])}"
 
 
 def drop_tracebacks(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
 
 from ctxguard._support.atomic_write import SHARED, atomic_write
-from ctxguard._support.error_text import reason_of
+from ctxguard._support.error_text import first_fault
 from ctxguard._support.regular_file import read_regular
 from ctxguard._support.words import signed
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
@@ -587,16 +587,9 @@ class Profile(Frozen):
         except ValidationError as error:
             n_errors = error.error_count()
             if n_errors <= _MOST_ERRORS:
-                raise ProfileFormatError(f"{path}: {_first(error)}") from error
+                raise ProfileFormatError(f"{path}: {first_fault(error)}") from error
         # Raised outside the handler, or this error would keep that one and everything it found.
         raise ProfileFormatError(f"{path}: {n_errors:,} fields do not match the schema")
-
-
-def _first(error: ValidationError) -> str:
-    """Return the first field that does not match, and why."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or "the file"
-    return f"{field}: {reason_of(first['msg'])}"
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
