@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 WIDEST_BOUND = 0.5
 """A certificate that allows a larger loss of recall promises nothing."""
 
-_MAX_PROFILE_BYTES, _MOST_VALUES = 4 * 2**20, 20_000
+_MAX_PROFILE_BYTES, _MOST_VALUES = 4 * 2**20, 100_000
 """Both are many times what calibration writes. Of a file that is not a profile, each value that
 does not fit costs a microsecond and 500 bytes."""
 _MOST_ERRORS = 100

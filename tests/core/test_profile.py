@@ -295,8 +295,8 @@ VALUES: list[tuple[str, Data, str]] = [
     ("", {"schema_version": True}, "schema_version is True"),
 ]
 BREADTH: list[tuple[str, Data, str]] = [
-    ("provenance", {"notes": [""] * 200_000}, "over 20,000 values"),
-    ("", {f"k{n}": n for n in range(20_000)}, "over 20,000 values"),
+    ("provenance", {"notes": [""] * 200_000}, "over 100,000 values"),
+    ("", {f"k{n}": n for n in range(99_000)}, "99,000 fields do not match"),
     ("", {f"k{n}": n for n in range(101)}, "101 fields do not match"),
 ]
 CONTENTS = {
