@@ -37,19 +37,8 @@ class JudgeAccounts:
 _COUNTED = tuple(each.name for each in fields(JudgeAccounts) if each.type is int)
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedReply:
-    """A reply that gave no valid grade, for inspection.
-
-    Attributes:
-        passage_id: The passage to be graded, or the question to be answered.
-        reply: Its first 4,000 characters, redacted; empty if redaction failed. It may quote the
-            passage.
-    """
-
-    passage_id: str
-    reason: InvalidReason
-    reply: str
+Rejected = tuple[str, InvalidReason, str]
+"""The passage or question of a reply without a valid grade, the reason, and its redacted start."""
 
 
 class Ledger:
@@ -81,7 +70,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._invalid = dict.fromkeys(InvalidReason, 0)
-        self._rejected: deque[RejectedReply] = deque(maxlen=_MAX_REPLIES)
+        self._rejected: deque[Rejected] = deque(maxlen=_MAX_REPLIES)
 
     def add(self, **counts: int) -> None:
         """Add to counts, by their names in ``JudgeAccounts``."""
@@ -91,17 +80,20 @@ class Ledger:
 
     def add_invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
         """Count a passage without a valid grade, and keep the reply's beginning, redacted."""
-        kept = RejectedReply(passage_id, reason, self.redacted(reply[:_MAX_CHARS]))
+        kept = passage_id, reason, self.redacted(reply[:_MAX_CHARS])
         with self._lock:
             self._invalid[reason] += 1
             self._rejected.append(kept)
 
-    def rejected(self) -> tuple[RejectedReply, ...]:
-        """Return the replies that gave no grade and were not taken, the last 1,000 at most."""
+    def rejected(self) -> tuple[Rejected, ...]:
+        """Return the replies that gave no grade and were not taken, the last 1,000 at most.
+
+        They may quote passages.
+        """
         with self._lock:
             return tuple(self._rejected)
 
-    def take_rejected(self) -> tuple[RejectedReply, ...]:
+    def take_rejected(self) -> tuple[Rejected, ...]:
         """Return the rejected replies and forget them."""
         with self._lock:
             taken = tuple(self._rejected)

@@ -94,7 +94,7 @@ def test_a_logit_that_is_not_finite_is_no_grade(
     assert (accounts.calls, sum(accounts.invalid.values())) == (1, 2)
     assert accounts.invalid[InvalidReason.NOT_FINITE] == 2
     assert accounts.cost is None
-    assert [kept.passage_id for kept in judge.ledger.rejected()] == ["a", "c"]
+    assert [passage_id for passage_id, _, _ in judge.ledger.rejected()] == ["a", "c"]
 
 
 def test_infinite_threshold_is_refused(cross_encoder: Path) -> None:

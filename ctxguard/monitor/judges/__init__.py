@@ -5,7 +5,7 @@ cross-encoder (extra ``embedded``) are imported when their judge is constructed.
 """
 
 from ctxguard.endpoints.failures import InvalidReason
-from ctxguard.endpoints.usage import JudgeAccounts, Ledger, RejectedReply
+from ctxguard.endpoints.usage import JudgeAccounts, Ledger
 from ctxguard.monitor.judges.known_labels import (
     PEOPLE_ALONE,
     LabelJudge,
@@ -27,6 +27,5 @@ __all__ = [
     "LabelJudge",
     "Ledger",
     "PeopleAlone",
-    "RejectedReply",
     "RerankJudge",
 ]

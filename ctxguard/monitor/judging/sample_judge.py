@@ -213,8 +213,8 @@ class SampleJudge:
         stored = {passage.passage_id for passage in record.passages.values() if passage.text}
         return tuple(
             [
-                (one.passage_id, one.reason.value, one.reply if one.passage_id in stored else "")
-                for one in taken
+                (passage_id, reason.value, reply if passage_id in stored else "")
+                for passage_id, reason, reply in taken
             ]
         )
 
@@ -226,7 +226,7 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
     if calls < CALLS_IN_VAIN:
         return
     last = ledger.rejected()[-1:]
-    said = "".join([f"; it said, {one.reason.value}: {one.reply[:200]!r}" for one in last])
+    said = "".join([f"; it said, {reason.value}: {reply[:200]!r}" for _, reason, reply in last])
     raise JudgeError(
         f"the judge {judge.name} {judge.version} gave no valid grade in {calls:,} calls{said}. "
         "The samples wait. Name another model, one that keeps to a JSON schema (--model), or "
