@@ -385,13 +385,8 @@ class ChatClient:
                     f"{self.model} spent all of its {lessons.max_tokens:,} tokens on thoughts: "
                     "allow longer replies (max-reply-tokens), or let it think less"
                 )
-            is_answer = not isinstance(reply.answer, InvalidReason)
-            return replace(
-                reply,
-                body=body if is_answer else self._masked(body),
-                seconds=time.monotonic() - began,
-                why=why,
-            )
+            seconds = time.monotonic() - began
+            return replace(reply, body=self._masked(body), seconds=seconds, why=why)
 
     async def _once(self, path: str, sent: Mapping[str, object]) -> tuple[str, object]:
         """Send one request; return the body of its answer, and its document."""
