@@ -1,6 +1,6 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -17,7 +17,7 @@ from ctxguard.cli._console import Output, picked
 from ctxguard.cli._inputs import Labelled, in_first_order, notes_on_pools, open_labelled
 from ctxguard.cli._results import asking_shown, summary_shown
 from ctxguard.cli._store import RECALL_OF_JUDGED, by_k, named_series, next_step, open_store
-from ctxguard.cli._system import LabelledSystem, Source, open_assessor
+from ctxguard.cli._system import LabelledSystem, open_assessor
 from ctxguard.cli._tables import dim, facts, heading, interval, remark
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
@@ -27,9 +27,11 @@ from ctxguard.server.system import AssessorSettings
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
-    from calibration.calibrate_route import RouteOutcome, Settings
+    from calibration.calibrate_route import Settings
     from calibration.from_store import StoreCalibration
     from ctxguard.profile.schema import Profile
+
+_OF_ROUTE = ("why", "verdict", "certificate", "sufficiency", "asking", "assessor", "evidence")
 
 
 class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
@@ -100,8 +102,9 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         """
         from calibration.asking import DEFAULT_PRICE, Asking
         from calibration.calibrate import calibrate
+        from calibration.report import report, write_html, write_json
 
-        if any(map(_is_page, self.report)):
+        if any(file.suffix != ".json" for file in self.report):
             require("jinja2", "report")
         chosen = self._chosen()
         if self.data is None:
@@ -118,8 +121,11 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
                 asking=None if stage is None else Asking(stage, opened.passage, price),
             )
         made.profile.save(self.out)
-        with output.doing("writing the report"):
-            _write_reports(made, opened, self.report)
+        if self.report:
+            with output.doing("writing the report"):
+                evidence = report(made, opened.passage)
+                for file in self.report:
+                    (write_json if file.suffix == ".json" else write_html)(evidence, file)
         said = (*labelled.notes, *labelled.shared_questions(), *made.chosen_on.notes)
         notes = list(dict.fromkeys([*said, *made.profile.provenance.notes]))
         for route, outcome in made.outcomes.items():
@@ -129,7 +135,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             self._document(made, labelled),
             self._shown(made, labelled.in_words),
             notes,
-            found=lacks_verdict(made.profile, self.required),
+            found=self._lacks_verdict(made.profile),
         )
 
     def _from_store(self, url: str, chosen: "Settings", output: Output) -> None:
@@ -175,8 +181,13 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             shown.insert(0, self._judged_facts(made, found.pools.route))
         files = [*([self.out] if made else ()), *self.report]
         shown.append(facts(*[("wrote", str(file)) for file in files]))
-        lacks = profile is None or lacks_verdict(profile, self.required)
+        lacks = profile is None or self._lacks_verdict(profile)
         output.result(document, shown, notes, found=lacks)
+
+    def _lacks_verdict(self, profile: "Profile") -> bool:
+        """Return whether the verdict is not the one required, if any is."""
+        decision = None if profile.verdict is None else profile.verdict.decision
+        return self.required not in {None, decision}
 
     def _judged_facts(self, made: "StoreCalibration", route: Route) -> RenderableType:
         verdict, own = made.profile.verdict, made.profile.routes[route]
@@ -243,8 +254,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
                     "k": outcome.profile.policy.k,
                     "promise": certificate_words(outcome),
                     "summary": summarise(outcome),
-                    **picked(outcome.profile, "why", "verdict", "certificate", "sufficiency"),
-                    **picked(outcome.profile, "asking", "assessor", "evidence"),
+                    **picked(outcome.profile, *_OF_ROUTE),
                 }
                 for route, outcome in made.outcomes.items()
             },
@@ -275,9 +285,19 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             yield facts(("sufficiency", sufficiency_words(sufficiency)))
         else:
             yield remark("--all shows the verdict's figures, certificate and reasons")
-        if others:
+        rows = []
+        for route in others:
+            own, line = (
+                made.outcomes[route].profile.verdict,
+                summarise(made.outcomes[route]).in_short,
+            )
+            # A line says by itself that today's contexts stay.
+            if own is not None and own.decision != "keep":
+                line = f"{own.decision}: {line}"
+            rows.append((route.value, line))
+        if rows:
             yield heading("when a stage is down")
-            yield facts(*[(route.value, _in_short(made.outcomes[route])) for route in others])
+            yield facts(*rows)
         yield ""
         written = [("wrote", str(file)) for file in (self.out, *self.report)]
         yield facts(("profile", profile.profile_id), *written)
@@ -298,33 +318,3 @@ def _judged_in_short(made: "StoreCalibration", route: Route) -> str:
         misleading="not counted in judged requests",
         unshown="" if verdict is None else unshown_by(verdict, noisy, "utility"),
     )
-
-
-def lacks_verdict(profile: "Profile", required: str | None) -> bool:
-    """Return whether the verdict is not the one required, if any is."""
-    verdict = profile.verdict
-    return required is not None and (verdict is None or verdict.decision != required)
-
-
-def _is_page(report: Path) -> bool:
-    return report.suffix != ".json"
-
-
-def _write_reports(made: "Calibration", retriever: "Source", files: Sequence[Path]) -> None:
-    if not files:
-        return
-    from calibration.report import report, write_html, write_json
-
-    evidence = report(made, retriever.passage)
-    for file in files:
-        (write_html if _is_page(file) else write_json)(evidence, file)
-
-
-def _in_short(outcome: "RouteOutcome") -> str:
-    """Put a fallback route in one line, which says by itself that today's contexts stay."""
-    from calibration.report import summarise
-
-    verdict, in_short = outcome.profile.verdict, summarise(outcome).in_short
-    if verdict is None or verdict.decision == "keep":
-        return in_short
-    return f"{verdict.decision}: {in_short}"

@@ -105,16 +105,20 @@ class IndexCommand(SettingsModel):
         encoded, which is kept in a file beside the folder; in an engine, --update adds the rest.
         """
         from calibration.data.readers import read_corpus
+        from ctxguard.integrations.engines.retriever import EngineRetriever
 
         start = perf_counter()
         self._check_destination()
         reader = read_corpus(self.corpus)
-        with output.doing("opening the index"):
-            existing = self._opened() if self.update else None
-            documents = reader.are_documents
-            chunk = self.chunk or (
-                existing is not None and not documents and _is_chunked(existing, self.corpus)
-            )
+        documents, chunk, existing = reader.are_documents, self.chunk, None
+        if self.update:
+            with output.doing("opening the index"):
+                existing = (
+                    EngineRetriever.open(str(self.engine))
+                    if self.out is None
+                    else ctxguard.HybridRetriever.load(self.out)
+                )
+                chunk = chunk or (not documents and _is_chunked(existing, self.corpus))
         with output.doing("loading the model"):
             embedder = self._embedder(existing)
             chunk |= documents and embedder.passage_window is not None
@@ -153,13 +157,6 @@ class IndexCommand(SettingsModel):
             check_destination(self.out)
         else:
             EngineAddress.parse(str(self.engine))
-
-    def _opened(self) -> "_Index":
-        from ctxguard.integrations.engines.retriever import EngineRetriever
-
-        if self.out is not None:
-            return ctxguard.HybridRetriever.load(self.out)
-        return EngineRetriever.open(str(self.engine))
 
     @contextmanager
     def _kept(

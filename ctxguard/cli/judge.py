@@ -82,6 +82,7 @@ class JudgeCommand(JudgeModel, System):
         from calibration.from_store import judged_store
         from ctxguard.endpoints.chat import why_failed
         from ctxguard.guard.wrapped_retriever import call_if
+        from ctxguard.monitor.service import JudgingOutcome, Monitor
         from ctxguard.monitor.store import SampleStore, State
 
         with ExitStack() as stack:
@@ -107,7 +108,13 @@ class JudgeCommand(JudgeModel, System):
             output.note(self._in_words(added, waited, lacking))
             if judge is None:
                 return
-            fault = _judge_all(store, judge, output)
+            running = Monitor(store, judge)
+            wait_to_own(running, output)
+            fault = judge_waiting(running, output, _AT_ONCE)
+            report = running.report()
+            if report.waiting and report.outcomes[JudgingOutcome.JUDGE_FAILED]:
+                waiting = count(report.waiting, "sample")
+                fault = f"{running.why_judge_failed}; {waiting} wait for it"
             if series not in store.series():
                 output.findings([fault or "no sample waits, and this judge has judged none"])
             found = judged_store(store, series, READERS)
@@ -234,16 +241,3 @@ class JudgeCommand(JudgeModel, System):
         if self.judge is None:
             line += "; add --judge llm, cross-encoder or reranker, and --model, to do it"
         return line + refused
-
-
-def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | None:
-    """Judge everything waiting; return why judging stopped early, None if it did not."""
-    from ctxguard.monitor.service import JudgingOutcome, Monitor
-
-    running = Monitor(store, judge)
-    wait_to_own(running, output)
-    fault = judge_waiting(running, output, _AT_ONCE)
-    report = running.report()
-    if report.waiting and report.outcomes[JudgingOutcome.JUDGE_FAILED]:
-        fault = f"{running.why_judge_failed}; {count(report.waiting, 'sample')} wait for it"
-    return fault
