@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from html import escape
 
 from calibration.calibrate_route import SIZES
+from calibration.report.content import RouteReport
 from calibration.report.dial import DialStop
-from calibration.report.summary import Summary
 from ctxguard.measure.interval import Interval
 
 WIDTH, HEIGHT = 400, 280
@@ -30,31 +30,24 @@ _SYMBOLS = {
 }
 
 
-def frontier(
-    summary: Summary,
-    recall_of_first: Sequence[float],
-    tokens_of_first: Sequence[float],
-    stops: Sequence[DialStop] = (),
-) -> str:
+def frontier(route: RouteReport, stops: Sequence[DialStop] = ()) -> str:
     """Draw today's context, leaner and richer ones, and the first k of every k at equal tokens.
 
-    Args:
-        summary: The policies of a route, with their recall and size.
-        recall_of_first: Recall of the retriever's first k passages for k = 1, 2, …
-        tokens_of_first: Their mean tokens; empty where texts are not known: passages are counted.
-        stops: Sizes between, which a script marks as the dial turns.
+    Passages are counted where tokens are not known. The stops are sizes between, which a script
+    marks as the dial turns.
     """
-    results, metric = summary.results, "tokens" if tokens_of_first else "kept"
+    summary, results, has_tokens = route.summary, route.summary.results, bool(route.tokens_of_first)
+    metric = "tokens" if has_tokens else "kept"
     sizes, recall = (
         {name: results.of(name, each).mean for name in results.policies}
         for each in (metric, "recall")
     )
-    first = tokens_of_first or range(1, len(recall_of_first) + 1)
+    first = route.tokens_of_first or range(1, len(route.recall_of_first) + 1)
     known = [each.value or 0.0 for each in sizes.values()]
     most = max([*known, *(getattr(stop, metric) or 0.0 for stop in stops)], default=1.0) or 1.0
     line = [
         (float(size), own)
-        for size, own in zip(first, recall_of_first, strict=True)
+        for size, own in zip(first, route.recall_of_first, strict=True)
         if size <= 1.1 * most
     ]
     placed = [
@@ -69,7 +62,7 @@ def frontier(
     low = min((end for end in ends if end is not None), default=0.0)
     # Without the empty part below, if that is large.
     plot = _Plot(1.15 * most, max(round(low - 0.15, 1), 0.0) if low > 0.3 else 0.0)
-    across = "tokens a question" if tokens_of_first else "passages a question"
+    across = "tokens a question" if has_tokens else "passages a question"
     shapes, keys, marks = list[str](), list[str](), list[tuple[str, float, float]]()
 
     def add(colour: str, symbol: str, shape: str, name: str) -> None:

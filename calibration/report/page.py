@@ -44,9 +44,7 @@ def page(data: ReportData) -> str:
             data=data,
             profile=data.profile,
             confidence=CONFIDENCE,
-            chart_of=lambda route, stops=(): frontier(
-                route.summary, route.recall_of_first, route.tokens_of_first, stops
-            ),
+            chart_of=frontier,
             answers=_ANSWERS,
             descriptions=DESCRIPTIONS,
             script=script,
