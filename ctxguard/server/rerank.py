@@ -23,8 +23,9 @@ from ctxguard.core.types import CheckedPassages, Ranking, ScoreKind, StageFailur
 from ctxguard.endpoints.forms import FORMS, MARKS, RerankForm
 from ctxguard.guard.context_guard import DEFAULT_MAX_QUERY_CHARS
 from ctxguard.resilience import failure_of
+from ctxguard.retrieval.hybrid.candidates import RERANK
 from ctxguard.server.problems import Problem, ProblemKind, invalid
-from ctxguard.server.scoring import STAGE, BoundedScorer
+from ctxguard.server.scoring import BoundedScorer
 from ctxguard.server.service import Service
 from ctxguard.server.settings import ServiceSettings
 from ctxguard.server.wire import DESCRIBED, off_the_loop
@@ -228,8 +229,8 @@ async def _scored(
             best_first = (-keys).argsort(kind="stable")
             order, scores = best_first.tolist(), found[best_first].tolist()
         except Exception as error:
-            failures = (failure_of(STAGE, error),)
-        timings = (StageTiming(STAGE, began_at, perf_counter() - began),)
+            failures = (failure_of(RERANK, error),)
+        timings = (StageTiming(RERANK, began_at, perf_counter() - began),)
     if copies:
         place_of = {at: place for place, at in enumerate(order)}
         copies = {place_of[at]: place_of[first] for at, first in copies.items()}

@@ -10,9 +10,8 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import OverloadedError, StageError, StageRefusedError
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import Stage
+from ctxguard.retrieval.hybrid.candidates import RERANK
 from ctxguard.retrieval.protocols import Reranker
-
-STAGE = "rerank"
 
 _LOCAL_WORKERS = 2
 """A cross-encoder spreads one request over all processors."""
@@ -63,7 +62,7 @@ class LocalScorer:
         self._reranker = reranker
         self._deadline_seconds = deadline_seconds
         # The circuit is that of `BoundedScorer`.
-        self._stage = Stage(STAGE, workers=_LOCAL_WORKERS, waiting=max_waiting, breaks=False)
+        self._stage = Stage(RERANK, workers=_LOCAL_WORKERS, waiting=max_waiting, breaks=False)
 
     async def ascore(self, query: str, documents: Sequence[str], **_: object) -> FloatArray:
         """See `Scorer`; the model and the limit are the cross-encoder's own."""
@@ -92,10 +91,10 @@ class BoundedScorer:
         self._deadline_seconds = deadline_seconds
         self._max_in_flight = max_in_flight
         self._in_flight = 0
-        self._stage = Stage(STAGE)
+        self._stage = Stage(RERANK)
         self._stage.watch(telemetry.circuit_changed)
         # Names that it does not know are the callers' fault, and must not leave it out for others.
-        self._named = Stage(STAGE, breaks=False)
+        self._named = Stage(RERANK, breaks=False)
 
     @property
     def is_open(self) -> bool:
@@ -114,7 +113,7 @@ class BoundedScorer:
             Exception: any error of the scorer.
         """
         if self._in_flight >= self._max_in_flight:
-            raise OverloadedError(STAGE, f"{self._in_flight:,} requests wait for the reranker")
+            raise OverloadedError(RERANK, f"{self._in_flight:,} requests wait for the reranker")
         self._in_flight += 1
         try:
             stage = self._stage if model is None else self._named
@@ -134,11 +133,11 @@ class BoundedScorer:
         try:
             scores = np.asarray(returned, dtype=np.float64)
         except (TypeError, ValueError):
-            raise StageError(STAGE, "the scores are not numbers") from None
+            raise StageError(RERANK, "the scores are not numbers") from None
         if scores.shape != (len(documents),):
-            raise StageError(STAGE, f"{scores.shape} scores for {len(documents)} documents")
+            raise StageError(RERANK, f"{scores.shape} scores for {len(documents)} documents")
         if not np.isfinite(scores).any():
             if not any(map(str.strip, documents)):
-                raise StageRefusedError(STAGE, "every document is blank")
-            raise StageError(STAGE, "no score is a finite number")
+                raise StageRefusedError(RERANK, "every document is blank")
+            raise StageError(RERANK, "no score is a finite number")
         return scores
