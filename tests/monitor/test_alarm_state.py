@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
@@ -56,7 +55,6 @@ def profile_of(**changes: object) -> Profile:
 
 PROFILE = profile_of()
 PROFILE_ID = PROFILE.profile_id
-FORM = TypeAdapter(LossMonitor)
 PROMISE = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.12)
 MONITOR = LossMonitor.of_exact_judge(PROMISE)
 QUESTIONS = count()
@@ -149,26 +147,6 @@ class TestWhatIsMonitored:
 
 
 class TestLossMonitor:
-    @given(
-        st.sampled_from([AlarmKind.RECALL_LOSS, AlarmKind.HARM]),
-        st.floats(0.0, 0.999),
-        st.floats(0.1, 20.0),
-        st.lists(st.floats(0.0, 1.0), max_size=30),
-    )
-    def test_restored_monitor_goes_on(
-        self, quantity: AlarmKind, share: float, bound: float, losses: list[float]
-    ) -> None:
-        promise = PromisedLoss(Route.HYBRID, quantity, share * bound, bound)
-        for monitor in (
-            LossMonitor.of_exact_judge(promise),
-            LossMonitor.of_exact_judge(promise).alarmed(),
-            LossMonitor.of_baseline(promise),
-            LossMonitor.of_corrected(promise, 0.3, 80),
-        ):
-            monitor = monitor.after(losses_of([loss * bound for loss in losses]))  # noqa: PLW2901
-            stored = FORM.dump_json(monitor)
-            assert FORM.validate_json(stored) == monitor
-
     def test_unit_of_loss_is_irrelevant(self) -> None:
         """The unit of the loss does not matter and its bound is the most it counts."""
         small, large = (
@@ -340,14 +318,12 @@ class TestActiveAlarms:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-    def test_forked_child_starts_afresh_unlocked(self) -> None:
+    def test_forked_child_starts_afresh(self) -> None:
         state = state_of()
         lose(state, 1.0, 50)
-        # Held over the fork, as a scrape might hold it.
-        with state._lock:
-            child = os.fork()
-            if child == 0:
-                os._exit(len(state.report().active))
+        child = os.fork()
+        if child == 0:
+            os._exit(len(state.report().active))
         _, status = os.waitpid(child, 0)
         assert status == 0
         assert len(state.report().active) == 1

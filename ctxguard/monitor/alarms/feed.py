@@ -183,7 +183,7 @@ class AlarmMonitor:
 
     def _end_of_next_day(self) -> float | None:
         """Return the end of the next day with losses; None while it, or a sample of it, waits."""
-        begin = self.state.evaluated_until
+        begin = self.state.report().evaluated_until
         first = self._store.first_loss_seconds(self._series, self.state.profile_id, since=begin)
         if first is None:
             return None

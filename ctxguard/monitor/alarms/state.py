@@ -8,7 +8,6 @@ alarm. No I/O, no clock.
 """
 
 import json
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,8 +32,6 @@ from ctxguard.monitor.store import LossRow
 from ctxguard.profile.schema import Profile
 
 FORMAT = 7
-
-_Key = tuple[Route, AlarmKind, ReferenceKind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def _form() -> TypeAdapter[AlarmReport]:
 
 
 class AlarmState:
-    """The detectors and alarms of one profile. Safe to use from several threads.
+    """The detectors and alarms of one profile: one thread changes them, any may read its report.
 
     Args:
         exact: Whether the judge never errs. Losses of an exact judge are compared with the promise;
@@ -75,9 +72,6 @@ class AlarmState:
     def __init__(self, profile: Profile, *, exact: bool = True) -> None:
         self.profile = profile
         self.profile_id = profile.profile_id
-        self._safe_profile_id: str | None = None
-        with suppress(ProfileError):
-            self._safe_profile_id = profile.safe().profile_id
         self.promises = promises(profile)
         self.is_exact = exact
         self._reset_after_fork()
@@ -85,16 +79,22 @@ class AlarmState:
 
     def _reset_after_fork(self) -> None:
         """Forget all alarms and losses; also called in a forked child."""
-        self._lock = threading.Lock()
-        self._raised = dict.fromkeys(AlarmKind, 0)
-        self._active: dict[tuple[AlarmKind, Route | None], Alarm] = {}
-        self._losses = self._new_monitors()
-        self.evaluated_until: float | None = None
-        """The end of the last day that was added; None before the first."""
-
-    def _new_monitors(self) -> dict[_Key, LossMonitor]:
+        safe_profile_id = None
+        with suppress(ProfileError):
+            safe_profile_id = self.profile.safe().profile_id
         new = LossMonitor.of_exact_judge if self.is_exact else LossMonitor.of_baseline
-        return {monitor.key: monitor for monitor in map(new, self.promises)}
+        self._report = AlarmReport(
+            profile_id=self.profile_id,
+            safe_profile_id=safe_profile_id,
+            raised=dict.fromkeys(AlarmKind, 0),
+            active=(),
+            losses=tuple(map(new, self.promises)),
+            evaluated_until=None,
+        )
+
+    def report(self) -> AlarmReport:
+        """Return counts, active alarms and loss monitors at one moment."""
+        return self._report
 
     def correct(self, promise: PromisedLoss, target: float, n: int) -> None:
         """From now on, also compare a judge that errs with a promise on its own scale.
@@ -105,17 +105,18 @@ class AlarmState:
             promise: One of ``promises``.
             target, n: As ``reference.corrected`` returns them, of losses divided by their bound.
         """
-        with self._lock:
-            learned = self._losses[promise.route, promise.quantity, ReferenceKind.BASELINE]
-            new = LossMonitor.of_corrected(promise, target, n, learned.past)
-            former = self._losses.get(new.key)
-            if former is not None:
-                known = None if former.ecusum is None else former.ecusum.target
-                if known and abs(target - known) <= SAME_TARGET * known:
-                    return
-                if former.recovery is not None:
-                    new = new.alarmed()
-            self._losses[new.key] = new
+        by_key = {monitor.key: monitor for monitor in self._report.losses}
+        learned = by_key[promise.route, promise.quantity, ReferenceKind.BASELINE]
+        new = LossMonitor.of_corrected(promise, target, n, learned.past)
+        former = by_key.get(new.key)
+        if former is not None:
+            known = None if former.ecusum is None else former.ecusum.target
+            if known and abs(target - known) <= SAME_TARGET * known:
+                return
+            if former.recovery is not None:
+                new = new.alarmed()
+        by_key[new.key] = new
+        self._report = replace(self._report, losses=tuple(by_key.values()))
 
     def add_day(
         self, rows: Sequence[LossRow], end_seconds: float
@@ -130,52 +131,57 @@ class AlarmState:
         Returns:
             The alarms that this raises, and those that it ends.
         """
-        found, ended = list[Alarm](), list[Alarm]()
+        found, ended, losses = list[Alarm](), list[Alarm](), list[LossMonitor]()
         days: dict[tuple[Route, AlarmKind], Day] = {}
-        with self._lock:
-            for key, former in self._losses.items():
-                about = former.route, former.quantity
-                if about not in days:
-                    days[about] = _day(rows, *about)
-                monitor = former.after(days[about])
-                if monitor.is_alarm:
-                    found.append(monitor.to_alarm(self.profile, self.profile_id, end_seconds))
-                    monitor = monitor.alarmed()
-                elif monitor.has_recovered:
-                    monitor = replace(monitor, recovery=None)
-                    ended.extend(self._end(monitor))
-                self._losses[key] = monitor
-            # A broken promise says more than a rise above a baseline.
-            found.sort(key=lambda alarm: alarm.reference is ReferenceKind.BASELINE)
-            raised = [alarm for alarm in found if self._add(alarm)]
-            self.evaluated_until = end_seconds
-        return raised, ended
+        for former in self._report.losses:
+            about = former.route, former.quantity
+            if about not in days:
+                days[about] = _day(rows, *about)
+            monitor = former.after(days[about])
+            if monitor.is_alarm:
+                found.append(monitor.to_alarm(self.profile, self.profile_id, end_seconds))
+                monitor = monitor.alarmed()
+            elif monitor.has_recovered:
+                monitor = replace(monitor, recovery=None)
+                alarm = self._active(monitor.quantity, monitor.route)
+                if alarm is not None and alarm.reference is monitor.reference:
+                    self.clear(*alarm.key)
+                    ended.append(alarm)
+            losses.append(monitor)
+        self._report = replace(self._report, losses=tuple(losses), evaluated_until=end_seconds)
+        # A broken promise says more than a rise above a baseline.
+        found.sort(key=lambda alarm: alarm.reference is ReferenceKind.BASELINE)
+        return [alarm for alarm in found if self.add(alarm)], ended
 
     def add(self, alarm: Alarm) -> bool:
-        """Raise an alarm that was detected elsewhere; return whether it was not yet active."""
-        with self._lock:
-            return self._add(alarm)
+        """Raise an alarm; return whether it was not yet active."""
+        active, report = self._active(*alarm.key), self._report
+        # Evidence against the promise says more than a rise above a baseline.
+        if active is not None and not (
+            active.reference is ReferenceKind.BASELINE
+            and alarm.reference is not None
+            and alarm.reference.is_of_promise
+        ):
+            return False
+        self.clear(*alarm.key)
+        self._report = replace(
+            self._report,
+            active=(*self._report.active, alarm),
+            raised={**report.raised, alarm.kind: report.raised[alarm.kind] + 1},
+        )
+        return True
 
     def clear(self, kind: AlarmKind, route: Route | None = None) -> None:
-        """End an alarm that was detected elsewhere, once its cause has ended."""
-        with self._lock:
-            self._active.pop((kind, route), None)
+        """End an alarm whose cause has ended."""
+        others = [alarm for alarm in self._report.active if alarm.key != (kind, route)]
+        self._report = replace(self._report, active=tuple(others))
 
-    def report(self) -> AlarmReport:
-        """Return counts, active alarms and loss monitors at one moment."""
-        with self._lock:
-            return AlarmReport(
-                profile_id=self.profile_id,
-                safe_profile_id=self._safe_profile_id,
-                raised=dict(self._raised),
-                active=tuple(self._active.values()),
-                losses=tuple(self._losses.values()),
-                evaluated_until=self.evaluated_until,
-            )
+    def _active(self, kind: AlarmKind, route: Route | None) -> Alarm | None:
+        return next((each for each in self._report.active if each.key == (kind, route)), None)
 
     def to_json(self) -> str:
         """Return alarms and losses as JSON, for ``restore`` after a restart."""
-        return json.dumps(_form().dump_python(self.report(), mode="json"), allow_nan=False)
+        return json.dumps(_form().dump_python(self._report, mode="json"), allow_nan=False)
 
     def restore(self, text: str) -> bool:
         """Continue from the output of ``to_json``; return whether anything was restored.
@@ -203,36 +209,19 @@ class AlarmState:
             ) from error
         if self.profile_id not in (saved.profile_id, saved.safe_profile_id):
             return False
-        with self._lock:
-            self._raised = dict.fromkeys(AlarmKind, 0) | saved.raised
-            self._active = {alarm.key: alarm for alarm in saved.active}
-            self._losses = self._new_monitors()
-            self.evaluated_until = saved.evaluated_until
-            for monitor in saved.losses if self.profile_id == saved.profile_id else ():
-                is_of_exact = monitor.reference is ReferenceKind.PROMISE
-                if self.is_exact is is_of_exact and monitor.promise in self.promises:
-                    self._losses[monitor.key] = monitor
-        return True
-
-    def _end(self, monitor: LossMonitor) -> list[Alarm]:
-        """End the alarm that a monitor raised; empty where it is no longer active."""
-        key = monitor.quantity, monitor.route
-        alarm = self._active.get(key)
-        if alarm is None or alarm.reference is not monitor.reference:
-            return []
-        return [self._active.pop(key)]
-
-    def _add(self, alarm: Alarm) -> bool:
-        active = self._active.get(alarm.key)
-        # Evidence against the promise says more than a rise above a baseline.
-        if active is not None and not (
-            active.reference is ReferenceKind.BASELINE
-            and alarm.reference is not None
-            and alarm.reference.is_of_promise
-        ):
-            return False
-        self._active[alarm.key] = alarm
-        self._raised[alarm.kind] += 1
+        self._reset_after_fork()
+        losses = {monitor.key: monitor for monitor in self._report.losses}
+        for monitor in saved.losses if self.profile_id == saved.profile_id else ():
+            is_of_exact = monitor.reference is ReferenceKind.PROMISE
+            if self.is_exact is is_of_exact and monitor.promise in self.promises:
+                losses[monitor.key] = monitor
+        self._report = replace(
+            self._report,
+            raised=self._report.raised | saved.raised,
+            active=saved.active,
+            losses=tuple(losses.values()),
+            evaluated_until=saved.evaluated_until,
+        )
         return True
 
 
