@@ -93,17 +93,6 @@ def test_few_grades_move_alike_predictions() -> None:
     assert found[100:] == pytest.approx(0.6, abs=0.05)
 
 
-def test_foldless_prediction_knows_no_grades() -> None:
-    rng, yes = np.random.default_rng(4), np.full(50, YES)
-    scores, relevant = rng.normal(size=50), rng.random(50) < 0.5
-    rows = graded(yes, relevant, scores)
-    is_third = fold(rows) == 2
-    other = graded(yes, np.where(is_third, ~relevant, relevant), scores)
-    one, two = (Model.fitted(each, fold(each)).of(each, fold(each)) for each in (rows, other))
-    assert one[is_third].tolist() == two[is_third].tolist()
-    assert one[fold(rows) == 1].tolist() != two[fold(rows) == 1].tolist()
-
-
 def test_scores_move_predictions_when_confirmed() -> None:
     """The score of a judge moves predictions as far as people confirm it."""
     rng, yes = np.random.default_rng(4), np.full(400, YES)
