@@ -66,7 +66,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         start, path = perf_counter(), scope["path"].removeprefix(scope.get("root_path", ""))
-        operation = self._operations.get(path)
+        operation = self._operations.get(path.rstrip("/"))
         endpoint = operation.what if operation else _endpoint_of(path)
         self._metrics.received(endpoint)
         given = dict(scope["headers"])

@@ -231,6 +231,7 @@ def test_tokenless_requests_have_a_budget(serve: Serve, monkeypatch: pytest.Monk
 def test_unknown_paths_are_problem_documents(serve: Serve) -> None:
     client = serve()
     assert client.get("/nothing").json()["status"] == 404
+    assert client.get("/healthz/", follow_redirects=False).status_code == 200
     response = client.get("/rerank")
     assert (response.json()["status"], response.headers["allow"]) == (405, "POST")
 
