@@ -174,13 +174,6 @@ def test_json_counts_queries_and_evidence(calibrate: Calibrate) -> None:
     assert set(route["evidence"]["metrics"]["recall"]) == {"value", "lower", "upper", "n"}
 
 
-def test_the_help_is_one_page(run: Run) -> None:
-    lines = run.ok("calibrate", "--help", columns="80").stdout.splitlines()
-    assert len(lines) <= 60
-    assert max(map(len, lines)) <= 80
-    assert sum(line.startswith("  --") for line in lines) <= 25
-
-
 def test_questions_of_another_split_are_told(calibrate: Calibrate, tmp_path: Path) -> None:
     data = write_collection(tmp_path / "d")
     with (data / "queries.jsonl").open("a") as queries:

@@ -106,12 +106,6 @@ def test_missing_names_mend_on_80_columns(run: Run, tmp_path: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_unknown_place_is_refused(run: Run) -> None:
-    result = run("doctor", "nothing-here")
-    assert result.exit_code == 2
-    assert "'nothing-here' is not an index folder" in result.stderr
-
-
 def test_every_extra_is_looked_for() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = Path(__file__).parents[2] / "pyproject.toml"

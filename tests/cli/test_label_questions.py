@@ -224,27 +224,3 @@ def test_next_command_is_of_this_system(given: dict[str, str], source: str) -> N
     command = LabelCommand(questions="q.txt", out="l.jsonl", **given)
     expected = f"ctxguard calibrate {source} --data l.jsonl --out profile.json"
     assert command._next_step() == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ((), "give --questions FILE, one question a line"),
-        (("--out", "labels.jsonl"), "give --questions FILE"),
-        (("--questions", "q.txt"), "give --out FILE, such as labels.jsonl"),
-        (("--questions", "absent.txt", "--out", "l.jsonl"), "there is no such file"),
-        (("--questions", "empty.txt", "--out", "l.jsonl"), "write one a line"),
-        (("--questions", "q.txt", "--out", "folder"), "is a directory"),
-        (("--questions", "q.txt", "--out", "bad.jsonl"), "bad.jsonl, line 1"),
-        (("--questions", "q.txt", "--out", "l.jsonl"), "says where candidates come from"),
-        (("--list", "csv", "--questions", "q.txt"), "--list"),
-    ],
-)
-def test_missing_is_said_before_page(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, text in (("q.txt", "Why?"), ("empty.txt", "\n"), ("bad.jsonl", "no label\n")):
-        (tmp_path / name).write_text(text)
-    (tmp_path / "folder").mkdir()
-    run.refused("label", *options, says=says)

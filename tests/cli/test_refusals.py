@@ -65,6 +65,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (OWN, "--index and rerank-upstream says where", UPSTREAM | {"index": "i"}),
     (OWN, "fingerprint has no effect with", UPSTREAM | {"fingerprint": {"a": "b"}}),
     (OWN, "reranker has no effect with rerank-upstream", UPSTREAM | {"reranker": "m"}),
+    (OWN, "has none of the 13 labelled queries", UPSTREAM | {"candidates": "LISTS"}),
     (COMPARE, "not a metric that can get worse", {"evaluate": {"regression-metrics": ["kept"]}}),
     (COMPARE, "'nobody' is not a candidate", {"evaluate": {"baseline": "nobody"}}),
     (
@@ -143,6 +144,16 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"judge --store {STORE} --index INDEX", "give either --queries", {}),
     (f"judge --store {STORE} --index INDEX --questions 9", "--questions needs --judge llm", {}),
     (f"explain some-request --store {STORE}", f"{NO_STORE}", {}),
+    ("doctor nothing-here", "'nothing-here' is not an index folder", {}),
+    ("label", "give --questions FILE, one question a line", {}),
+    ("label --out OUT", "give --questions FILE", {}),
+    ("label --questions WHY", "give --out FILE, such as labels.jsonl", {}),
+    ("label --questions GONE --out OUT", "there is no such file", {}),
+    ("label --questions BLANK --out OUT", "write one a line", {}),
+    ("label --questions WHY --out FOLDER", "is a directory", {}),
+    ("label --questions WHY --out FILE", "file.jsonl, line 1", {}),
+    ("label --questions WHY --out OUT", "says where candidates come from", {}),
+    ("label --list csv --questions WHY", "--list", {}),
 ]
 
 FINDINGS = [
@@ -154,6 +165,7 @@ FINDINGS = [
 
 ROWS: dict[str, list[dict[str, object]]] = {
     "FILE": [{"name": "a file of another kind"}],
+    "LISTS": [{"query": "another question", "documents": []}],
     "ROWS": [],
     "TRUTH": [{"query_id": "q", "query": "q", "relevant": ["d"]}],
     "NOTHING": [{"query_id": "1", "text": "kettle", "relevant": []}],
@@ -163,6 +175,10 @@ ROWS: dict[str, list[dict[str, object]]] = {
     "ONE": [{"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}],
 }
 FIXTURES = {"INDEX": "index", "DATA": "collection"}
+
+PLACES = frozenset(
+    ["OUT", "GONE", "WHY", "BLANK", "FOLDER", "FOREIGN", "HALF", "HANDMADE", "ONE_ROUTE"]
+)
 
 Place = Callable[[str], str]
 
@@ -176,6 +192,10 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     def made(name: str) -> Path:
         file = tmp_path / name.lower()
         match name:
+            case "WHY":
+                file.write_text("Why?")
+            case "BLANK":
+                file.write_text("\n")
             case "FOLDER":
                 file.mkdir(exist_ok=True)
             case "FOREIGN":
@@ -199,7 +219,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
             found: Path = request.getfixturevalue(FIXTURES[name])
         elif name in ROWS:
             found = write_jsonl(tmp_path / f"{name.lower()}.jsonl", ROWS[name])
-        elif name in {"OUT", "GONE", "FOLDER", "FOREIGN", "HALF", "HANDMADE", "ONE_ROUTE"}:
+        elif name in PLACES:
             found = made(name)
         else:
             return word

@@ -258,13 +258,3 @@ def test_unreadable_candidates_are_refused(tmp_path: Path, lines: list[str], say
     file.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(DataError, match=re.escape(says)):
         read_candidates(file)
-
-
-def test_candidates_of_other_questions_are_refused(
-    run: Run, collection: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "candidates.jsonl"
-    file.write_text('{"query": "another question", "documents": []}', encoding="utf-8")
-    described = {"rerank-upstream": "http://127.0.0.1:9", "candidates": str(file)}
-    says = "has none of the 13 labelled queries"
-    run.refused("evaluate", "--data", collection, columns="1000", system=described, says=says)
