@@ -27,6 +27,13 @@ from ctxguard.server.wire import DESCRIBED, STRICT, named, off_the_loop
 SessionId = Annotated[str, Field(max_length=MOST_NAME_CHARS)] | None
 
 
+_Numbers = Annotated[
+    dict[str, float | None],
+    named(MOST_NAMES),
+    Field(json_schema_extra={"maxProperties": MOST_NAMES}),
+]
+
+
 @with_config(STRICT)
 class ScoredCandidate(TypedDict):
     """One scored candidate."""
@@ -40,23 +47,10 @@ class ScoredCandidate(TypedDict):
     """Only samples and assembly read it."""
     title: NotRequired[str]
     metadata: NotRequired[dict[str, Any] | None]
-    signals: NotRequired[
-        Annotated[
-            dict[str, float | None],
-            named(MOST_NAMES),
-            Field(description=f"Named signals of the profile, at most {MOST_NAMES} in a request."),
-        ]
-    ]
-    legs: NotRequired[
-        Annotated[
-            dict[str, float | None],
-            named(MOST_NAMES),
-            Field(
-                description="Scores of each stage by its name; leg_kinds says what they mean. "
-                f"At most {MOST_NAMES} names in a request."
-            ),
-        ]
-    ]
+    signals: NotRequired[_Numbers]
+    """Named signals of the profile; the limit holds for all candidates together."""
+    legs: NotRequired[_Numbers]
+    """Scores of each stage by its name; leg_kinds says what they mean. Limited as signals are."""
 
 
 @with_config(STRICT)

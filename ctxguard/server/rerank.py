@@ -63,15 +63,8 @@ class RerankRequest(TypedDict):
     texts: NotRequired[Annotated[list[str], Field(fail_fast=True)]]
     model: NotRequired[str | None]
     """Passed on to the reranker. ctxguard:omit leaves out what is dropped, ctxguard:full never."""
-    top_n: NotRequired[
-        Annotated[
-            _Count | None,
-            Field(
-                description="The most results; dropped ones are left out. Absent, 0, or as many "
-                "as there are documents: all, dropped ones with a score of 0.0."
-            ),
-        ]
-    ]
+    top_n: NotRequired[_Count | None]
+    """The most results, without dropped ones. Absent, 0 or the number of documents: all of them."""
     top_k: NotRequired[_Count | None]
     """``top_n`` of Voyage."""
     truncation: NotRequired[bool | None]

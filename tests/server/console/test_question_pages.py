@@ -70,7 +70,10 @@ def grade_all(client: TestClient, grade: str, question: int) -> str:
 
 def test_grades_reach_the_file_at_once(client: TestClient, path: Path) -> None:
     """Ids with line breaks, which forms change, are those of the retriever."""
-    assert "0 of 12 questions graded" in client.get("/console/").text
+    text = client.get("/console/").text
+    assert "0 of 12 questions graded" in text
+    assert SHOWN in text
+    assert "<script>document" not in text
     give(client, "1", IDS[0])
     give(client, "h", IDS[1])
     give(client, "x", "", 1)
@@ -99,12 +102,6 @@ def test_labels_worth_is_said_after_ten(client: TestClient) -> None:
     assert "12 questions graded" in end
     assert "ctxguard calibrate" in end
     assert words in end
-
-
-def test_hostile_texts_show_as_text(client: TestClient) -> None:
-    text = client.get("/console/label").text
-    assert "<script>document" not in text
-    assert SHOWN in text
 
 
 @pytest.mark.parametrize(
