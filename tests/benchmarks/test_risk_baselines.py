@@ -4,7 +4,6 @@ from math import e, exp, sqrt
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks._risk_baselines import (
@@ -14,19 +13,9 @@ from benchmarks._risk_baselines import (
     hoeffding_bentkus_p_value,
 )
 from ctxguard.measure.risk import betting_p_value, fixed_sequence, pareto_order
-
-Losses = NDArray[np.float64]
+from tests.made_up import fractional_losses
 
 DELTA = 0.1
-
-
-def fractional_losses(
-    rng: np.random.Generator, shape: tuple[int, ...], mean: float, certain: float
-) -> Losses:
-    """Losses with the mean given: 0 or 1 with probability ``certain``, else from a Beta."""
-    between = rng.beta(2.0 * mean, 2.0 * (1.0 - mean), shape)
-    ends = (rng.random(shape) < mean).astype(float)
-    return np.where(rng.random(shape) < certain, ends, between)
 
 
 def test_hoeffding_bentkus_equals_its_formula() -> None:

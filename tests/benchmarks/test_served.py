@@ -5,11 +5,10 @@ import pytest
 
 from benchmarks._served import Answers, Recorded, asking_figures, few_labels, mean_figures
 from calibration.calibrate_route import Settings
-from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
-from calibration.pools import Pools
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
+from tests.made_up import recorded_of
 
 DEPTH, QUERIES = 20, 60
 
@@ -20,29 +19,16 @@ def recorded() -> Recorded:
     relevant = rng.random((QUERIES, DEPTH)) < 0.3
     relevant[:, 0] = True
     signal = relevant + 0.4 * rng.standard_normal(relevant.shape)
-    query_ids = tuple(f"q{row}" for row in range(QUERIES))
-    ids = tuple(tuple(f"p{row}-{column}" for column in range(DEPTH)) for row in range(QUERIES))
-    dataset = Dataset(
-        "made up",
-        tuple(Query(query_id, f"question {query_id}") for query_id in query_ids),
-        {
-            query_id: {name: int(known) for name, known in zip(own, row, strict=True)}
-            for query_id, own, row in zip(query_ids, ids, relevant, strict=True)
-        },
-    )
     scores = np.tile(np.linspace(1.0, 0.1, DEPTH), (QUERIES, 1))
-    pools = Pools(
-        Route.HYBRID,
-        ScoreKind.RATIO,
-        query_ids,
-        ids,
+    return recorded_of(
+        relevant,
         scores,
-        {"dense": scores, "lexical": scores},
-        {"dense": ScoreKind.COSINE, "lexical": ScoreKind.RATIO},
-        tokens=rng.integers(20, 400, scores.shape).astype(np.float64),
+        rng.integers(20, 400, scores.shape).astype(np.float64),
+        route=Route.HYBRID,
+        kind=ScoreKind.RATIO,
+        legs={"dense": ScoreKind.COSINE, "lexical": ScoreKind.RATIO},
         signals={"telling": signal},
     )
-    return Recorded("made up", dataset, pools)
 
 
 def answers(recorded: Recorded, d: float) -> Answers:

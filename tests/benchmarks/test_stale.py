@@ -1,9 +1,9 @@
 """The benchmark of stale documentation: passages and questions from two wheels of a package."""
 
-import zipfile
 from pathlib import Path
 
 from benchmarks.stale import Release, documentation, documented
+from tests.made_up import write_wheel
 
 OLD, NEW = Release("shop", "1.0", "2020-01-01"), Release("shop", "2.0", "2024-01-01")
 DOC = "Adds an item to the basket of a customer, who may take it out again before the order is {}."
@@ -13,9 +13,8 @@ def wheel(folder: Path, release: Release, word: str) -> None:
     functions = [
         f'def add_{n}(item, n={len(word)}):\n    """{DOC.format(word)}"""\n' for n in "abc"
     ]
-    with zipfile.ZipFile(folder / f"shop-{release.version}-py3-none-any.whl", "w") as archive:
-        archive.writestr("shop/basket.py", "\n".join([*functions, "def _hidden():\n    ...\n"]))
-        archive.writestr("shop/tests/test_basket.py", functions[0])
+    source = "\n".join([*functions, "def _hidden():\n    ...\n"])
+    write_wheel(folder, release, "basket.py", source)
 
 
 def test_public_functions_are_documented(tmp_path: Path) -> None:

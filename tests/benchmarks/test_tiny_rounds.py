@@ -6,7 +6,6 @@ import random
 import re
 import shlex
 import shutil
-import zipfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from benchmarks import alarms, certificate, encode, stale
 from benchmarks.figures import TEMPLATES, value_at
+from tests.made_up import write_wheel
 
 pytestmark = pytest.mark.model
 
@@ -146,7 +146,6 @@ def small(monkeypatch: pytest.MonkeyPatch, data: Path) -> Iterator[None]:
 
 def releases(package: str, folder: Path) -> tuple[stale.Release, stale.Release]:
     """Write the wheels of two releases, in which every function is documented otherwise."""
-    folder.mkdir(parents=True, exist_ok=True)
     old, new = (stale.Release(package, year, f"20{year}-01-01") for year in ("20", "24"))
     for release, change in ((old, "takes it out again later"), (new, "must pay at once")):
         lines = [
@@ -155,9 +154,7 @@ def releases(package: str, folder: Path) -> tuple[stale.Release, stale.Release]:
             for stem in STEMS
             for n in range(3)
         ]
-        name = f"{package}-{release.version}-py3-none-any.whl"
-        with zipfile.ZipFile(folder / name, "w") as archive:
-            archive.writestr(f"{package}/basket.py", "\n".join(lines))
+        write_wheel(folder, release, "basket.py", "\n".join(lines))
     return old, new
 
 

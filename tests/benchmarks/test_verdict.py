@@ -19,9 +19,7 @@ from benchmarks.verdict import (
     measured,
     summarised,
 )
-from calibration.data.dataset import Dataset, Query
-from calibration.pools import Pools
-from ctxguard.core.types import Route, ScoreKind
+from tests.made_up import recorded_of
 
 
 def split(**figures: float) -> Split:
@@ -118,23 +116,7 @@ def recorded() -> Recorded:
     relevant = np.arange(depth) < rng.integers(1, 9, (n, 1))
     scores = np.where(relevant, 0.9, 0.1) + rng.normal(0.0, 0.02, (n, depth))
     scores = -np.sort(-scores, axis=1)
-    ids = tuple(tuple(f"p{row}-{column}" for column in range(depth)) for row in range(n))
-    queries = tuple(Query(f"q{row}", f"question q{row}") for row in range(n))
-    qrels = {
-        query.query_id: dict(zip(own, map(int, known), strict=True))
-        for query, own, known in zip(queries, ids, relevant, strict=True)
-    }
-    pools = Pools(
-        Route.EXTERNAL,
-        ScoreKind.PROBABILITY,
-        tuple(query.query_id for query in queries),
-        ids,
-        scores,
-        {},
-        {},
-        tokens=np.where(relevant, 100.0, 200.0),
-    )
-    return Recorded("perfect", Dataset("perfect", queries, qrels), pools)
+    return recorded_of(relevant, scores, np.where(relevant, 100.0, 200.0))
 
 
 def test_split_is_measured_on_others(recorded: Recorded) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from numpy.typing import NDArray
 
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.risk import (
     LARGEST_LOSS,
@@ -19,8 +19,7 @@ from ctxguard.measure.risk import (
     labels_needed,
     pareto_order,
 )
-
-Losses = NDArray[np.float64]
+from tests.made_up import fractional_losses
 
 DELTA = 0.1
 
@@ -29,15 +28,6 @@ UNUSABLE = (-0.01, 1.01, float("inf"), float("nan"))
 unit = st.floats(0.0, 1.0)
 level = st.floats(0.01, 0.99)
 loss_columns = arrays(np.float64, st.integers(2, 40), elements=unit)
-
-
-def fractional_losses(
-    rng: np.random.Generator, shape: tuple[int, ...], mean: float, certain: float
-) -> Losses:
-    """Losses with the mean given: 0 or 1 with probability ``certain``, else from a Beta."""
-    between = rng.beta(2.0 * mean, 2.0 * (1.0 - mean), shape)
-    ends = (rng.random(shape) < mean).astype(float)
-    return np.where(rng.random(shape) < certain, ends, between)
 
 
 def allowed(rate: float, repeats: int) -> float:
@@ -78,7 +68,7 @@ def test_where_every_loss_is_1_so_is_the_upper_bound() -> None:
     assert betting_upper_bound([1.0 - 1e-16, 1.0]) == 1.0
 
 
-def differences_of(name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Losses:
+def differences_of(name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
     """Differences in recall of a shape that occurs, with the mean in ``TRUE_DIFFERENCE``."""
     chance = rng.random(shape)
     if name == "5% lose everything":
@@ -122,7 +112,7 @@ def test_the_bound_of_the_recall_difference_is_false_at_most_delta_of_the_time(
 
 
 @given(arrays(np.float64, st.integers(1, 40), elements=st.floats(-1.0, 1.0)))
-def test_the_lower_bound_lies_between_minus_1_and_the_mean(differences: Losses) -> None:
+def test_the_lower_bound_lies_between_minus_1_and_the_mean(differences: FloatArray) -> None:
     assert -1.0 <= betting_lower_bound(differences) <= differences.mean() + 1e-9
 
 
@@ -140,7 +130,7 @@ def test_candidates_tested_together_get_what_each_gets_alone() -> None:
 
 @given(loss_columns, st.tuples(level, level))
 def test_a_looser_limit_never_raises_the_p_value(
-    losses: Losses, limits: tuple[float, float]
+    losses: FloatArray, limits: tuple[float, float]
 ) -> None:
     """The upper bound bisects by that."""
     values = [float(betting_p_value(losses, at)) for at in np.linspace(*sorted(limits), 20)]
@@ -150,7 +140,7 @@ def test_a_looser_limit_never_raises_the_p_value(
 
 @given(losses=loss_columns, alpha=level, by=unit)
 def test_losses_that_all_reach_alpha_are_no_evidence_at_all(
-    losses: Losses, alpha: float, by: float
+    losses: FloatArray, alpha: float, by: float
 ) -> None:
     above = alpha + (1.0 - alpha) * by * losses
     assert betting_p_value(np.clip(above, 0.0, 1.0), alpha) == pytest.approx(1.0)
