@@ -294,7 +294,8 @@ class Hybrid(ABC):
         """Return a query's text, or refuse it."""
         most = self._settings.max_query_chars
         if not isinstance(query, str) or not query.strip():
-            instead = "" if isinstance(query, str) else f" (a {type(query).__name__}, not a text)"
+            kind = type(query).__name__
+            instead = "" if isinstance(query, str) else f" (of type {kind}, not a string)"
             raise QueryError(f"the query is empty{instead}: there is nothing to search for")
         if len(query) > most:
             raise QueryError(

@@ -85,7 +85,8 @@ class Search(LegSearch):
         candidates, failures = (
             (both, []) if isinstance(both, Candidates) else _alone(lexical, dense)
         )
-        if self.allowed is not None and not np.isin(candidates.rows, self.allowed).all():
+        allowed = self.allowed
+        if allowed is not None and not np.isin(candidates.rows, allowed, assume_unique=True).all():
             raise FilterViolationError(
                 "filter", "the search gave a passage that `where` excludes: a bug, please report it"
             )
