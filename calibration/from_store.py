@@ -349,7 +349,7 @@ def calibrate_from_store(
             f"people graded {count(int(found.is_graded.sum()), 'passage')} of "
             f"{count(found.n_graded, 'request')}, and at least about {found.lacking:,} more "
             "are needed, of dropped passages too, to measure the judge's errors: a policy from its "
-            "verdicts alone promises gains that are not there"
+            "grades alone promises gains that are not there"
         )
     settings = settings.model_copy(
         update={"depth": found.pools.scores.shape[1], "utilities": found.utilities}

@@ -40,7 +40,7 @@ class JudgedRequests:
     """n judged requests in memory, with their m judged passages.
 
     Attributes:
-        rows: In the contexts that were served; the chance of a grade of people is 0 where it does
+        rows: In the contexts that were served; ``asked_probability`` is 0 where it does
             not stand for others.
         fold: Shape (n,), below ``FOLDS``, the same for all requests of a question; −1 for one that
             nothing is left out for.

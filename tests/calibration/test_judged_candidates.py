@@ -82,7 +82,7 @@ def holds(found: Interval, truth: float) -> bool:
 
 
 def test_judges_view_has_no_interval() -> None:
-    """The judge's own view is the mean of its verdicts and has no interval."""
+    """The judge's own view is the mean of its grades and has no interval."""
     yes = np.array([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     own = judged(np.tile([4.0, 3.0, 2.0, 1.0], (2, 1)), yes)
     table = table_by_k(own)

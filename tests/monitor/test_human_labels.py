@@ -17,7 +17,7 @@ from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.evidence import (
     Scale,
-    grade_chances,
+    asked_probabilities,
     judged_request,
 )
 from ctxguard.monitor.labels.human import (
@@ -122,7 +122,7 @@ def test_grade_counts_by_asking_probability(
     chances: Mapping[int, float],
 ) -> None:
     picked = [opened, FIRST, coin(2, 0.5), coin(7, 0.2)]
-    assert grade_chances(record, picked, grades_by_name(grades)) == chances
+    assert asked_probabilities(record, picked, grades_by_name(grades)) == chances
     given = grades_by_name(grades)
     scale = SCALE._replace(people_max_grade=1)
     rows = judged_request(record, given, scale, people=given, picked=picked)
@@ -147,7 +147,7 @@ def test_incompletely_graded_draw_stands_for_nothing(
     record: SampleRecord, grades: Mapping[str, int], picked: list[PickedPassage]
 ) -> None:
     """Where a run ends depends on what was found."""
-    assert grade_chances(record, picked, grades_by_name(grades)) == {}
+    assert asked_probabilities(record, picked, grades_by_name(grades)) == {}
 
 
 def live_with_labels(n_labelled: int) -> tuple[Watching, dict[str, set[str]]]:

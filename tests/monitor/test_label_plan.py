@@ -21,7 +21,7 @@ from ctxguard.monitor.estimation.sampling_design import (
     to_label,
     usable_labels,
 )
-from ctxguard.monitor.labels.evidence import grade_chances
+from ctxguard.monitor.labels.evidence import asked_probabilities
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.sampler import JudgingRates
@@ -159,7 +159,9 @@ def test_grades_are_asked_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     for sample in graded_samples(store, series, [one.sample_id for one in opened]).values():
         key = str(sample.record.query), sample.picked[0].kind is PickKind.RUN
         n[key] += 1
-        for place, chance in grade_chances(sample.record, sample.picked, sample.people).items():
+        for place, chance in asked_probabilities(
+            sample.record, sample.picked, sample.people
+        ).items():
             assert chance == expected[key][place]
             asked[key][place] += 1.0
     for key, counts in asked.items():

@@ -152,7 +152,7 @@ class AlarmMonitor:
         """
         if record.profile_id != self.state.profile_id or record.mode is not Mode.ENFORCE:
             return None
-        loss, chance = self._recall_loss(record, grades)
+        loss, of_loss = self._recall_loss(record, grades)
         return LossRow(
             time_seconds=record.time_seconds,
             profile_id=self.state.profile_id,
@@ -160,7 +160,7 @@ class AlarmMonitor:
             session=session_number(record.session_id),
             question=question_number(record),
             probability=probability,
-            recall_probability=probability * chance,
+            recall_probability=probability * of_loss,
             recall_loss=loss,
             harm=harm,
         )
@@ -272,8 +272,8 @@ class AlarmMonitor:
         self._check_rates(record, k)
         self._with_promised_baseline[record.route] = k == record.rates.baseline_k
         n = len(record.served) + len(record.dropped)
-        chance = record.rates.first_probability(min(k, n))
-        return (recall_loss(record, grades, k) if chance else None), chance
+        probability = record.rates.first_probability(min(k, n))
+        return (recall_loss(record, grades, k) if probability else None), probability
 
     def _check_rates(self, record: SampleRecord, k: int) -> None:
         """Warn while samples cannot show the promised loss."""

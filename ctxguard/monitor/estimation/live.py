@@ -46,7 +46,7 @@ class WindowPopulation:
         judged: Number of judged samples in the window.
         failed: Number of these with a passage that has no grade yet, because a call of the judge
             failed. Figures that need that grade leave them out, unless people's grades correct the
-            judge; if they are more than ``MOST_FAILED``, there is no such figure.
+            judge; above a share of ``MOST_FAILED``, these figures have no value.
         labelled: Number of these that people have graded, picked with a known probability.
         since_seconds: Time of the first answer, in seconds since the epoch; None without
             requests.

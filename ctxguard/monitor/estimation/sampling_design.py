@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ctxguard.errors import StoreError
-from ctxguard.monitor.labels.evidence import grade_chances
+from ctxguard.monitor.labels.evidence import asked_probabilities
 from ctxguard.monitor.labels.files import number_of
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.sampling.sampler import HashSampler
@@ -125,11 +125,9 @@ def _picked(sample: GradedSample, coins: Mapping[int, float]) -> Iterator[Picked
     go_on = 1.0 if min(coins.values()) == 1.0 else GO_ON
     kind = PickKind.RUN if _RUN.selects(record.request_id, go_on) else PickKind.FIRST
     yield PickedPassage(sample.sample_id, kind, -1, go_on, question=question)
-    for position, chance in coins.items():
-        if _COIN.selects(f"{record.request_id}\0{record.passage_ids[position]}", chance):
-            yield PickedPassage(
-                sample.sample_id, PickKind.COIN, position, chance, question=question
-            )
+    for position, coin in coins.items():
+        if _COIN.selects(f"{record.request_id}\0{record.passage_ids[position]}", coin):
+            yield PickedPassage(sample.sample_id, PickKind.COIN, position, coin, question=question)
 
 
 def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, float]:
@@ -166,7 +164,7 @@ def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, i
             if sample.picked or sample_id not in samples:
                 samples[sample_id] = sample
     found = samples.values()
-    asked = [grade_chances(each.record, each.picked, each.people) for each in found]
+    asked = [asked_probabilities(each.record, each.picked, each.people) for each in found]
     return {
         "passages": sum(map(len, asked)),
         "requests": sum(map(bool, asked)),

@@ -119,7 +119,7 @@ def judged_request(
         if (by_people := people.get(name)) is not None:
             passages["people_grade"][row] = by_people.grade
             passages["people_worth"][row] = scale.worth(by_people, by_people=True)
-    if asked := grade_chances(record, picked, people):
+    if asked := asked_probabilities(record, picked, people):
         passages["asked_probability"] = [asked.get(place, 0.0) for place in places]
         opened = next(one for one in picked if one.kind in OPENED)
         request["draw"], request["run_probability"] = opened.pick_id, opened.probability
@@ -160,7 +160,7 @@ def recall_loss(record: SampleRecord, grades: Mapping[str, Judgment], k: int) ->
     return len(relevant - set(record.served)) / len(relevant)
 
 
-def grade_chances(
+def asked_probabilities(
     record: SampleRecord, picked: Sequence[PickedPassage], grades: Mapping[str, Judgment]
 ) -> dict[int, float]:
     """Compute the probability with which each passage's grade was asked for, by position.
@@ -178,12 +178,12 @@ def grade_chances(
     kinds = {one.kind for one in picked}
     if not kinds & OPENED or rows_left(record, picked, grades):
         return {}
-    chances = {one.position: one.probability for one in picked if one.kind is PickKind.COIN}
+    found = {one.position: one.probability for one in picked if one.kind is PickKind.COIN}
     for position in record.served if PickKind.RUN in kinds else ():
-        chances[position] = 1.0
+        found[position] = 1.0
         if record.grade(grades, position):
             break
-    return chances
+    return found
 
 
 def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
