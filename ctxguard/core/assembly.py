@@ -255,7 +255,7 @@ def assemble(
         if over and not passages:
             flag = Flag.OVER_BUDGET
             for index, passage in enumerate(candidates if assembly.truncate else ()):
-                size = _fitting(passage, most, assembly, failures)
+                size = _fitting(passage, most, assembly)
                 if text := _whole_sentences(passage.text, size):
                     del over[index]
                     passages, flag = [replace(passage, text=text)], Flag.TRUNCATED
@@ -359,14 +359,12 @@ def _counted(text: str, assembly: Assembly, failures: list[StageFailure]) -> int
     return estimate_tokens(text)
 
 
-def _fitting(
-    passage: Passage, budget: int, assembly: Assembly, failures: list[StageFailure]
-) -> int:
+def _fitting(passage: Passage, budget: int, assembly: Assembly) -> int:
     """Return how many characters of a passage's text fit the budget as the only passage."""
 
     def fits(size: int) -> bool:
         cut = replace(passage, text=passage.text[:size])
-        return _tokens_of(cut, 1, assembly, failures) <= budget
+        return _tokens_of(cut, 1, assembly, []) <= budget
 
     # Doubled from below, since a text may be many times the budget, and counting it all is slow.
     longest, too_long = 0, min(budget, len(passage.text))

@@ -213,7 +213,7 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
         if problem is None and n:
             scores = cast(Sequence[float], ranking.scores)
             n_kept = _relative_prefix(ranking.kind, scores, order[:n_kept], policy)
-    n_kept = max(n_kept, min(policy.min_keep or bool(ranking.failures), n))
+    n_kept = max(n_kept, min(policy.min_keep or min(len(ranking.failures), 1), n))
     return Decision(ranking, policy, order, n_kept, flags, set_aside, in_order=in_order)
 
 
@@ -279,7 +279,7 @@ def _by_probability(
     best_first = (-weighed).argsort(kind="stable")
     values, least = weighed[best_first].tolist(), policy.min_probability
     n_worthwhile = sum([value >= least for value in values[: policy.k]])
-    n_kept = max(n_worthwhile, min(policy.min_keep or bool(ranking.failures), len(order)))
+    n_kept = max(n_worthwhile, min(policy.min_keep or min(len(ranking.failures), 1), len(order)))
     found = values
     if tokens is not None:
         kept = best_first[:n_kept]
@@ -411,7 +411,7 @@ def candidate_order(
     distinct = set(ids)
     by_rank = ranking.kind is ScoreKind.RANK
     if by_rank and all(score is None for score in scores):
-        return (*_upstream_order(ranking), None)
+        return (*_sorted_candidates(ranking, by_score=False, needs_score=False), None)
     if ranking.contradicted:
         return (*_sorted_candidates(ranking, by_score=False), Flag.SCORES_CONTRADICTED)
     set_aside: tuple[tuple[int, DropReason], ...] = ()
@@ -420,7 +420,7 @@ def candidate_order(
     if not positions:
         positions, set_aside = _sorted_candidates(ranking)
         if not positions:
-            positions, set_aside = _upstream_order(ranking)
+            positions, set_aside = _sorted_candidates(ranking, by_score=False, needs_score=False)
             return positions, set_aside, None if by_rank else Flag.INVALID_SCORES
     best, worst = cast(float, scores[positions[0]]), cast(float, scores[positions[-1]])
     low, high = DOMAIN[ranking.kind]
@@ -455,41 +455,30 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
 
 
 def _sorted_candidates(
-    ranking: Ranking, *, by_score: bool = True
+    ranking: Ranking, *, by_score: bool = True, needs_score: bool = True
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """Sort candidates with a usable score as `candidate_order` does; return the others too.
+    """Sort the usable candidates as `candidate_order` does; return the others too.
 
-    Without ``by_score`` it sorts by upstream rank alone.
+    Without ``by_score`` it sorts by upstream rank alone, and without ``needs_score`` every
+    candidate with an id is usable.
     """
-    scores, ids = ranking.scores, ranking.passage_ids
+    scores, ids, ranks = ranking.scores, ranking.passage_ids, ranking.ranks
     order: Sequence[int] = range(len(ids))
-    if not (all_valid(scores) and _FAISS_PADDING_ID not in ids):
-        order = [at for at in order if is_valid(scores[at]) and ids[at] != _FAISS_PADDING_ID]
+    if _FAISS_PADDING_ID in ids or (needs_score and not all_valid(scores)):
+        order = [
+            at
+            for at in order
+            if ids[at] != _FAISS_PADDING_ID and (not needs_score or is_valid(scores[at]))
+        ]
     if by_score:
         # Sorts are stable, so the least significant key goes first.
         order = sorted(order, key=ids.__getitem__)
-    order = _by_upstream_rank(order, ranking)
+    if ranks is not None:
+        known = [_UNKNOWN_RANK if rank is None else rank for rank in ranks]
+        order = sorted(order, key=known.__getitem__)
     if by_score:
         order = sorted(order, key=cast(Sequence[float], scores).__getitem__, reverse=True)
     return _distinct(order, ids)
-
-
-def _upstream_order(
-    ranking: Ranking,
-) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """Order every candidate with an id by upstream rank, whatever its score; return the others."""
-    ids = ranking.passage_ids
-    order = [at for at in range(len(ids)) if ids[at] != _FAISS_PADDING_ID]
-    return _distinct(_by_upstream_rank(order, ranking), ids)
-
-
-def _by_upstream_rank(order: Sequence[int], ranking: Ranking) -> Sequence[int]:
-    ranks = ranking.ranks
-    if ranks is None:
-        return order
-    if None in ranks:
-        ranks = [_UNKNOWN_RANK if rank is None else rank for rank in ranks]
-    return sorted(order, key=ranks.__getitem__)  # type: ignore[arg-type]
 
 
 def _distinct(
