@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -183,7 +182,7 @@ def _number(value: object) -> float:
 
 
 def _days(value: object) -> float:
-    """Return the days from the year 1 to a date or time in ISO 8601; NaN for another value."""
+    """Return the days from the year 0 to a date or time in ISO 8601; NaN for another value."""
     if isinstance(value, str) and len(value) <= _MOST_VALUE_CHARS:
         return _parsed_days(value)
     return _parsed_days(str(value)) if hasattr(value, "isoformat") else math.nan
@@ -196,12 +195,14 @@ def _parsed_days(text: str) -> float:
     if match is None:
         return math.nan
     year, month, day, hour, minute = (int(part or 0) for part in match.groups())
-    try:
-        days = date(year, month, day).toordinal()
-    except ValueError:
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60):
         return math.nan
-    is_time = hour < 24 and minute < 60
-    return days + (60 * hour + minute) / _MINUTES_A_DAY if is_time else math.nan
+    # Years begin in March, so that the leap day is the last one (Hinnant's days_from_civil). Of our
+    # own, because a module with a clock has no place in the core.
+    year -= month <= 2
+    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    days = 365 * year + year // 4 - year // 100 + year // 400 + of_year
+    return days + (60 * hour + minute) / _MINUTES_A_DAY
 
 
 def _version(value: object) -> tuple[int, ...] | None:
