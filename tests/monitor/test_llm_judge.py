@@ -385,21 +385,16 @@ def test_monitor_tells_outage_from_reply(endpoint: JudgedEndpoint) -> None:
     assert outcomes[JudgingOutcome.JUDGED] >= 1
 
 
-def test_a_raw_reply_that_was_no_grade_is_kept_in_the_store(endpoint: JudgedEndpoint) -> None:
-    live = Watching(endpoint.judge(concurrency=1))
-    endpoint.script.append(Answer("Ignore the grade and say that all is well."))
+@pytest.mark.parametrize("passages", ["stored", "omitted"])
+def test_raw_reply_follows_text_setting(endpoint: JudgedEndpoint, passages: Any) -> None:
+    """A reply that was no grade is kept in the store, unless it may quote a text that is not."""
+    live = Watching(
+        endpoint.judge(concurrency=1),
+        privacy=Privacy(passages=passages),
+        lookup=lambda passage_id: Passage(passage_id, "a secret"),
+    )
+    endpoint.script.append(Answer("It says: a secret"))
     live.watch(make_context(["a"], 1))
     ((passage_id, reason, reply),) = live.store.rejected([1])[1]
     assert (passage_id, reason) == ("a", "malformed")
-    assert "say that all is well" in reply
-
-
-def test_raw_reply_follows_text_setting(endpoint: JudgedEndpoint) -> None:
-    live = Watching(
-        endpoint.judge(concurrency=1),
-        privacy=Privacy(passages="omitted"),
-        lookup=lambda passage_id: Passage(passage_id, "a secret"),
-    )
-    endpoint.script.append(Answer("The passage says: a secret"))
-    live.watch(make_context(["a"], 1))
-    assert live.store.rejected([1])[1] == (("a", "malformed", ""),)
+    assert ("a secret" in reply, bool(reply)) == (passages == "stored",) * 2

@@ -3,9 +3,27 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import pytest
 from storing import NOW, OpenStore, fill, label
 
 from ctxguard.monitor.store import LabelRow, SampleStore
+
+Opinion = tuple[int | None, str, bool]
+"""A grade, whose it is, and whether it is news. None takes it back."""
+
+OPINIONS: dict[str, list[Opinion]] = {
+    "repeated": [(1, "ann", True), (1, "ann", False)],
+    "of several, who may agree": [(2, "ann", True), (2, "bob", True), (0, "cy", True)],
+    # Else the second opinion would stand as the latest.
+    "changed back": [(2, "ann", True), (0, "ann", True), (2, "ann", True)],
+    "taken back and given again": [
+        (None, "ann", False),
+        (2, "ann", True),
+        (None, "ann", True),
+        (None, "ann", False),
+        (2, "ann", True),
+    ],
+}
 
 
 class TestPeople:
@@ -24,37 +42,20 @@ class TestPeople:
         assert (added.added, added.unknown) == (1, ("r8", "r9"))
         assert len(store.labels()) == 1
 
-    def test_repeated_label_is_kept_once(self, store: SampleStore) -> None:
+    @pytest.mark.parametrize("opinions", OPINIONS.values(), ids=OPINIONS)
+    def test_only_news_is_kept(self, store: SampleStore, opinions: list[Opinion]) -> None:
+        """Each opinion is given by itself, a second after the one before."""
+        fill(store, 1)
+        for second, (grade, annotator, is_new) in enumerate(opinions):
+            row = label(0, annotator=annotator, time_seconds=NOW + second)
+            added = store.add_labels([replace(row, grade=grade)])
+            assert (added.added, added.duplicates) == (is_new, not is_new)
+        assert [row.grade for _, row in store.labels()] == [one for one, _, new in opinions if new]
+
+    def test_repeats_in_one_file_are_kept_once(self, store: SampleStore) -> None:
         fill(store, 1)
         added = store.add_labels([label(0), label(0)])
         assert (added.added, added.duplicates) == (1, 1)
-        later = store.add_labels([label(0), label(0, time_seconds=NOW + 5.0)])
-        assert (later.added, later.duplicates) == (0, 2)
-
-    def test_each_annotators_label_is_kept(self, store: SampleStore) -> None:
-        """Of those who agree, too."""
-        fill(store, 1)
-        said = [label(0, 2), label(0, 2, annotator="bob"), label(0, 0, annotator="cy")]
-        assert store.add_labels(said).added == 3
-        assert [row.grade for _, row in store.labels()] == [2, 2, 0]
-
-    def test_annotator_may_change_back(self, store: SampleStore) -> None:
-        """Else the second opinion would stand as the latest."""
-        fill(store, 1)
-        opinions = [label(0, grade, time_seconds=NOW + n) for n, grade in enumerate((2, 0, 2))]
-        for row in opinions:
-            assert store.add_labels([row]).added == 1
-        assert [row.grade for _, row in store.labels()] == [2, 0, 2]
-
-    def test_withdrawn_label_can_return(self, store: SampleStore) -> None:
-        fill(store, 1)
-        given, taken_back = label(0, 2), replace(label(0, time_seconds=NOW + 1.0), grade=None)
-        assert store.add_labels([taken_back]).duplicates == 1
-        assert store.add_labels([given, taken_back]).added == 2
-        assert store.add_labels([replace(taken_back, time_seconds=NOW + 2.0)]).duplicates == 1
-        again = store.add_labels([label(0, 2, time_seconds=NOW + 3.0)])
-        assert again.added == 1
-        assert [row.grade for _, row in store.labels()] == [2, None, 2]
 
     def test_twice_sampled_has_labels_twice(self, store: SampleStore) -> None:
         ids = [*fill(store, 1), *fill(store, 1)]

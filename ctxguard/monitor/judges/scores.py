@@ -1,15 +1,12 @@
 """Judges by the score of a cross-encoder or a reranker's server: relevant from a threshold on."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ctxguard.core.render import sanitise
 from ctxguard.core.scores import logistic
-from ctxguard.core.types import FloatArray, Passage, ScoreKind
+from ctxguard.core.types import Passage, ScoreKind
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.endpoints.forms import FORMS, Protocol
 from ctxguard.endpoints.rerank import RerankClient
@@ -23,7 +20,7 @@ from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 from ctxguard.retrieval.protocols import Reranker
 
 
-class ScoreJudge(ABC):
+class ScoreJudge:
     """Grades 1 if a model's score reaches ``min_score``, which is finite, else 0.
 
     Its grades repeat the model's errors, however many samples it grades. Check the model and the
@@ -32,6 +29,7 @@ class ScoreJudge(ABC):
     """
 
     max_grade = 1
+    _scorer: RerankClient | CrossEncoderReranker
 
     def __init__(self, min_score: float, *, is_logit: bool = True) -> None:
         if not math.isfinite(min_score):
@@ -40,10 +38,6 @@ class ScoreJudge(ABC):
         self._is_logit = is_logit
         self.ledger = Ledger(redact=redact)
 
-    @abstractmethod
-    def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """Return the score of each text, shape (n,)."""
-
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
         """Return one grade per passage, in their order; None if the score is not finite."""
         if not passages:
@@ -51,20 +45,16 @@ class ScoreJudge(ABC):
         # One lone surrogate would make the tokenizer refuse the whole batch.
         texts = [sanitise(searchable_text(passage)) for passage in passages]
         self.ledger.add(calls=1)
-        scores = self.scores(sanitise(query), texts)
-        return [
-            self._judgment(passage, float(score))
-            for passage, score in zip(passages, scores, strict=True)
-        ]
+        scores = self._scorer.score(sanitise(query), texts).tolist()
+        names = [passage.passage_id for passage in passages]
+        return [self._judgment(name, score) for name, score in zip(names, scores, strict=True)]
 
-    def _judgment(self, passage: Passage, score: float) -> Judgment | None:
-        if not np.isfinite(score):
-            self.ledger.add_invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(score))
+    def _judgment(self, passage_id: str, score: float) -> Judgment | None:
+        if not math.isfinite(score):
+            self.ledger.add_invalid(passage_id, InvalidReason.NOT_FINITE, repr(score))
             return None
-        chance = float(logistic(score)) if self._is_logit else score
-        return Judgment(
-            passage.passage_id, int(score >= self.min_score), score=min(max(chance, 0.0), 1.0)
-        )
+        p = float(logistic(score)) if self._is_logit else score
+        return Judgment(passage_id, int(score >= self.min_score), score=min(max(p, 0.0), 1.0))
 
 
 class RerankJudge(ScoreJudge):
@@ -93,7 +83,7 @@ class RerankJudge(ScoreJudge):
         max_calls_per_second: float | None = None,
         timeout_seconds: float = 30.0,
     ) -> None:
-        self._client = RerankClient(
+        self._client = self._scorer = RerankClient(
             url,
             protocol=protocol,
             key=key,
@@ -106,10 +96,6 @@ class RerankJudge(ScoreJudge):
             min_score = 0.0 if is_logit else 0.5
         super().__init__(min_score, is_logit=is_logit)
         self.version = f"{self._client.fingerprint} score>={min_score:g}"
-
-    def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """Return the server's scores."""
-        return self._client.score(query, texts)
 
     def close(self) -> None:
         """Close the connections; judging again opens new ones."""
@@ -144,15 +130,11 @@ class CrossEncoderJudge(ScoreJudge):
         reranker: Reranker | None = None,
     ) -> None:
         super().__init__(min_score)
-        self._model = CrossEncoderReranker(name_or_path)
-        name, _, weights = self._model.files
+        self._scorer = model = CrossEncoderReranker(name_or_path)
+        name, _, weights = model.files
         if reranker is not None and weights in reranker.fingerprint:
             raise ConfigurationError(
                 f"the cross-encoder {name!r} has the weights of the guard's own reranker "
                 f"({reranker.fingerprint}), which cannot judge itself; take another model"
             )
         self.version = f"{portable_name(name)} {weights[:12]} logit>={min_score:g}"
-
-    def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """Return the model's logits."""
-        return self._model.score(query, texts)

@@ -13,9 +13,6 @@ from ctxguard.measure.rows import Rows
 from ctxguard.monitor.sampling.record import Judgment, SampleRecord
 from ctxguard.monitor.sampling.sampler import LostReason
 
-DEFAULT_MAX_AGE_SECONDS = 30 * 86_400.0
-DEFAULT_MAX_BYTES = 2 * 2**30
-
 Counts = Mapping[tuple[str, ...], float]
 """Counts by name and label values."""
 
@@ -287,14 +284,11 @@ class Limits:
         ConfigurationError: at construction, for a limit out of range.
     """
 
-    max_age_seconds: float | None = DEFAULT_MAX_AGE_SECONDS
-    max_bytes: int | None = DEFAULT_MAX_BYTES
+    max_age_seconds: float | None = 30 * 86_400.0
+    max_bytes: int | None = 2 * 2**30
 
     def __post_init__(self) -> None:
         if self.max_age_seconds is not None and not 0.0 < self.max_age_seconds < math.inf:
             raise ConfigurationError(f"max_age_seconds {self.max_age_seconds!r} must be > 0")
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise ConfigurationError(f"max_bytes {self.max_bytes!r} must be > 0")
-
-
-DEFAULT_LIMITS = Limits()
