@@ -214,15 +214,6 @@ def assemble(
         insufficient: Whether the kept passages were judged insufficient; ``abstain`` then leaves
             out every passage.
         read: The passages that the decision kept; None to read them.
-
-    >>> from ctxguard.core.decision import decide
-    >>> from ctxguard.core.policies import RatioPolicy
-    >>> from ctxguard.core.types import Hit, Ranking, ScoreKind
-    >>> hits = [Hit("a", 3.0, "one"), Hit("b", 2.0, "too long"), Hit("c", 1.0, "two")]
-    >>> decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
-    >>> assembled = assemble(decision, Assembly(max_passage_chars=5))
-    >>> [passage.passage_id for passage in assembled.passages], assembled.dropped[0].position
-    (['a', 'c'], 1)
     """
     if insufficient and assembly.abstain:
         switch = (Threshold("abstain", 0.0),)

@@ -60,11 +60,7 @@ class CorpusSketch:
 
     @classmethod
     def of(cls, digests: "Iterable[int] | DigestArray") -> "CorpusSketch":
-        """Build the sketch of a corpus from the `passage_digest` of every passage, in any order.
-
-        >>> CorpusSketch.of([5, 3]) == CorpusSketch.of([3, 5])
-        True
-        """
+        """Build the sketch of a corpus from the `passage_digest` of every passage, in any order."""
         values = np.asarray(
             digests if isinstance(digests, np.ndarray) else list(digests), dtype=np.uint64
         )

@@ -60,11 +60,7 @@ class Fusion:
 
     @property
     def fingerprint(self) -> str:
-        """Method and parameter in words; for ``ranker``, those of its candidate search.
-
-        >>> Fusion("convex", weight=0.25).fingerprint, Fusion().fingerprint
-        ('convex w=0.25', 'reciprocal_rank c=60')
-        """
+        """Method and parameter in words; for ``ranker``, those of its candidate search."""
         if self.method == "convex":
             return f"convex w={self.weight!r}"
         return f"reciprocal_rank c={self.constant}"
@@ -81,13 +77,6 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
 
     Raises:
         ConfigurationError: ``convex``, but the scores of a leg have no theoretical minimum.
-
-    >>> legs = {
-    ...     "lexical": Leg(np.array([4.0, 2.0]), ScoreKind.RATIO),
-    ...     "dense": Leg(np.array([0.0, 1.0]), ScoreKind.COSINE),
-    ... }
-    >>> fuse(legs, Fusion("convex", weight=0.5)).tolist()
-    [0.75, 0.75]
     """
     if fusion.method == "convex":
         return fusion.weight * _unit_interval(legs["dense"]) + (

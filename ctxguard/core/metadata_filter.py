@@ -142,11 +142,7 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
 
 
 def tokens(value: object) -> tuple[Token, ...]:
-    """Return the tokens that a field matches: its value's, or those of a list's members.
-
-    >>> tokens(["a", 10, None])
-    (('str', 'a'), ('int', 'a'))
-    """
+    """Return the tokens that a field matches: its value's, or those of a list's members."""
     return tuple([token for member in _members(value) if (token := _token(member)) is not None])
 
 

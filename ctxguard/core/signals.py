@@ -73,11 +73,7 @@ def named_features(signals: Iterable[str]) -> tuple[str, ...]:
 
 
 def transforms_of(name: str) -> tuple[str, ...]:
-    """Return the transforms of a signal; signals of metadata already compare the candidates.
-
-    >>> transforms_of("updated_at:age"), transforms_of("freshness")
-    (('raw',), ('raw', 'z', 'gap'))
-    """
+    """Return the transforms of a signal; signals of metadata already compare the candidates."""
     return TRANSFORMS.get(name, ("raw",) if ":" in name else OTHER_TRANSFORMS)
 
 

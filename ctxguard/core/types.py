@@ -409,15 +409,7 @@ class Ranking:
         kind: ScoreKind | ScoreKindName,
         route: Route | RouteName = Route.EXTERNAL,
     ) -> "Ranking":
-        """Build a ranking from these hits, in the order given.
-
-        Raises:
-            ConfigurationError: an unknown kind or route.
-
-        >>> ranking = Ranking.from_hits([Hit("a", 2.0), Hit("b", 1.0)], ScoreKind.RATIO)
-        >>> ranking.passage_ids, ranking.scores
-        (('a', 'b'), (2.0, 1.0))
-        """
+        """Build a ranking from these hits, in the order given; errors as at construction."""
         hits = tuple(hits)
         ranks = tuple([hit.rank for hit in hits])
         signals = [hit.signals for hit in hits]
@@ -457,11 +449,7 @@ def _number(value: object) -> float:
 
 
 def listed(passage_ids: Sequence[str], limit: int = 10) -> str:
-    """List the first ids and the number of the others, for ``repr``.
-
-    >>> listed(("a", "b", "c"), limit=2)
-    "['a', 'b', 1 more]"
-    """
+    """List the first ids and the number of the others, for ``repr``."""
     shown = [repr(passage_id) for passage_id in passage_ids[:limit]]
     if len(passage_ids) > limit:
         shown.append(f"{len(passage_ids) - limit} more")

@@ -235,9 +235,6 @@ def to_ask(values: FloatArray, price: float, most: int) -> NDArray[np.int64]:
     """Choose positions worth asking about, by value: those above the price, at most ``most``.
 
     Of equal values the first come first; a value of 0 is never asked, not even for nothing.
-
-    >>> to_ask(np.array([0.0, 0.02, 0.001, 0.02]), 0.002, 5).tolist()
-    [1, 3]
     """
     order = np.argsort(-values, kind="stable")
     n = int(np.count_nonzero(values > max(price, 0.0)))
