@@ -3,7 +3,7 @@
 import platform
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,17 +15,20 @@ from rich.text import Text
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard._support.words import figure
-from ctxguard.cli._console import Output, picked
+from ctxguard.cli._console import Output
 from ctxguard.cli._results import differences_shown
 from ctxguard.cli._store import IN_WORDS, tokens_in_words
 from ctxguard.cli._tables import TextTable, bounds, facts, heading, number, one_line, remark
 from ctxguard.core.types import Route
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from calibration.calibrate import Calibration
     from calibration.pools import IntArray, LabelledPools
     from calibration.report.before_after import BeforeAfter
-    from ctxguard.cli.demonstration.loop import MonitoredTraffic
+    from ctxguard.measure.metrics import Metric
+    from ctxguard.monitor.service import Report
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
@@ -50,6 +53,7 @@ class DemoCommand(SettingsModel):
         from calibration.report.before_after import BeforeAfter
         from ctxguard.cli.demonstration import loop
         from ctxguard.cli.demonstration.labelled_questions import questions
+        from ctxguard.monitor.estimation.live import Window
 
         folder = self.index or cache_folder() / "demo-index"
         labelled = questions()
@@ -57,24 +61,27 @@ class DemoCommand(SettingsModel):
             retriever, built = loop.open_index(folder, passes)
             calibration = loop.calibrate_demo(retriever, labelled, passes)
             counted = BeforeAfter.of(calibration.outcomes[Route.HYBRID])
-            traffic = loop.monitor_traffic(retriever, calibration, passes)
+            report, truth, registry = loop.monitor_traffic(retriever, calibration, passes)
         document = {
             "summary": summarise(calibration.outcomes[Route.HYBRID]),
             "answers": counted.answers,
             "misleading": counted.misleading,
             "irrelevant": counted.irrelevant,
-            **picked(traffic, "requests", "sampled", "estimates", "truth"),
+            "requests": loop.REQUESTS,
+            "sampled": report.accounts.sampled,
+            "estimates": report.estimates[Window.ALL_RETAINED],
+            "truth": truth,
         }
         corpus = f"{len(retriever):,} passages ({'built' if built else 'opened'})"
         shown = chain(
             _setup_shown(calibration, corpus),
             _questions_shown(retriever, calibration, counted),
-            _traffic_shown(traffic),
+            _traffic_shown(report, truth, registry),
             _next_shown(folder),
         )
         output.result(document, shown)
         if self.serve:
-            server, _ = start_http_server(0, addr="127.0.0.1", registry=traffic.registry)
+            server, _ = start_http_server(0, addr="127.0.0.1", registry=registry)
             url = f"http://127.0.0.1:{server.server_port}/metrics"
             output.note(f"metrics are served at {url} until Ctrl-C")
             threading.Event().wait()
@@ -144,20 +151,24 @@ def _passages(
     return Text(", ").join(names)
 
 
-def _traffic_shown(traffic: "MonitoredTraffic") -> Iterator[RenderableType]:
+def _traffic_shown(
+    report: "Report", truth: "Mapping[Metric, float]", registry: "CollectorRegistry"
+) -> Iterator[RenderableType]:
     from prometheus_client import generate_latest
 
-    yield heading(
-        f"Monitoring: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"
-    )
-    yield facts(*tokens_in_words(traffic.counts))
+    from ctxguard.cli.demonstration.loop import REQUESTS
+    from ctxguard.monitor.estimation.live import Window
+
+    sampled = report.accounts.sampled
+    yield heading(f"Monitoring: {REQUESTS} requests, {sampled} of them sampled and judged")
+    yield facts(*tokens_in_words(report.counts))
     rows = []
-    for metric, truth in traffic.truth.items():
-        estimate = traffic.estimates[metric]
-        figures = (number(estimate.value), bounds(estimate), number(truth), str(estimate.n))
+    for metric, true_value in truth.items():
+        estimate = report.estimates[Window.ALL_RETAINED][metric]
+        figures = (number(estimate.value), bounds(estimate), number(true_value), str(estimate.n))
         rows.append((IN_WORDS.get(metric.value, metric.value), *figures))
     yield TextTable(("metric", "estimate>", "95% interval>", "true value>", "n>"), rows)
-    for line in generate_latest(traffic.registry).decode().splitlines():
+    for line in generate_latest(registry).decode().splitlines():
         if _SCRAPED.match(line) and not line.endswith(" 0.0"):
             series, _, value = line.rpartition(" ")
             yield _unwrapped(f"{series} {figure(float(value))}", "dim")

@@ -4,9 +4,8 @@ Every step makes the calls a user's own program would make; ``ctxguard demo`` pr
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -22,13 +21,11 @@ from ctxguard.core.types import Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
-from ctxguard.measure.estimate import Estimate
 from ctxguard.measure.metrics import Metric
-from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import Counts, SampleStore
+from ctxguard.monitor.service import Monitor, Report
+from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.writer import SampleWriter
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
@@ -77,28 +74,15 @@ def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passe
     return calibrate(retriever, questions, settings, fusion=FUSION, passes=passes)
 
 
-class MonitoredTraffic(NamedTuple):
-    """Live estimates from sampled requests, beside the values over all requests.
-
-    Attributes:
-        sampled: Number of requests sampled and judged.
-        counts: The monitor's counts, with the tokens kept and dropped.
-        truth: From the labels of every request; unavailable in production.
-        registry: The metrics that ``/metrics`` serves.
-    """
-
-    requests: int
-    sampled: int
-    counts: Counts
-    estimates: Mapping[Metric, Estimate]
-    truth: Mapping[Metric, float]
-    registry: CollectorRegistry
-
-
 def monitor_traffic(
     retriever: HybridRetriever, calibration: Calibration, passes: Passes
-) -> MonitoredTraffic:
-    """Serve requests drawn from the questions, sample and judge them, and estimate."""
+) -> tuple[Report, dict[Metric, float], CollectorRegistry]:
+    """Serve requests drawn from the questions, sample and judge them, and estimate.
+
+    Returns:
+        The report; the true values, by the labels of every request, which are not known in
+        production; and the metrics that ``/metrics`` serves.
+    """
     registry = CollectorRegistry()
     sampler = Sampler(SAMPLING_RATE, seed="demo", capacity=REQUESTS)
     guard = ContextGuard(
@@ -119,14 +103,7 @@ def monitor_traffic(
         pass
     report = monitor.report()
     writer.stop()
-    return MonitoredTraffic(
-        requests=REQUESTS,
-        sampled=writer.accounts().sampled,
-        counts=report.counts,
-        estimates=report.estimates[Window.ALL_RETAINED],
-        truth=_truth(calibration.outcomes[Route.HYBRID], traffic),
-        registry=registry,
-    )
+    return report, _truth(calibration.outcomes[Route.HYBRID], traffic), registry
 
 
 def _truth(outcome: RouteOutcome, traffic: Sequence[Query]) -> dict[Metric, float]:
