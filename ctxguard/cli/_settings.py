@@ -21,10 +21,10 @@ from ctxguard._support.settings import SettingsModel, about, flags_of, key_of, o
 from ctxguard.cli import COMMANDS, commands_of, nearest
 from ctxguard.cli._console import Output
 from ctxguard.cli._help import page
-from ctxguard.cli._options import ProfileFile, StoreUrl
 from ctxguard.cli._system import SOURCES, LabelledSystem, System
 from ctxguard.errors import ConfigurationError, DataError
-from ctxguard.server.system import AllMetrics, AssessorSettings
+from ctxguard.server.settings import ServiceSettings
+from ctxguard.server.system import AssessorSettings
 
 Fields = Mapping[str, FieldInfo]
 
@@ -32,16 +32,10 @@ _SYSTEM = "system"
 _TABLES = {name.split()[-1] for name in COMMANDS}
 _MAX_TOML_BYTES = 2**20
 _SYSTEM_FIELDS = {**AssessorSettings.model_fields, **LabelledSystem.model_fields}
-"""The system: the keys of a file that stand at its top."""
-
-
-class _Top(SettingsModel):
-    """The keys allowed at the top of a file besides the system's."""
-
-    all_metrics: AllMetrics = False
-    profile: ProfileFile = None
-    store: StoreUrl = ""
-
+_TOP = _SYSTEM_FIELDS | {
+    name: ServiceSettings.model_fields[name] for name in ("all_metrics", "profile", "store")
+}
+"""The keys at the top of a file: the system, its profile and its store."""
 
 _FILE: FieldInfo = optional(
     "TOML file with the keys that `ctxguard keys COMMAND` prints, and in the command's table "
@@ -241,7 +235,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     # ``index`` is a command, and a key of the system as well.
     named = [name for name in _TABLES & document.keys() if isinstance(document[name], dict)]
     tables = {name: document.pop(name) for name in named}
-    return _named(document, {**_SYSTEM_FIELDS, **_Top.model_fields}, file), tables
+    return _named(document, _TOP, file), tables
 
 
 def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:

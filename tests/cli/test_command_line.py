@@ -102,7 +102,7 @@ for words in sys.argv[1:]: main(words.split())
 def test_applications_help_imports_little() -> None:
     names = imported(HELP, "--help")
     assert not {"argparse", "numpy", "pydantic", "rich"} & names
-    assert len([name for name in names if name.startswith("ctxguard")]) <= 6
+    assert len([name for name in names if name.startswith("ctxguard")]) <= 7
 
 
 def test_commands_help_imports_little() -> None:
