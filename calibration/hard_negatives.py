@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from calibration.data.dataset import Dataset, DistractorKind
 from calibration.data.text_files import write_lines
 from calibration.pools import Pools
+from ctxguard._support.checks import check_at_least
 from ctxguard.core.scores import is_relative, relative_scores
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
@@ -61,13 +62,10 @@ def mine(
         ConfigurationError: a setting is out of range, or a margin is set on scores of rank only.
     """
     margin = unjudged_margin or 0.0
-    for fault, allowed in (
-        (per_query < 1 and f"per_query {per_query}", "must be at least 1"),
-        (near < 0 and f"near {near}", "must be at least 0"),
-        (not 0.0 <= margin < 1.0 and f"margin {margin}", "must be in [0, 1)"),
-    ):
-        if fault:
-            raise ConfigurationError(f"{fault} {allowed}")
+    check_at_least(1, per_query=per_query)
+    check_at_least(0, near=near)
+    if not 0.0 <= margin < 1.0:
+        raise ConfigurationError(f"margin {margin} must be in [0, 1)")
     if margin and not is_relative(pools.kind):
         raise ConfigurationError(
             f"scores of kind {pools.kind.value!r} carry rank only, so there is no margin between "

@@ -9,7 +9,6 @@ from simulated_pools import labelled, ranking_of, simulate
 
 from calibration.data.dataset import Dataset
 from calibration.fit import (
-    FOLDS,
     fit_fusion,
     fit_relevance,
     fit_temperature,
@@ -173,8 +172,3 @@ class TestOutOfFold:
             for each in (dataset, backwards)
         )
         assert one == pytest.approx(other[::-1], abs=1e-6)
-
-    def test_folds_are_of_similar_size(self) -> None:
-        sizes = [inside.size for inside, _ in folds([f"query {i}" for i in range(5000)])]
-        assert len(sizes) == FOLDS
-        assert min(sizes) > 900

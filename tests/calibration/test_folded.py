@@ -36,26 +36,11 @@ def test_query_is_measured_by_others() -> None:
         assert (order[rows] == folded.grid.order[rows]).all()
 
 
-def test_choiceless_others_leave_todays_context() -> None:
-    folded = folded_of(60)
-    order, kept = folded.contexts({}, 5)
-    assert (order == np.arange(DEPTH)).all()
-    assert (kept == (np.arange(DEPTH) < 5)).all()
-
-
 def test_one_group_of_questions_measures_nothing() -> None:
     folded = folded_of(1)
     _, kept = folded.contexts(folded.by_others(lambda _: 0), 5)
     assert kept.sum() == 5
     assert folded.share_chosen(folded.by_others(lambda _: 0)) == 0.0
-
-
-def test_measured_query_counts_are_said() -> None:
-    folded = folded_of(60)
-    first = folded.sums.without(0).gain
-    for_one = folded.by_others(lambda sums: 0 if np.array_equal(sums.gain, first) else None)
-    assert folded.share_chosen(for_one) == (folded.fold == 0).mean()
-    assert folded.share_chosen(folded.by_others(lambda _: 0)) == 1.0
 
 
 def test_own_labels_never_choose() -> None:
