@@ -74,9 +74,9 @@ def passages_to_ask_about(passage_ids: Sequence[str], n: int) -> list[str]:
 def written_questions(
     passages: Sequence[Passage], model: "LLMJudge"
 ) -> "Iterator[list[tuple[Passage, Reply[str]]]]":
-    """Have a language model write a question from each passage; yield them in batches of twenty.
+    """Have a language model write a question from each passage, in batches of twenty.
 
-    Such questions are easier than people's: the corpus answers them, in words close to theirs.
+    They are easier than people's: the corpus answers them, in words close to theirs.
 
     Raises:
         StageUnavailableError: the endpoint answered for none of a batch.

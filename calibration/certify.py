@@ -163,10 +163,8 @@ def calibrate_sufficiency(
             in the choice; NaN where it is undefined.
         holds: Shape (n_q,), whether the context holds a relevant passage.
         model: P(relevant), for a policy without probabilities; None if the policy has its own.
-        shown_by: How the queries were kept out of the choice.
         false_alarms: The largest share of contexts with a relevant passage that may be called
-            insufficient.
-        delta: The probability that this promise may be false.
+            insufficient, but with probability delta.
 
     Returns:
         Without a threshold if the queries are too few.
@@ -218,7 +216,6 @@ def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) ->
     Args:
         probabilities: Shape (n,), P(relevant) of the best passage of contexts that hold a
             relevant passage, from queries that fitted nothing.
-        delta: The probability that the promise is false.
 
     Returns:
         None with fewer than ``fewest_for_threshold``.

@@ -106,10 +106,6 @@ class Pools:
 
         They are its own id and those of its copies. If none of these is labelled, a document's
         label goes to its best-ranked chunk, so that a document counts once.
-
-        Args:
-            row: The query's row.
-            labelled: The ids that have a label for it.
         """
         copies = self.copies[row] if self.copies else {}
         documents = self.documents[row] if self.documents else {}
@@ -129,16 +125,12 @@ class Pools:
         names = [each.name for each in fields(self) if each.name in _BY_QUERY]
         return replace(self, **{name: _of_rows(getattr(self, name), rows) for name in names})
 
-    def rankings(self, rows: Iterable[int] | None = None) -> Iterator[Ranking]:
+    def rankings(self) -> Iterator[Ranking]:
         """Yield each pool as the ranking that was recorded, without its texts.
 
         Ranks are those of the pool, so that ties keep the recorded order.
-
-        Args:
-            rows: The queries; all unless given.
         """
-        for row in range(len(self)) if rows is None else rows:
-            ids = self.passage_ids[row]
+        for row, ids in enumerate(self.passage_ids):
             n = len(ids)
             signals = {name: values[row, :n] for name, values in self.signals.items()}
             if self.tokens is not None:

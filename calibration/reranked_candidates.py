@@ -98,8 +98,7 @@ class RerankedCandidates:
         """Return all candidates of a query with their scores; the first of equals is better.
 
         Raises:
-            QueryError: the query is not among the recorded ones.
-            StageError: the reranker failed.
+            QueryError, StageError: there are none, or the reranker failed.
         """
         del depth  # Lists are as deep as they were recorded, and are served so.
         passages = self._candidates.get(query)

@@ -218,11 +218,7 @@ def _in_loop(start: Callable[[], Any]) -> Any:
 
 
 class RecordedRankings:
-    """Rankings recorded elsewhere, used in place of a retriever.
-
-    Args:
-        rankings: The rankings by query text.
-    """
+    """Rankings recorded elsewhere, by query text, used in place of a retriever."""
 
     def __init__(self, rankings: Mapping[str, Ranking]) -> None:
         self._rankings = rankings
@@ -239,12 +235,7 @@ class RecordedRankings:
         queries: Sequence[Query],
         kind: ScoreKind | ScoreKindName = ScoreKind.RANK,
     ) -> "RecordedRankings":
-        """Read the rankings of a TREC run; a query that the run leaves out has an empty one.
-
-        Args:
-            run: Candidates by query id, best first, from ``read_trec_run``.
-            queries: The queries of the run.
-            kind: The kind of the run's scores.
+        """Read the rankings of ``read_trec_run``; a query that the run leaves out has an empty one.
 
         Raises:
             DataError: the run holds none of the queries, or two queries of one text have different
@@ -270,10 +261,10 @@ class RecordedRankings:
         return cls(rankings)
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """Return all recorded candidates, at the recorded depth.
+        """Return all recorded candidates of a query, whatever the depth.
 
         Raises:
-            QueryError: no ranking was recorded for this query.
+            QueryError: there are none.
         """
         del depth
         try:

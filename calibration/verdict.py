@@ -202,18 +202,18 @@ def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
     return _needed(np.zeros(1), tolerance, max_loss)
 
 
-def in_reach(n: int, tolerance: float = TOLERANCE, max_loss: float = MAX_LOSS) -> str:
+def in_reach(n: int) -> str:
     """Say what so many questions with a relevant passage suffice for, and what more would buy.
 
     >>> in_reach(22)
     '22 questions with a relevant passage: enough to extend; 6 more to decide leaner'
     """
-    steps = {"extend": FEWEST_MEASURED, "decide leaner": fewest_to_enforce(tolerance, max_loss)}
-    enough = [name for name, needed in steps.items() if needed is not None and needed <= n]
-    more = {needed - n: name for name, needed in steps.items() if needed is not None and needed > n}
-    words = [f"enough to {' and to '.join(enough)}"] if enough else []
-    words += [", ".join(f"{lacking:,} more to {name}" for lacking, name in sorted(more.items()))]
-    return f"{count(n, 'question')} with a relevant passage: {'; '.join(filter(None, words))}"
+    leaner = fewest_to_enforce(TOLERANCE, MAX_LOSS) or _MOST_NEEDED
+    steps = (("extend", FEWEST_MEASURED), ("decide leaner", leaner))
+    enough = " and to ".join([name for name, needed in steps if needed <= n])
+    more = ", ".join([f"{needed - n:,} more to {name}" for name, needed in steps if needed > n])
+    words = filter(None, [enough and f"enough to {enough}", more])
+    return f"{count(n, 'question')} with a relevant passage: {'; '.join(words)}"
 
 
 def lower_bound(differences: FloatArray, n: int | None = None) -> float:
