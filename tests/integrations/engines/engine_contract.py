@@ -1,7 +1,8 @@
 """What every engine's adapter does beside searching: building, keeping up, filtering, reading."""
 
+import os
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -66,6 +67,23 @@ class SwappedEmbedder(WordHashEmbedder):
     def encode_query(self, text: str) -> Any:
         other = WordHashEmbedder(self.dimension, salt="other")
         return other.encode_query(text) if self.is_swapped else super().encode_query(text)
+
+
+def raised_in_a_child(work: Callable[[], object]) -> str:
+    """Run ``work`` in a forked child; return what it raises there, with its type."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode()[:1_000])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as said:
+        return said.read()
 
 
 def scores_by_id(ranking: Ranking) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Milvus, by its embedded file: the contracts, and what a server may answer."""
 
-import os
 import socket
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -9,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from engine_contract import PASSAGES, EngineContract
+from engine_contract import PASSAGES, EngineContract, raised_in_a_child
 from fault_rows import FaultRows, Row
 
 pymilvus = pytest.importorskip("pymilvus")
@@ -346,19 +345,7 @@ def test_query_without_terms_asks_nothing(retriever: EngineRetriever) -> None:
 
 def test_child_learns_file_is_its_parents(retriever: EngineRetriever) -> None:
     engine = retriever._engine
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            engine.count()
-        except StageUnavailableError as error:
-            os.write(write, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    assert b"forked" in os.read(read, 1_000)
-    os.close(read)
+    assert "forked" in raised_in_a_child(engine.count)
     assert engine.count() == len(PASSAGES)
     vector = np.ones(engine.settings.dimension, np.float32)
     assert len(engine.search(LegQuery(None, vector, 3))["dense"]) == 3

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("qdrant_client")
 
 import httpx
-from engine_contract import PASSAGES, EngineContract
+from engine_contract import PASSAGES, EngineContract, raised_in_a_child
 from fault_rows import FaultRows, Row
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -312,18 +312,6 @@ def test_threads_may_search_while_another_writes() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_forked_child_leaves_parents_folder() -> None:
     with built() as retriever:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                retriever.retrieve("foxes")
-                said = b"answered"
-            except BaseException as error:
-                said = type(error).__name__.encode()
-            os.write(writer, said)
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert os.read(reader, 100) == b"ConfigurationError"
-        os.close(reader)
-        os.close(writer)
+        said = raised_in_a_child(lambda: retriever.retrieve("foxes"))
+        assert said.startswith("ConfigurationError")
         assert len(retriever.retrieve("foxes", depth=3)) == 3
