@@ -156,19 +156,16 @@ def _add_counts(db: Transaction, series: str, more: Iterable[Counts]) -> None:
         for name, n in counts.items():
             added[tuple(map(str, name))] += n  # type: ignore[assignment]
     if any(added.values()):
-        totals = Counter(_counts(db, series))
+        totals = Counter(counts_of(db, series))
         totals.update(added)
         text = json.dumps([[*name, n] for name, n in totals.items()])
         db.set_state(f"counts {series}", text)
 
 
-def _counts(db: Transaction, series: str) -> dict[tuple[str, ...], float]:
+def counts_of(db: Transaction, series: str) -> dict[tuple[str, ...], float]:
     """Return the counts since a series began, by name and label values."""
     kept = json.loads(db.state(f"counts {series}") or "[]")
     return {tuple(name): n for *name, n in kept}
-
-
-counts = reads(_counts)
 
 
 @writes

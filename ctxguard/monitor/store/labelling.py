@@ -37,8 +37,6 @@ _picked = schema.picked.c
 _grades = schema.grades.c
 _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
-_TAKEN_BACK = -1
-"""The stored grade of a row that takes a label back."""
 _NOTHING_SAID = LabelRow("", "", None, None, "", -math.inf)
 _SCALE = "labels.top_grade"
 """The state's key for the highest grade of people's scale."""
@@ -64,7 +62,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
         for row in rows
     ]
     rows = [replace(row, **own) for row, own in zip(rows, texts, strict=True)]
-    scale = _top_grade(db)
+    scale = top_grade_of(db)
     highest = max((row.grade or 0 for row in rows), default=0)
     if scale is not None and (top_grade not in (None, scale) or highest > scale):
         raise ConfigurationError(
@@ -74,13 +72,10 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
         )
     known = known_requests(db, [row.request_id for row in rows])
     query = sa.select(schema.labels).order_by(_labels.label_id)
-    former = map(_label, db.rows_with(query, _labels.request_id, known))
+    former = [record(LabelRow, row) for row in db.rows_with(query, _labels.request_id, known)]
     of_known = [row for row in rows if row.request_id in known]
     new = _new_labels(former, of_known)
-    db.insert(
-        schema.labels,
-        [asdict(row) | ({"grade": _TAKEN_BACK} if row.grade is None else {}) for row in new],
-    )
+    db.insert(schema.labels, list(map(asdict, new)))
     if new and top_grade is not None and scale is None:
         db.set_state(_SCALE, str(top_grade))
     unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
@@ -107,13 +102,10 @@ def _whose(row: LabelRow) -> tuple[str, ...]:
     return row.request_id, row.passage_id, row.annotator
 
 
-def _top_grade(db: Transaction) -> int | None:
+def top_grade_of(db: Transaction) -> int | None:
     """Return the highest grade of the scale of people's labels; None where none was named."""
     value = db.state(_SCALE)
     return None if value is None else int(value)
-
-
-top_grade = reads(_top_grade)
 
 
 @reads
@@ -129,17 +121,13 @@ def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tup
     )
     rows = db.rows_with(query, _samples.sample_id, sample_ids)
     in_order = sorted(rows, key=lambda row: (row.label_id, row.sample_id))
-    return [(row.sample_id, _label(row)) for row in in_order]
+    return [(row.sample_id, record(LabelRow, row)) for row in in_order]
 
 
 def known_requests(db: Transaction, request_ids: Iterable[str]) -> set[str]:
     """Return the requests among these that have a sample."""
     column = _samples.request_id
     return {row.request_id for row in db.rows_with(sa.select(column), column, request_ids)}
-
-
-def _label(row: sa.Row[Any]) -> LabelRow:
-    return record(LabelRow, row, grade=None if row.grade == _TAKEN_BACK else row.grade)
 
 
 @reads
@@ -366,29 +354,23 @@ def graded(db: Transaction, series: str) -> GradedRows:
     return GradedRows(
         *columns_of(db, [row[:4] for row in rows]),
         routes=tuple([row.route for row in rows]),
-        draws=_draws(db, own),
+        draws=draws_of(db, series),
         disagreements=sum(row.disagreements for row in rows),
     )
 
 
-@reads
-def draws(db: Transaction, series: str, graded: Collection[int]) -> frozenset[int]:
+def draws_of(db: Transaction, series: str, graded: Collection[int] = ()) -> frozenset[int]:
     """Return the draws whose graded samples stand for all that they could have taken.
-
-    Args:
-        graded: Samples that people graded, whether their blocks say so yet or not.
-    """
-    return _draws(db, db.series_id(series), graded)
-
-
-def _draws(db: Transaction, own: int, graded: Collection[int] = ()) -> frozenset[int]:
-    """Return the draws in which every tenant's part has grades.
 
     A draw from what another series judged counts as far as the samples were judged again. People
     grade the samples of a file in random order, so those that they got to stand for the
     others of the same file. But one tenant's graded file says nothing of the other tenants: until
     theirs has grades, no label of the draw counts.
+
+    Args:
+        graded: Samples that people graded, though their rows may not say so yet.
     """
+    own = db.series_id(series)
     query = (
         sa.select(_picked.pick_id, _picked.asked, _picked.sample_id, _judged.is_graded)
         .outerjoin(

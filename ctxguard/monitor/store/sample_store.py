@@ -35,7 +35,7 @@ class SampleStore(Store):
 
     series = judgments.series
     finish = judgments.finish
-    counts = judgments.counts
+    counts = reads(judgments.counts_of)
     failed = judgments.failed
     n_failed = judgments.n_failed
     save_again = judgments.save_again
@@ -47,7 +47,7 @@ class SampleStore(Store):
 
     known_requests = reads(labelling.known_requests)
     add_labels = labelling.add_labels
-    top_grade = labelling.top_grade
+    top_grade = reads(labelling.top_grade_of)
     labels = labelling.labels
 
     to_pick = labelling.to_pick
@@ -61,7 +61,7 @@ class SampleStore(Store):
     probabilities = labelling.probabilities
     save_graded = labelling.save_graded
     graded = labelling.graded
-    draws = labelling.draws
+    draws = reads(labelling.draws_of)
 
     get_state = reads(Transaction.state)
     set_state = writes(Transaction.set_state)

@@ -2,7 +2,7 @@
 
 Large columns and texts are in tables apart from those that are scanned: an estimate reads
 ``judged`` alone, and a change of state rewrites no payload. There are no foreign keys: only
-``retention`` deletes, and it deletes what belongs together.
+``samples.clean`` deletes, and it deletes what belongs together.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.sampling.sampler import LostReason
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 metadata = sa.MetaData()
 
@@ -38,8 +38,7 @@ class StorableText(sa.TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
         """Escape a text, unless there is none."""
-        is_plain = value is None or (value.isascii() and "\0" not in value)
-        return value if value is None or is_plain else storable(value)
+        return None if value is None else storable(value)
 
 
 def _columns(kind: Any, *names: str) -> list[sa.Column[Any]]:
@@ -160,7 +159,8 @@ labels = sa.Table(
     metadata,
     sa.Column("label_id", _Id, primary_key=True),
     *_columns(StorableText, "request_id", "passage_id"),
-    sa.Column("grade", sa.Integer, nullable=False),
+    # Null takes the annotator's label back.
+    sa.Column("grade", sa.Integer),
     sa.Column("negative", StorableText),
     sa.Column("annotator", StorableText, nullable=False),
     sa.Column("time_seconds", sa.Double, nullable=False),
