@@ -46,8 +46,6 @@ def discounted(values: NDArray[Any]) -> FloatArray:
 def udcg(utilities: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Compute utility- and distraction-aware cumulative gain (docs/glossary.md): gain − harm.
 
-    An empty context scores 0: it neither helps nor harms.
-
     Args:
         utilities: Shape (n, k), by rank; 0 beyond the end of a context.
 

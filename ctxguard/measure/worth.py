@@ -34,10 +34,9 @@ class Utilities:
     costs about a fiftieth of what a relevant one gains (``benchmarks.readers``).
 
     Attributes:
-        relevant: Utility of a passage of the collection's highest grade, ≥ 0.
+        relevant: Utility at the collection's highest grade, ≥ 0.
         partial: Utility at a lower positive grade, ≥ 0.
-        hard_negative: Utility of a labelled hard negative, ≤ 0.
-        distractor: Utility of a known distractor, ≤ 0.
+        hard_negative, distractor: Utility of a passage with that label, ≤ 0.
         irrelevant: Utility of a passage that is not relevant, ≤ 0.
         unjudged: Utility of a passage that was not judged, ≤ 0, if the labels also include
             passages that are not relevant. If only relevant passages are labelled, an unlabelled

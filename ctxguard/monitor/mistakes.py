@@ -80,7 +80,7 @@ def mistakes_of(
     on again, and need the profile for it.
 
     Args:
-        day: The day in UTC.
+        day: In UTC.
         profile: Gives the reasons, P(relevant) and the worth of passages; None for none.
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
 

@@ -212,7 +212,7 @@ class Monitor:
         """Become or stay the store's only monitor, and go on where the last one stopped.
 
         Returns:
-            Whether this is the monitor; False while another one owns the store.
+            False while another one owns the store.
 
         Raises:
             StoreError: the store cannot be used at present.
@@ -229,11 +229,9 @@ class Monitor:
             )
 
     def step(self, limit: int = _STEP_LIMIT) -> int:
-        """Judge up to ``limit`` waiting samples.
+        """Judge up to ``limit`` waiting samples; return how many were finished or skipped.
 
-        Returns:
-            How many were finished, skipped ones included; 0 when none waited, the budget is used
-            up, or the judge could not be called.
+        That is 0 when none waited, the budget is used up, or the judge could not be called.
 
         Raises:
             StoreLockedError: another monitor owns the store.
@@ -243,7 +241,7 @@ class Monitor:
 
     @property
     def why_judge_failed(self) -> str:
-        """Why the judge could not last be called, in words."""
+        """The last failure of the judge, in words."""
         return f"the judge failed ({self._worker.why})"
 
     def report(self) -> Report:

@@ -48,7 +48,6 @@ def test_quiet_past_delays_no_alarm() -> None:
 
 def test_no_loss_is_no_evidence() -> None:
     assert (WATCH.e_value, WATCH.n, WATCH.alarm()) == (1.0, 0, False)
-    assert after(WATCH, day_of([])) == WATCH
 
 
 @given(st.floats(0.001, 0.98), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=50))

@@ -127,12 +127,10 @@ class Days:
     """Sums over days of losses in [0, 1], which show how much days differ.
 
     Attributes:
-        days: Number of days.
         n: Judged requests.
         weight: Sum of the groups' weights.
         total: Weighted sum of their losses.
-        means: Sum of the days' means.
-        squared_means: Sum of the squares of these.
+        means, squared_means: Sums of the days' means, and of their squares.
         thinness: Sum over days of 1 / the effective number of groups.
         within: Squared deviations from the day's mean, in effective groups.
         freedom: Sum of the effective numbers, each less 1.
@@ -157,9 +155,7 @@ class Days:
 
     @classmethod
     def of(cls, day: Day) -> "Days":
-        """Sum up one day of losses in [0, 1]."""
-        if not day.n:
-            return cls()
+        """Sum up one day of losses in [0, 1], at least one."""
         weight, effective = day.weight, day.effective
         mean = float(day.weights @ day.losses) / weight
         spread = float(day.weights @ (day.losses - mean) ** 2) / weight
@@ -257,12 +253,10 @@ class ECusum:
         """Return the state after one more day.
 
         Args:
-            day: Losses in [0, 1].
+            day: Losses in [0, 1], at least one.
             variance: Variance of a group's loss within a day, from earlier days, > 0.
             between: τ², the variance of the days' means, from earlier days.
         """
-        if not day.n:
-            return self
         target = self.target * day.raise_by
         rise = _SMALL_RISE * math.sqrt(variance) if self.rise is None else self.rise
         stakes = np.minimum(STAKES * rise / variance, _MOST / target)

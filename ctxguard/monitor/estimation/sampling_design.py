@@ -133,8 +133,7 @@ def _picked(sample: GradedSample, coins: Mapping[int, float]) -> Iterator[Picked
 def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, float]:
     """Return the probability of each judged passage's coin, by position.
 
-    The first of an opened request is certain, so that each has a grade, also where nothing was
-    served.
+    That of the first is 1, so that each opened request has a grade, also where nothing was served.
 
     Args:
         coin: The coin of every other passage; None for the design's own.

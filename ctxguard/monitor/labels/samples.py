@@ -45,11 +45,10 @@ class GradedSample:
     def is_of_tenant(self, tenant: str) -> bool:
         """Return whether the request could see only passages with this value of a field.
 
+        It is False where its filter allows others as well, or is not known.
+
         Args:
             tenant: ``FIELD=VALUE``, or a value of the field ``tenant``.
-
-        Returns:
-            False where its filter allows others as well, or is not known.
         """
         field, equals, value = tenant.partition("=")
         field, value = (field, value) if equals else ("tenant", tenant)
