@@ -165,6 +165,12 @@ class ContextGuard:
             raise ProfileMismatchError(self.differences)
         self._say_mode()
 
+    def __setattr__(self, name: str, value: object) -> None:
+        # Some settings are read at once and others when a profile is bound: a change would be half.
+        if not name.startswith("_") and name in self.__dict__:
+            raise AttributeError(f"{name} is fixed when a guard is made: make another guard")
+        super().__setattr__(name, value)
+
     @property
     def mode(self) -> Mode:
         """Whether decisions are enforced or only recorded; may be set while the guard serves.

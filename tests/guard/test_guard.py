@@ -274,6 +274,14 @@ class TestSettings:
         assert counted.by_label("received_requests") == {("enforce",): 1, ("shadow",): 1}
         assert counted.by_label("failed_requests") == {("shadow", "error"): 1}
 
+    @pytest.mark.parametrize(
+        "setting", ["depth", "k", "score_kind", "assembly", "max_query_chars", "profile"]
+    )
+    def test_other_settings_are_fixed(self, setting: str) -> None:
+        guard = guard_of()
+        with pytest.raises(AttributeError):
+            setattr(guard, setting, getattr(guard, setting))
+
 
 class TestErrors:
     @pytest.mark.parametrize(
