@@ -207,7 +207,7 @@ def summary_shown(
         yield from differences_shown(route, summary)
     else:
         yield _route_heading(route, summary)
-    yield from _options_shown(summary, with_words=not show_all)
+    yield from _options_shown(summary, show_all=show_all)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
     in_shadow = outcome.served is not outcome.chosen
     yield facts(
@@ -221,11 +221,13 @@ def summary_shown(
         yield remark(warning, "warning", "bold yellow")
 
 
-def _options_shown(summary: "Summary", *, with_words: bool) -> Iterator[RenderableType]:
+def _options_shown(summary: "Summary", *, show_all: bool) -> Iterator[RenderableType]:
     """Lay out leaner and richer contexts beside today's, each with its paired differences."""
+    from calibration.report.summary import SEED_RULE
+
     rows: list[Cells] = []
     shown = {m: name for m, name in _OPTION_METRICS.items() if summary.results.has_data(m)}
-    named = {*summary.by_size.values(), "chosen"}
+    named = {*summary.by_size.values(), "chosen", *([] if show_all else [SEED_RULE])}
     more = {name: name for name in summary.results.policies if name not in named}
     for size, name in {**summary.by_size, **more}.items():
         own, less = [], []
@@ -249,10 +251,11 @@ def _options_shown(summary: "Summary", *, with_words: bool) -> Iterator[Renderab
     if len(rows) > 1:
         yield remark(
             "below each figure: the interval of its difference from today's; first k: the "
-            "retriever's own order at equal tokens; 3 and 70%: at most 3 passages, each with 70% "
-            "of the best score; --context chooses"
+            "retriever's own order at equal tokens; --context chooses"
         )
-    if with_words:
+    if SEED_RULE in more:
+        yield remark(f"{SEED_RULE}: at most 3 passages, each with at least 70% of the best score")
+    if not show_all:
         yield from definitions(summary.results, shown)
 
 
