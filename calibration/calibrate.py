@@ -192,7 +192,7 @@ def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None
     """Deal the queries that choose from those held out: as asked for, and half with a promise."""
     share = settings.held_out
     if share is None:
-        share = 0.0 if settings.promise is None else 0.5
+        share = 0.0 if settings.alpha is None else 0.5
     chosen_on, held_out = dataset, None
     if share > 0.0:
         chosen_on, held_out = split_by_query(dataset, (1.0 - share, share), seed=settings.seed)
@@ -222,7 +222,7 @@ def _fit_fusion(
     if Route.HYBRID not in retriever.routes or default != Fusion():
         return default
     fit_on = chosen_on
-    if settings.promise is not None:
+    if settings.alpha is not None:
         fit_on, _ = ordering_and_test_parts(chosen_on, settings.seed)
     pools = replay(
         retriever.with_fusion(default).on_route(Route.HYBRID),

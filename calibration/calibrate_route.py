@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from calibration.certify import Certification, Promise, calibrate_sufficiency, certify
+from calibration.certify import Certification, calibrate_sufficiency, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
@@ -70,10 +70,12 @@ class Settings(ChoiceSettings):
         "recall.",
         value="balanced",
     )
-    promise: Promise | None = optional(
-        "The promise that the certificate must make of the chosen policy, then the one of highest "
-        "UDCG that keeps the promise, whatever the context. None for a certificate that "
-        "says what the choice costs."
+    alpha: float | None = optional(
+        "The mean recall loss that the certificate must promise not to exceed. The policy of "
+        "highest UDCG that keeps the promise is chosen, whatever the context. None for a "
+        "certificate that says what the choice costs.",
+        gt=0,
+        lt=1,
     )
     depth: int = setting("Candidates per query.", ge=1, value=DEFAULT_DEPTH)
     utilities: Utilities = setting("The worth of a passage.", value=READERS)
@@ -183,8 +185,8 @@ def calibrate_route(
     """
     route = LabelledRoute(pools, chosen_on, held_out, settings)
     certification, others = None, dict[Context, Option]()
-    if settings.promise is not None:
-        chosen, certification = route.promised(chosen_on, settings.promise)
+    if settings.alpha is not None:
+        chosen, certification = route.promised(chosen_on, settings.alpha)
     else:
         offered = route.offers
         chosen = (
@@ -198,10 +200,10 @@ def calibrate_route(
         }
     is_today, found = chosen.policy == route.today.policy, chosen.metrics
     certificate = None
-    if certification is not None and settings.promise is not None and not is_today:
+    if certification is not None and settings.alpha is not None and not is_today:
         certificate = Certificate(
-            alpha=settings.promise.alpha,
-            delta=settings.promise.delta,
+            alpha=settings.alpha,
+            delta=settings.delta,
             baseline_k=settings.serving_k,
             test="betting p-values, fixed sequence",
             recall_loss=significant(certification.recall_loss),
@@ -382,7 +384,7 @@ class LabelledRoute:
             return replace(self.today, verdict=first.verdict)
         return first
 
-    def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
+    def promised(self, chosen_on: Dataset, alpha: float) -> tuple[Option, Certification]:
         """Choose the policy that keeps a promise; return it with its verdict and its test."""
         settings = self.settings
         ordering, testing = (
@@ -390,7 +392,7 @@ class LabelledRoute:
         )
         fitted = _fit(self._family, ordering, settings)
         own, other = fitted.grid(fitted.pools), fitted.grid(fitted.predict(testing))
-        certification = certify(own, other, promise, seed=settings.seed)
+        certification = certify(own, other, alpha=alpha, delta=settings.delta, seed=settings.seed)
         if certification.grid_index is None:
             return self.today, certification
         policy = other.policy(certification.grid_index)
@@ -415,7 +417,7 @@ class LabelledRoute:
     @property
     def wanted(self) -> Wanted:
         """The aim of the choice: with a promise, the highest utility that keeps it."""
-        return "utility" if self.settings.promise is not None else self.settings.context
+        return "utility" if self.settings.alpha is not None else self.settings.context
 
     @property
     def shown_by(self) -> Literal["folds", "held_out"]:
@@ -450,7 +452,7 @@ class LabelledRoute:
     def _limits(self) -> dict[str, Any]:
         # A loss that the promise allows was accepted.
         settings = self.settings
-        accepted = 0.0 if settings.promise is None else settings.promise.alpha
+        accepted = settings.alpha or 0.0
         return {
             "serving_k": settings.serving_k,
             "tolerance": max(settings.tolerance, accepted),
@@ -459,7 +461,7 @@ class LabelledRoute:
 
 
 def _sufficiency(route: LabelledRoute, chosen: Option) -> SufficiencyProfile | None:
-    pools, settings, promise = route.measured, route.settings, route.settings.promise
+    pools, settings = route.measured, route.settings
     if pools.probabilities is None:
         return None
     probabilities = np.take_along_axis(pools.probabilities, chosen.order, axis=1)
@@ -470,7 +472,7 @@ def _sufficiency(route: LabelledRoute, chosen: Option) -> SufficiencyProfile | N
         model=None if isinstance(chosen.policy, ExpectedUtilityPolicy) else route.fitted.model,
         shown_by=route.shown_by,
         false_alarms=settings.false_alarms,
-        delta=settings.delta if promise is None else promise.delta,
+        delta=settings.delta,
     )
 
 
@@ -486,7 +488,7 @@ def _why(route: LabelledRoute, chosen: Option) -> str:
     if verdict.recall is not None:
         return f"{route.why}; {first} as today, since nothing better is shown"
     shown = "is shown to keep their recall"
-    if route.settings.promise is not None:
+    if route.settings.alpha is not None:
         shown = "that gains utility is certified"
     return f"{route.why}; {first} as today, since no other policy {shown}"
 

@@ -16,7 +16,6 @@ from calibration.grid import Grid, GridIndex
 from ctxguard._support.words import significant
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import ConfigurationError
 from ctxguard.measure import risk
 from ctxguard.measure.metrics import pair_share
 from ctxguard.profile.schema import SufficiencyProfile
@@ -26,22 +25,6 @@ _TIE = 1e-12
 
 _DIGITS = 8
 """Digits of a threshold of sufficiency."""
-
-
-@dataclass(frozen=True)
-class Promise:
-    """A certificate's promise: mean recall loss is at most alpha, but with probability delta.
-
-    Both lie in (0, 1).
-    """
-
-    alpha: float = 0.1
-    delta: float = 0.1
-
-    def __post_init__(self) -> None:
-        for name, value in (("alpha", self.alpha), ("delta", self.delta)):
-            if not 0.0 < value < 1.0:
-                raise ConfigurationError(f"{name} {value!r} must lie strictly between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -68,7 +51,9 @@ class Certification:
     labels_needed: int | None
 
 
-def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -> Certification:
+def certify(
+    ordering: Grid, testing: Grid, *, alpha: float, delta: float, seed: int = 0
+) -> Certification:
     """Order policies on one set of queries, test them on another, choose among those that pass.
 
     Today's context is the baseline of recall loss, so it loses nothing, and only policies of higher
@@ -84,6 +69,8 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     Args:
         ordering: The policies over the queries that fitted and order them.
         testing: The same policies over other queries.
+        alpha: Limit on the mean recall loss, in (0, 1).
+        delta: The probability that the promise may be false, in (0, 1).
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
     """
     order = np.random.default_rng(seed).permutation(len(testing.pools))
@@ -103,9 +90,9 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     udcg, recall_loss = testing.at(indices)
     recall_loss = recall_loss[order][defined]
     mean_loss, mean_udcg = recall_loss.mean(axis=0), udcg.mean(axis=0)
-    p_values = risk.betting_p_value(recall_loss, promise.alpha)
-    p_values = np.where(mean_loss <= promise.alpha + _TIE, p_values, 1.0)
-    n_certified = risk.fixed_sequence(p_values, promise.delta)
+    p_values = risk.betting_p_value(recall_loss, alpha)
+    p_values = np.where(mean_loss <= alpha + _TIE, p_values, 1.0)
+    n_certified = risk.fixed_sequence(p_values, delta)
 
     # UDCG above the baseline's, over ordering and test queries together.
     n_ordering, n_testing = len(ordering.pools), len(testing.pools)
@@ -118,7 +105,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     if chosen < 0:
         needed = None
         if not n_certified:
-            needed = risk.labels_needed(recall_loss[:, 0], promise.alpha, promise.delta)
+            needed = risk.labels_needed(recall_loss[:, 0], alpha, delta)
         return replace(nothing, certified=n_certified, labels_needed=needed)
     return replace(
         nothing,

@@ -103,15 +103,15 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
 def certificate_words(outcome: RouteOutcome) -> str:
     """Put a route's certificate in words, or say why it has none and how to get one."""
     settings, certificate = outcome.route.settings, outcome.profile.certificate
-    test, promise = outcome.certification, settings.promise
+    test, alpha = outcome.certification, settings.alpha
     if certificate is not None:
         return certificate.statement
     k = settings.serving_k
-    if test is not None and promise is not None:
+    if test is not None and alpha is not None:
         return (
             f"None: none of {test.tested} policies that gain utility over the first {k} could be "
-            f"shown to keep mean recall loss ≤ {promise.alpha:g} with probability "
-            f"{1 - promise.delta:g} on {test.n_recall} answerable test queries. "
+            f"shown to keep mean recall loss ≤ {alpha:g} with probability "
+            f"{1 - settings.delta:g} on {test.n_recall} answerable test queries. "
             f"{_labels_needed(test)} The first {k} are kept."
         )
     if outcome.profile.policy == outcome.today.policy:

@@ -222,11 +222,10 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
     def _chosen(self) -> "Settings":
         """Build the settings that calibration takes."""
         from calibration.calibrate_route import Settings
-        from calibration.certify import Promise
 
         return Settings(
             **picked(self, *ChoiceSettings.model_fields),
-            promise=None if self.alpha is None else Promise(self.alpha, self.delta),
+            alpha=self.alpha,
             depth=self.depth or DEFAULT_DEPTH,
             utilities=self.worth(READERS),
             utilities_source=self.by_hand or None,

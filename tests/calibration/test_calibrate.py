@@ -11,7 +11,6 @@ from simulated_pools import DEPTH, Recorded, calibrated, simulate
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings, ordering_and_test_parts
-from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion, fuse
@@ -195,7 +194,7 @@ class TestRoutes:
 
     def test_certifying_queries_fit_no_fusion(self) -> None:
         retriever, dataset = switchable()
-        asked = Settings(depth=DEPTH, promise=Promise())
+        asked = Settings(depth=DEPTH, alpha=0.1)
         fitted = calibrate(retriever, dataset, asked)
         _, testing = ordering_and_test_parts(fitted.chosen_on, asked.seed)
         # For the queries that certify, what the lexical leg ranks first becomes relevant.
@@ -210,7 +209,7 @@ class TestRoutes:
     def test_uncertified_route_fails_no_other(self) -> None:
         """A route that cannot be certified keeps the first k and fails no other."""
         retriever, dataset = switchable(reversed_lexical=True)
-        found = calibrate(retriever, dataset, Settings(depth=DEPTH, promise=Promise(alpha=0.3)))
+        found = calibrate(retriever, dataset, Settings(depth=DEPTH, alpha=0.3))
         hybrid, lexical = (found.profile.routes[r] for r in (Route.HYBRID, Route.LEXICAL))
         assert lexical.policy == RatioPolicy(k=5)
         assert "the first 5 as today" in lexical.why

@@ -26,7 +26,6 @@ from calibration.calibrate_route import (
     Settings,
     calibrate_route,
 )
-from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.grid import ratio_grid
@@ -40,8 +39,6 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.measure import risk
 from ctxguard.measure.worth import STRICT
 from ctxguard.profile.schema import Profile
-
-PROMISE = Promise(alpha=0.1, delta=0.1)
 
 
 class TestChoice:
@@ -361,7 +358,7 @@ class TestVerdict:
         assert kept.recall_promise is None
 
     def test_promise_accepts_its_loss(self) -> None:
-        verdict = outcome_of(calibrated(400, promise=PROMISE)).profile.verdict
+        verdict = outcome_of(calibrated(400, alpha=0.1)).profile.verdict
         assert (verdict.tolerance, verdict.max_loss) == (0.1, 0.1)
 
 
@@ -457,7 +454,7 @@ class TestCostOfTheChoice:
 
 class TestPromise:
     def test_many_labels_certify_a_policy(self) -> None:
-        result = calibrated(400, promise=PROMISE)
+        result = calibrated(400, alpha=0.1)
         outcome = outcome_of(result)
         certificate, certification = outcome.profile.certificate, outcome.certification
         assert (certificate.alpha, certificate.delta) == (0.1, 0.1)
@@ -469,9 +466,7 @@ class TestPromise:
 
     def test_few_labels_keep_today(self) -> None:
         """Few labels keep what is served today and say what would do."""
-        outcome = outcome_of(
-            calibrated(60, noise=0.25, promise=Promise(alpha=0.02), policy="ratio")
-        )
+        outcome = outcome_of(calibrated(60, noise=0.25, alpha=0.02, policy="ratio"))
         assert outcome.certification.grid_index is None
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert "no other policy that gains utility is certified" in outcome.profile.why
@@ -480,4 +475,4 @@ class TestPromise:
     @pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"alpha": 1.0}, {"delta": 1.5}])
     def test_meaningless_promise_is_refused(self, settings: dict[str, float]) -> None:
         with pytest.raises(ConfigurationError, match=str(next(iter(settings)))):
-            Promise(**settings)
+            Settings(**settings)

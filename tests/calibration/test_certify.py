@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from simulated_pools import DEPTH, labelled, ranking_of, simulate
 
-from calibration.certify import Promise, certify
+from calibration.certify import certify
 from calibration.grid import Grid, ratio_grid
 from calibration.pools import label
 from calibration.replay import replay
 from ctxguard.measure import risk
 from ctxguard.measure.worth import READERS, STRICT, Utilities
 
-PROMISE = Promise(alpha=0.1, delta=0.1)
+ALPHA, DELTA = 0.1, 0.1
+PROMISE = {"alpha": ALPHA, "delta": DELTA}
 SERVING_K = 10
 
 
@@ -43,10 +44,10 @@ class TestCertify:
         repeats, broken, certified = 200, 0, 0
         for repeat in range(repeats):
             rows = random.choice(3000, 150, replace=False)
-            found = certify(grid.rows(rows[:60]), grid.rows(rows[60:]), PROMISE, seed=repeat)
+            found = certify(grid.rows(rows[:60]), grid.rows(rows[60:]), **PROMISE, seed=repeat)
             if found.grid_index is not None:
                 certified += 1
-                broken += bool(truth[found.grid_index] > PROMISE.alpha)
+                broken += bool(truth[found.grid_index] > ALPHA)
         # 0.1 and three standard errors of 200 repeats.
         assert broken / repeats <= 0.1 + 3 * np.sqrt(0.09 / repeats)
         assert certified > 0.8 * repeats
@@ -54,7 +55,7 @@ class TestCertify:
     def test_worthiest_certified_is_chosen(self) -> None:
         """Of the certified the one worth most on all these queries is chosen."""
         ordering, testing = parts(population(400, noise=0.25), 160, 400)
-        found = certify(ordering, testing, PROMISE, seed=3)
+        found = certify(ordering, testing, **PROMISE, seed=3)
         udcg, recall_loss = ordering.means
         better = np.argwhere(gain(ordering) > 1e-12)
         cells = tuple(better.T)
@@ -77,7 +78,7 @@ class TestCertify:
         """The test once began with contexts of 20 passages, and stopped at the first failure."""
         for k in (2, 5, 10):
             ordering, testing = parts(population(300, noise=0.25, k=k), 120, 300)
-            found = certify(ordering, testing, PROMISE)
+            found = certify(ordering, testing, **PROMISE)
             gaining = int((gain(ordering) > 0.0).sum())
             assert found.tested <= gaining
             if found.grid_index is not None:
@@ -87,7 +88,7 @@ class TestCertify:
         """Where nothing gains utility nothing is tested and the first k is kept."""
         # The only passage of each query is relevant and is served.
         pools = labelled([ranking_of([1.0])] * 20, [{"p0": 1}] * 20, depth=1, baseline_k=5)
-        found = certify(*parts(ratio_grid(pools), 10, 20), PROMISE)
+        found = certify(*parts(ratio_grid(pools), 10, 20), **PROMISE)
         assert found.grid_index is None
         assert (found.tested, found.certified, found.labels_needed) == (0, 0, None)
         assert (found.recall_loss, found.n_recall) == (0.0, 10)
@@ -99,7 +100,7 @@ class TestCertify:
         random = np.random.default_rng(k)
         for repeat in range(20):
             rows = random.choice(600, 100, replace=False)
-            found = certify(grid.rows(rows[:40]), grid.rows(rows[40:]), PROMISE, seed=repeat)
+            found = certify(grid.rows(rows[:40]), grid.rows(rows[40:]), **PROMISE, seed=repeat)
             if found.grid_index is not None:
                 assert gain(grid.rows(rows))[found.grid_index] > 0.0
 
@@ -110,13 +111,13 @@ class TestCertify:
             return np.zeros(losses.shape[1])
 
         monkeypatch.setattr(risk, "betting_p_value", always)
-        found = certify(*parts(grid, 80, 200), PROMISE)
+        found = certify(*parts(grid, 80, 200), **PROMISE)
         assert found.grid_index is not None
-        assert found.recall_loss <= PROMISE.alpha + 1e-12
+        assert found.recall_loss <= ALPHA + 1e-12
         assert found.certified < found.tested
 
     def test_unanswering_first_k_is_kept(self) -> None:
         pools = labelled([ranking_of([1.0])] * 2, [{"p0": 1}, {}], depth=1, baseline_k=1)
         one, none = parts(ratio_grid(pools), 1, 2)
         for ordering, testing in ((one, none), (none, one)):
-            assert certify(ordering, testing, PROMISE).grid_index is None
+            assert certify(ordering, testing, **PROMISE).grid_index is None

@@ -18,7 +18,6 @@ from simulated_pools import DEPTH, calibrated, indistinct, simulate
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
-from calibration.certify import Promise
 from calibration.data.dataset import Dataset
 from calibration.report import ReportData, report, summarise, write_html, write_json
 from calibration.report.page import page
@@ -40,10 +39,10 @@ def hostile_passage(passage_id: str) -> Passage:
 
 
 @cache
-def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> ReportData:
+def reported(n: int = 120, alpha: float | None = None, **asked: Any) -> ReportData:
     """Of the policy of highest utility where wrong passages harm: it drops some of every sort."""
     asked = {"context": "utility", "utilities": STRICT, **asked}
-    found = calibrated(n, noise=0.25, unanswerable=0.1, promise=promise, **asked)
+    found = calibrated(n, noise=0.25, unanswerable=0.1, alpha=alpha, **asked)
     return report(found, hostile_passage)
 
 
@@ -65,7 +64,7 @@ def hostile_calibration() -> Calibration:
 class TestFigures:
     def test_unkeepable_promise_names_labels_needed(self) -> None:
         """A promise that cannot be kept says how many labels it would take."""
-        found = reported(60, Promise(0.02, 0.1))
+        found = reported(60, 0.02)
         words = found.routes[0].certificate
         assert found.profile.routes[Route.HYBRID].certificate is None
         assert "The first 5 are kept." in words
@@ -105,7 +104,7 @@ class TestDropped:
         assert {e.label for e in found.shown} == {"grade 1 of 1"}
 
     def test_missing_passage_shows_its_id(self) -> None:
-        asked = {"utilities": STRICT, "context": "utility", "promise": None}
+        asked = {"utilities": STRICT, "context": "utility", "alpha": None}
         found = calibrated(120, noise=0.25, unanswerable=0.1, **asked)
         example = report(found, {}.__getitem__).routes[0].dropped.shown[0]
         assert example.passage_id
@@ -203,8 +202,8 @@ class TestSummary:
         [
             {},
             {"context": "utility"},
-            {"promise": Promise(0.2, 0.1)},
-            {"promise": Promise(0.02, 0.1), "noise": 0.25},  # cannot be kept
+            {"alpha": 0.2},
+            {"alpha": 0.02, "noise": 0.25},  # cannot be kept
             {"held_out": 0.5},
             {"context": "leaner"},
             {"context": "richer"},
@@ -239,12 +238,12 @@ def negatives_labelled(dataset: Dataset) -> Dataset:
 @pytest.fixture(scope="module")
 def text() -> str:
     """A page with a promise that is kept."""
-    return page(reported(240, Promise(0.2, 0.1)))
+    return page(reported(240, 0.2))
 
 
 class TestPage:
     def test_same_calibration_same_bytes(self, tmp_path: Path) -> None:
-        found = [calibrated(60, noise=0.25, context="utility", promise=None) for _ in range(2)]
+        found = [calibrated(60, noise=0.25, context="utility", alpha=None) for _ in range(2)]
         for name, each in zip("ab", found, strict=True):
             write_json(report(each), tmp_path / f"{name}.json")
         assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
