@@ -218,9 +218,9 @@ def test_sampled_request_has_its_runs_id() -> None:
     wrapped = WrappedVectorStore(store_of(RetrieverContract.PASSAGES), score_kind="cosine")
     guarded = GuardedRetriever(guard=ContextGuard(wrapped, sampler=sampler))
     guarded.invoke("a red fox", {"callbacks": [recorder]}, session_id="s1")
-    (sample,) = sampler.drain(10)
-    assert sample.context.request_id == str(recorder.started[0][0])
-    assert sample.context.session_id == "s1"
+    ((context, *_),) = sampler.drain(10)
+    assert context.request_id == str(recorder.started[0][0])
+    assert context.session_id == "s1"
 
 
 def test_kept_is_document_with_decision() -> None:
