@@ -130,7 +130,7 @@ test-portable: $(VENV)/.dev
 # those that compare, order or choose by what an encoder, BLAS, faiss or scikit-learn computed. Means
 # of given scores, files, processes and fakes come out alike on any.
 KERNELS_benchmarks := index_update ranker search
-KERNELS_calibration := calibrate calibrate_route fit named_signals objectives sufficiency
+KERNELS_calibration := calibrate calibrate_route fit named_signals choice sufficiency
 KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance scores signals \
   sufficiency
 KERNELS_retrieval := dense encoder filters hybrid lexical models retriever_contract scifact update

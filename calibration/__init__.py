@@ -8,7 +8,7 @@
       pools            the candidates with their labels
       fit              fusion weight, temperature, P(relevant)
       grid             every policy of a family at once
-      objectives       the choice among them, by all queries or by four fifths
+      choice           the choice among them, by all queries or by four fifths
       verdict          whether the choice may be served
       certify          what held-out queries prove
       evaluate         metrics by query, means with intervals

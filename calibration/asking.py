@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.calibrate_route import Fitted, Option, RouteOutcome, among
-from calibration.fit import folds
-from calibration.grid import GridIndex
-from calibration.objectives import (
+from calibration.choice import (
     LADDERS,
     Choose,
     Folded,
@@ -26,6 +24,8 @@ from calibration.objectives import (
     choose,
     highest_utility,
 )
+from calibration.fit import folds
+from calibration.grid import GridIndex
 from calibration.pools import IntArray, LabelledPools
 from calibration.replay import Progress
 from calibration.reranked_candidates import PAUSES_SECONDS

@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from calibration.certify import Certification, calibrate_sufficiency, certify
-from calibration.data.dataset import Dataset, split_by_query
-from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
-from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
-from calibration.grid import Grid, ratio_grid, sizes, utility_grid
-from calibration.objectives import (
+from calibration.choice import (
     LADDERS,
     Choose,
     Folded,
@@ -24,6 +20,10 @@ from calibration.objectives import (
     highest_utility,
     tried,
 )
+from calibration.data.dataset import Dataset, split_by_query
+from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
+from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
+from calibration.grid import Grid, ratio_grid, sizes, utility_grid
 from calibration.pools import IntArray, LabelledPools
 from calibration.settings import ChoiceSettings, Context, Family
 from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
@@ -174,7 +174,7 @@ def calibrate_route(
     queries by what the others choose. With a promise the choosing queries are split into those
     that fit and order the policies and those that test them, and the held-out queries only
     measure. Where nothing may be enforced, today's order goes on beyond the first ``serving_k`` if
-    that pays (`calibration.objectives.extend`); where nothing is accepted or certified, or what
+    that pays (`calibration.choice.extend`); where nothing is accepted or certified, or what
     was chosen is refuted, the first ``serving_k`` passages are kept as today.
 
     Args:

@@ -13,9 +13,9 @@ import numpy as np
 
 from calibration.asked_questions import JUDGED_DEPTH
 from calibration.calibrate_route import Settings
+from calibration.choice import LOST_QUERIES, RICHEST
 from calibration.evaluate import contexts
 from calibration.fit import fit_model, pool_features, predicted
-from calibration.objectives import LOST_QUERIES, RICHEST
 from calibration.pools import Pools
 from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from calibration.objectives import LOST_QUERIES
+from calibration.choice import LOST_QUERIES
 from calibration.settings import MAX_LOSS, TOLERANCE
 from ctxguard._support.words import count, significant
 from ctxguard.core.types import FloatArray

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.calibrate_route import RouteOutcome
+from calibration.choice import PolicySums
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts, of_contexts
-from calibration.objectives import PolicySums
 from calibration.pools import IntArray, LabelledPools
 from calibration.report.before_after import BeforeAfter
 from calibration.report.dropped import PassageOf, looked_up, one_line

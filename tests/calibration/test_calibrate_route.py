@@ -26,10 +26,10 @@ from calibration.calibrate_route import (
     Settings,
     calibrate_route,
 )
+from calibration.choice import Folded, highest_utility
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.grid import ratio_grid
-from calibration.objectives import Folded, highest_utility
 from calibration.pools import label
 from calibration.replay import replay
 from calibration.settings import Context

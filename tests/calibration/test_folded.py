@@ -3,11 +3,11 @@
 import numpy as np
 from simulated_pools import DEPTH, simulate
 
+from calibration.choice import Folded, PolicySums, choose, tried
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.fit import fit_relevance, fold_numbers, out_of_fold
 from calibration.grid import utility_grid
-from calibration.objectives import Folded, PolicySums, choose, tried
 from calibration.pools import label
 from calibration.replay import replay
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_pools import DEPTH, labelled, ranking_of, served_today, simulate
 
+from calibration.choice import LADDERS, Folded, PolicySums, choose, extend, tried
 from calibration.evaluate import per_query
 from calibration.grid import Grid, GridIndex, ratio_grid
-from calibration.objectives import LADDERS, Folded, PolicySums, choose, extend, tried
 from calibration.pools import LabelledPools, label
 from calibration.replay import replay
 from calibration.settings import TOLERANCE, Context
