@@ -1,7 +1,7 @@
 """Asks a reader the labelled questions with two contexts each, and marks what it answers.
 
 Each row stores a digest of its context, so that an interrupted run resumes without asking anything
-twice.
+twice. Calls the reader, and writes its answers to a file.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """Questions of a log, or written from passages, as samples of a store.
 
-They look like samples of live traffic, and wait for a judge in the same queue.
+They look like samples of live traffic, and wait for a judge in the same queue. Reads the log, and
+calls the guard or the model that writes questions.
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""Calibrate every route of a retriever: replay, fit, choose, certify, measure."""
+"""Calibrate every route of a retriever: replay, fit, choose, certify, measure.
+
+Calls the retriever and the assessor.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

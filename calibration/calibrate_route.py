@@ -1,4 +1,4 @@
-"""Calibrate one route: the family of policies, the choice, its verdict and its evidence."""
+"""Calibrate one route: the family of policies, the choice, its verdict and its evidence. Pure."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Fits what the choice of a policy needs: fusion weight, temperature, P(relevant)."""
+"""Fits what the choice of a policy needs: fusion weight, temperature, P(relevant). Pure."""
 
 import hashlib
 import math

@@ -1,4 +1,7 @@
-"""Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them."""
+"""Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them.
+
+Reads the store.
+"""
 
 import math
 from collections import Counter

@@ -3,6 +3,7 @@
 A policy keeps a prefix: a candidate is kept by (k, threshold) if its rank is at most k, and its
 own value and those of all candidates before it reach the threshold. So the number of candidates it
 keeps of a query determines its context, and sums along the ranks give any figure of every policy.
+Pure.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Hard negatives: passages ranked high but labelled not relevant, as training triplets.
 
 An unlabelled passage may be relevant. It is taken as a negative only on request, and only if its
-score is below that of the best relevant passage by a margin.
+score is below that of the best relevant passage by a margin. Writes the triplets' file.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Replay every labelled query through a retriever once, and keep its candidates as columns.
 
-Later steps read these pools, never the retriever.
+Calls the retriever; later steps read these pools alone.
 """
 
 from collections import Counter

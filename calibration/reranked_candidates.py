@@ -1,4 +1,7 @@
-"""A retriever of recorded lists of candidates, scored by the reranker being calibrated."""
+"""A retriever of recorded lists of candidates, scored by the reranker being calibrated.
+
+Reads the lists, and calls the reranker.
+"""
 
 import time
 from collections import Counter

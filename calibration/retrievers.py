@@ -1,4 +1,7 @@
-"""Wraps anything a guard accepts, or a recorded run, as a retriever that can be replayed."""
+"""Wraps anything a guard accepts, or a recorded run, as a retriever that can be replayed.
+
+Calls the retriever; runs a thread for its event loop.
+"""
 
 import asyncio
 import atexit

@@ -1,4 +1,4 @@
-"""The settings for choosing a policy, shared by `ctxguard calibrate` and `calibrate()`."""
+"""The settings for choosing a policy, shared by `ctxguard calibrate` and `calibrate()`. Pure."""
 
 from typing import Literal
 

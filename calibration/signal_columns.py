@@ -1,4 +1,7 @@
-"""Columns of the passages' metadata as signals: their kinds, and which ones leak the labels."""
+"""Columns of the passages' metadata as signals: their kinds, and which ones leak the labels.
+
+Calls the retriever.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

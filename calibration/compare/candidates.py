@@ -1,4 +1,4 @@
-"""The compared settings of the retriever and its filter, written in words or calibrated."""
+"""The compared settings of the retriever and its filter, written in words or calibrated. Pure."""
 
 import math
 from collections.abc import Sequence

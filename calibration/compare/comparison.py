@@ -1,6 +1,7 @@
 """Compares candidates on the same queries: metrics, utility by k, a risk, differences.
 
 Differences are paired by query, so that a difference within noise is recognised (DESIGN.md §9).
+Calls the retriever, and reads the clock to time it.
 """
 
 import time

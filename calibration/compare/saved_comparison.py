@@ -1,4 +1,7 @@
-"""Comparisons saved as JSON, and a check of a new comparison against a saved one."""
+"""Comparisons saved as JSON, and a check of a new comparison against a saved one.
+
+Reads the saved file.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,8 @@
 """Checks that labels belong to a corpus, by their passage ids and these passages' texts.
 
 Ids such as ``d0``, ``d1``, … are the same in many corpora, and labels of another corpus then give a
-recall near 0 instead of an error. If the labels' own corpus is available, texts are compared.
+recall near 0 instead of an error. If the labels' own corpus is available, it is read and its texts
+are compared.
 """
 
 from collections.abc import Callable, Container

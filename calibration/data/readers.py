@@ -200,6 +200,7 @@ def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:
 
 
 def _refuse_repeat(record: Record, what: str, key: _Key, first_line: dict[_Key, int]) -> None:
+    """Add the record's line to ``first_line``; raise if its key has one already."""
     if key in first_line:
         raise record.error(
             f"{what} id {shown(key)} was on line {first_line[key]} already; ids must be distinct"

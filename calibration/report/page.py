@@ -1,7 +1,8 @@
 """Reports as HTML pages, by the templates beside this file, or as JSON.
 
 Everything that comes from labels, passages or settings is escaped, and the page makes no request.
-Its one script turns the dial; the policy of the page names its digest, so that no other runs.
+Its one script turns the dial; the policy of the page names its digest, so that no other runs. Reads
+the templates, and writes the report.
 """
 
 import base64

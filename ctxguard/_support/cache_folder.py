@@ -1,4 +1,4 @@
-"""The folder for files that ctxguard can make again."""
+"""The folder for files that ctxguard can make again. Reads the environment; makes nothing."""
 
 from pathlib import Path
 

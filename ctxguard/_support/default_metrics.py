@@ -1,7 +1,7 @@
 """Chooses which metrics are exported: a few by default, all with the setting ``all-metrics``.
 
 The default metrics are those that the default alerts and panels use. Counts are summed over labels
-that these do not need.
+that these do not need. Reads the registry that it filters.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,8 @@
 """Texts of errors for logs and answers, without anything that a message may quote.
 
 A library's message may hold the query, a passage or a password. The error's type and the place
-where it was raised do not, and are enough to find it.
+where it was raised do not, and are enough to find it. Pure, except that ``drop_tracebacks`` edits
+the error.
 """
 
 import os

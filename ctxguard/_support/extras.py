@@ -1,6 +1,7 @@
 """Import of optional libraries, and the command that installs what is missing.
 
 A checkout has no release to install from, so the command names the source of this installation.
+Reads the metadata of installed distributions.
 """
 
 import json

@@ -3,7 +3,7 @@
 The rule: a class that has any declares each as an attribute `OfProcess`. State that needs more is
 reset by its method ``_reset_after_fork``, which forgets the parent's state and makes new locks.
 Threads that a child needs too are started by ``_resume_after_fork``, which is called once all
-objects are reset, and must not raise.
+objects are reset, and must not raise. Hooks into the system's forks, and logs.
 """
 
 import logging

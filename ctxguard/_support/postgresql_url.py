@@ -1,4 +1,4 @@
-"""Options in URLs of PostgreSQL: its own, and those that other clients write there."""
+"""Options in URLs of PostgreSQL: its own, and those that other clients write there. Pure."""
 
 from collections.abc import Iterable
 

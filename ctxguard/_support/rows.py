@@ -1,4 +1,7 @@
-"""Rows of files that people and spreadsheets write: tables with a header, and JSON lines."""
+"""Rows of files that people and spreadsheets write: tables with a header, and JSON lines.
+
+Reads these files.
+"""
 
 import csv
 import json

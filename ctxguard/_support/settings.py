@@ -1,6 +1,6 @@
 """Settings as typed fields: each has its default, its range and its help in one place.
 
-`ctxguard.cli._settings` makes options of the fields, and keys of a settings file.
+`ctxguard.cli._settings` makes options of the fields, and keys of a settings file. Pure.
 """
 
 from collections.abc import Callable, Mapping

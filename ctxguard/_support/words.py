@@ -1,4 +1,4 @@
-"""Numbers in sentences and files."""
+"""Numbers in sentences and files. Pure."""
 
 
 def count(n: int, noun: str) -> str:

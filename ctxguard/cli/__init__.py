@@ -1,7 +1,8 @@
 """The command line: the application and its commands.
 
 Exit codes: 0 for success; 1 for a finding, such as a promise that cannot be certified; 2 for wrong
-usage or bad input. Nothing of a command is imported before it, or its own help, is asked for.
+usage or bad input. Nothing of a command is imported before it, or its own help, is asked for. A
+command touches what its options name: files, a store, models, the network.
 """
 
 import os

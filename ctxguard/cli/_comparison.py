@@ -1,4 +1,7 @@
-"""Compares ways to rank and to cut, also with a saved comparison: a part of `evaluate`."""
+"""Compares ways to rank and to cut, also with a saved comparison: a part of `evaluate`.
+
+Calls the retriever, and writes the saved comparison.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

@@ -1,4 +1,7 @@
-"""Pages of help: paragraphs and lists of names with their meaning, as wide as the terminal."""
+"""Pages of help: paragraphs and lists of names with their meaning, as wide as the terminal.
+
+Reads the terminal's width.
+"""
 
 import shutil
 import textwrap

@@ -1,4 +1,7 @@
-"""The inputs of several commands: labelled queries, a profile, and a system's candidates."""
+"""The inputs of several commands: labelled queries, a profile, and a system's candidates.
+
+Reads these files, and calls the retriever.
+"""
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace

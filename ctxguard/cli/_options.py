@@ -1,4 +1,4 @@
-"""Settings that several commands share, each described once."""
+"""Settings that several commands share, each described once. Pure."""
 
 from pathlib import Path
 from typing import Annotated

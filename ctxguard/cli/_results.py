@@ -1,4 +1,4 @@
-"""Lays out the one table of results, and a comparison or a calibration with it."""
+"""Lays out the one table of results, and a comparison or a calibration with it. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING

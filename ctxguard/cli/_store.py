@@ -1,4 +1,7 @@
-"""Shared by the commands on live and judged samples: the store, the judge, and tables."""
+"""Shared by the commands on live and judged samples: the store, the judge, and tables.
+
+Opens the store, and reads keys from the environment.
+"""
 
 import os
 import time

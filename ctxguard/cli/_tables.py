@@ -2,7 +2,7 @@
 
 A table changes its form, but never its content, on a terminal too narrow for it. One whose columns
 fit is printed as it is. Otherwise each record becomes a block with one line for each field. Only
-texts are wrapped: a figure stays on one line, and nothing is cut off.
+texts are wrapped: a figure stays on one line, and nothing is cut off. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -242,7 +242,8 @@ def assemble(
                 break
     if assembly.max_tokens is not None:
         candidates, most = passages, assembly.max_tokens
-        passages, over = _within_budget(positions, candidates, assembly, most, failures)
+        passages, over, uncounted = _within_budget(positions, candidates, assembly, most)
+        failures = failures + uncounted
         if over and not passages:
             flag = Flag.OVER_BUDGET
             for index, passage in enumerate(candidates if assembly.truncate else ()):
@@ -296,12 +297,12 @@ def _within_budget(
     passages: Sequence[Passage],
     assembly: Assembly,
     max_tokens: int,
-    failures: list[StageFailure],
-) -> tuple[list[Passage], list[AssemblyDrop]]:
+) -> tuple[list[Passage], list[AssemblyDrop], list[StageFailure]]:
     """Split the passages into those that fit the budget, taken best first, and the others.
 
     Once nothing more can fit, a passage that is longer than the whole budget is left out uncounted.
     """
+    failures: list[StageFailure] = []
     count = partial(_tokens_of, assembly=assembly, failures=failures)
     between = _counted(assembly.separator, assembly, failures) if assembly.separator else 0
     least = between + count(Passage("", ""), len(passages))
@@ -326,7 +327,7 @@ def _within_budget(
             over.append(
                 AssemblyDrop(position, DropReason.OVER_BUDGET, (Threshold("max_tokens", needed),))
             )
-    return kept, over
+    return kept, over, failures
 
 
 def _tokens_of(
@@ -337,7 +338,7 @@ def _tokens_of(
 
 
 def _counted(text: str, assembly: Assembly, failures: list[StageFailure]) -> int:
-    """Count tokens with the user's function; if it fails, note that once and use the estimate."""
+    """Count tokens with the user's function; if it fails, estimate, and add the first failure."""
     try:
         tokens = assembly.count_tokens(text)
         if tokens >= 0:  # false for NaN; a value that is not a number raises
@@ -345,7 +346,7 @@ def _counted(text: str, assembly: Assembly, failures: list[StageFailure]) -> int
         cause = "not a number of tokens"
     except Exception as error:
         cause = type(error).__name__
-    if not any(failure.cause.startswith("count_tokens: ") for failure in failures):
+    if not failures:
         failures.append(StageFailure(STAGE, f"count_tokens: {cause}; estimated"))
     return estimate_tokens(text)
 

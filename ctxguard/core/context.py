@@ -1,6 +1,7 @@
 """The context: the guard's answer to one query, with a record of the passages left out.
 
-``ctxguard.core.assembly`` chooses the passages and ``ctxguard.core.render`` renders them.
+``ctxguard.core.assembly`` chooses the passages and ``ctxguard.core.render`` renders them. Pure: no
+I/O, no clock, no logging.
 """
 
 import math

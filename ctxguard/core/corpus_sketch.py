@@ -4,7 +4,8 @@ A sketch holds the k smallest digests of a corpus (a bottom-k sketch: Beyer et a
 for distinct-value estimation under multiset operations", SIGMOD 2007; Cohen and Kaplan,
 "Leveraging discarded samples for tighter estimation of multiple-set aggregates", SIGMETRICS 2009).
 A digest behaves like a random number, so the passages with the smallest digests are a random sample
-of the corpus, and corpora that share passages sample the same ones.
+of the corpus, and corpora that share passages sample the same ones. Pure: no I/O, no clock, no
+logging.
 """
 
 import base64

@@ -231,7 +231,7 @@ def features(
 
 
 def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
-    """Put scores on a scale where equal differences have equal meaning."""
+    """Put scores, in place, on a scale where equal differences have equal meaning."""
     if kind is ScoreKind.RATIO:
         np.log1p(np.maximum(scores, 0.0), out=scores)
     elif kind is ScoreKind.PROBABILITY:

@@ -1,6 +1,7 @@
 """A client of models behind endpoints: chat completions, and other forms with the same limits.
 
-It learns from answers which fields an endpoint refuses, and leaves them out of later calls.
+It learns from answers which fields an endpoint refuses, and leaves them out of later calls. Touches
+the network, the clock and, for URL and key, the environment.
 """
 
 import asyncio

@@ -11,6 +11,8 @@ chat        any endpoint with chat completions and structured output
 decisions   ``POST /decisions``: OpenAI (types of openai 3.52), Fireworks, SGLang, LiteLLM
 systemone   ``POST /systemone``: TypeSafe, Upstage, Fireworks, vLLM, Ollama and open servers
 =========== ======================================================================================
+
+Pure.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,8 @@
 
 Neither aiohttp nor httpx limits what a server may send before its answer: endless interim answers
 (``100 Continue``, ``103 Early Hints``) can block an event loop past any deadline. Here httptools
-parses the data in slices, and a connection that sends too much is closed.
+parses the data in slices, and a connection that sends too much is closed. Touches the network, the
+clock, and the environment's proxies; runs a thread.
 """
 
 import asyncio

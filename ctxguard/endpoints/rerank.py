@@ -1,4 +1,7 @@
-"""The client of the rerank protocol: scores of passages from a server that has a reranker."""
+"""The client of the rerank protocol: scores of passages from a server that has a reranker.
+
+Touches the network, through ``chat`` and ``http``.
+"""
 
 import asyncio
 import math

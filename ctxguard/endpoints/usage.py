@@ -1,4 +1,7 @@
-"""Counts of a model's calls: invalid replies by reason, tokens, cost."""
+"""Counts of a model's calls: invalid replies by reason, tokens, cost.
+
+No I/O; threads share them.
+"""
 
 import math
 import threading

@@ -1,7 +1,8 @@
 """The immutable state that answers requests: profile, policy of each route, bound retriever.
 
 A request reads the reference to it once. A new profile or index generation replaces that reference,
-so each request sees one profile and one generation from retrieval to decision.
+so each request sees one profile and one generation from retrieval to decision. Asks the retriever
+for its fingerprint, and touches nothing else.
 """
 
 import inspect

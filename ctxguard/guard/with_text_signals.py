@@ -1,4 +1,7 @@
-"""Adds the text family of signals to a wrapped retriever's rankings."""
+"""Adds the text family of signals to a wrapped retriever's rankings.
+
+Calls the retriever and the embedder.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace

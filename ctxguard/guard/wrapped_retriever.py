@@ -1,6 +1,7 @@
 """Adapts wrapped retrievers: their calls, their fingerprints, and their results as rankings.
 
 The guard, text signals and calibration all use this module, so they accept the same retrievers.
+Calls the retriever, and touches nothing else.
 """
 
 import inspect

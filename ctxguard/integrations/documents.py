@@ -1,4 +1,7 @@
-"""A framework's documents as a ranking, and the guard's decisions for the framework's metadata."""
+"""A framework's documents as a ranking, and the guard's decisions for the framework's metadata.
+
+Calls the guard, and touches nothing else.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence

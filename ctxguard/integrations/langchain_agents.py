@@ -1,6 +1,7 @@
 """LangChain agents: a guarded search as a tool, and a guard over other tools' results.
 
-Needs ``langchain``; ``ctxguard.integrations.langchain`` does with ``langchain-core``.
+Needs ``langchain``; ``ctxguard.integrations.langchain`` does with ``langchain-core``. Calls the
+tools and the guard, and logs.
 """
 
 import logging

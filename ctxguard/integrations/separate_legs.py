@@ -1,4 +1,7 @@
-"""Combines several retrievers into one, whose candidates carry the scores of each."""
+"""Combines several retrievers into one, whose candidates carry the scores of each.
+
+Calls the retrievers, each on threads of its own.
+"""
 
 import asyncio
 from collections.abc import Mapping

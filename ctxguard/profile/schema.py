@@ -1,7 +1,8 @@
 """The profile: the decisions of a calibration, their evidence, and the system they apply to.
 
 One frozen JSON file (DESIGN.md §6); its JSON Schema is committed as ``profile.schema.json``
-beside this module. Reading one executes nothing and needs no library but pydantic.
+beside this module. Reading one executes nothing and needs no library but pydantic. Reads and writes
+that file.
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""Time limits for each stage of a search and for the search as a whole."""
+"""Time limits for each stage of a search and for the search as a whole.
+
+Reads the monotonic clock.
+"""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""A stage: work that may fail, hang or return garbage, on its own threads, with a breaker."""
+"""A stage: work that may fail, hang or return garbage, on its own threads, with a breaker.
+
+Reads the monotonic clock, and logs.
+"""
 
 import asyncio
 import logging

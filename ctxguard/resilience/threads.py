@@ -1,6 +1,7 @@
 """Daemon threads of a bounded number, so that a call that hangs cannot keep a process alive.
 
 ``concurrent.futures.ThreadPoolExecutor`` queues without a bound and joins its threads at exit.
+Reads the monotonic clock.
 """
 
 import atexit

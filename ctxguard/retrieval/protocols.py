@@ -1,6 +1,6 @@
 """The protocols of retrievers, and of the parts of the embedded one.
 
-Any object with these methods will do; no base class is needed.
+Any object with these methods will do; no base class is needed. Pure.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Builds the ASGI application from `ServiceSettings`, behind the gate."""
+"""Builds the ASGI application from `ServiceSettings`, behind the gate.
+
+Reads the environment; the application opens what it serves when it starts.
+"""
 
 import os
 from asyncio import to_thread

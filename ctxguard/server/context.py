@@ -1,4 +1,7 @@
-"""``POST /v1/context``: searches the guarded index, and builds the context the model gets."""
+"""``POST /v1/context``: searches the guarded index, and builds the context the model gets.
+
+Calls the guard.
+"""
 
 from asyncio import to_thread
 from typing import Annotated, NotRequired

@@ -1,4 +1,7 @@
-"""``POST /v1/filter``: decides on the caller's candidates, and gives every reason."""
+"""``POST /v1/filter``: decides on the caller's candidates, and gives every reason.
+
+Calls the guard.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NotRequired, cast

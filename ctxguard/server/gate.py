@@ -1,4 +1,7 @@
-"""The gate: request ids, admission, accounting, and problem documents."""
+"""The gate: request ids, admission, accounting, and problem documents.
+
+Reads the monotonic clock, counts and logs.
+"""
 
 import logging
 import os

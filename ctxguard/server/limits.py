@@ -1,7 +1,7 @@
 """Admission: who is answered, and how large requests may be.
 
 No body is parsed before admission. It is read here, within its limits, and passed on whole. The
-limits that an operator may change are in ``ServiceSettings``; the others are here.
+limits that an operator may change are in ``ServiceSettings``; the others are here. No other I/O.
 """
 
 import asyncio

@@ -2,6 +2,7 @@
 
 Exact while no request is in progress: for each endpoint ``received = ok + degraded + rejected +
 shed + failed + cancelled``. What the guard decides is counted by ``ctxguard.guard.telemetry``.
+Touches the process's metrics, and the files of dead workers' ones.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The OpenAPI document, from the operations and the types of their bodies."""
+"""The OpenAPI document, from the operations and the types of their bodies. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

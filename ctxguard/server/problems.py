@@ -1,6 +1,6 @@
 """Answers of the service, and its errors as problem documents (RFC 9457).
 
-A problem never quotes a query or a document: error pages end in logs.
+A problem never quotes a query or a document: error pages end in logs. Pure.
 """
 
 from collections.abc import Mapping

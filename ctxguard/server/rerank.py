@@ -1,7 +1,8 @@
 """The rerank protocol of Cohere, Jina, vLLM and TEI: scores that carry the decision.
 
 Kept documents score their calibrated P(relevant), dropped ones exactly 0.0. If the reranker fails,
-the documents keep their order: an outage never fails a query or empties its answer.
+the documents keep their order: an outage never fails a query or empties its answer. Calls the
+scorer and the guard, and reads the clock.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Compares the serving reranker or embedder with the one of the profile's calibration."""
+"""Compares the serving reranker or embedder with the one of the profile's calibration.
+
+Calls the scorer, reads the clock and logs.
+"""
 
 import asyncio
 import logging

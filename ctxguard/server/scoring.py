@@ -1,4 +1,4 @@
-"""Scorers, local or remote, with a deadline and a circuit breaker."""
+"""Scorers, local or remote, with a deadline and a circuit breaker. Runs threads."""
 
 from collections.abc import Sequence
 from functools import partial

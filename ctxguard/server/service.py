@@ -1,4 +1,7 @@
-"""The guard, scorer and store named in the settings, for the lifetime of the service."""
+"""The guard, scorer and store named in the settings, for the lifetime of the service.
+
+Reads the profile, and opens the store.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

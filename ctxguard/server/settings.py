@@ -1,4 +1,7 @@
-"""Settings of the service: the system it serves, its address and its limits."""
+"""Settings of the service: the system it serves, its address and its limits.
+
+Reads the environment.
+"""
 
 import ipaddress
 import os

@@ -1,4 +1,7 @@
-"""The system whose candidates are decided on, as groups of settings that commands compose."""
+"""The system whose candidates are decided on, as groups of settings that commands compose.
+
+Reads keys from the environment, and opens what the settings name.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Operations: the path, body and handler of each kind of request."""
+"""Operations: the path, body and handler of each kind of request.
+
+Runs a thread that parses large bodies.
+"""
 
 import json
 from asyncio import wrap_future

@@ -1,4 +1,7 @@
-"""Word, PowerPoint, PDF, Excel and HTML files as Markdown; runs in a process with bounds."""
+"""Word, PowerPoint, PDF, Excel and HTML files as Markdown; runs in a process with bounds.
+
+Bytes in, Markdown out; no files.
+"""
 
 import io
 import re

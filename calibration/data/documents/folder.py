@@ -1,7 +1,8 @@
 """Reads a document, or a folder of them, as passages: each section is a passage.
 
 Markdown and text are read as they are; HTML, PDF and Office files are converted first. The index
-cuts sections that are longer than its model reads.
+cuts sections that are longer than its model reads. Functions here add to ``left_out`` each file
+that they do not read.
 """
 
 import os
@@ -253,7 +254,7 @@ def _followed(
 def _take(
     name: str, file: Path, found: dict[str, Path], taken: dict[Path, str], left_out: list[LeftOut]
 ) -> None:
-    """List a file, unless it is of a kind that is not read."""
+    """Add a file to ``found`` and ``taken``, or to ``left_out`` if it cannot be read."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         kind = f"ends in {suffix}" if suffix else "has no ending"

@@ -1,7 +1,8 @@
 """The cells of a spreadsheet as a person sees them.
 
 A workbook is read from its XML (ECMA-376), cell by cell: libraries return floats and dates where a
-cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide.
+cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide. Pure: bytes in, Markdown
+out.
 """
 
 import csv

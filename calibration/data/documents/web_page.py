@@ -188,8 +188,7 @@ def _hidden_by_rules(soup: BeautifulSoup) -> set[str]:
 
 def _content(body: Any) -> Any:
     """Return the part of a page that holds its own content."""
-    sizes: dict[int, tuple[int, int]] = {}
-    _measure(body, sizes)
+    sizes = _sizes(body)
     whole = max(1, sizes[id(body)][0])
 
     def is_around(tag: Tag) -> bool:
@@ -215,8 +214,9 @@ def _content(body: Any) -> Any:
     return body
 
 
-def _measure(body: Any, sizes: dict[int, tuple[int, int]]) -> None:
+def _sizes(body: Any) -> dict[int, tuple[int, int]]:
     """Measure the text of each element, and that of the links in it."""
+    sizes: dict[int, tuple[int, int]] = {}
     stack: list[tuple[Any, bool]] = [(body, False)]
     while stack:
         tag, seen = stack.pop()
@@ -232,6 +232,7 @@ def _measure(body: Any, sizes: dict[int, tuple[int, int]]) -> None:
             else:
                 size += len(str(child).strip())
         sizes[id(tag)] = (size, size if tag.name == "a" else linked)
+    return sizes
 
 
 def _remove(root: Any, unwanted: Callable[[Tag], bool]) -> None:

@@ -5,7 +5,7 @@ request people grade the first passage and, in six of ten, on down to the first 
 other judged passage has a coin: one size for served ones, and for dropped ones a large one where
 the judge says yes. All probabilities are constants, so nothing rests on what earlier grades showed;
 only where the budget opens all requests and is not spent, as of a short log, coins are equal and as
-large as it allows.
+large as it allows. Reads and writes the store.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

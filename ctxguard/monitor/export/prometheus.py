@@ -5,7 +5,8 @@ Counters are of the whole store since the series of the judge began, and never f
 ``ctxguard_judge_estimate`` is the judge's own figure, without that correction. Where there is no
 data there is no series, never a zero or NaN, so that ``absent()`` finds it and no dashboard draws
 it. A panel or rule reads each metric, and a test checks that. The default export is the few metrics
-that the default panels and alerts read, with three estimates in the window to show.
+that the default panels and alerts read, with three estimates in the window to show. Reads the
+monitor's latest report, not the store.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,7 @@
 """The server of /metrics: prometheus-client's pages, for clients that may be slow or many.
 
-prometheus-client's own server gives each client a thread for as long as it likes.
+prometheus-client's own server gives each client a thread for as long as it likes. Touches sockets
+and the monotonic clock, and runs threads.
 """
 
 import socket

@@ -1,4 +1,7 @@
-"""Judges without a model: one takes its grades from known labels, one leaves them to people."""
+"""Judges without a model: one takes its grades from known labels, one leaves them to people.
+
+No I/O; counts and logs unlabelled passages.
+"""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence

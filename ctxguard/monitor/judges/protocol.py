@@ -1,4 +1,4 @@
-"""The protocol of a judge."""
+"""The protocol of a judge. Pure."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,7 @@
-"""Judges by the score of a cross-encoder or a reranker's server: relevant from a threshold on."""
+"""Judges by the score of a cross-encoder or a reranker's server: relevant from a threshold on.
+
+Runs a model, or touches the network.
+"""
 
 import math
 from collections.abc import Sequence

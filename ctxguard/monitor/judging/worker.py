@@ -2,7 +2,7 @@
 
 A sample on which the judge fails does not keep the others from being judged: it is stored with the
 grades that it has, and asked about again in the next round. The first round begins with the
-process.
+process. Calls the judge, uses the store, reads the clock and logs.
 """
 
 import logging

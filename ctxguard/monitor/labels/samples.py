@@ -3,7 +3,7 @@
 The same passage of the same question is graded once, however many requests asked it. Two requests
 of one draw and one file share the grade of a passage whose id, title and text are the same. Another
 draw asks again, and so does the file of another tenant: a draw counts once its files have grades of
-their own (``store.labelling.draws``).
+their own (``store.labelling.draws``). Reads the store.
 """
 
 import math

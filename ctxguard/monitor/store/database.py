@@ -1,7 +1,7 @@
 """A store as functions act on it: its transactions, and the steps that they share.
 
 Connections never cross a fork, and transactions wait a bounded time. If someone has moved away
-SQLite's file, the next transaction begins a new one.
+SQLite's file, the next transaction begins a new one. Touches the database and the clock, and logs.
 """
 
 import logging

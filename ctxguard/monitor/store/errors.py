@@ -1,4 +1,7 @@
-"""Turns a database's errors into the store's, each with its mend. They never hold data."""
+"""Turns a database's errors into the store's, each with its mend. They never hold data.
+
+Looks at the disk.
+"""
 
 import os
 import sqlite3

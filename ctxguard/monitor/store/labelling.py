@@ -1,6 +1,6 @@
 """What people are asked to grade, their labels, and the rows of judged samples with their grades.
 
-Labels belong to a request, and so to every sample of that request.
+Labels belong to a request, and so to every sample of that request. Touches the database.
 """
 
 import math

@@ -5,7 +5,7 @@ transaction that stays open, on a connection of its own: behind a pooler that le
 connections by the transaction, such as PgBouncer, a lock of a session would stay with a connection
 that others get next, while an open transaction keeps its connection. A row with a heartbeat would
 do as well, but its lock ends late, and by a clock. Here the lock of a process that was killed is
-free at once.
+free at once. Touches the file or the database, and the monotonic clock.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Large columns and texts are in tables apart from those that are scanned: an estimate reads
 ``judged`` alone, and a change of state rewrites no payload. There are no foreign keys: only
-``samples.clean`` deletes, and it deletes what belongs together.
+``samples.clean`` deletes, and it deletes what belongs together. Pure: it connects to nothing.
 """
 
 from typing import Any

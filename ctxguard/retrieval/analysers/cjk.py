@@ -1,4 +1,4 @@
-"""The analyser for scripts without spaces between words: overlapping pairs of characters."""
+"""The analyser for scripts without spaces between words: overlapping pairs of characters. Pure."""
 
 import unicodedata
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Loads models with sentence-transformers, for torch."""
+"""Loads models with sentence-transformers, for torch. Reads the model's files."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""The part of a passage that an embedding model reads; text past its window is not embedded."""
+"""The part of a passage that an embedding model reads; text past its window is not embedded.
+
+Pure.
+"""
 
 import re
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ All are computed from the candidates' texts and vectors, by one path for every r
 
 Each candidate is compared with the `MOST_COMPARED` best by reciprocal ranks. What a retriever does
 not have is left out of the signals, and unknown to the ranker. Vectorised numpy; 60 candidates of
-200 words take two milliseconds on one thread.
+200 words take two milliseconds on one thread. Pure.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,8 @@
 r = Σ a_k · z_k + Σ d_l · ½ · ln(rank_l), where z_k is the z-score of an input in the list, clipped
 to ±4, and rank_l the 1-based rank by an input, equal values sharing the better one. The weights are
 those of the most likely order under a softmax over each list (ListNet; Cao et al., ICML 2007).
-Those in ``ranker.json`` were trained by `benchmarks.ranker` on the collections that it names.
+Those in ``ranker.json`` were trained by `benchmarks.ranker` on the collections that it names. Pure,
+but for reading that file.
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""Decisions: the sampled requests, the details of one request, and the day's wrong drops."""
+"""Decisions: the sampled requests, the details of one request, and the day's wrong drops.
+
+Reads the store.
+"""
 
 from datetime import UTC, date, datetime, timedelta
 

@@ -1,4 +1,7 @@
-"""The grading screen: the passages of one question at a time, wherever they come from."""
+"""The grading screen: the passages of one question at a time, wherever they come from.
+
+Touches no store itself.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The page Label: the grading of sampled requests, which are picked at random."""
+"""The page Label: the grading of sampled requests, which are picked at random.
+
+Reads and writes the store.
+"""
 
 from collections.abc import Mapping
 

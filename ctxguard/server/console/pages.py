@@ -1,4 +1,7 @@
-"""The console's pages: templates, forms, errors, and the headers of every answer."""
+"""The console's pages: templates, forms, errors, and the headers of every answer.
+
+Reads the templates and the clock, and logs.
+"""
 
 import hashlib
 import logging

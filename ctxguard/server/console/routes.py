@@ -1,4 +1,4 @@
-"""The console's routes, for an application to mount."""
+"""The console's routes, for an application to mount. Opens nothing: the caller opens the store."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

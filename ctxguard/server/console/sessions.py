@@ -1,4 +1,7 @@
-"""Access to the console: a token earns a signed cookie; other sites' requests are refused."""
+"""Access to the console: a token earns a signed cookie; other sites' requests are refused.
+
+Reads and writes ended sessions in the store, and logs.
+"""
 
 import hashlib
 import hmac
