@@ -9,7 +9,6 @@ reciprocal ranks and whether every leg matched; and for each named signal the tr
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,25 +109,19 @@ def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, 
     return (*names, *(ACROSS_LEGS if len(legs) > 1 else ()), *named)
 
 
-class _Plan(NamedTuple):
-    """The position of each feature among the rows that `features` computes.
+@lru_cache(maxsize=256)
+def _plan(
+    legs: tuple[str, ...], named: tuple[str, ...]
+) -> tuple[tuple[str, ...], int, NDArray[np.intp]]:
+    """Find the position of each feature among the rows that `features` computes.
 
     The rows are four blocks with a row for each value, the logarithms of ranks, and the features
     across legs.
 
-    Attributes:
-        signals: The named signals, which follow the legs as values.
-        n_ranked: Number of leading values that have a rank.
-        rows: Shape (n_features,).
+    Returns:
+        The named signals, which follow the legs as values; the number of leading values that have
+        a rank; and the positions, shape (n_features,).
     """
-
-    signals: tuple[str, ...]
-    n_ranked: int
-    rows: NDArray[np.intp]
-
-
-@lru_cache(maxsize=256)
-def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
     parsed = [_parsed(feature) for feature in named]
     ranked = dict.fromkeys(name for name, transform in parsed if transform == "log_rank")
     signals = tuple(ranked | dict.fromkeys(name for name, _ in parsed))
@@ -140,7 +133,7 @@ def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
     if len(legs) > 1:
         rows += range(across, across + len(ACROSS_LEGS))
     rows += [begin[each] + len(legs) + signals.index(name) for name, each in parsed]
-    return _Plan(signals, n_ranked, np.array(rows, dtype=np.intp))
+    return signals, n_ranked, np.array(rows, dtype=np.intp)
 
 
 @lru_cache(maxsize=64)
@@ -185,15 +178,15 @@ def features(
     [[0.0, -2.0]]
     """
     names = tuple(sorted(legs))
-    plan = _plan(names, tuple(named))
+    own_signals, n_ranked, positions = _plan(names, tuple(named))
     columns = [legs[name].scores for name in names]
-    columns += [signals[name] for name in plan.signals]
+    columns += [signals[name] for name in own_signals]
     n_values, n = len(columns), len(columns[0]) if columns else 0
     if n == 0:
-        return np.empty((plan.rows.size, 0))
+        return np.empty((positions.size, 0))
     # Few calls, and reductions by their plain names: on so few numbers a call is what takes time.
     in_blocks = len(_BLOCKS) * n_values
-    rows = np.empty((in_blocks + plan.n_ranked + len(ACROSS_LEGS), n))
+    rows = np.empty((in_blocks + n_ranked + len(ACROSS_LEGS), n))
     values, gaps, z, tops = rows[:in_blocks].reshape(len(_BLOCKS), n_values, n)
     log_ranks, across = rows[in_blocks : -len(ACROSS_LEGS)], rows[-len(ACROSS_LEGS) :]
     np.concatenate(columns, out=values.reshape(-1))
@@ -211,13 +204,13 @@ def features(
     spread = np.sqrt((z * z).dot(share))
     spread[spread == 0.0] = np.inf
     np.divide(z, spread[:, None], out=z)
-    ascending = values[: plan.n_ranked].copy()
+    ascending = values[:n_ranked].copy()
     ascending.sort()
-    at_most = np.empty((plan.n_ranked, n), np.intp)
+    at_most = np.empty((n_ranked, n), np.intp)
     for row, value, ordered in zip(at_most, values, ascending, strict=False):
         row[:] = ordered.searchsorted(value, "right")
     if not is_complete:
-        at_most[np.isnan(values[: plan.n_ranked])] = 0
+        at_most[np.isnan(values[:n_ranked])] = 0
     log_rank.take(at_most, out=log_ranks, mode="clip")
     if len(names) > 1:
         reciprocal_ranks, in_all_legs = across
@@ -227,7 +220,7 @@ def features(
         for value, name in zip(values, names, strict=False):
             if legs[name].kind is ScoreKind.RATIO:
                 in_all_legs *= np.sign(value)
-    return rows.take(plan.rows, axis=0)
+    return rows.take(positions, axis=0)
 
 
 def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
