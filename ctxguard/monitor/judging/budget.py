@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 
 from ctxguard._support.checks import check_positive
 from ctxguard.monitor.store import SampleStore, State
@@ -50,14 +49,6 @@ NO_LIMITS = BudgetLimits()
 """Without limits there is no budget."""
 
 
-class _Spent(NamedTuple):
-    """The amount spent in one period, an hour or day numbered since the epoch."""
-
-    number: int = -1
-    calls: float = 0.0
-    cost: float = 0.0
-
-
 class JudgingBudget:
     """How much judging has spent in one series, and how much is left; for one thread.
 
@@ -81,7 +72,8 @@ class JudgingBudget:
         self._store = store
         self._key = f"budget {series}"
         self._clock = clock
-        self._spent: dict[str, _Spent] = {}
+        self._spent: dict[str, tuple[int, float, float]] = {}
+        """The number since the epoch of the present hour and day, and the calls and cost in it."""
         self._samples = 0
         self._calls = 0.0
         self._cost = 0.0
@@ -115,9 +107,9 @@ class JudgingBudget:
         calls = self._calls / self._samples if self._samples else 1.0
         cost = self._cost / self._samples if self._samples else 0.0
         probability = 1.0
-        for kind, own in self._spent.items():
-            max_calls, max_cost = self._most[kind]
-            for limit, spent, each in ((max_calls, own.calls, calls), (max_cost, own.cost, cost)):
+        for kind, (_, *spent_so_far) in self._spent.items():
+            limits = self._most[kind]
+            for limit, spent, each in zip(limits, spent_so_far, (calls, cost), strict=True):
                 if limit is None:
                     continue
                 if spent + each > limit:
@@ -131,11 +123,11 @@ class JudgingBudget:
     def allows(self, calls: float) -> bool:
         """Whether the calls that the next sample may take keep within the limits."""
         self._begin_periods()
-        for kind, own in self._spent.items():
+        for kind, (_, spent_calls, spent_cost) in self._spent.items():
             max_calls, max_cost = self._most[kind]
-            if max_calls is not None and own.calls + calls > max_calls:
+            if max_calls is not None and spent_calls + calls > max_calls:
                 return False
-            if max_cost is not None and own.cost >= max_cost:
+            if max_cost is not None and spent_cost >= max_cost:
                 return False
         return True
 
@@ -143,8 +135,8 @@ class JudgingBudget:
         """Count one sample that was judged."""
         self._begin_periods()
         self._spent = {
-            kind: _Spent(own.number, own.calls + calls, own.cost + cost)
-            for kind, own in self._spent.items()
+            kind: (number, spent_calls + calls, spent_cost + cost)
+            for kind, (number, spent_calls, spent_cost) in self._spent.items()
         }
         self._samples += 1
         self._calls += calls
@@ -168,11 +160,11 @@ class JudgingBudget:
         """
         if not self._spent:
             kept = json.loads(self._store.get_state(self._key) or "{}")
-            self._spent = {kind: _Spent(*kept.get(kind, ())) for kind in _SECONDS}
+            self._spent = {kind: kept.get(kind, (-1, 0.0, 0.0)) for kind in _SECONDS}
         now = self._clock()
-        for kind, own in self._spent.items():
+        for kind, (spent_in, *_) in self._spent.items():
             number = math.floor(now / _SECONDS[kind])
-            ahead_seconds = (own.number - number) * _SECONDS[kind]
+            ahead_seconds = (spent_in - number) * _SECONDS[kind]
             if ahead_seconds > _DAY_SECONDS:
                 _log.warning(
                     "the judging budget was last spent %.1f days from now, by a clock that was "
@@ -180,6 +172,6 @@ class JudgingBudget:
                     ahead_seconds / _DAY_SECONDS,
                     kind,
                 )
-            if own.number < number or ahead_seconds > _DAY_SECONDS:
-                self._spent[kind] = _Spent(number)
+            if spent_in < number or ahead_seconds > _DAY_SECONDS:
+                self._spent[kind] = (number, 0.0, 0.0)
         return now
