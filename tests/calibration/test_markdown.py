@@ -4,17 +4,17 @@ from collections import Counter
 
 import pytest
 
-from calibration.data.documents.markdown import Section, read_markdown, without_data
+from calibration.data.documents.markdown import read_markdown, without_data
 
 BASE64 = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"
 
 
 def headings(text: str) -> list[tuple[str, ...]]:
-    return [each.headings for each in read_markdown(text)[1]]
+    return [above for above, _ in read_markdown(text)[1]]
 
 
 def body(text: str) -> str:
-    return "\n".join([each.text for each in read_markdown(text)[1]])
+    return "\n".join([own for _, own in read_markdown(text)[1]])
 
 
 def test_sections_have_the_headings_above_them() -> None:
@@ -28,10 +28,10 @@ Lemon.
 Workshop.
 """
     assert read_markdown(text)[1] == [
-        Section((), "Before."),
-        Section(("Kettle", "Cleaning deeply"), "Vinegar."),
-        Section(("Kettle", "Cleaning deeply", "With lemon"), "Lemon."),
-        Section(("Kettle", "Repair"), "Workshop."),
+        ((), "Before."),
+        (("Kettle", "Cleaning deeply"), "Vinegar."),
+        (("Kettle", "Cleaning deeply", "With lemon"), "Lemon."),
+        (("Kettle", "Repair"), "Workshop."),
     ]
 
 
@@ -103,7 +103,7 @@ def test_escapes_outside_code_are_resolved(written: str, seen: str) -> None:
     ],
 )
 def test_front_matter_gives_the_title(front: str, title: str) -> None:
-    assert read_markdown(f"{front}Text.") == (title, [Section((), "Text.")])
+    assert read_markdown(f"{front}Text.") == (title, [((), "Text.")])
 
 
 def test_leading_rule_is_no_matter() -> None:

@@ -97,8 +97,8 @@ def _read(
     n_passages = 0
     with Converter() as converter, SitePages() as pages:
         for name, title, sections in _documents(files, converter, pages, left_out):
-            clean = [Section(each.headings, without_data(each.text, counts)) for each in sections]
-            found = [each for each in clean if each.text.strip()]
+            clean = [(headings, without_data(text, counts)) for headings, text in sections]
+            found = [(headings, text) for headings, text in clean if text.strip()]
             if not found:
                 left_out.append(LeftOut(name, "holds no text"))
             n_passages += len(found)
@@ -137,14 +137,14 @@ def _documents(
             pages.add(title, text)
             page_names.append(name)
         elif suffix in _TEXT:
-            yield name, "", [Section((), text)]
+            yield name, "", [((), text)]
         else:
             yield name, *read_markdown(text, is_source=suffix in _MARKDOWN)
     for name, (title, markdown) in zip(page_names, pages.read(), strict=True):
         _, sections = read_markdown(markdown, is_source=False)
         # Most page titles also name the site: only a page without headings needs one.
         above = (title,) if title else ()
-        yield name, "", [Section(headings or above, text) for headings, text in sections]
+        yield name, "", [(headings or above, text) for headings, text in sections]
 
 
 def _unopened(error: OSError) -> str:
@@ -157,7 +157,7 @@ def _passages(name: str, title: str, sections: list[Section]) -> Iterator[Passag
     headings_of: dict[str, set[tuple[str, ...]]] = {}
     for slug, (headings, _) in zip(slugs, sections, strict=True):
         headings_of.setdefault(slug, set()).add(headings)
-    n_equal, taken = Counter([each.headings for each in sections]), Counter[str]()
+    n_equal, taken = Counter([headings for headings, _ in sections]), Counter[str]()
     for shared, (headings, text) in zip(slugs, sections, strict=True):
         slug = shared
         # A digest tells it from its namesakes; a number would shift with each new section.

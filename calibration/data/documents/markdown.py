@@ -8,7 +8,6 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 _MAX_HEADING = 1_000
 
@@ -48,16 +47,10 @@ _PLAIN_TOKEN, _HASH = 80, 128
 """Characters of the longest run that is kept: of base64, and of hexadecimal digits (SHA-512)."""
 
 
-class Section(NamedTuple):
-    """Text under a heading.
+Section = tuple[tuple[str, ...], str]
+"""A heading below those above it, outermost first, and the text up to the next heading.
 
-    Attributes:
-        headings: The heading and those above it, outermost first; empty before the first.
-        text: The text up to the next heading.
-    """
-
-    headings: tuple[str, ...]
-    text: str
+There are no headings before the first."""
 
 
 def read_markdown(markdown: str, *, is_source: bool = True) -> tuple[str, list[Section]]:
@@ -70,7 +63,7 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> tuple[str, list[S
         The title of its front matter, empty if there is none; and its sections.
 
     >>> read_markdown("---\ntitle: Care\n---\n# Kettle\n## Cleaning\nUse MAX\\_HEAT.")
-    ('Care', [Section(headings=('Kettle', 'Cleaning'), text='Use MAX_HEAT.')])
+    ('Care', [(('Kettle', 'Cleaning'), 'Use MAX_HEAT.')])
     """
     text = markdown.replace("\r\n", "\n").replace("\r", "\n")
     title, lines = _without_front_matter(text) if is_source else ("", text.split("\n"))
@@ -81,7 +74,7 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> tuple[str, list[S
     def close() -> None:
         text = "\n".join(own).strip("\n").rstrip()
         if text.strip():
-            found.append(Section(tuple([name for _, name in above if name]), text))
+            found.append((tuple([name for _, name in above if name]), text))
         own.clear()
 
     def open_section(level: int, heading: str) -> None:
