@@ -12,7 +12,8 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, NamedTuple
+from functools import partial
+from typing import IO
 from xml.etree.ElementTree import Element
 
 from defusedxml import ElementTree  # type: ignore[import-untyped]
@@ -31,15 +32,6 @@ _Row = dict[int, str]
 """Texts by the number of their column, from 1."""
 
 
-class _Book(NamedTuple):
-    """The parts of a workbook that its cells refer to."""
-
-    archive: zipfile.ZipFile
-    texts: Sequence[str]
-    formats: Sequence[str]
-    from_1904: bool
-
-
 def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
     """Read a workbook as Markdown: a heading and a table for each sheet that is not hidden.
 
@@ -56,11 +48,11 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
         workbook = _tree(archive, mains[0])
         parts = dict(_targets(archive, mains[0]))
         properties = workbook.find(".//{*}workbookPr")
-        book = _Book(
-            archive,
-            _shared_texts(archive, mains[0]),
-            _formats(archive, mains[0]),
-            properties is not None and properties.get("date1904") not in _OFF,
+        text_of = partial(
+            _text_of,
+            texts=_shared_texts(archive, mains[0]),
+            formats=_formats(archive, mains[0]),
+            from_1904=properties is not None and properties.get("date1904") not in _OFF,
         )
         written, left_out = [], []
         for sheet in workbook.iterfind(".//{*}sheet"):
@@ -71,7 +63,8 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
             if sheet.get("state", "visible") != "visible":
                 left_out.append(f"the sheet {name!r} is hidden")
                 continue
-            rows, unseen = _visible_rows(book, part, name)
+            with archive.open(part) as stream:
+                rows, unseen = _visible_rows(stream, name, text_of)
             left_out += unseen
             if text := _table(rows):
                 written.append(f"## {' '.join(name.split())}\n\n{text}")
@@ -102,39 +95,40 @@ def _table(rows: Iterable[_Row]) -> str:
     return table([[row.get(at, "") for at in columns] for row in full])
 
 
-def _visible_rows(book: _Book, part: str, name: str) -> tuple[list[_Row], list[str]]:
+def _visible_rows(
+    stream: IO[bytes], name: str, text_of: Callable[[Element, str], str]
+) -> tuple[list[_Row], list[str]]:
     """Read the rows of a sheet, and describe what is left out."""
     rows: list[_Row] = []
     ranges: list[tuple[int, int]] = []
     hidden_rows: list[int] = []
     hidden_columns: set[int] = set()
     number, n_unsolved, rows_hidden = 0, 0, False
-    with book.archive.open(part) as stream:
-        for _, element in ElementTree.iterparse(stream):
-            kind = element.tag.rpartition("}")[2]
-            if kind == "col" and _is_hidden(element, "width"):
-                ranges.append((int(element.get("min", 0)), int(element.get("max", 0))))
-            elif kind == "sheetFormatPr":
-                rows_hidden = element.get("zeroHeight") not in _OFF
-            elif kind == "row":
-                number = int(element.get("r") or number + 1)
-                row: _Row = {}
-                column = 0
-                for each in element:
-                    place = _COLUMN.fullmatch(each.get("r") or "")
-                    column = _column_number(place[1]) if place else column + 1
-                    value = each.findtext("{*}v") or ""
-                    n_unsolved += not value and each.find("{*}f") is not None
-                    text = _text_of(each, value, book)
-                    if text.strip():
-                        row[column] = text
-                if row and (_is_hidden(element, "ht") or (rows_hidden and not element.get("ht"))):
-                    hidden_rows.append(number)
-                else:
-                    unseen = {at for at in row if any(low <= at <= up for low, up in ranges)}
-                    hidden_columns |= unseen
-                    rows.append({at: text for at, text in row.items() if at not in unseen})
-                element.clear()
+    for _, element in ElementTree.iterparse(stream):
+        kind = element.tag.rpartition("}")[2]
+        if kind == "col" and _is_hidden(element, "width"):
+            ranges.append((int(element.get("min", 0)), int(element.get("max", 0))))
+        elif kind == "sheetFormatPr":
+            rows_hidden = element.get("zeroHeight") not in _OFF
+        elif kind == "row":
+            number = int(element.get("r") or number + 1)
+            row: _Row = {}
+            column = 0
+            for each in element:
+                place = _COLUMN.fullmatch(each.get("r") or "")
+                column = _column_number(place[1]) if place else column + 1
+                value = each.findtext("{*}v") or ""
+                n_unsolved += not value and each.find("{*}f") is not None
+                text = text_of(each, value)
+                if text.strip():
+                    row[column] = text
+            if row and (_is_hidden(element, "ht") or (rows_hidden and not element.get("ht"))):
+                hidden_rows.append(number)
+            else:
+                unseen = {at for at in row if any(low <= at <= up for low, up in ranges)}
+                hidden_columns |= unseen
+                rows.append({at: text for at, text in row.items() if at not in unseen})
+            element.clear()
     left_out = []
     if hidden_rows:
         left_out.append(f"rows {_in_words(hidden_rows, str)} of the sheet {name!r} are hidden")
@@ -153,13 +147,15 @@ def _is_hidden(element: Element, size: str) -> bool:
     return is_flat or element.get("hidden") not in _OFF
 
 
-def _text_of(cell: Element, value: str, book: _Book) -> str:
+def _text_of(
+    cell: Element, value: str, *, texts: Sequence[str], formats: Sequence[str], from_1904: bool
+) -> str:
     """Return the text that a cell with a stored value shows."""
     kind, style = cell.get("t", "n"), int(cell.get("s") or 0)
-    code = book.formats[style] if 0 <= style < len(book.formats) else "General"
+    code = formats[style] if 0 <= style < len(formats) else "General"
     if kind == "s":
         at = int(value or -1)
-        return shown_text(book.texts[at], code) if 0 <= at < len(book.texts) else ""
+        return shown_text(texts[at], code) if 0 <= at < len(texts) else ""
     if kind in {"inlineStr", "str"}:
         inline = cell.find("{*}is")
         return shown_text(value if inline is None else _rich(inline), code)
@@ -168,7 +164,7 @@ def _text_of(cell: Element, value: str, book: _Book) -> str:
     if kind != "n" or not value:
         return value
     try:
-        return shown(float(value), code, from_1904=book.from_1904)
+        return shown(float(value), code, from_1904=from_1904)
     except (ValueError, OverflowError):
         return value
 
