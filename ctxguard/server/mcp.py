@@ -6,7 +6,7 @@ names; other clients of the Model Context Protocol read the same. Calls the guar
 
 import logging
 from collections import OrderedDict
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 from urllib.parse import quote
 
 from pydantic import Field
@@ -48,6 +48,8 @@ class Found(TypedDict):
     title: str
     url: str
     text: str
+    metadata: NotRequired[dict[str, Any] | None]
+    """From ``fetch`` alone."""
 
 
 class SearchResults(TypedDict):
@@ -55,12 +57,6 @@ class SearchResults(TypedDict):
 
     results: list[Found]
     sufficient: bool | None
-
-
-class Fetched(Found):
-    """A passage with its metadata."""
-
-    metadata: dict[str, Any] | None
 
 
 def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
@@ -99,7 +95,7 @@ def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
 
     async def fetch(
         id: Annotated[str, Field(description="The id of a passage that search has found.")],  # noqa: A002 - clients send it by this name
-    ) -> Fetched:
+    ) -> Found:
         passage = kept.get(id)
         if passage is None:
             raise _tool_error(f"no recent search has found the passage {id[:80]!r}: search first")
