@@ -48,8 +48,10 @@ def asked_questions(path: Path) -> dict[str, int]:
     read = read_csv if path.suffix.lower() == ".csv" else read_records
     for record in read(path, Counter()):
         if record.fields.keys().isdisjoint(("query", "text")):
-            there = ", ".join(record.fields) or "nothing"
-            raise record.error(f"has no question: give it as query; it has {there}")
+            there = ", ".join(record.fields) or "none"
+            raise record.error(
+                f"has no question: put it into a field named query; the fields are {there}"
+            )
         text = record.text("query", "text", default="").strip()
         given = record.fields.get("count") or 1
         if not text:

@@ -334,8 +334,8 @@ def _asked(
         progress(1)
     if failed > _MOST_FAILED * len(pools):
         raise CalibrationError(
-            f"the assessor gave no answer about {failed} of {len(pools)} queries; see whether it "
-            "can be reached, and that it answers in time"
+            f"the assessor did not answer for {failed} of {len(pools)} queries; check that it can "
+            "be reached and answers in time"
         )
     each = cost / max(n_asked, 1) or None
     return {

@@ -409,8 +409,8 @@ class LabelledRoute:
         own = self.fitted.pools
         if own.n_answerable < FEWEST_LABELS:
             raise CalibrationError(
-                f"{own.n_answerable} answerable queries to choose on, and a probability needs "
-                f"{FEWEST_LABELS}"
+                f"a probability needs {FEWEST_LABELS} answerable queries to choose on; there are "
+                f"{own.n_answerable}"
             )
         return _fit("expected_utility", own, self.settings)
 
@@ -554,7 +554,7 @@ def _family(pools: LabelledPools, chosen_on: Dataset, settings: Settings) -> tup
         return settings.policy, f"{settings.policy} was asked for"
     if labelled < FEWEST_LABELS:
         return "ratio", (
-            f"ratio: {labelled} answerable queries to choose on, and a probability needs "
+            f"ratio: {labelled} answerable queries to choose on, but a probability needs "
             f"{FEWEST_LABELS}"
         )
     signals = len({signal_of(feature) for feature in named_features(pools.signals)})

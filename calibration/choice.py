@@ -105,7 +105,7 @@ class PolicySums(NamedTuple):
 
     @property
     def mean_kept(self) -> FloatArray:
-        """Passages kept on the mean, shape (n_policies,)."""
+        """Mean number of passages kept, shape (n_policies,)."""
         return np.asarray(self.kept.sum(axis=0) / self.all_queries.sum())
 
     @property

@@ -350,9 +350,9 @@ def calibrate_from_store(
     if found.lacking:
         raise CalibrationError(
             f"people graded {count(int(found.is_graded.sum()), 'passage')} of "
-            f"{count(found.n_graded, 'request')}, and at least about {found.lacking:,} more "
-            "are needed, of dropped passages too, to measure the judge's errors: a policy from its "
-            "grades alone promises gains that are not there"
+            f"{count(found.n_graded, 'request')}, and at least about {found.lacking:,} more, "
+            "some of dropped passages, are needed to measure the judge's errors: a policy from its "
+            "grades alone promises gains that do not exist"
         )
     settings = settings.model_copy(
         update={"depth": found.pools.scores.shape[1], "utilities": found.utilities}

@@ -13,7 +13,7 @@
     │   ├── OverloadedError         refused: more requests at once than can be served
     │   └── FilterViolationError    a retriever returned what the request's filter forbids
     ├── QueryError              a query that cannot be searched (empty, too large)  (ValueError)
-    ├── JudgeError              a judge gave no valid verdict
+    ├── JudgeError              a judge gave no valid grade
     ├── RedactionError          a text could not be redacted, so it is not written
     ├── StoreError              an operation of the monitor's sample store failed
     │   ├── StoreUnavailableError   cannot be opened or reached
@@ -118,7 +118,7 @@ class FilterViolationError(StageError):
 
 
 class JudgeError(CtxguardError):
-    """A judge gave no valid verdict in its first calls, so asking it further would be waste."""
+    """A judge gave no valid grade in its first calls, so further calls would be wasted."""
 
 
 class RedactionError(CtxguardError):

@@ -268,7 +268,7 @@ def check_candidates(
         raise ConfigurationError("there are no candidates to compare")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigurationError(
-            f"two candidates are named {repeated[0]!r}; give each a name of its own"
+            f"two candidates are named {repeated[0]!r}; give each a different name"
         )
     if baseline is not None and baseline not in names:
         raise ConfigurationError(

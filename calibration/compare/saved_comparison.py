@@ -25,7 +25,7 @@ DEFAULT_METRICS = ("udcg", "recall")
 
 
 class SavedCandidate(BaseModel):
-    """One candidate of a saved comparison; for each metric, one value per query of it.
+    """One candidate of a saved comparison, with one value per query for each metric.
 
     A value is None where the metric is undefined.
     """
@@ -135,8 +135,8 @@ def check_regressions(
         )
     if saved.utilities != comparison.utilities:
         raise ConfigurationError(
-            "the saved comparison uses other utilities, so its figures have another unit; run both "
-            "with the same utilities"
+            "the saved comparison uses other utilities, so its figures have a different unit; run "
+            "both with the same utilities"
         )
     by_name = {candidate.name: candidate for candidate in saved.candidates}
     only = saved.candidates[0] if len(saved.candidates) == 1 else None

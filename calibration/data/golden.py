@@ -160,8 +160,8 @@ def _query_line(query: Query, passage_ids: list[str]) -> str:
     for value in ids:
         if not value or value != value.strip() or "\t" in value or "\n" in value:
             raise DataError(
-                f"id {shown(value)} cannot stand in a table: it is empty, or has white space at "
-                "its ends, or a tab or a line end"
+                f"id {shown(value)} cannot be written to a table: it is empty, or has white "
+                "space at its ends, or a tab or a line end"
             )
     try:
         "".join([*ids, query.text]).encode()
@@ -169,7 +169,7 @@ def _query_line(query: Query, passage_ids: list[str]) -> str:
     except UnicodeEncodeError:
         raise DataError(
             f"query {shown(query.query_id)} or its labels hold a lone surrogate, which UTF-8 "
-            "cannot hold"
+            "cannot encode"
         ) from None
     except (TypeError, ValueError) as error:
         raise DataError(f"{shown(fields)} cannot be written as JSON: {error}") from None

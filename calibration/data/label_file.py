@@ -32,7 +32,7 @@ def listed_questions(path: Path) -> list[str]:
     for _, text in read_lines(path):
         texts.setdefault(folded(text), text.strip())
     if not texts:
-        raise DataError("holds no question; write one a line", path=path)
+        raise DataError("holds no question; write one per line", path=path)
     return list(texts.values())
 
 
@@ -152,8 +152,8 @@ class LabelFile:
         try:
             if file_version(self.path) != self._version:
                 raise DataError(
-                    "was changed by another program: the grade is not kept; end this command, and "
-                    "begin it again on the file as it is now",
+                    "was changed by another program, and the grade was not saved; stop this "
+                    "command and start it again",
                     path=self.path,
                 )
             lines = [json.dumps(row, ensure_ascii=False) for row in in_order if row]

@@ -179,8 +179,8 @@ def read_corpus(path: Path | str) -> Corpus:
         return Corpus(path, are_documents=True)
     if not lines.is_file():
         raise DataError(
-            "there is no such file; give a folder of documents, a JSONL file, one passage a line "
-            "with _id and text, or a BEIR folder, which holds corpus.jsonl",
+            "there is no such file; give a folder of documents, a JSONL file with one passage per "
+            "line (_id and text), or a BEIR folder (with corpus.jsonl)",
             path=lines,
         )
     return Corpus(lines, are_documents=False)
@@ -419,8 +419,8 @@ def write_trec_run(path: Path | str, run: Mapping[str, Sequence[Hit]]) -> None:
             for name in (query_id, entry.passage_id):
                 if name.split() != [name]:
                     raise DataError(
-                        f"{shown(name)} cannot stand in a TREC run, whose columns are separated by "
-                        "white space; give it an id without any",
+                        f"{shown(name)} cannot be written to a TREC run, whose columns are "
+                        "separated by white space; use an id without any",
                         path=path,
                     )
             lines.append(

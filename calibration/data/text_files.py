@@ -174,13 +174,13 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
         try:
             value = parsed_json(text)
         except json.JSONDecodeError as error:
-            formats = "; JSONL is read, one JSON object a line" if number == 1 else ""
+            formats = "; JSONL is read, one JSON object per line" if number == 1 else ""
             wrong = f"broken JSON at column {error.colno}: {error.msg}, in {shown(text)}{formats}"
         except (ValueError, RecursionError) as error:
             wrong = f"unreadable JSON ({error}), in {shown(text)}"
         else:
             if not isinstance(value, dict):
-                wrong = f"{shown(text)} is not a JSON object; write one object a line"
+                wrong = f"{shown(text)} is not a JSON object; write one object per line"
         if wrong:
             raise DataError(wrong, path=path, line=number)
         yield Record(path, number, value, counts)
@@ -277,7 +277,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         OSError: it cannot be created.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"{folder} is there already; name a new folder")
+        raise ConfigurationError(f"{folder} exists already; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True

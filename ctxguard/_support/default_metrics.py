@@ -75,7 +75,7 @@ def chosen(metrics: Iterable[Metric], *, all_metrics: bool) -> list[Metric]:
 
 
 class ChosenMetrics(Collector):
-    """Exports the chosen ones, or all, of the metrics that a registry of its own holds.
+    """Exports the metrics of its own registry: the chosen ones, or all.
 
     Raises:
         ValueError: the registry exports one of them already.

@@ -11,7 +11,7 @@ _OF_OTHERS = {"pgbouncer", "statement_cache_size", "prepared_statement_cache_siz
 
 
 def own_options(options: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the options of a URL that PostgreSQL's own client takes.
+    """Return the options of a URL that PostgreSQL's own client accepts.
 
     Raises:
         ConfigurationError: an option belongs to another client; the message says how to fix it.
@@ -27,12 +27,12 @@ def own_options(options: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
             continue
         if name == "schema":
             raise ConfigurationError(
-                f"PostgreSQL's own client does not take the URL's option schema={value}: leave it "
-                f"out, and set it for the role: ALTER ROLE … SET search_path = {value}"
+                f"PostgreSQL's own client does not accept the URL's option schema={value}: leave "
+                f"it out, and set it for the role: ALTER ROLE … SET search_path = {value}"
             )
         if name not in known:
             raise ConfigurationError(
-                f"PostgreSQL's own client does not take the URL's option {name!r}: leave it out"
+                f"PostgreSQL's own client does not accept the URL's option {name!r}: leave it out"
             )
         taken.append((name, value))
     return taken

@@ -127,7 +127,7 @@ def parsed_json(text: str) -> Any:
     >>> parsed_json('{"a": 1, "a": 2}')
     Traceback (most recent call last):
     ...
-    ValueError: the key 'a' is there twice; leave one of them out
+    ValueError: the key 'a' occurs twice; leave one of them out
     """
     return json.loads(text, object_pairs_hook=_once)
 
@@ -137,5 +137,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} is there twice; leave one of them out")
+        raise ValueError(f"the key {twice!r} occurs twice; leave one of them out")
     return fields

@@ -26,7 +26,7 @@ def figure(value: float, digits: int = 3, sign: str = "") -> str:
 
 
 def amount(value: float) -> str:
-    """Write how many passages or tokens a context holds on the mean.
+    """Write how many passages or tokens a context holds on average.
 
     >>> amount(10.0), amount(6.583), amount(1566.4)
     ('10', '6.6', '1,566')

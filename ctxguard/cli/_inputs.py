@@ -47,7 +47,7 @@ class Labelled:
 
     @property
     def document(self) -> dict[str, object]:
-        """The labels as JSON documents name and count them."""
+        """Describe the labels for a JSON document."""
         dataset, answerable = self.dataset, len(self.dataset.answerable)
         return {
             "data": dataset.name,

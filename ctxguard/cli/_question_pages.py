@@ -14,7 +14,7 @@ _TEN = 10
 
 
 class QuestionGrading(Grading):
-    """Grades questions."""
+    """Grades the passages of questions."""
 
     noun = "question"
 
@@ -24,7 +24,7 @@ class QuestionGrading(Grading):
 
     @property
     def top_grade(self) -> int:
-        """That of the labels."""
+        """The highest grade of the labels."""
         return self._work.top_grade
 
     def task(self, _fields: Form) -> Task:

@@ -141,7 +141,7 @@ class Command:
         for name, field in self.options.items():
             if field.is_required() and name not in values:
                 flag, metavar = flags_of(name, field)[0], about(field)["metavar"]
-                in_file = f", or {key_of(name, field)} in a file --system"
+                in_file = f", or {key_of(name, field)} in the --system file"
                 by_key = in_file if _SYSTEM in self.options else ""
                 raise ConfigurationError(f"give {flag} {metavar}{by_key}")
         for name in self._those("writes").keys() & values.keys():
@@ -173,7 +173,7 @@ class Command:
         if not word.startswith("-"):
             return f"there is no argument for {word!r}; see ctxguard {self._name} --help"
         if word.lstrip("-") in [key_of(*each) for each in self.keys.items()]:
-            return f"{word} is not an option but a key: write it into a file --system"
+            return f"{word} is not an option but a key: write it into the --system file"
         flags = [flag for each in self.options.items() for flag in flags_of(*each)]
         meant = nearest(word, flags) or f"; see ctxguard {self._name} --help"
         return f"there is no option {word}{meant}"

@@ -135,7 +135,7 @@ class JudgeModel(ModelCalls):
         if kind == "reranker":
             if self.base_url is None:
                 raise ConfigurationError(
-                    "--judge reranker needs its server: name it as base-url in a file --system"
+                    "--judge reranker needs its server: set base-url in the --system file"
                 )
             judge = RerankJudge(
                 self.base_url,

@@ -39,7 +39,7 @@ SOURCES = {
     "engine": "--engine URL",
     "retriever": "--retriever MODULE:OBJECT",
     "run": "--run FILE",
-    "rerank_upstream": "rerank-upstream in a file --system",
+    "rerank_upstream": "rerank-upstream in the --system file",
 }
 """The settings that name where candidates come from."""
 

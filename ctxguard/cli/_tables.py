@@ -29,7 +29,7 @@ Shown: TypeAlias = Iterable[RenderableType]
 
 
 def facts(*rows: tuple[str, str | None]) -> RenderableType:
-    """Lay out names with their values, one a line, without those of None."""
+    """Lay out names with their values, one per line, without those of None."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")

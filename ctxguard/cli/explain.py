@@ -36,7 +36,7 @@ class ExplainCommand(SettingsModel):
     def __call__(self, output: Output) -> None:
         """A request is shown as it was stored: the query, the candidates with their scores, the
         judge's grades, people's labels, and the probability that it was picked for labelling.
-        The console shows a day's requests of which relevant passages were dropped.
+        The console shows a day's requests that lost relevant passages.
         """
         from ctxguard.monitor.explanation import explain_sample
 

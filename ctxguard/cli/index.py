@@ -42,7 +42,7 @@ _SHOWN = 10
 class IndexCommand(SettingsModel):
     corpus: Path = setting(
         "A folder of documents, or one: Markdown, text, HTML, PDF, Word, PowerPoint, Excel or CSV, "
-        "cut at headings and sentences; or passages: a JSONL file, one a line with _id (or id), "
+        "cut at headings and sentences; or passages: a JSONL file, one per line with _id (or id), "
         "text and optionally title and metadata, or a BEIR folder, whose corpus.jsonl is read.",
         "CORPUS",
         argument=True,

@@ -60,7 +60,9 @@ class JudgeCommand(JudgeModel, System):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.questions is not None and (self.judge != "llm" or self.index is None):
-            raise ConfigurationError("--questions needs --judge llm, which writes, and --index")
+            raise ConfigurationError(
+                "--questions needs --judge llm, which writes them, and --index"
+            )
         if (self.questions is None) is (self.queries is None) and self.candidates is None:
             raise ConfigurationError(
                 "give either --queries, a log, or --questions, how many to write from passages"

@@ -35,8 +35,8 @@ MaxGrade = Annotated[int, setting("Highest grade of the scale, one for a store."
 
 class LabelCommand(System):
     questions: Path | None = optional(
-        "Questions to label: a text file, one a line; JSONL or CSV with a column query; or labels "
-        "that lack some, as --data takes them.",
+        "Questions to label: a text file, one per line; JSONL or CSV with a column query; or "
+        "labels that lack some, as --data takes them.",
         "PATH",
         default="those of --out",
     )
@@ -65,7 +65,7 @@ class LabelCommand(System):
     def _check(self) -> Self:
         named = self.questions is not None or (self.out is not None and self.out.exists())
         if not named and (self.listed is None or self.index is None):
-            raise ConfigurationError("give --questions FILE, one question a line")
+            raise ConfigurationError("give --questions FILE, one question per line")
         if self.out is None and self.listed is None:
             raise ConfigurationError("give --out FILE, such as labels.jsonl")
         return self

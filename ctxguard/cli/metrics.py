@@ -18,7 +18,7 @@ class MetricsCommand(SettingsModel):
     def __call__(self, output: Output) -> None:
         """For example: ctxguard metrics rules > /etc/prometheus/ctxguard.yml
 
-        With all-metrics = true in the file --system, which `ctxguard serve` and
+        With all-metrics = true in the --system file, which `ctxguard serve` and
         `ctxguard monitor` read too, all alerts or panels are printed.
 
         docs/alertmanager.yml in the project's repository is an example of an

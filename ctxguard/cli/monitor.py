@@ -99,7 +99,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
                 "alarms need a judge: leave out --profile, or name another --judge"
             )
         if self.cost_per_day is not None and self.prices is None:
-            raise ConfigurationError("cost-per-day needs prices: give prices")
+            raise ConfigurationError("cost-per-day needs prices: set the key prices")
         return self
 
     def __call__(self, output: Output) -> None:
@@ -231,7 +231,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
         except OSError as error:
             raise ConfigurationError(
                 f"cannot listen on {self.host}:{self.port} ({error.strerror}); choose another "
-                "--host, or port in the file --system"
+                "--host, or another port in the --system file"
             ) from error
         threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
         # A signal handler may put to a queue. A hanging judge holds up only its own thread.

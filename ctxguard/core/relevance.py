@@ -67,7 +67,7 @@ class RelevanceModel:
 
     @cached_property
     def signals(self) -> tuple[str, ...]:
-        """The named signals that it needs."""
+        """The named signals that the model needs."""
         return tuple(dict.fromkeys(map(signal_of, self.features)))
 
     @cached_property

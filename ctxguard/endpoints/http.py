@@ -38,7 +38,7 @@ _of_parents: list[object] = []
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer; of its headers those in use here, by lower-case name."""
+    """A server's answer, with the headers that are used here, by lower-case name."""
 
     status: int
     headers: dict[str, str]

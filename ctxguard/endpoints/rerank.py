@@ -76,7 +76,7 @@ _IS_OF_ALL = re.compile(r"total|per.{0,15} batch|in the (?:batch|request)")
 
 @dataclass(slots=True)
 class _Limits:
-    """The most that a server takes in one call, of what it has refused so far.
+    """The limits of one call to a server, learned from what it has refused.
 
     Attributes:
         documents: Documents.

@@ -137,7 +137,7 @@ def decide_request(
 
 
 def _for_scores(applies: RoutePolicy, ranking: Ranking) -> RoutePolicy:
-    """Leave of a route's policy only its k if its threshold does not apply to these scores."""
+    """Keep only the k of a route's policy if its threshold does not apply to these scores."""
     policy, kind, calibrated = applies.policy, ranking.kind, applies.score_kind
     if calibrated is not None and calibrated is not kind:
         # The profile knows this route, but its scores have another meaning here.

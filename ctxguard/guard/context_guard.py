@@ -238,7 +238,7 @@ class ContextGuard:
         self._say_mode()
 
     def _say_mode(self) -> None:
-        """Log it if the mode set by hand overrules the profile's verdict."""
+        """Warn in the log if the mode set by hand overrules the profile's verdict."""
         verdict = None if self._bound.profile is None else self._bound.profile.verdict
         if self._mode is not None and verdict is not None and self._mode is not verdict.mode:
             _log.warning(

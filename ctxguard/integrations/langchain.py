@@ -64,8 +64,8 @@ class WrappedVectorStore:
     ) -> None:
         if not callable(getattr(store, "similarity_search_with_score", None)):
             raise ConfigurationError(
-                f"{describe(store)} has no similarity_search_with_score: wrap the vector store, "
-                "and a retriever in WrappedRetriever"
+                f"{describe(store)} has no similarity_search_with_score: wrap the vector store "
+                "itself, or a retriever in WrappedRetriever"
             )
         self._store = store
         self._kind = member_of(ScoreKind, score_kind, "score_kind")
@@ -84,7 +84,7 @@ class WrappedVectorStore:
         return self._ranking(pairs, depth)
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """Do what ``retrieve`` does, awaited."""
+        """``retrieve`` without blocking the event loop."""
         pairs = await self._store.asimilarity_search_with_score(
             query, k=depth, **_translated(where, self._where_arguments)
         )
@@ -97,8 +97,8 @@ class WrappedVectorStore:
             documents, scores = zip(*rows, strict=True) if rows else ((), ())
         except (TypeError, ValueError):
             raise ConfigurationError(
-                f"the vector store returned {describe(pairs)}, and similarity_search_with_score is "
-                "to return a list of pairs of a Document and a score"
+                f"the vector store returned {describe(pairs)}, but similarity_search_with_score "
+                "must return a list of pairs of a Document and a score"
             ) from None
         return ranking_of(documents, self._kind, scores)
 
@@ -118,7 +118,7 @@ class WrappedRetriever:
     def __init__(self, retriever: Any, *, where_arguments: WhereArguments | None = None) -> None:
         if not callable(getattr(retriever, "invoke", None)):
             raise ConfigurationError(
-                f"{describe(retriever)} is not a LangChain retriever: no invoke"
+                f"{describe(retriever)} is not a LangChain retriever: it has no invoke"
             )
         self._retriever = retriever
         self._where_arguments = where_arguments
@@ -134,7 +134,7 @@ class WrappedRetriever:
         return _first(self._retriever.invoke(query, _child_config(), **arguments), depth)
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """Do what ``retrieve`` does, awaited."""
+        """``retrieve`` without blocking the event loop."""
         arguments = _translated(where, self._where_arguments)
         return _first(await self._retriever.ainvoke(query, _child_config(), **arguments), depth)
 
@@ -293,6 +293,6 @@ def _child_config() -> dict[str, Any]:
 def _first(documents: Iterable[Document], depth: int) -> Ranking:
     if not isinstance(documents, Iterable) or isinstance(documents, str | Mapping):
         raise ConfigurationError(
-            f"the retriever returned {describe(documents)}; it is to return a list of Documents"
+            f"the retriever returned {describe(documents)}; it must return a list of Documents"
         )
     return ranking_of(list(islice(documents, depth)), None, None)

@@ -90,7 +90,7 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         return self._filtered(request.tool_call, handler(request))
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Do what ``wrap_tool_call`` does, awaited."""
+        """``wrap_tool_call`` without blocking the event loop."""
         return self._filtered(request.tool_call, await handler(request))
 
     def _filtered(self, call: dict[str, Any], result: Any) -> Any:
@@ -99,8 +99,8 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
             return result
         if not isinstance(result, ToolMessage):
             raise ConfigurationError(
-                f"the tool {name!r} returned {describe(result)} instead of a message, which cannot "
-                "be filtered: leave it out of tools"
+                f"the tool {name!r} returned {describe(result)}, but only a message can be "
+                "filtered: leave the tool out of tools"
             )
         documents = result.artifact
         if not isinstance(documents, list | tuple):

@@ -251,7 +251,7 @@ class Graded(NamedTuple):
 
     @property
     def cluster(self) -> IntArray:
-        """Shape (l,), from 0: that of its session, or of a request without one."""
+        """The cluster of each request, shape (l,), from 0: its session, or itself without one."""
         session = self.rows.requests["session"]
         alone = np.where(session == 0, np.arange(len(session)), -1)
         keys = np.column_stack([session, alone])
@@ -360,7 +360,7 @@ def _corrected_ratio(
     n_observable: float = inf,
     bounds: tuple[float, float] | None = None,
 ) -> Estimate:
-    """Estimate the quotient of a metric by corrected totals, as of ``corrected_totals``.
+    """Estimate the quotient of a metric from the totals that ``corrected_totals`` returns.
 
     Args:
         bounds: As in ``linearised``; None for a difference, which has no bounds to reason from.

@@ -85,12 +85,12 @@ def mistakes_of(
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
 
     Raises:
-        ConfigurationError: the day lies outside the range of clocks.
+        ConfigurationError: the day is outside the range of dates.
     """
     try:
         since = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
     except (OverflowError, ValueError) as error:
-        raise ConfigurationError(f"{day} lies outside the range of clocks") from error
+        raise ConfigurationError(f"{day} is outside the range of dates") from error
     judged = unread = 0
     found: list[Mistake] = []
     for series in store.series():

@@ -433,7 +433,7 @@ class RouteProfile(Frozen):
 
     @property
     def asking(self) -> str:
-        """The assessor's gain, or why nobody is asked, in words; empty if none was given."""
+        """The assessor's gain, or why it is not asked, in words; empty without an assessor."""
         return self.unasked if self.assessor is None else self.assessor.statement
 
 

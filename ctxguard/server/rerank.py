@@ -57,7 +57,7 @@ _Count = Annotated[int, Field(ge=0)]
 # No `oneOf` of the two required fields: generators of clients type no body that has alternatives.
 @with_config(DESCRIBED)
 class RerankRequest(TypedDict):
-    """Documents to rerank: ``documents`` as Cohere, Jina and vLLM name them, ``texts`` as TEI."""
+    """Documents to rerank: ``documents`` as Cohere, Jina and vLLM name them, or TEI's ``texts``."""
 
     query: str
     documents: NotRequired[_Documents]

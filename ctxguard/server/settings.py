@@ -26,7 +26,7 @@ _LEAST_TOKEN_CHARS = 16
 
 
 def _secret(variable: str, description: str) -> Any:
-    """Describe a token or key, which is the environment's, and no option that others can read."""
+    """Describe a token or key, read only from the environment: other users can see options."""
     return Field(
         default_factory=lambda: os.environ.get(variable) or None,
         description=description,

@@ -48,7 +48,7 @@ class IndexSystem(SettingsModel):
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
         if self.index is None:
-            raise ConfigurationError("give --index FOLDER, or a file --system with the key index")
+            raise ConfigurationError("give --index FOLDER, or a --system file with the key index")
         return HybridRetriever.load(
             self.index,
             reranker=None if self.reranker is None else CrossEncoderReranker(self.reranker),

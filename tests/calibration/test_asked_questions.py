@@ -35,7 +35,7 @@ def test_another_separator_is_read(tmp_path: Path, mark: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "line", "fault"),
     [
-        ([{"frage": "Why?"}], 1, "it has frage"),
+        ([{"frage": "Why?"}], 1, "the fields are frage"),
         (
             [{"query": "Why?"}, {"query": "Who?", "count": 0.5}],
             2,

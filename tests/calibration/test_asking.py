@@ -184,7 +184,7 @@ def test_a_busy_assessor_is_waited_for() -> None:
 
 def test_silent_assessor_is_an_error() -> None:
     retriever, dataset = simulate(30, noise=0.25)
-    with pytest.raises(CalibrationError, match="no answer about"):
+    with pytest.raises(CalibrationError, match="did not answer for"):
         made_with(Simulated(dataset, 1.5, faults=10_000), retriever)
 
 

@@ -119,7 +119,7 @@ class TestFamily:
     @pytest.mark.parametrize(
         ("n", "scored", "asked", "kind", "why"),
         [
-            (30, None, {"held_out": 0.5}, "ratio", "15 answerable queries to choose on, and a"),
+            (30, None, {"held_out": 0.5}, "ratio", "15 answerable queries to choose on, but a"),
             (40, None, {}, "expected_utility", "2 scorers"),
             (60, lambda own: replace(own, legs={}), {}, "expected_utility", "1 scorer"),
             (60, as_ranks, {}, "ratio", "ranks alone"),

@@ -119,8 +119,8 @@ class TestWriting:
     @pytest.mark.parametrize(
         ("query", "passage_id", "fault"),
         [
-            (Query("a b\t", "?"), "p", "cannot stand in a table"),
-            (Query("q", "?"), "", "cannot stand in a table"),
+            (Query("a b\t", "?"), "p", "cannot be written to a table"),
+            (Query("q", "?"), "", "cannot be written to a table"),
             (Query("q", "\ud800"), "p", "lone surrogate"),
             (Query("q", "?", {"x": float("nan")}), "p", "written as JSON"),
         ],
@@ -135,7 +135,7 @@ class TestWriting:
 
     def test_full_folder_is_left_alone(self, tmp_path: Path) -> None:
         write(tmp_path / "mine.txt", "mine")
-        with pytest.raises(ConfigurationError, match="is there already"):
+        with pytest.raises(ConfigurationError, match="exists already"):
             freeze(GOLDEN, tmp_path)
 
     def test_split_is_a_file_name(self, tmp_path: Path) -> None:

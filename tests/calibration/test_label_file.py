@@ -140,5 +140,5 @@ def test_keywords_alone_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", " \n\n"])
 def test_no_question_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "questions.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match="one a line"):
+    with pytest.raises(DataError, match="one per line"):
         listed_questions(tmp_path / "questions.txt")

@@ -430,7 +430,7 @@ class TestWritingRuns:
 
     @pytest.mark.parametrize(("query", "passage"), [("a query", "p"), ("q", "p 1"), ("q", "")])
     def test_uncarried_id_is_refused(self, tmp_path: Path, query: str, passage: str) -> None:
-        with pytest.raises(DataError, match="cannot stand in a TREC run"):
+        with pytest.raises(DataError, match="cannot be written to a TREC run"):
             write_trec_run(tmp_path / "out.run", {query: (Hit(passage, 1.0, rank=1),)})
         assert list(tmp_path.iterdir()) == []
 
@@ -473,7 +473,7 @@ def test_repeated_key_is_refused(tmp_path: Path, line: str) -> None:
     """The last would count, in silence."""
     file = tmp_path / "d.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(DataError, match=r"line 1: .*the key '\w+' is there twice"):
+    with pytest.raises(DataError, match=r"line 1: .*the key '\w+' occurs twice"):
         read_jsonl(file)
 
 

@@ -132,7 +132,7 @@ def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
         ("golden chek", "there is no command 'golden chek'; did you mean golden check?"),
         ("labl export", "there is no command 'labl'; did you mean label?"),
         ("label frobnicate", "there is no argument for 'frobnicate'; see ctxguard label --help"),
-        ("label", "give --questions FILE, one question a line"),
+        ("label", "give --questions FILE, one question per line"),
         ("", "name a command; see ctxguard --help"),
         ("index", "give CORPUS"),
         ("label import --store s", "give FILE"),

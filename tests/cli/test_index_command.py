@@ -87,7 +87,7 @@ def test_help_says_what_is_read(run: Run, tmp_path: Path) -> None:
     text = " ".join(run("index", "--help").stdout.replace("│", " ").split())
     for code in LANGUAGES:
         assert re.search(rf"\b{code}\b", text), code
-    assert "a JSONL file, one a line with _id" in text
+    assert "a JSONL file, one per line with _id" in text
     (tmp_path / "page.xml").write_text("<xml>")
     result = run.refused("index", tmp_path / "page.xml", "--out", tmp_path / "i")
     assert "JSONL is read" in " ".join(result.stderr.split())

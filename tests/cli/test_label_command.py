@@ -234,7 +234,7 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "a key twice": (
         "back.jsonl",
         b'{"request_id": "r", "passage_id": "p", "grade": 1, "grade": 0}\n',
-        "line 1: not JSON (the key 'grade' is there twice",
+        "line 1: not JSON (the key 'grade' occurs twice",
     ),
     "a torn quote": ("back.csv", COLUMNS + b'"a"b,a,1\n', "line 2: is not CSV"),
     "too many cells": ("back.csv", COLUMNS + b"a,b,1,2\n", "has 4 cells"),

@@ -346,7 +346,9 @@ class TestBadInput:
             )
         assert result.exit_code == 2
         assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
-        assert "another --host, or port in the file --system" in " ".join(result.stderr.split())
+        assert "another --host, or another port in the --system file" in " ".join(
+            result.stderr.split()
+        )
         assert states(traffic) == {State.PENDING: 1}
 
     def test_changed_corpus_warns_to_calibrate(self, run: Run, once: Once, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("words", "said"),
     [
         (("--frob", "1"), "there is no option --frob; see ctxguard show --help"),
-        (("--share=1",), "--share is not an option but a key: write it into a file --system"),
+        (("--share=1",), "--share is not an option but a key: write it into the --system file"),
         (("--indx", "i"), "there is no option --indx; did you mean --index?"),
         (("--n", "x"), "--n 'x': should be a valid integer"),
         (("--n", "-1"), "--n '-1': should be greater than or equal to 0"),
@@ -209,7 +209,7 @@ def test_output_file_is_tried_first(shown: Any, tmp_path: Path, given: dict[str,
 def test_required_option_may_be_filed(shown: Any, document: dict[str, Any]) -> None:
     assert '"store":"s"' in shown(document, model=Need).output
     missing = refused(shown(None, model=Need))
-    assert "give --store URL, or store in a file --system" in missing.stderr
+    assert "give --store URL, or store in the --system file" in missing.stderr
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class TestUrls:
         ("option", "says"),
         [
             ("schema=mine", "ALTER ROLE … SET search_path = mine"),
-            ("connection_limit=5", "does not take the URL's option 'connection_limit'"),
+            ("connection_limit=5", "does not accept the URL's option 'connection_limit'"),
             ("sslaccept=strict", "leave it out"),
         ],
     )

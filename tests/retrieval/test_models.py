@@ -52,7 +52,9 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_model_says_what_to_install() -> None:
-    with pytest.raises(ConfigurationError, match="is not a folder, and the hub did not give it"):
+    with pytest.raises(
+        ConfigurationError, match="is not a folder, and could not be fetched from the hub"
+    ):
         SentenceTransformerEmbedder("no such model!")
 
 

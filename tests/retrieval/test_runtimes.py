@@ -272,7 +272,7 @@ def test_model_not_of_texts_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPat
         tokenizer = None
 
     monkeypatch.setattr(embedder, "load", lambda kind, folder: Images())
-    with pytest.raises(ConfigurationError, match="the model takes no tokenized text"):
+    with pytest.raises(ConfigurationError, match="the model does not accept tokenized text"):
         Encoder(tiny, runtime="torch").query("a question")
 
 

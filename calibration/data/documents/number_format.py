@@ -100,7 +100,7 @@ def general(value: float) -> str:
 
 
 def shown(value: float, code: str, *, from_1904: bool = False) -> str:
-    """Write a number in a format; that of a date is the days since the end of 1899, or from 1904.
+    """Write a number in a format; a date is the days since the end of 1899, or since 1904.
 
     >>> shown(1.1, "0.00"), shown(45366, "dd.mm.yyyy"), shown(-1234.5, '#,##0.00" €"')
     ('1.10', '15.03.2024', '-1,234.50 €')

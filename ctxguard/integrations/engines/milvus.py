@@ -376,8 +376,7 @@ class MilvusEngine(Engine):
         if "open local milvus failed" in message:
             cause = (
                 f"{shown} cannot be opened: it is not a file of Milvus Lite, or another process "
-                "has "
-                "it open; a file is for one process at a time, and a Milvus server for several"
+                "has it open, and only one can at a time: use a Milvus server for several"
             )
         elif isinstance(code, int) and code > 0 and "fail connecting" not in message:
             cause, down = f"it answered with its error {code}", StageUnavailableError

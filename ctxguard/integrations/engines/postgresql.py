@@ -525,5 +525,5 @@ def _without_nul(text: str) -> str:
 
 
 def _storable(passage_ids: Sequence[str]) -> list[str]:
-    """Leave out ids with a NUL character, which PostgreSQL cannot have."""
+    """Leave out ids with a NUL character, which PostgreSQL cannot store."""
     return [each for each in passage_ids if "\0" not in each]

@@ -82,7 +82,7 @@ class QdrantEngine(Engine):
         parts = urlsplit(address.url)
         if parts.username or parts.password:
             raise ConfigurationError(
-                f"{address.shown}: Qdrant takes no user and password: put its API key into the "
+                f"{address.shown}: Qdrant accepts no user or password: put its API key into the "
                 f"environment variable {KEY_VARIABLE}"
             )
         self._client = LazyClient(
@@ -305,8 +305,8 @@ def _opened(path: Path, shown: str) -> Any:
         return library.QdrantClient(path=str(path), force_disable_check_same_thread=True)
     except RuntimeError:
         raise ConfigurationError(
-            f"{shown}: another process has the folder open; a folder is for one process at a time, "
-            "and a Qdrant server for several"
+            f"{shown}: another process has the folder open, and only one can at a time: "
+            "use a Qdrant server for several"
         ) from None
     except Exception as error:
         raise DataError(

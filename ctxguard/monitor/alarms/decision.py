@@ -187,7 +187,7 @@ class LossMonitor:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether it is as certain that the mean is below the target as the alarm was."""
+        """Whether the evidence of a mean below the target is as strong as the alarm's was."""
         return self.recovery is not None and self.recovery.alarm()
 
     @property

@@ -201,7 +201,7 @@ class AlarmMonitor:
             act_on(alarm, self.state.profile, self._switch_path)
 
     def check_corpus(self, present: CorpusSketch) -> None:
-        """Warn while more of the corpus has changed since calibration than a profile holds for."""
+        """Warn while the corpus has changed since calibration by more than a profile allows."""
         former, profile_id = self.state.profile.corpus, self.state.profile_id
         if former is None:
             return
@@ -219,7 +219,7 @@ class AlarmMonitor:
         )
 
     def correct_judge(self) -> None:
-        """Translate the promises to the scale of a judge that errs, from requests both graded.
+        """Translate the promises to the scale of a judge that errs, by requests people graded too.
 
         Only requests that were wholly graded count, each alike (``label export --whole``): losses
         are compared as they are judged.

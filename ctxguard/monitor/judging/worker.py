@@ -203,7 +203,7 @@ class JudgingWorker:
         return n
 
     def _ask_failed(self, limit: int) -> None:
-        """Ask about passages that have no grade because a call failed, a round now and then."""
+        """Ask again, in some rounds, about passages that lack a grade because a call failed."""
         now = time.monotonic()
         if not self._to_ask and now >= self._round_at:
             self._to_ask.extend(self._store.failed(self._series))

@@ -69,7 +69,7 @@ _SIX_NEAR_DIGITS = re.compile(r"[0-9](?:[^0-9]{0,4}[0-9]){5}")
 
 
 def has_few_digits(text: str) -> bool:
-    """Tell that neither a card number nor a phone number can be in a text."""
+    """Return whether a text has too few digits for a card number or a phone number."""
     return text.isascii() and _SIX_NEAR_DIGITS.search(text) is None
 
 

@@ -238,7 +238,7 @@ class Transaction:
         return list(range(last + 1, last + 1 + n))
 
     def insertion(self, table: sa.Table) -> Any:
-        """Make an insertion that can handle a row with the same key."""
+        """Build an INSERT that can handle a row with the same key."""
         return (sqlite if self.is_sqlite else postgresql).insert(table)
 
     def insert(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:

@@ -66,7 +66,7 @@ def finish(
     counts: Counts = _NOTHING,
     values: Mapping[str, str] = _NOTHING,
 ) -> dict[int, Exception]:
-    """Store the results of samples, each whatever the others hold, and what they count with them.
+    """Store the results of samples, each independently of the others, with their counts.
 
     One transaction for all of them, or one for each where something in them cannot be stored.
     Samples that are finished already stay as they are, unless a call of the judge had failed, and
@@ -221,7 +221,7 @@ def _has_failed(db: Transaction, series: str) -> tuple[sa.ColumnElement[bool], .
 def grades(
     db: Transaction, series: str | None, sample_ids: Sequence[int]
 ) -> dict[int, dict[str, Judgment]]:
-    """Return grades by sample and passage id, without deleted, damaged or missing ones.
+    """Return grades by sample and passage id, except deleted, damaged or missing ones.
 
     Args:
         series: The series; None for the one that judged each sample first.

@@ -67,7 +67,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
     if scale is not None and (top_grade not in (None, scale) or highest > scale):
         raise ConfigurationError(
             f"the store's labels are graded from 0 to {scale}, these from 0 to "
-            f"{top_grade or highest}, and a grade is worth something else on each scale; "
+            f"{top_grade or highest}, and a grade means something else on each scale; "
             f"grade from 0 to {scale} (--max-grade {scale})"
         )
     known = known_requests(db, [row.request_id for row in rows])
@@ -110,7 +110,7 @@ def top_grade_of(db: Transaction) -> int | None:
 
 @reads
 def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tuple[int, LabelRow]]:
-    """(sample id, label) in the order in which the labels were added.
+    """Return pairs of sample id and label, in the order in which the labels were added.
 
     Args:
         sample_ids: The samples; None for all. A request that was sampled twice has its labels
@@ -187,7 +187,7 @@ def save_pick(
 
 @writes
 def ask_for_labels(db: Transaction, sample_ids: Sequence[int], tenant: str) -> None:
-    """Remember for what tenant's file people are first asked to grade picked samples.
+    """Record whose tenant's file first asks people to grade picked samples.
 
     The tenant is empty for a file of all.
     """
@@ -272,7 +272,7 @@ def to_grade(db: Transaction, series: str) -> dict[int, int]:
 
 @reads
 def labelled(db: Transaction, series: str) -> dict[int, bool]:
-    """Tell of samples that draws asked about and people labelled whether the series judged them.
+    """Return whether the series judged each sample that draws asked about and people labelled.
 
     It has if it did so first or again, without a call that failed. Only those with their text.
     """

@@ -206,7 +206,7 @@ def waiting(db: Transaction, limit: int) -> dict[int, SampleRecord | DataError]:
 
 @reads
 def records(db: Transaction, sample_ids: Sequence[int]) -> dict[int, SampleRecord]:
-    """Return the records of samples; not of those whose text was deleted, or cannot be read."""
+    """Return the records of those samples whose text was kept and can be read."""
     found = {}
     for sample_id, one in _read(db, sample_ids).items():
         if isinstance(one, DataError):
@@ -257,7 +257,7 @@ def oldest_waiting(db: Transaction) -> float | None:
 def rejected(
     db: Transaction, sample_ids: Sequence[int]
 ) -> dict[int, tuple[tuple[str, str, str], ...]]:
-    """(passage id, reason, raw reply) of each grade that was not valid, by sample."""
+    """Return the passage id, reason and raw reply of each invalid grade, by sample."""
     query = sa.select(_samples.sample_id, _samples.rejected).where(_samples.rejected.is_not(None))
     found: dict[int, str] = db.by_sample(query, sample_ids)
     return {each: tuple(map(tuple, json.loads(text))) for each, text in found.items()}

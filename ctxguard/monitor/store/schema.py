@@ -31,7 +31,7 @@ def storable(text: str) -> str:
 
 
 class StorableText(sa.TypeDecorator[str]):
-    """A text of others, made ``storable`` on its way into the database, also to be compared."""
+    """Text from outside, made ``storable`` before it is stored or compared."""
 
     impl = sa.Text
     cache_ok = True

@@ -306,7 +306,7 @@ class Hybrid(ABC):
         return query if query.isascii() else without_surrogates(query)
 
     def encode_query(self, query: str) -> Float32Array | QueryStates:
-        """Encode a query, for callers that retrieve it more than once.
+        """Encode a query, for callers that search for it more than once.
 
         Returns its vector, with its word pieces if there are signals of them; refuses a query as
         ``retrieve`` does.
@@ -387,7 +387,7 @@ class Hybrid(ABC):
 
     @property
     def fusion(self) -> Fusion:
-        """Combines the legs' scores."""
+        """The method that combines the legs' scores."""
         return self._settings.fusion
 
     def _fusion_in_words(self) -> str:

@@ -293,8 +293,8 @@ class HybridIndex:
         )
         if own.fingerprint != lexical["fingerprint"]:
             raise ValueError(
-                f"it was analysed as {lexical['fingerprint']!r}, its queries would be as "
-                f"{own.fingerprint!r}"
+                f"its passages were analysed as {lexical['fingerprint']!r}, but queries "
+                f"would be analysed as {own.fingerprint!r}"
             )
         codes, vectors = files / _CODES, array("vectors")
         # Mapped now, row by row: the first search would wait for each page that it needs.

@@ -91,7 +91,7 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
     if repeated:
         raise DataError(
             f"{len(repeated)} of {total} passages repeat the id of another, first "
-            f"{repeated[0]!r}; give each passage an id of its own"
+            f"{repeated[0]!r}; give each passage a different id"
         )
     if not kept:
         raise DataError(

