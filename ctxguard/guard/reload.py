@@ -88,7 +88,7 @@ class _Watcher(ABC):
             elif not result:
                 return None
             self._telemetry.reload_attempted(self.target, ReloadOutcome.RELOADED)
-            _log.info("%s %r was reloaded", self.target.value, str(self.file))
+            _log.info("%s %r was reloaded", self.target, str(self.file))
             return ReloadOutcome.RELOADED
 
     def start(self) -> Self:
@@ -157,7 +157,7 @@ class _Watcher(ABC):
         self._telemetry.reload_attempted(self.target, outcome)
         _log.warning(
             "%s %r is %s (%s): %s",
-            self.target.value,
+            self.target,
             str(self.file),
             outcome.value,
             reason,
@@ -181,7 +181,7 @@ class _Watcher(ABC):
             try:
                 self.check()
             except Exception as error:
-                _log.warning("the %s watcher failed (%s)", self.target.value, type(error).__name__)
+                _log.warning("the %s watcher failed (%s)", self.target, type(error).__name__)
             if ended.wait(self._interval_seconds):
                 return
 
@@ -200,7 +200,7 @@ class ProfileWatcher(_Watcher):
         ConfigurationError: the interval is not finite and > 0.
     """
 
-    target = ReloadTarget.PROFILE
+    target = "profile"
     malformed = ProfileFormatError
 
     def __init__(
@@ -242,7 +242,7 @@ class IndexWatcher(_Watcher):
             0.
     """
 
-    target = ReloadTarget.INDEX
+    target = "index"
     malformed = IndexFolderError
 
     def __init__(

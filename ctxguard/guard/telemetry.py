@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import product
 from operator import getitem
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -45,11 +45,8 @@ ASSESSED = ("answered", "cached", "refused", "failed", "over_budget")
 OBSERVERS = frozenset({"sampler", "telemetry", "tracing"})
 
 
-class ReloadTarget(StrEnum):
-    """A file that is reloaded while serving. A closed set: it names metrics."""
-
-    PROFILE = "profile"
-    INDEX = "index"
+ReloadTarget = Literal["profile", "index"]
+"""A file that is reloaded while serving. A closed set: it names metrics."""
 
 
 class ReloadOutcome(StrEnum):
@@ -136,7 +133,7 @@ _COUNTERS: Mapping[str, tuple[str, Mapping[str, _Values]]] = {
             f"Attempts to reload a changed {what} while serving, by outcome.",
             {"outcome": ReloadOutcome},
         )
-        for what in ReloadTarget
+        for what in get_args(ReloadTarget)
     },
 }
 _GAUGES: Mapping[str, tuple[str, Mapping[str, _Values], Literal["livesum", "livemax"]]] = {
@@ -151,7 +148,7 @@ _GAUGES: Mapping[str, tuple[str, Mapping[str, _Values], Literal["livesum", "live
             {},
             "livemax",
         )
-        for what in ReloadTarget
+        for what in get_args(ReloadTarget)
     },
 }
 _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {

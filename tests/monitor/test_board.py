@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -158,7 +158,7 @@ class Service:
             self.telemetry.raised(Mode.SHADOW, error)
         self.telemetry.circuit_changed("dense", is_open=True)
         self.telemetry.observer_failed("sampler")
-        for target in ReloadTarget:
+        for target in get_args(ReloadTarget):
             self.telemetry.reload_attempted(target, ReloadOutcome.MALFORMED)
             self.telemetry.reload_failing(target, is_failing=True)
         for outcome in Outcome:
