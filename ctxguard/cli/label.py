@@ -16,7 +16,7 @@ from ctxguard._support.extras import require
 from ctxguard._support.settings import SettingsModel, about, key, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, picked
+from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import in_first_order, on_route, read_labelled
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import Source, System
@@ -360,18 +360,18 @@ class ImportCommand(SettingsModel):
         rows, ungraded = read_label_file(self.file, self.annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:
             check_ids(opened, rows, self.file)
-            added = opened.add_labels(rows, self.max_grade)
-            repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
+            added, n_repeats, unknown = opened.add_labels(rows, self.max_grade)
+            more, *_ = opened.add_labels(repeats(opened, rows), self.max_grade)
             requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))
             usable = usable_labels(opened, requests)
         counts = {
-            "more requests ask the same of the same passage: graded as well": repeated.added,
-            "were in the store already": added.duplicates,
-            "requests are not in the store; their labels were left out": len(added.unknown),
+            "more requests ask the same of the same passage: graded as well": more,
+            "were in the store already": n_repeats,
+            "requests are not in the store; their labels were left out": len(unknown),
         }
         notes = [f"{n:,} {words}" for words, n in counts.items() if n]
-        if added.unknown:
-            notes.append(f"unknown: {', '.join(added.unknown)}")
+        if unknown:
+            notes.append(f"unknown: {', '.join(unknown)}")
         said = (
             f"{count(usable['passages'], 'grade')} on "
             f"{count(usable['requests'], 'complete request')} count"
@@ -384,10 +384,12 @@ class ImportCommand(SettingsModel):
                 f"{usable['unpicked']:,} of them were not picked at random: they enter no estimate"
             )
         document = {
-            **picked(added, "added", "duplicates", "unknown"),
-            "repeated": repeated.added,
+            "added": added,
+            "duplicates": n_repeats,
+            "unknown": unknown,
+            "repeated": more,
             "blank": len(ungraded),
             "usable": usable,
         }
-        words = f"{added.added:,} labels imported from {self.annotator}"
+        words = f"{added:,} labels imported from {self.annotator}"
         output.result(document, [words], notes)

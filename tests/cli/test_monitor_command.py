@@ -141,7 +141,7 @@ class TestOnce:
         assert "nothing waited" in once(traffic).stdout
         with SampleStore.open(traffic.url) as store:
             request_id = request_of(store, 1)
-            assert store.add_labels([LabelRow(request_id, "d0-0", 1, None, "ann", 1.0)]).added == 1
+            assert store.add_labels([LabelRow(request_id, "d0-0", 1, None, "ann", 1.0)])[0] == 1
         others = {query: frozenset[str]() for query in traffic.relevant}
         result = once(replace(traffic, relevant=others), "--json")
         said = "this store was judged by"

@@ -21,7 +21,6 @@ from ctxguard.monitor.store.types import (
     MOST_UNCOVERED,
     NO_PICK,
     OPENED,
-    Added,
     GradedBlock,
     GradedRows,
     LabelRow,
@@ -43,7 +42,9 @@ _SCALE = "labels.top_grade"
 
 
 @writes
-def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None = None) -> Added:
+def add_labels(
+    db: Transaction, rows: Sequence[LabelRow], top_grade: int | None = None
+) -> tuple[int, int, list[str]]:
     """Add labels of sampled requests, but for those that repeat the annotator's last one.
 
     Readers decide which of several labels of a passage counts.
@@ -51,6 +52,10 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
     Args:
         top_grade: The highest grade of their scale, which the first labels fix for the store, as
             the worth of a grade depends on it. None for the store's scale.
+
+    Returns:
+        The numbers of labels added and of labels left out as repeats; and the request ids without a
+        sample in the store, whose labels were left out.
 
     Raises:
         ConfigurationError: the store's labels are on another scale.
@@ -79,7 +84,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
     if new and top_grade is not None and scale is None:
         db.set_state(_SCALE, str(top_grade))
     unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
-    return Added(len(new), tuple(unknown), len(of_known) - len(new))
+    return len(new), len(of_known) - len(new), list(unknown)
 
 
 def _new_labels(former: Iterable[LabelRow], rows: Sequence[LabelRow]) -> list[LabelRow]:

@@ -242,20 +242,6 @@ class LabelRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """The result of adding labels.
-
-    Attributes:
-        unknown: Request ids without a sample in the store; their labels were left out.
-        duplicates: Labels left out because the annotator's last one was the same.
-    """
-
-    added: int
-    unknown: tuple[str, ...]
-    duplicates: int
-
-
-@dataclass(frozen=True, slots=True)
 class PickedSample:
     """A sample that was picked for labels.
 
