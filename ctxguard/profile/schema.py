@@ -8,7 +8,7 @@ that file.
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
 
@@ -377,19 +377,6 @@ class AssessorProfile(Frozen):
         return f"{words}. They are recorded, not applied: {lacking} not shown to hold"
 
 
-class RecallPromise(NamedTuple):
-    """A bound on mean recall loss that alarms watch, in [0, 1].
-
-    Attributes:
-        baseline_k: The loss is relative to this many of the retriever's first passages.
-        source: ``certificate``, or ``evidence of calibration``, which is approximate.
-    """
-
-    at_most: float
-    baseline_k: int
-    source: str
-
-
 class RouteProfile(Frozen):
     """The policy of one route, with its evidence.
 
@@ -422,14 +409,18 @@ class RouteProfile(Frozen):
     unasked: str = ""
 
     @property
-    def recall_promise(self) -> RecallPromise | None:
-        """The mean recall loss that the policy promises; None where nothing bounds it."""
+    def recall_promise(self) -> tuple[float, int, str] | None:
+        """The mean recall loss, in [0, 1], that the policy promises; None where nothing bounds it.
+
+        With it, how many of the retriever's first passages it is relative to, and its source:
+        ``certificate``, or ``evidence of calibration``, which is approximate.
+        """
         if self.certificate is not None:
-            return RecallPromise(self.certificate.alpha, self.certificate.baseline_k, "certificate")
+            return self.certificate.alpha, self.certificate.baseline_k, "certificate"
         if self.evidence is None or self.evidence.most_recall_loss is None or self.verdict is None:
             return None
         most, k = self.evidence.most_recall_loss, self.verdict.serving_k
-        return RecallPromise(most, k, "evidence of calibration")
+        return most, k, "evidence of calibration"
 
     @property
     def asking(self) -> str:

@@ -280,7 +280,8 @@ def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
     promise, safe = calibrated.recall_promise, calibrated.safe_policy
     against = ""
     if promise is not None:
-        against = f" against the retriever's first {promise.baseline_k}"
+        _, baseline_k, _ = promise
+        against = f" against the retriever's first {baseline_k}"
     advice = (
         "this profile has no safe policy to serve meanwhile"
         if safe is None
@@ -299,9 +300,11 @@ def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
     found = []
     for route, calibrated in sorted(profile.routes.items()):
         promise, evidence = calibrated.recall_promise, calibrated.evidence
-        if promise is not None and promise.at_most < 1.0:
-            loss = max(promise.at_most, 0.0)
-            found.append(PromisedLoss(route, AlarmKind.RECALL_LOSS, loss, source=promise.source))
+        if promise is not None:
+            loss, _, source = promise
+            if loss < 1.0:
+                loss = max(loss, 0.0)
+                found.append(PromisedLoss(route, AlarmKind.RECALL_LOSS, loss, source=source))
         harm = None if evidence is None else evidence.metrics.get("harm")
         bound = _harm_bound(calibrated, profile.utilities)
         if harm is not None and harm.upper is not None and 0.0 <= harm.upper < bound:

@@ -268,7 +268,7 @@ class AlarmMonitor:
         promise = None if route is None else route.recall_promise
         if promise is None:
             return None, 0.0
-        k = promise.baseline_k
+        _, k, _ = promise
         self._check_rates(record, k)
         self._with_promised_baseline[record.route] = k == record.rates.baseline_k
         n = len(record.served) + len(record.dropped)
