@@ -177,7 +177,7 @@ def needed_to_reach(figure: Interval, least: float = 0.0) -> int | None:
 
 
 def mean_interval(values: FloatArray) -> Interval:
-    """Return the mean with its two bounds by Student's t, 90% each; none of under two values.
+    """Return the mean with its two bounds by Student's t, 90% each; no bounds below two values.
 
     >>> found = mean_interval(np.array([0.0, 1.0, 2.0]))
     >>> found.value, round(found.lower, 2), found.n
@@ -203,7 +203,7 @@ def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
 
 
 def in_reach(n: int) -> str:
-    """Say what so many questions with a relevant passage suffice for, and what more would buy.
+    """Say what this many questions with a relevant passage suffice for, and what more would buy.
 
     >>> in_reach(22)
     '22 questions with a relevant passage: enough to extend; 6 more to decide leaner'

@@ -1,4 +1,7 @@
-"""The contract of every retriever, as a suite that an adapter's tests inherit."""
+"""The contract of every retriever, as a suite that an adapter's tests inherit.
+
+Calls the retriever, from threads and event loops too.
+"""
 
 # ruff: noqa: S101  a contract suite asserts
 

@@ -68,7 +68,7 @@ def _relevant_from(least: int, written: _Grades, counts: Counter[str], path: Pat
     highest = max(every, default=0)
     if 0 < highest < least:
         raise DataError(
-            f"no grade is relevant-from = {least} or higher: the highest is {highest}", path=path
+            f"no grade reaches relevant-from = {least}: the highest is {highest}", path=path
         )
     for what, n in (
         ("negative grades read as 0, judged not relevant", sum(each < 0 for each in every)),

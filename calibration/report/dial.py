@@ -169,7 +169,7 @@ def _between(outcome: RouteOutcome) -> list[_Contexts]:
 
 
 def _of_size(sums: PolicySums, size: float) -> int:
-    """Find the policy of highest UDCG among those that keep about so many passages."""
+    """Find the policy of highest UDCG among those that keep about this many passages."""
     away = np.abs(sums.mean_kept - size)
     near = away <= max(_NEAR * size, float(away.min()))
     return int(np.where(near, sums.mean_gain, -np.inf).argmax())

@@ -111,7 +111,7 @@ def one_line(text: str) -> str:
 
 
 def looked_up(passage_id: str, passage_of: PassageOf | None, most: int) -> tuple[str, str | None]:
-    """Return the title of a passage and the beginning of its text, at most so many characters.
+    """Return the title of a passage and the beginning of its text, at most this many characters.
 
     The title is empty and the text None where the passage cannot be looked up.
     """

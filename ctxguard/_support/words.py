@@ -40,7 +40,7 @@ def signed(value: float | None) -> str:
 
 
 def significant(value: float, digits: int = 6) -> float:
-    """Round to so many significant digits, more than labels support: files stay short.
+    """Round to more significant digits than labels support, so that files stay short.
 
     >>> significant(0.123456789), significant(1234.5678, 5)
     (0.123457, 1234.6)

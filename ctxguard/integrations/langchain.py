@@ -1,6 +1,6 @@
 """LangChain: its vector stores and retrievers under a guard, and the guard as its retriever.
 
-Needs ``langchain-core`` alone. For agents see ``langchain_agents``.
+Needs ``langchain-core`` alone. For agents see ``langchain_agents``. Calls the store and the guard.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""LlamaIndex: a guard as a node postprocessor."""
+"""LlamaIndex: a guard as a node postprocessor. Calls the guard, and touches nothing else."""
 
 from collections.abc import Sequence
 from operator import attrgetter

@@ -1,4 +1,4 @@
-"""Compares the serving reranker or embedder with the one of the profile's calibration.
+"""Compares the serving reranker or embedder with the one that the profile was calibrated on.
 
 Calls the scorer, reads the clock and logs.
 """

@@ -496,7 +496,7 @@ class TestLeastRelevantGrade:
         assert data.relevant("q") == {"a": 5}
 
     def test_labelless_grade_is_refused(self, folder: Path) -> None:
-        with pytest.raises(DataError, match=r"relevant-from = 7 or higher: the highest is 2"):
+        with pytest.raises(DataError, match=r"relevant-from = 7: the highest is 2"):
             read_beir(folder, relevant_from=7)
         with pytest.raises(ConfigurationError, match="must be at least 1"):
             read_beir(folder, relevant_from=0)

@@ -275,7 +275,7 @@ class TestRuns:
             arguments = (*name.split(), *options)
             run.ok(*arguments, system={"relevant-from": 3})
             shutil.rmtree(tmp_path / "g", ignore_errors=True)
-            says = "no grade is relevant-from = 9 or higher: the highest is"
+            says = "no grade reaches relevant-from = 9: the highest is"
             run.refused(*arguments, system={"relevant-from": 9}, says=says)
 
     def test_labels_meet_neighbouring_corpus(

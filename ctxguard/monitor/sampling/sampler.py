@@ -121,7 +121,7 @@ def _check_probability(name: str, probability: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JudgingRates:
-    """The probabilities, in [0, 1], with which dropped passages are judged, besides all served.
+    """The probabilities, in [0, 1], with which dropped passages are judged; served ones always are.
 
     Attributes:
         dropped_rate: Of each by itself. Pooled recall rests on it.

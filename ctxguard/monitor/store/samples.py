@@ -374,7 +374,7 @@ def _shrink(db: Transaction, excess: int) -> tuple[int, int]:
 
 
 def _first(db: Transaction, query: sa.Select[Any], most_bytes: int) -> list[_Row]:
-    """Return the first rows of a query, up to so many bytes."""
+    """Return the first rows of a query, up to this many bytes."""
     rows = db.execute(query.limit(_BATCH_SAMPLES).with_for_update(skip_locked=True)).all()
     before = [0, *accumulate(row.payload_bytes for row in rows)]
     return [
