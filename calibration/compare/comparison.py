@@ -73,26 +73,15 @@ SHOWN_SIZES = 20
 """Up to this size, the results for each context size are shown."""
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A policy by the size of the context.
-
-    Attributes:
-        udcg: UDCG of contexts of at most k passages, for k = 1, 2, …
-        optimal_k: The k of highest mean UDCG; the smallest if several are equal.
-        within_noise: Every k that is not worse than the optimal one by more than noise, paired
-            by query.
-    """
-
-    udcg: tuple[Interval, ...]
-    optimal_k: int
-    within_noise: tuple[int, ...]
-
-
-def curve(pools: LabelledPools, policy: Policy) -> Curve:
+def curve(
+    pools: LabelledPools, policy: Policy
+) -> tuple[tuple[Interval, ...], int, tuple[int, ...]]:
     """Measure contexts of at most k passages under a policy, for k from 1 to 20 or its own k.
 
     The threshold of the policy applies, so the curve is flat if it, not k, ends the context.
+
+    Returns:
+        ``udcg_by_k``, ``optimal_k`` and ``within_noise`` of `Compared`.
     """
     most = min(max(SHOWN_SIZES, policy.k), pools.scores.shape[1])
     order, kept = contexts(pools, replace(policy, k=most, min_keep=min(policy.min_keep, most)))
@@ -102,11 +91,8 @@ def curve(pools: LabelledPools, policy: Policy) -> Curve:
     best = int(np.argmax(np.round(total.mean(axis=0), 12)))
     samples = resampled_means(total)
     behind = interval_bounds(samples - samples[:, [best]])[1]
-    return Curve(
-        udcg=tuple(bootstrap_intervals(total.T)),
-        optimal_k=best + 1,
-        within_noise=tuple(k + 1 for k in range(most) if behind[k] >= 0.0),
-    )
+    within_noise = tuple(k + 1 for k in range(most) if behind[k] >= 0.0)
+    return tuple(bootstrap_intervals(total.T)), best + 1, within_noise
 
 
 @dataclass(frozen=True)
@@ -116,7 +102,10 @@ class Compared:
     Attributes:
         kind: The kind of its scores.
         per_query: The metrics ``COMPARED``, query by query.
-        curve: UDCG by the size of the context.
+        udcg_by_k: UDCG of contexts of at most k passages, for k = 1, 2, …
+        optimal_k: The k of highest mean UDCG; the smallest if several are equal.
+        within_noise: Every k that is not worse than the optimal one by more than noise, paired
+            by query.
         harm_share: Mean harm / (mean gain + mean harm) of UDCG over the queries with either,
             in [0, 1]; no value if there is none.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
@@ -126,7 +115,9 @@ class Compared:
     candidate: Candidate
     kind: ScoreKind
     per_query: Measured
-    curve: Curve
+    udcg_by_k: tuple[Interval, ...]
+    optimal_k: int
+    within_noise: tuple[int, ...]
     harm_share: Interval
     latency_ms: float
 
@@ -229,12 +220,15 @@ def compare(
         own, latency_ms = labelled[candidate.stages]
         measured = per_query(own, candidate.policy)
         both = measured["udcg"] + 2 * measured["harm"]
+        udcg_by_k, optimal_k, within_noise = curve(own, candidate.policy)
         compared.append(
             Compared(
                 candidate=candidate,
                 kind=own.kind,
                 per_query={name: measured[name] for name in COMPARED},
-                curve=curve(own, candidate.policy),
+                udcg_by_k=udcg_by_k,
+                optimal_k=optimal_k,
+                within_noise=within_noise,
                 harm_share=bootstrap_ratio(measured["harm"], both),
                 latency_ms=latency_ms,
             )

@@ -159,7 +159,11 @@ def _document(comparison: Comparison, checks: Sequence[RegressionCheck]) -> dict
                 "name": each.candidate.name,
                 **each.candidate.describe(),
                 "score_kind": each.kind,
-                **picked(each, "harm_share", "risk", "latency_ms", "curve"),
+                **picked(each, "harm_share", "risk", "latency_ms"),
+                "curve": {
+                    "udcg": each.udcg_by_k,
+                    **picked(each, "optimal_k", "within_noise"),
+                },
                 "per_query": values_as_json(each.per_query),
             }
             for each in comparison.candidates

@@ -144,15 +144,15 @@ def comparison_shown(comparison: "Comparison", *, show_all: bool) -> Iterator[Re
 
 
 def _sizes_shown(comparison: "Comparison") -> Iterator[RenderableType]:
-    least = min(len(each.curve.udcg) for each in comparison.candidates)
+    least = min(len(each.udcg_by_k) for each in comparison.candidates)
     ks = [k for k in _CURVE_KS if k <= least]
     rows: list[Cells] = []
     others: list[Cells] = []
     for each in comparison.candidates:
-        size, name = each.curve, _name(each.candidate.name)
-        cells = [number(size.udcg[k - 1].value, 2) for k in ks]
-        span = f" ({min(size.within_noise)}–{max(size.within_noise)})"
-        best = f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}"
+        name = _name(each.candidate.name)
+        cells = [number(each.udcg_by_k[k - 1].value, 2) for k in ks]
+        span = f" ({min(each.within_noise)}–{max(each.within_noise)})"
+        best = f"{each.optimal_k}{span if len(each.within_noise) > 1 else ''}"
         rows.append((name, *cells, best))
         others.append((name, interval(each.harm_share), f"{each.latency_ms:.2f}"))
     yield heading("udcg by the size of the context (k), thresholds applied")

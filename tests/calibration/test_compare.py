@@ -87,9 +87,9 @@ def test_metrics_stand_beside_intervals() -> None:
 
 def test_curve_adds_gain_and_harm() -> None:
     dataset, shelf = questions([2, 2])
-    curve = compared([fixed("only", 3)], shelf, dataset).candidates[0].curve
+    curve = compared([fixed("only", 3)], shelf, dataset).candidates[0]
     second = 1 / np.log2(3)
-    means = [each.value for each in curve.udcg]
+    means = [each.value for each in curve.udcg_by_k]
     assert len(means) == 6
     assert means[:3] == pytest.approx([-0.02, second - 0.02, second - 0.03])
     assert curve.optimal_k == 2
@@ -99,7 +99,7 @@ def test_curve_adds_gain_and_harm() -> None:
 def test_indistinguishable_sizes_are_within_noise() -> None:
     """Sizes that the queries cannot tell apart are said to be within noise."""
     dataset, shelf = questions([1, 2, 1, 2, 1, 1, 2])
-    curve = compared([fixed("only", 3)], shelf, dataset, utilities=STRICT).candidates[0].curve
+    curve = compared([fixed("only", 3)], shelf, dataset, utilities=STRICT).candidates[0]
     assert curve.optimal_k == 2
     assert set(curve.within_noise) >= {1, 2}
     assert 6 not in curve.within_noise
@@ -111,7 +111,7 @@ def test_curve_at_k_is_udcg(ranks: list[int | None], k: int) -> None:
     dataset, shelf = questions(ranks)
     found = compared([fixed("only", k)], shelf, dataset)
     own, expected = (
-        found.candidates[0].curve.udcg[k - 1],
+        found.candidates[0].udcg_by_k[k - 1],
         found.results.of("only", "udcg").mean,
     )
     assert own.value == pytest.approx(expected.value)
@@ -121,8 +121,8 @@ def test_curve_at_k_is_udcg(ranks: list[int | None], k: int) -> None:
 def test_threshold_holds_along_the_curve() -> None:
     dataset, shelf = questions([1, 1])
     strict = Candidate("strict", RatioPolicy(k=2, min_ratio=0.99))
-    curve = compared([strict], shelf, dataset).candidates[0].curve
-    assert len({each.value for each in curve.udcg}) == 1
+    curve = compared([strict], shelf, dataset).candidates[0]
+    assert len({each.value for each in curve.udcg_by_k}) == 1
 
 
 @pytest.mark.parametrize(
