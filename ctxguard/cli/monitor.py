@@ -117,7 +117,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
             raise ConfigurationError("--json prints what --once found: give --once")
         from ctxguard.guard.wrapped_retriever import call_if
         from ctxguard.monitor.judging.budget import BudgetLimits
-        from ctxguard.monitor.service import Monitor, WatchedProfile
+        from ctxguard.monitor.service import Monitor
         from ctxguard.monitor.store import Limits
 
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
@@ -133,14 +133,10 @@ class MonitorCommand(JudgeModel, IndexSystem):
             budget=BudgetLimits(self.calls_per_hour, self.calls_per_day, self.cost_per_day),
             lookup=None if retriever is None else retriever.passage,
             utilities=READERS if loaded is None else loaded.utilities,
-            watched=None
-            if loaded is None
-            else WatchedProfile(
-                loaded,
-                None if retriever is None else partial(_present_corpus, retriever),
-                self.profile,
-                switch_to_safe=self.switch_to_safe,
-            ),
+            profile=loaded,
+            path=self.profile,
+            corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
+            switch_to_safe=self.switch_to_safe,
         )
         former = running.store.series()
         if former and running.series not in former:

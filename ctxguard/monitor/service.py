@@ -42,7 +42,7 @@ from ctxguard.monitor.sampling.sampler import Accounts
 from ctxguard.monitor.store import Counts, SampleStore, State
 from ctxguard.profile.schema import Profile
 
-__all__ = ["DEFAULT_WINDOW_SECONDS", "JudgingOutcome", "Monitor", "Report", "WatchedProfile"]
+__all__ = ["DEFAULT_WINDOW_SECONDS", "JudgingOutcome", "Monitor", "Report"]
 
 _log = logging.getLogger(__name__)
 
@@ -97,26 +97,6 @@ class Report:
         return self.live.estimates
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedProfile:
-    """The profile whose promises a monitor watches, and how its file may change.
-
-    Attributes:
-        profile: Its alarms resume from the state that an earlier monitor saved.
-        corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
-            that of the profile; None compares nothing.
-        path: The profile's file; when its profile is replaced, the alarms follow. None for a fixed
-            profile.
-        switch_to_safe: Whether to replace that file by its safe policy when recall loss breaks its
-            promise.
-    """
-
-    profile: Profile
-    corpus_sketch: Callable[[], CorpusSketch] | None = None
-    path: Path | None = None
-    switch_to_safe: bool = False
-
-
 class Monitor:
     """Judges stored samples and estimates the quality of live traffic.
 
@@ -130,6 +110,14 @@ class Monitor:
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
             samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
             the passage its grade. None for no redaction.
+        profile: Its promises are watched by alarms, which resume from the state that an earlier
+            monitor saved; None for no alarms.
+        path: The profile's file; when its profile is replaced, the alarms follow. None for a fixed
+            profile.
+        corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
+            that of the profile; None compares nothing.
+        switch_to_safe: Whether to replace that file by its safe policy when recall loss breaks its
+            promise.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -153,7 +141,10 @@ class Monitor:
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,
         redactor: Redactor | None = redact,
-        watched: WatchedProfile | None = None,
+        profile: Profile | None = None,
+        path: Path | None = None,
+        corpus_sketch: Callable[[], CorpusSketch] | None = None,
+        switch_to_safe: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         check_positive(window_seconds=window_seconds)
@@ -172,11 +163,12 @@ class Monitor:
             update_graded, store, self.series, Scale(utilities, judge.max_grade)
         )
         self._clock = clock
-        self._watched = watched
+        self._path = path
+        self._corpus_sketch = corpus_sketch
         self._alarms: AlarmMonitor | None = None
-        if watched is not None:
-            state = AlarmState(watched.profile, exact=self.exact)
-            safe = watched.path if watched.switch_to_safe else None
+        if profile is not None:
+            state = AlarmState(profile, exact=self.exact)
+            safe = path if switch_to_safe else None
             self._alarms = AlarmMonitor(state, store, self.series, clock, safe)
         self._reset_after_fork()
         reset_in_children(self)
@@ -302,8 +294,8 @@ class Monitor:
         self._update_graded()
         self.store.clean()
         if self._alarms is not None:
-            if self._watched is not None and self._watched.corpus_sketch is not None:
-                self._alarms.check_corpus(self._watched.corpus_sketch())
+            if self._corpus_sketch is not None:
+                self._alarms.check_corpus(self._corpus_sketch())
             if not self.exact:
                 self._alarms.correct_judge()
             self._alarms.evaluate()
@@ -313,7 +305,7 @@ class Monitor:
 
     def _follow_profile(self) -> None:
         """Switch to the profile that the file holds now, if it has changed."""
-        path, alarms = None if self._watched is None else self._watched.path, self._alarms
+        path, alarms = self._path, self._alarms
         if path is None or alarms is None:
             return
         if (version := file_version(path)) == self._profile_version:

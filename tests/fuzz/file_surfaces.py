@@ -30,7 +30,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.service import Monitor, WatchedProfile
+from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow, SampleStore, schema
 from ctxguard.monitor.store.writer import SampleWriter
 from ctxguard.profile.schema import Profile, RouteProfile
@@ -233,7 +233,7 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
     sampler = Sampler(1.0)
     guard = ContextGuard(lambda query, depth: HITS, score_kind=ScoreKind.RATIO, k=1)
     writer = SampleWriter(sampler, store)
-    monitor = Monitor(store, Judge(), watched=WatchedProfile(WATCHED), clock=lambda: NOW)
+    monitor = Monitor(store, Judge(), profile=WATCHED, clock=lambda: NOW)
     for n in range(4):
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)
     writer.flush()

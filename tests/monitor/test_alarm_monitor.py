@@ -17,7 +17,6 @@ from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.counts import JudgingOutcome
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 
@@ -43,7 +42,7 @@ def watching(*, rates: JudgingRates | None = None, **settings: Any) -> Watching:
     return Watching(
         LabelJudge(LOST | FOUND),
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
-        watched=WatchedProfile(PROFILE),
+        profile=PROFILE,
         **settings,
     )
 
@@ -87,7 +86,7 @@ def test_first_hours_raise_no_alarm() -> None:
 def test_what_other_monitors_judged_counts() -> None:
     one = watching()
     one.watch(*served(30))
-    other = Watching(LabelJudge(LOST | FOUND), store=one.store, watched=WatchedProfile(PROFILE))
+    other = Watching(LabelJudge(LOST | FOUND), store=one.store, profile=PROFILE)
     other.end_day()
     assert kinds(other) == [AlarmKind.RECALL_LOSS]
 
@@ -161,7 +160,8 @@ def test_changed_corpus_warns_once() -> None:
     former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
     live = Watching(
         LabelJudge(LOST | FOUND),
-        watched=WatchedProfile(PROFILE.model_copy(update={"corpus": former}), lambda: present[-1]),
+        profile=PROFILE.model_copy(update={"corpus": former}),
+        corpus_sketch=lambda: present[-1],
     )
     for _ in range(2):
         live.monitor.maintain()

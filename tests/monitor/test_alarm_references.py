@@ -20,7 +20,6 @@ from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days
 from ctxguard.monitor.alarms.reference import corrected, upper_limit
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 from tests.stored import all_judged
@@ -52,7 +51,9 @@ class Traffic:
         self.live = Watching(
             ErringJudge(is_named, (0.85, 0.8)),
             rates=rates,
-            watched=WatchedProfile(PROFILE, path=path, switch_to_safe=True),
+            profile=PROFILE,
+            path=path,
+            switch_to_safe=True,
         )
         self.registry = self.live.registry
 
@@ -179,7 +180,7 @@ def test_unobservable_promise_warns_with_mend(
 def resumed(traffic: Traffic) -> Watching:
     """Another monitor that goes on from what the first one saved."""
     judge = ErringJudge(is_named, (0.85, 0.8))
-    found = Watching(judge, rates=RATES, store=traffic.live.store, watched=WatchedProfile(PROFILE))
+    found = Watching(judge, rates=RATES, store=traffic.live.store, profile=PROFILE)
     assert found.monitor.own()
     return found
 

@@ -33,7 +33,6 @@ from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.sampler import JudgingRates, LostReason
-from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from tests.profiles import CERTIFICATE, profile_with
@@ -88,7 +87,7 @@ class Service:
         SafeMultiProcessCollector(folder, self.registries["g"], all_metrics=True)
         rates = JudgingRates(dropped_rate=1.0, baseline_rate=1.0, baseline_k=5, full_pool_rate=1.0)
         given = {"rates": rates, "lookup": lambda name: Passage(name, "text")}
-        self.live = Watching(LabelJudge(QRELS), watched=WatchedProfile(PROFILE), min_n=60, **given)
+        self.live = Watching(LabelJudge(QRELS), profile=PROFILE, min_n=60, **given)
         self.errs = Watching(PaidOpinion(QRELS), **given)
         for name, each in (("m exact", self.live), ("m errs", self.errs)):
             MonitorCollector(

@@ -24,7 +24,7 @@ from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.sample_judge import SampleJudge
 from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.service import JudgingOutcome, Monitor, WatchedProfile
+from ctxguard.monitor.service import JudgingOutcome, Monitor
 from ctxguard.monitor.store import (
     Finished,
     SampleStore,
@@ -250,7 +250,7 @@ class TestPoison:
                 raise ZeroDivisionError
 
         monkeypatch.setattr(AlarmMonitor, "loss_row", fail)
-        live = watching(5, watched=WatchedProfile(PROFILE))
+        live = watching(5, profile=PROFILE)
         assert live.monitor.step() == 5
         assert live.monitor.errors == 1
 

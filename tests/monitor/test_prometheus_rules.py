@@ -29,7 +29,6 @@ from ctxguard.monitor import export as prometheus
 from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile
 from ctxguard.server.metrics import HttpMetrics
 from tests.command import invoke
@@ -67,9 +66,7 @@ def scraped(folder: Path, *, all_metrics: bool, alarms: bool = True) -> list[str
     for registry, judge in zip(
         registries[1:], (LabelJudge(qrels), PaidOpinion(qrels)), strict=True
     ):
-        live = Watching(
-            judge, watched=WatchedProfile(_profile()), registry=registry, all_metrics=all_metrics
-        )
+        live = Watching(judge, profile=_profile(), registry=registry, all_metrics=all_metrics)
         state = live.monitor.alarms
         for kind in AlarmKind if alarms else ():
             for route, reference in zip(Route, (None, *ReferenceKind), strict=False):
