@@ -58,26 +58,18 @@ class DialStop:
 
 
 @dataclass(frozen=True)
-class DialPassage:
-    """A passage of a question shown.
+class DialQuestion:
+    """A question shown.
 
     Attributes:
-        title: Its title; its id where it has none, or another passage shown has the same.
-        mark: ``relevant``, ``misleading`` or ``other``.
+        which: Why it is shown: ``gains``, ``typical`` or ``loses``.
+        passages: For each its title (its id where it has none, or another passage shown has the
+            same), the beginning of its text, and ``relevant``, ``misleading`` or ``other``.
     """
-
-    title: str
-    snippet: str
-    mark: str
-
-
-@dataclass(frozen=True)
-class DialQuestion:
-    """A question shown; ``which`` says why: ``gains``, ``typical`` or ``loses``."""
 
     which: str
     text: str
-    passages: tuple[DialPassage, ...]
+    passages: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -186,18 +178,15 @@ def _means(own: _Contexts, outcome: RouteOutcome) -> dict[str, float | None]:
 
 def _passages(
     pools: LabelledPools, row: int, columns: list[int], passage_of: PassageOf | None
-) -> tuple[DialPassage, ...]:
+) -> tuple[tuple[str, str, str], ...]:
     ids = [pools.passage_ids[row][column] for column in columns]
     known = [looked_up(passage_id, passage_of, _SNIPPET) for passage_id in ids]
     n_titled = Counter(title or one_line(one) for one, (title, _) in zip(ids, known, strict=True))
     passages = []
     for column, passage_id, (title, snippet) in zip(columns, ids, known, strict=True):
+        name = title if n_titled[title] == 1 else one_line(passage_id)
         mark = "misleading" if pools.misleading[row, column] else "other"
-        passages.append(
-            DialPassage(
-                title=title if n_titled[title] == 1 else one_line(passage_id),
-                snippet=snippet or "",
-                mark="relevant" if pools.relevant[row, column] else mark,
-            )
-        )
+        if pools.relevant[row, column]:
+            mark = "relevant"
+        passages.append((name, snippet or "", mark))
     return tuple(passages)

@@ -441,7 +441,7 @@ def test_dial_runs_leanest_to_richest() -> None:
         assert dial.stops[place].recall == pytest.approx(recall)
     assert "balanced" in dial.stops[dial.start].names
     assert [question.which for question in dial.questions] == ["gains", "typical", "loses"]
-    marks = {passage.mark for question in dial.questions for passage in question.passages}
+    marks = {mark for question in dial.questions for _, _, mark in question.passages}
     assert "relevant" in marks
     assert marks <= {"relevant", "misleading", "other"}
 
@@ -451,5 +451,5 @@ def test_same_titles_show_their_ids() -> None:
         return Passage(passage_id, "text", title="Repair")
 
     found = report(calibrated(80, noise=0.25, context="utility"), titled)
-    names = [passage.title for passage in found.dial.questions[0].passages]
+    names = [title for title, _, _ in found.dial.questions[0].passages]
     assert len(set(names)) == len(names) > 1

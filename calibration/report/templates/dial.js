@@ -31,14 +31,14 @@
   const side = (title, places, question, state) => {
     const list = make("ol");
     for (const place of places) {
-      const passage = question.passages[place], [sign, word] = signs[passage.mark];
-      const how = state(place), row = make("li", `${passage.mark} ${how}`);
-      const mark = make("span", "sign", sign);
-      mark.setAttribute("aria-hidden", "true");
-      const name = make(how === "dropped" ? "s" : "span", "name", passage.title);
-      name.title = passage.snippet;
+      const [label, snippet, mark] = question.passages[place], [symbol, word] = signs[mark];
+      const how = state(place), row = make("li", `${mark} ${how}`);
+      const sign = make("span", "sign", symbol);
+      sign.setAttribute("aria-hidden", "true");
+      const name = make(how === "dropped" ? "s" : "span", "name", label);
+      name.title = snippet;
       const said = make("span", "said", [word, how].filter(Boolean).join(", "));
-      row.append(mark, name, said);
+      row.append(sign, name, said);
       list.append(row);
     }
     if (!places.length) list.append(make("li", "other", "nothing"));
