@@ -299,7 +299,7 @@ def mark_answers(
     judge: ChatClient | None = None,
     references: Mapping[str, str] | None = None,
 ) -> tuple[int, list[Reply[bool]]]:
-    """Mark each answer not yet marked in this way as right or wrong, in the file.
+    """Mark as right or wrong, in the file, each answer that is not marked in this way yet.
 
     Args:
         judge: A model that marks answers; None to compare them with known answers.

@@ -132,7 +132,7 @@ def _candidates(
     sources: tuple[str, ...],
     index: LabelledSystem | None,
 ) -> list[Candidate]:
-    """Find the ways to cut rankings of the index, or else of the first source; and all sources."""
+    """List the candidates: those asked for, every source at each k, and every profile."""
     ks = tuple(dict.fromkeys(asked.k)) or (DEFAULT_K,)
     own = None if index is not None else sources[0]
     specs = [spec for spec in asked.candidate if spec != ALL]

@@ -104,7 +104,7 @@ class Operation:
     asks: TypeAdapter[Any] | None = None
 
     async def answered(self, scope: Scope) -> Response:
-        """Answer a request whose body is in the scope's state, and take it from there.
+        """Answer a request whose body is in the scope's state, and remove it from the state.
 
         Raises:
             Problem: it cannot be answered.

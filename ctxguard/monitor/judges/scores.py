@@ -138,6 +138,6 @@ class CrossEncoderJudge(ScoreJudge):
         if reranker is not None and weights in reranker.fingerprint:
             raise ConfigurationError(
                 f"the cross-encoder {name!r} has the weights of the guard's own reranker "
-                f"({reranker.fingerprint}), which cannot judge itself; take another model"
+                f"({reranker.fingerprint}), which cannot judge itself; use another model"
             )
         self.version = f"{portable_name(name)} {weights[:12]} logit>={min_score:g}"

@@ -1,7 +1,7 @@
 """What judges said of samples: results with their counts, grades, and rows for estimates.
 
 A result is stored once, with what it counts. Grades are kept as JSON beside the text that they may
-quote, rows as blocks that outlive it. Touches the database.
+quote, rows as blocks that outlive it. Touches the database, and logs.
 """
 
 import json

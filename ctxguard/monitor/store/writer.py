@@ -3,7 +3,8 @@
 A background thread of each process that serves requests. An error here never reaches a request,
 and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly
 (DESIGN.md §7). Each of the four is counted by itself and reported with each batch, in the batch's
-transaction; samples held by a killed process are unaccounted for. Touches the database and clocks.
+transaction; samples held by a killed process are unaccounted for. Touches the database and clocks,
+and logs.
 """
 
 import atexit
