@@ -212,7 +212,7 @@ def test_reranker_judges_repeats_count_again(
     log.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     asked = ("judge", "--index", index, "--queries", log, "--store", url, "--judge", "reranker")
     with closing(RerankEndpoint()) as endpoint:
-        run.refused(*asked, says="name it as base-url")
+        run.refused(*asked, says="set base-url")
         system = {"judge": {"base-url": endpoint.url, "min-score": 0.3, "serving-k": 3}}
         found = run.read(*asked, "--model", "stand-in", "--json", system=system)
     assert found["judge"] == "reranker cohere stand-in score>=0.3"
