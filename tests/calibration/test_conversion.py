@@ -46,7 +46,7 @@ def test_a_process_converts_file_after_file(converter: Converter, tmp_path: Path
     for suffix in sorted({*WRITERS} - {".md", ".txt"}):
         file = tmp_path / f"kettle{suffix}"
         WRITERS[suffix](file, KETTLE)
-        assert all(text in converter.convert(file).markdown for text in KETTLE.values())
+        assert all(text in converter.convert(file)[1] for text in KETTLE.values())
         process = converter._process
     assert process is converter._process
 
@@ -69,7 +69,7 @@ def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with Converter() as converter:
         with pytest.raises(UnreadableError, match=r"takes longer than 0\.2 s"):
             converter.convert(slow)
-        assert converter.convert(fine).markdown.strip() == "fine"
+        assert converter.convert(fine)[1].strip() == "fine"
 
 
 def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
         assert converter._process is not None
         converter._process.send_signal(signal.SIGKILL)
         converter._process.wait()
-        assert converter.convert(fine).markdown.strip() == "fine"
+        assert converter.convert(fine)[1].strip() == "fine"
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
@@ -92,7 +92,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with Converter() as converter:
         with pytest.raises(UnreadableError, match="MiB of memory"):
             converter.convert(large)
-        assert converter.convert(fine).markdown.strip() == "fine"
+        assert converter.convert(fine)[1].strip() == "fine"
 
 
 @pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx"])
@@ -132,7 +132,7 @@ def pages(file: Path, texts: list[dict[str, str]]) -> bytes:
 
 def test_pages_without_text_are_counted(tmp_path: Path) -> None:
     raw = pages(tmp_path / "a.pdf", [{"": "Only page."}, *[{}] * 9])
-    assert convert(".pdf", raw).left_out == ["9 of 10 pages hold no text"]
+    assert convert(".pdf", raw)[2] == ["9 of 10 pages hold no text"]
     assert "none of its 3 pages holds text" in why(".pdf", pages(tmp_path / "a.pdf", [{}] * 3))
 
 
@@ -144,8 +144,8 @@ def test_margins_of_pages_are_left_out(tmp_path: Path) -> None:
         for n in range(1, 6)
     ]
     expected = [f"Own text {n}.\nMore of {n}.\nThen\nlast" for n in range(1, 6)]
-    found = convert(".pdf", pages(tmp_path / "a.pdf", texts))
-    assert found.markdown == "\n\n".join(expected)
+    _, found, _ = convert(".pdf", pages(tmp_path / "a.pdf", texts))
+    assert found == "\n\n".join(expected)
 
 
 def test_hidden_words_are_not_read(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_hidden_words_are_not_read(tmp_path: Path) -> None:
     word(file, KETTLE)
     hidden = "it</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>secret"
     raw = packed(file, "document.xml", "it with", f"{hidden}</w:t></w:r><w:r><w:t> with")
-    assert "Boil it with vinegar." in convert(".docx", raw).markdown.replace("  ", " ")
-    assert "secret" not in convert(".docx", raw).markdown
+    assert "Boil it with vinegar." in convert(".docx", raw)[1].replace("  ", " ")
+    assert "secret" not in convert(".docx", raw)[1]
 
 
 def test_formulas_are_text(tmp_path: Path) -> None:
@@ -163,16 +163,16 @@ def test_formulas_are_text(tmp_path: Path) -> None:
     maths = "http://schemas.openxmlformats.org/officeDocument/2006/math"
     formula = f'it</w:t></w:r><m:oMath xmlns:m="{maths}"><m:r><m:t>E=mc</m:t></m:r></m:oMath>'
     raw = packed(file, "document.xml", "it with", f"{formula}<w:r><w:t> with")
-    assert "E=mc" in convert(".docx", raw).markdown
+    assert "E=mc" in convert(".docx", raw)[1]
 
 
 def test_hidden_slides_are_named(tmp_path: Path) -> None:
     file = tmp_path / "a.pptx"
     slides(file, KETTLE)
     raw = packed(file, "slides/slide2.xml", "<p:sld ", '<p:sld show="0" ')
-    found = convert(".pptx", raw)
-    assert "workshop" not in found.markdown
-    assert found.left_out == ["slide 2 is hidden"]
+    _, markdown, left_out = convert(".pptx", raw)
+    assert "workshop" not in markdown
+    assert left_out == ["slide 2 is hidden"]
 
 
 def test_every_kind_has_a_converter() -> None:

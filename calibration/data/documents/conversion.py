@@ -92,10 +92,10 @@ class Converter:
             connection.send((os.fspath(file), seconds))
             if connection.poll(seconds * _WALL_FACTOR + _WALL_SECONDS):
                 answer = connection.recv()
-        if isinstance(answer, Converted):
-            return answer
-        if answer is not None:
+        if isinstance(answer, Exception):
             raise answer
+        if answer is not None:
+            return answer
         ended = process.poll()
         if ended is None:
             with suppress(subprocess.TimeoutExpired):

@@ -8,7 +8,7 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from calibration.data.documents.encodings import UnreadableError, decode
 from calibration.data.documents.markdown import guarded, table
@@ -28,18 +28,9 @@ _MATHS = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _NUMBER = re.compile(r"\d+")
 
 
-class Converted(NamedTuple):
-    """A document as Markdown.
-
-    Attributes:
-        title: The one that the file names; empty if there is none.
-        markdown: Its text, whose special characters are not escaped; that of a PDF is plain.
-        left_out: The parts that were left out, in words.
-    """
-
-    title: str
-    markdown: str
-    left_out: list[str]
+Converted = tuple[str, str, list[str]]
+"""A document's title, empty if the file names none; its text as Markdown, whose special characters
+are not escaped (that of a PDF is plain); and the parts that were left out, in words."""
 
 
 def convert(suffix: str, raw: bytes) -> Converted:
@@ -65,19 +56,19 @@ def _html(raw: bytes) -> Converted:
     from calibration.data.documents.web_page import to_markdown
 
     title, markdown = to_markdown(decode(raw, declares=True))
-    return Converted(title, markdown, [])
+    return title, markdown, []
 
 
 def _csv(raw: bytes) -> Converted:
     from calibration.data.documents.spreadsheet import read_csv
 
-    return Converted("", read_csv(raw), [])
+    return "", read_csv(raw), []
 
 
 def _workbook(raw: bytes) -> Converted:
     from calibration.data.documents.spreadsheet import read_workbook
 
-    return Converted("", *read_workbook(io.BytesIO(raw)))
+    return "", *read_workbook(io.BytesIO(raw))
 
 
 def _word(raw: bytes) -> Converted:
@@ -90,7 +81,7 @@ def _word(raw: bytes) -> Converted:
         io.BytesIO(_without_hidden_runs(raw)),
         convert_image=mammoth.images.img_element(lambda _: {}),
     )
-    return Converted("", written(BeautifulSoup(found.value, "lxml")), [])
+    return "", written(BeautifulSoup(found.value, "lxml")), []
 
 
 def _without_hidden_runs(raw: bytes) -> bytes:
@@ -140,7 +131,7 @@ def _slides(raw: bytes) -> Converted:
             notes = slide.notes_slide.notes_text_frame.text.strip()
             parts += [guarded(f"Notes: {notes}")] if notes else []
         written.append("\n\n".join([f"# {heading}", *parts]))
-    return Converted("", "\n\n".join(written), left_out)
+    return "", "\n\n".join(written), left_out
 
 
 def _shapes(shapes: Iterable[Any], title: Any) -> Iterator[str]:
@@ -188,7 +179,7 @@ def _pdf(raw: bytes) -> Converted:
         raise UnreadableError(f"none of its {len(pages)} pages holds text: it may be scanned")
     about = [f"{empty} of {len(pages)} pages hold no text"] if empty else []
     document.close()
-    return Converted("", "\n\n".join(_without_margins(pages)), about)
+    return "", "\n\n".join(_without_margins(pages)), about
 
 
 def _without_margins(pages: list[str]) -> Iterator[str]:
