@@ -127,20 +127,12 @@ class AssemblyDrop(NamedTuple):
     kept_if: tuple[Threshold, ...] = ()
 
 
-class Assembled(NamedTuple):
-    """The result of assembly.
-
-    Attributes:
-        passages: The served passages, in presentation order.
-        dropped: Best first within a reason.
-        failures: Failures to read or count passages, stage ``assembly``.
-        flags: ``truncated``, ``over_budget``, or empty.
-    """
-
-    passages: tuple[Passage, ...] = ()
-    dropped: tuple[AssemblyDrop, ...] = ()
-    failures: tuple[StageFailure, ...] = ()
-    flags: tuple[Flag, ...] = ()
+Assembled = tuple[
+    tuple[Passage, ...], tuple[AssemblyDrop, ...], tuple[StageFailure, ...], tuple[Flag, ...]
+]
+"""The served passages, in presentation order; the dropped ones, best first within a reason; the
+failures to read or count passages, stage ``assembly``; and ``truncated``, ``over_budget`` or no
+flag."""
 
 
 class ReadPassages(NamedTuple):
@@ -217,11 +209,8 @@ def assemble(
     """
     if insufficient and assembly.abstain:
         switch = (Threshold("abstain", 0.0),)
-        return Assembled(
-            dropped=tuple(
-                [AssemblyDrop(at, DropReason.INSUFFICIENT, switch) for at in decision.kept]
-            )
-        )
+        left_out = [AssemblyDrop(at, DropReason.INSUFFICIENT, switch) for at in decision.kept]
+        return (), tuple(left_out), (), ()
     if read is None:
         kept = decision.order[: decision.n_kept]
         read = read_passages(decision.ranking.passages, kept, assembly.max_passage_chars)
@@ -256,7 +245,7 @@ def assemble(
     if assembly.order == "edges":
         passages = passages[::2] + passages[1::2][::-1]
     flags = () if flag is None else (flag,)
-    return Assembled(tuple(passages), tuple(dropped), tuple(failures), flags)
+    return tuple(passages), tuple(dropped), tuple(failures), flags
 
 
 def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:

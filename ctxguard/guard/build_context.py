@@ -264,25 +264,24 @@ def build_context(
         p_sufficient, sufficient = sufficiency_of(
             decision, sufficiency.threshold, sufficiency.model
         )
-    assembled = (
-        Assembled()
-        if read is None
-        else assemble(decision, assembly, insufficient=sufficient is False, read=read)
-    )
-    reasons = {drop.reason for drop in assembled.dropped} if assembled.dropped else ()
-    if not assembled.passages and reasons == {DropReason.UNREADABLE}:
+    assembled: Assembled = ((), (), (), ())
+    if read is not None:
+        assembled = assemble(decision, assembly, insufficient=sufficient is False, read=read)
+    passages, dropped, failures, own_flags = assembled
+    reasons = {drop.reason for drop in dropped} if dropped else ()
+    if not passages and reasons == {DropReason.UNREADABLE}:
         # No kept passage can be read, and that must not look like nothing relevant.
         beyond = decision.order[decision.n_kept :]
         position = first_readable(ranking, beyond)
         if position is not None:
             decision = replace(decision, n_kept=decision.n_kept + beyond.index(position) + 1)
-            assembled = assemble(decision, assembly)
+            passages, dropped, failures, own_flags = assemble(decision, assembly)
             flags = (*flags, Flag.UNREADABLE)
             # Both are about passages that are not served.
             p_sufficient = sufficient = None
         elif mode is Mode.ENFORCE:
-            raise nothing_readable(assembled.failures)
-    passages, flags = assembled.passages, (*flags, *assembled.flags)
+            raise nothing_readable(failures)
+    flags = (*flags, *own_flags)
     if mode is not Mode.ENFORCE:
         # In shadow mode assembly runs for the record alone.
         passages = bare_passages(ranking, applies.today.k)
@@ -302,9 +301,9 @@ def build_context(
         mode=mode,
         passages=passages,
         decision=decision,
-        dropped_in_assembly=assembled.dropped,
+        dropped_in_assembly=dropped,
         flags=flags,
-        failures=ranking.failures + assembled.failures,
+        failures=ranking.failures + failures,
         assembly=assembly,
         session_id=request.session_id,
         profile_id=request.bound.profile_id,

@@ -450,7 +450,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, object]) -> N
 
 
 def test_braces_in_a_passage_stay_braces() -> None:
-    (passage,) = assemble(decision_on(["{text} {0.__class__} {{x}}"])).passages
+    (passage,), *_ = assemble(decision_on(["{text} {0.__class__} {{x}}"]))
     assert "{text} {0.__class__} {{x}}" in Assembly().render([passage])
     assert Template("{{{text}}}").render([Passage("a", "b")]) == "{b}"
 

@@ -74,8 +74,8 @@ def _assembly(random: Random) -> Input:
     def run() -> None:
         ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
         assembly = Assembly(**settings)
-        served = assemble(decide(ranking, RatioPolicy(k=4)), assembly)
-        assembly.render(served.passages)
+        served, *_ = assemble(decide(ranking, RatioPolicy(k=4)), assembly)
+        assembly.render(served)
 
     return Input((hits, settings), len(repr(hits)), run)
 
