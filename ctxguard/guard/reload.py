@@ -87,9 +87,9 @@ class _Watcher(ABC):
                 self._telemetry.reload_failing(self.target, False)
             elif not result:
                 return None
-            self._telemetry.reload_attempted(self.target, ReloadOutcome.RELOADED)
+            self._telemetry.reload_attempted(self.target, "reloaded")
             _log.info("%s %r was reloaded", self.target, str(self.file))
-            return ReloadOutcome.RELOADED
+            return "reloaded"
 
     def start(self) -> Self:
         """Check on a daemon thread at every interval, also in processes forked from this one."""
@@ -119,9 +119,9 @@ class _Watcher(ABC):
     def _outcome(self, error: Exception) -> ReloadOutcome:
         """Return the outcome to report for an error of `_load`."""
         if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
-            return ReloadOutcome.UNREADABLE
+            return "unreadable"
         is_malformed = isinstance(error, self.malformed)
-        return ReloadOutcome.MALFORMED if is_malformed else ReloadOutcome.MISMATCHED
+        return "malformed" if is_malformed else "mismatched"
 
     def _in_force(self) -> str:
         return "the one before stays in force"
@@ -159,7 +159,7 @@ class _Watcher(ABC):
             "%s %r is %s (%s): %s",
             self.target,
             str(self.file),
-            outcome.value,
+            outcome,
             reason,
             self._in_force(),
         )
@@ -266,7 +266,7 @@ class IndexWatcher(_Watcher):
         return self._retriever.reload()
 
     def _outcome(self, error: Exception) -> ReloadOutcome:
-        return super()._outcome(error) if self.file.is_file() else ReloadOutcome.UNREADABLE
+        return super()._outcome(error) if self.file.is_file() else "unreadable"
 
 
 def _reason(error: Exception) -> str:

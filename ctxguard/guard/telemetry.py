@@ -6,7 +6,6 @@ Touches the process's metrics alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
 from itertools import product
 from operator import getitem
 from threading import Lock
@@ -49,16 +48,11 @@ ReloadTarget = Literal["profile", "index"]
 """A file that is reloaded while serving. A closed set: it names metrics."""
 
 
-class ReloadOutcome(StrEnum):
-    """The outcome of an attempt to reload a file. A closed set: it labels a metric."""
+ReloadOutcome = Literal["reloaded", "malformed", "mismatched", "unreadable"]
+"""The outcome of an attempt to reload a file. A closed set: it labels a metric.
 
-    RELOADED = "reloaded"
-    MALFORMED = "malformed"
-    """Incomplete, damaged, of another schema, or missing."""
-    MISMATCHED = "mismatched"
-    """Made for another system."""
-    UNREADABLE = "unreadable"
-    """Absent, or access to it is denied."""
+``malformed``: incomplete, damaged, or of another schema. ``mismatched``: made for another system.
+``unreadable``: absent, or access to it is denied."""
 
 
 _Values = Iterable[str] | Mapping[bool, str]
@@ -131,7 +125,7 @@ _COUNTERS: Mapping[str, tuple[str, Mapping[str, _Values]]] = {
     **{
         f"{what}_reloads": (
             f"Attempts to reload a changed {what} while serving, by outcome.",
-            {"outcome": ReloadOutcome},
+            {"outcome": get_args(ReloadOutcome)},
         )
         for what in get_args(ReloadTarget)
     },

@@ -19,7 +19,6 @@ from serving import (
 from ctxguard.core.types import FailureKind, Flag, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard.reload import IndexWatcher
-from ctxguard.guard.telemetry import ReloadOutcome
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import Fault
@@ -114,7 +113,7 @@ def lexical_index_is_missing(folder: Path, size: Size) -> Report:
     return serving.finish(
         f"reload {refused}, last good serves; load refused; then {seen(during)}",
         {
-            "the watcher refuses the generation": refused is ReloadOutcome.MALFORMED,
+            "the watcher refuses the generation": refused == "malformed",
             "loading it names the file": "lexical" in message,
             "the last good one serves on": routes_of(before, with_last_good) == {Route.HYBRID},
             "a leg that raises leaves the dense one": routes_of(during) == {Route.DENSE},

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 from serving import (
     PATIENCE_SECONDS,
@@ -74,7 +75,7 @@ def profile_swapped(folder: Path, size: Size) -> Report:
         own = serving.profile.routes[answer.route].policy
         return policy == own if k is None else policy.k == k and len(answer.kept_ids) <= k
 
-    outcomes = {one.value: _reloads(serving, "profile", one) for one in ReloadOutcome}
+    outcomes = {one: _reloads(serving, "profile", one) for one in get_args(ReloadOutcome)}
     served = Counter([answer.profile_id for answer in answers])
     return serving.finish(
         f"{swaps} swaps ({in_words(outcomes)}); answers under {len(served)} profiles, none mixed",
@@ -125,7 +126,7 @@ def index_swapped(folder: Path, size: Size) -> Report:
         foreign = found != {"g0"}
         return len(found) == 1 and rows and (Flag.PROFILE_MISMATCH in answer.flags) == foreign
 
-    outcomes = {one.value: _reloads(serving, "index", one) for one in ReloadOutcome}
+    outcomes = {one: _reloads(serving, "index", one) for one in get_args(ReloadOutcome)}
     return serving.finish(
         f"{in_words(outcomes)}, every {every:.0f} ms; answers from {len(generations)} "
         f"generations, none mixed; {left} passages left when the writer was killed",
@@ -141,7 +142,7 @@ def index_swapped(folder: Path, size: Size) -> Report:
 
 
 def _swaps(serving: ServingProcess) -> int:
-    return _reloads(serving, "index", ReloadOutcome.RELOADED)
+    return _reloads(serving, "index", "reloaded")
 
 
 def _generation(text: str) -> str:
@@ -149,7 +150,7 @@ def _generation(text: str) -> str:
 
 
 def _reloads(serving: ServingProcess, what: str, outcome: ReloadOutcome) -> int:
-    name, labels = f"ctxguard_{what}_reloads_total", {"outcome": outcome.value}
+    name, labels = f"ctxguard_{what}_reloads_total", {"outcome": outcome}
     return int(serving.registry.get_sample_value(name, labels) or 0.0)
 
 

@@ -22,7 +22,7 @@ from ctxguard.core.types import Flag, Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, ProfileFormatError, ProfileMismatchError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.reload import ProfileWatcher
-from ctxguard.guard.telemetry import ReloadOutcome, Telemetry
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import profile_with
 from tests.timing import PATIENCE_SECONDS, until
@@ -166,7 +166,7 @@ class TestWatching:
     def test_changed_file_is_taken_once(self, scene: Scene) -> None:
         assert scene.watcher.check() is None
         profile_of(4).save(scene.path)
-        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.watcher.check() == "reloaded"
         assert scene.watcher.check() is None
         assert (scene.k(), scene.counted("reloaded")) == (4, 1)
 
@@ -174,7 +174,7 @@ class TestWatching:
         """What changed between the guard's reading and the watcher's is taken up."""
         scene = Scene(tmp_path)
         profile_of(4).save(scene.path)
-        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.watcher.check() == "reloaded"
 
     def test_same_profile_is_nothing_new(self, scene: Scene) -> None:
         scene.watcher.check()
@@ -190,7 +190,7 @@ class TestWatching:
         scene.watcher.check()
         (tmp_path / "next").symlink_to("v4.json")
         (tmp_path / "next").replace(scene.path)
-        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.watcher.check() == "reloaded"
         assert scene.k() == 4
 
     def test_thread_takes_changes_by_itself(self, scene: Scene) -> None:
@@ -260,7 +260,7 @@ class TestBadFiles:
         spoil(scene.path)
         with caplog.at_level(logging.DEBUG, "ctxguard"):
             looks = [scene.watcher.check() for _ in range(5)]
-        assert looks == [ReloadOutcome(outcome), None, None, None, None]
+        assert looks == [outcome, None, None, None, None]
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         said = record.getMessage()
@@ -273,7 +273,7 @@ class TestBadFiles:
         if scene.path.is_dir():
             scene.path.rmdir()
         profile_of(4).save(scene.path)
-        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.watcher.check() == "reloaded"
         assert (scene.k(), scene.failing) == (4, 0)
 
     def test_another_failure_is_logged_again(
@@ -290,9 +290,9 @@ class TestBadFiles:
     )
     def test_file_without_permission_is_unreadable(self, scene: Scene) -> None:
         scene.path.chmod(0)
-        assert scene.watcher.check() is ReloadOutcome.UNREADABLE
+        assert scene.watcher.check() == "unreadable"
         scene.path.chmod(0o644)
-        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.watcher.check() == "reloaded"
 
     def test_unseen_changes_are_found_by_retry(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
@@ -305,8 +305,8 @@ class TestBadFiles:
 
         with monkeypatch.context() as patched:
             patched.setattr(Profile, "load", refused)
-            assert scene.watcher.check() is ReloadOutcome.UNREADABLE
-        assert scene.watcher.check() is ReloadOutcome.RELOADED
+            assert scene.watcher.check() == "unreadable"
+        assert scene.watcher.check() == "reloaded"
         assert scene.k() == 4
 
     def test_refused_profile_is_taken_once_fitting(self, tmp_path: Path) -> None:
@@ -314,9 +314,9 @@ class TestBadFiles:
         system = dict(SYSTEM)
         scene = Scene(tmp_path, Fused(system=system))
         profile_of(4, fingerprint={**SYSTEM, "corpus_size": "7"}).save(scene.path)
-        assert scene.watcher.check() is ReloadOutcome.MISMATCHED
+        assert scene.watcher.check() == "mismatched"
         system["corpus_size"] = "7"
-        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.watcher.check() == "reloaded"
         assert scene.k() == 4
 
     def test_two_watchers_raise_the_alarm_apart(self, scene: Scene, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ class TestProfileMeanwhile:
 
         scene.path.write_bytes(scene.path.read_bytes()[:100])
         monkeypatch.setattr(Profile, "load", load_while_it_is_written)
-        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.watcher.check() == "reloaded"
 
     def test_ever_changing_bad_file_is_failure(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
@@ -364,7 +364,7 @@ class TestProfileMeanwhile:
 
         scene.path.write_bytes(b"{")
         monkeypatch.setattr(Profile, "load", load_and_spoil_anew)
-        assert scene.watcher.check() is ReloadOutcome.MALFORMED
+        assert scene.watcher.check() == "malformed"
 
 
 def child_says(work: Callable[[], bool]) -> bool:
@@ -401,6 +401,6 @@ class TestForks:
 
             def work() -> bool:
                 profile_of(4).save(scene.path)
-                return scene.watcher.check() is ReloadOutcome.RELOADED and scene.k() == 4
+                return scene.watcher.check() == "reloaded" and scene.k() == 4
 
             assert child_says(work)

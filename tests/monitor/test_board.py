@@ -26,7 +26,7 @@ from ctxguard.core.types import FailureKind, Flag, Passage, StageFailure
 from ctxguard.core.value_of_information import Assessment
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
-from ctxguard.guard.telemetry import ReloadOutcome, ReloadTarget, Telemetry
+from ctxguard.guard.telemetry import ReloadTarget, Telemetry
 from ctxguard.monitor import export
 from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
@@ -158,7 +158,7 @@ class Service:
         self.telemetry.circuit_changed("dense", is_open=True)
         self.telemetry.observer_failed("sampler")
         for target in get_args(ReloadTarget):
-            self.telemetry.reload_attempted(target, ReloadOutcome.MALFORMED)
+            self.telemetry.reload_attempted(target, "malformed")
             self.telemetry.reload_failing(target, is_failing=True)
         for outcome in Outcome:
             self.http.received(Endpoint.RERANK)

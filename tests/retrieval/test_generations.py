@@ -6,7 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -248,8 +248,8 @@ class Watched:
         """The outcomes that came about, and how often."""
         name = "ctxguard_index_reloads_total"
         found = {
-            outcome.value: self.registry.get_sample_value(name, {"outcome": outcome.value})
-            for outcome in ReloadOutcome
+            outcome: self.registry.get_sample_value(name, {"outcome": outcome})
+            for outcome in get_args(ReloadOutcome)
         }
         return {outcome: count for outcome, count in found.items() if count}
 
@@ -301,11 +301,11 @@ class TestWatching:
         spoil(retriever.folder)
         with caplog.at_level(logging.WARNING, "ctxguard"):
             looks = [watched.watcher.check() for _ in range(4)]
-        assert (looks, names(retriever)) == ([ReloadOutcome(outcome), None, None, None], {"first"})
+        assert (looks, names(retriever)) == ([outcome, None, None, None], {"first"})
         assert (watched.outcomes, watched.failing, len(caplog.records)) == ({outcome: 1}, 1, 1)
         shutil.rmtree(retriever.folder, ignore_errors=True)
         built("second").save(retriever.folder)
-        assert watched.watcher.check() is ReloadOutcome.RELOADED
+        assert watched.watcher.check() == "reloaded"
         assert (names(retriever), watched.failing) == ({"second"}, 0)
 
     @pytest.mark.parametrize("times", [1, 9])
@@ -324,7 +324,7 @@ class TestWatching:
 
         built("second").save(retriever.folder)
         monkeypatch.setattr(storage, "_check_file", save_another_first)
-        assert watched.watcher.check() is ReloadOutcome.RELOADED
+        assert watched.watcher.check() == "reloaded"
         assert not later
         assert (watched.outcomes, watched.failing) == ({"reloaded": 1}, 0)
         assert names(retriever) == {f"later{times - 1}"}
@@ -357,7 +357,7 @@ class TestWatching:
         watched = Watched(retriever)
         other = WordHashEmbedder(salt="other")
         HybridRetriever.build(generation("second"), embedder=other).save(retriever.folder)
-        assert watched.watcher.check() is ReloadOutcome.MISMATCHED
+        assert watched.watcher.check() == "mismatched"
         assert names(retriever) == {"first"}
 
     def test_in_memory_index_cannot_be_watched(self) -> None:
