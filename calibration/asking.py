@@ -21,6 +21,7 @@ from calibration.choice import (
     Choose,
     Folded,
     PolicySums,
+    Step,
     choose,
     highest_utility,
 )
@@ -201,8 +202,8 @@ def _with_answers(
         place, wanted = choose_by(sums), settings.context
         if place is None and wanted != "utility":
             # Few labels support no careful choice. Whether this one holds is for the verdict.
-            _, most_tokens = LADDERS[wanted][0]
-            return choose(sums, wanted, tolerance=settings.tolerance, step=(0.0, most_tokens))
+            step = Step(0.0, LADDERS[wanted][0].tokens)
+            return choose(sums, wanted, tolerance=settings.tolerance, step=step)
         return place
 
     def chosen(probabilities: FloatArray) -> tuple[Folded, GridIndex, bool]:

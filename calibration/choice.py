@@ -22,20 +22,25 @@ RICHEST = 2.0
 """The most tokens of a richer context on the mean, as a share of today's."""
 
 
-Step = tuple[float, float]
-"""One rung of the ladder from bold to careful choices.
+class Step(NamedTuple):
+    """One rung of the ladder from bold to careful choices.
 
-The standard errors of recall by which a policy must be clear of the tolerance, and the most tokens
-of a context on the mean, as a share of today's."""
+    Attributes:
+        caution: Standard errors of recall by which a policy must be clear of the tolerance.
+        tokens: The most tokens of a context on the mean, as a share of today's.
+    """
+
+    caution: float
+    tokens: float
 
 
 LADDERS: Mapping[Context, Sequence[Step]] = {
-    "leaner": ((0.5, 1.0), (1.0, 1.0), (1.5, 1.0)),
+    "leaner": (Step(0.5, 1.0), Step(1.0, 1.0), Step(1.5, 1.0)),
     "balanced": (
-        *((0.0, 1.0), (0.0, 0.93), (0.0, 0.85)),
-        *((1.0, 0.93), (1.0, 0.85), (1.5, 0.9)),
+        *(Step(0.0, 1.0), Step(0.0, 0.93), Step(0.0, 0.85)),
+        *(Step(1.0, 0.93), Step(1.0, 0.85), Step(1.5, 0.9)),
     ),
-    "richer": ((0.5, RICHEST),),
+    "richer": (Step(0.5, RICHEST),),
 }
 """The steps that are tried for each cost of a context, the boldest first. The first choice that
 may be enforced is taken: a bold one that few labels refute gives way to a careful one."""
@@ -252,14 +257,14 @@ def choose(
     Args:
         step: The most careful one of the ladder unless given.
     """
-    caution, most_tokens = LADDERS[context][-1] if step is None else step
+    step = LADDERS[context][-1] if step is None else step
     gain, share = sums.mean_gain, sums.token_share(TOKEN_CAUTION)
-    accepted = sums.least_recall(caution) >= -tolerance - _TIE
+    accepted = sums.least_recall(step.caution) >= -tolerance - _TIE
     accepted &= gain >= -_TIE
     if context == "leaner":
         share = sums.token_share(0.0)
         return _best(accepted & (share < 1.0 - _TIE), -share, gain)
-    accepted &= share <= most_tokens + _TIE
+    accepted &= share <= step.tokens + _TIE
     best = _best(accepted, gain, -share)
     if best is None:
         return None
@@ -276,7 +281,7 @@ def extend(sums: PolicySums) -> int | None:
     """
     gain, share = sums.mean_gain, sums.token_share(TOKEN_CAUTION)
     accepted = gain > EXTENSION_CAUTION * sums.gain_error + _TIE
-    accepted &= share <= RICHEST + _TIE
+    accepted &= share <= LADDERS["richer"][0].tokens + _TIE
     return _best(accepted, sums.mean_recall, gain)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from calibration.data.dataset import Dataset, DistractorKind
 from calibration.data.text_files import write_lines
@@ -22,8 +22,12 @@ from ctxguard.errors import CalibrationError, ConfigurationError
 NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
 
 
-HardNegative = tuple[str, NegativeKind, int]
-"""A passage ranked high although not relevant: its id, its kind, and its rank, from 1."""
+class HardNegative(NamedTuple):
+    """A passage ranked high, counted from 1 in the retriever's order, although not relevant."""
+
+    passage_id: str
+    kind: NegativeKind
+    rank: int
 
 
 def mine(
@@ -83,8 +87,7 @@ def _of_query(
     are_relevant = [not relevant.keys().isdisjoint(names) for names in labelled]
     first = next((n for n, is_relevant in enumerate(are_relevant, start=1) if is_relevant), None)
     top = None if first is None else float(pools.scores[row, first - 1])
-    judged: list[HardNegative] = []
-    others: list[HardNegative] = []
+    judged, others = [], []
     candidates = zip(ids, labelled, are_relevant, pools.scores[row].tolist(), strict=False)
     for rank, (passage_id, names, is_relevant, score) in enumerate(candidates, start=1):
         if is_relevant:
@@ -93,13 +96,13 @@ def _of_query(
             if first is None or rank <= first + near:
                 own = (kinds[name] for name in names if name in kinds)
                 kind: NegativeKind = next(own, "irrelevant")
-                judged.append((passage_id, kind, rank))
+                judged.append(HardNegative(passage_id, kind, rank))
         elif unjudged_margin is not None and top is not None:
             # No ratio exists below a top score of zero.
             apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
             relative = relative_scores(pools.kind, (top, score))[1] if apart else 1.0
             if relative <= 1.0 - unjudged_margin:
-                others.append((passage_id, "unjudged", rank))
+                others.append(HardNegative(passage_id, "unjudged", rank))
     return judged + others
 
 
@@ -129,18 +132,17 @@ def triplets(
         if not right:
             continue
         pairs = zip(cycle(right), cycle(wrong), strict=True)
-        n_pairs = max(len(right), len(wrong))
-        for (positive_id, positive), (negative_id, kind, _) in islice(pairs, n_pairs):
-            text = text_of(negative_id)
+        for (positive_id, positive), negative in islice(pairs, max(len(right), len(wrong))):
+            text = text_of(negative.passage_id)
             if text is not None:
                 yield {
                     "query_id": query_id,
                     "query": questions[query_id],
                     "positive_id": positive_id,
                     "positive": positive,
-                    "negative_id": negative_id,
+                    "negative_id": negative.passage_id,
                     "negative": text,
-                    "kind": kind,
+                    "kind": negative.kind,
                 }
 
 

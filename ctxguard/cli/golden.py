@@ -93,7 +93,7 @@ class HardNegativesCommand(IndexSystem):
             return searchable_text(retriever.passage(passage_id)) if known_here else None
 
         written = write_triplets(self.out, triplets(mined, dataset, text, missing))
-        kinds = Counter(kind for of_query in mined.values() for _, kind, _ in of_query)
+        kinds = Counter(negative.kind for of_query in mined.values() for negative in of_query)
         without_negative = sum(not of_query for of_query in mined.values())
         notes = [*labelled.notes, *(f"{n:,} {what}" for what, n in (+missing).items())]
         notes += [f"left out: {line}" for line in pools.skipped]

@@ -53,7 +53,7 @@ class TestMining:
     ) -> None:
         mined = mine(pools, dataset, **settings)
         assert tuple(mined) == dataset.answerable
-        assert "".join(passage_id for passage_id, _, _ in mined.get("q", ())) == expected
+        assert "".join(each.passage_id for each in mined.get("q", ())) == expected
 
     def test_each_has_kind_and_rank(self) -> None:
         mined = mine(pools_of("xirhd"), labels("r", irrelevant="i", hard="h", distractors="d"))
@@ -95,7 +95,7 @@ class TestMining:
         self, pool: str, relevant: set[str], judged: set[str], settings: dict[str, Any]
     ) -> None:
         dataset = labels("".join(relevant), irrelevant="".join(judged - relevant))
-        ids = [each for each, _, _ in mine(pools_of(pool), dataset, **settings).get("q", ())]
+        ids = [n.passage_id for n in mine(pools_of(pool), dataset, **settings).get("q", ())]
         assert not relevant & set(ids)
         assert len(ids) == len(set(ids)) <= settings["per_query"]
         assert set(ids) <= set(pool)
