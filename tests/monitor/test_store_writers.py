@@ -34,7 +34,7 @@ class TestWriters:
         [sample_id] = fill(store, 1, request_id=odd)
         fill(store, 1, request_id="r\0 \ud801")
         assert store.find([odd]) == [sample_id]
-        assert store.add_labels([LabelRow(odd, "\0", 1, None, "\ud800", NOW)]).added == 1
+        assert store.add_labels([LabelRow(odd, "\0", 1, None, "\ud800", NOW)]) == (1, 0, [])
         assert [found for found, _ in store.labels()] == [sample_id]
 
     @pytest.mark.parametrize("any_store_url", ["sqlite", "memory", "postgresql"], indirect=True)
