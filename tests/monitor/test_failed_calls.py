@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from contexts import make_context
-from watching import Watching
+from watching import Watching, counted
 
 from benchmarks._live_runs import SQLITE, Run
 from benchmarks._live_scenarios import Scenario
@@ -30,29 +31,21 @@ Fails = Callable[[str, str], bool]
 """Whether the first call about a passage of a query fails."""
 
 
-def refused(passage: Passage) -> None:
-    return None
-
-
-def misplaced(passage: Passage) -> Judgment:
-    return Judgment("another", 1)
-
-
-def out_of_range(passage: Passage) -> Judgment:
-    return Judgment(passage.passage_id, 99)
-
-
-def no_number(passage: Passage) -> Judgment:
-    return Judgment(passage.passage_id, "2")  # type: ignore[arg-type]
-
-
 def raised(passage: Passage) -> Judgment:
     raise TimeoutError("no answer")
 
 
-CAUSES: Mapping[str, Callable[[Passage], Judgment | None]] = {
-    each.__name__: each for each in (refused, misplaced, out_of_range, no_number, raised)
+CAUSES: Mapping[str, Callable[[Passage], Any]] = {
+    "refused": lambda passage: None,
+    "misplaced": lambda passage: Judgment("another", 1),
+    "out of range": lambda passage: Judgment(passage.passage_id, 99),
+    "below zero": lambda passage: Judgment(passage.passage_id, -1),
+    "no number": lambda passage: Judgment(passage.passage_id, "2"),  # type: ignore[arg-type]
+    "repeated": lambda passage: Judgment(passage.passage_id, 1),
+    "raised": raised,
 }
+OF_CALLS = {"repeated", "raised"}
+"""These cost all passages of a call their grades."""
 
 
 def is_relevant(query: str, passage_id: str) -> bool:
@@ -77,14 +70,14 @@ class Failing:
         causes = {
             name: random.Random(f"cause {query} {name}").choice(self.causes) for _, name in failed
         }
-        # One that raises fails on all that it is asked about.
-        self.failed.update(about if "raised" in causes.values() else failed)
-        return [
+        self.failed.update(about if OF_CALLS & {*causes.values()} else failed)
+        given = [
             CAUSES[causes[one.passage_id]](one)
             if one.passage_id in causes
             else Judgment(one.passage_id, int(is_relevant(query, one.passage_id)))
             for one in passages
         ]
+        return given * 2 if "repeated" in causes.values() else given
 
 
 def seldom(share: float, seed: object = 0) -> Fails:
@@ -108,12 +101,12 @@ def next_run(live: Watching) -> Monitor:
 @pytest.mark.parametrize("cause", CAUSES)
 def test_next_run_asks_what_failed(cause: str) -> None:
     """Exactly that; then every figure is that of a judge that never failed."""
-    judge = Failing(seldom(0.05 if cause == "raised" else 0.3), [cause])
+    judge = Failing(seldom(0.05 if cause in OF_CALLS else 0.3), [cause])
     live = watching(judge)
     report = live.monitor.report()
     rows = all_judged(live.store, live.monitor.series).rows
     n_failed = int((rows.passages["judge_grade"] == FAILED).sum())
-    assert report.failed_passages == n_failed > 0
+    assert report.failed_passages == counted(report, "invalid_grades") == n_failed > 0
     assert {one.value for one in report.live.estimates[Window.ALL_RETAINED].values()} == {None}
     first, judge.is_healthy = set(judge.asked), True
     judge.asked.clear()
@@ -195,15 +188,6 @@ def test_people_correct_a_judge_that_fails(refuses: tuple[float, float]) -> None
     assert (Window.ALL_RETAINED, Metric.PRECISION) in held
     # Of 12 right intervals 8 hold the truth, but for one time in five thousand.
     assert all(np.mean(each) >= 8 / 12 for each in held.values())
-
-
-def test_outage_leaves_samples_waiting() -> None:
-    judge = Failing(lambda *_: True, ["raised"])
-    live = watching(judge, n=30)
-    assert live.store.states()[State.PENDING] == 30
-    assert len(judge.asked) <= 5 * 3
-    judge.is_healthy = True
-    assert next_run(live).report().waiting == 0
 
 
 def test_round_returns_to_failures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,30 +133,6 @@ def test_expired_requests_stay_while_kept() -> None:
     assert live.monitor.report().estimates[Window.ALL_RETAINED][Metric.PRECISION].n == 2
 
 
-BROKEN_ANSWERS = {
-    "nothing": lambda passages: [None] * len(passages),
-    "too few": lambda passages: [Judgment(passages[0].passage_id, 1)],
-    "out of range": lambda passages: [Judgment(p.passage_id, 4) for p in passages],
-    "below zero": lambda passages: [Judgment(p.passage_id, -1) for p in passages],
-    "no number": lambda passages: [Judgment(p.passage_id, "high") for p in passages],
-    "misplaced": lambda passages: [Judgment(p.passage_id, 1) for p in passages[::-1]],
-}
-
-
-@pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
-def test_invalid_grade_is_never_imputed(
-    answer: Callable[[Sequence[Passage]], Sequence[Judgment | None]],
-) -> None:
-    live = Watching(ScriptedJudge(answer), rates=EVERYTHING)
-    live.watch(*[make_context(POOL, 2)] * 3)
-    report = live.monitor.report()
-    assert report.outcomes[JudgingOutcome.INCOMPLETE] == 3
-    # The whole pool is judged with certainty.
-    assert counted(report, "grades") == counted(report, "invalid_grades") == 30
-    assert report.failed_passages == 30
-    assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n == 0
-
-
 def test_unreadable_dropped_passage_has_no_grade() -> None:
     class Torn:
         def __getitem__(self, position: int) -> Passage:
@@ -178,19 +154,21 @@ def failing(passages: Sequence[Passage]) -> list[Judgment | None]:
     raise TimeoutError("the judge is down")
 
 
+@pytest.mark.parametrize(("n", "asked"), [(1, 20), (3, 3 + 2 + 18)])
 def test_judge_outage_waits_and_logs_once(
-    caplog: pytest.LogCaptureFixture,
+    n: int, asked: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While the judge is down samples wait and it is logged once."""
+    """After five failures in a row a step asks about one sample: the judge is down."""
     live = Watching(ScriptedJudge(failing))
     with caplog.at_level(logging.WARNING):
-        live.serve(*[make_context(POOL, 2)] * 3)
-        assert [live.monitor.step() for _ in range(2)] == [0, 0]
-    # One is asked about in the second step: the judge is known to be down.
-    assert live.monitor.report().outcomes[JudgingOutcome.JUDGE_FAILED] == 5
-    assert live.monitor.report().waiting == 3
+        live.serve(*[make_context(POOL, 2)] * n)
+        assert [live.monitor.step() for _ in range(20)] == [0] * 20
+    assert live.monitor.report().outcomes[JudgingOutcome.JUDGE_FAILED] == asked
+    assert live.monitor.report().waiting == n
     assert len(caplog.records) == 1
     assert "the judge is down" not in caplog.text
+    live.monitor.judge.answer = None
+    assert live.monitor.step() == n
 
 
 def test_sample_on_which_the_judge_fails() -> None:
@@ -324,5 +302,3 @@ def test_settings_that_cannot_work_are_refused() -> None:
         JudgingRates(dropped_rate=1.5)
     with pytest.raises(ConfigurationError, match="at least"):
         JudgingRates(full_pool_rate=0.9, full_pool_rate_if_no_hit=0.5)
-    with pytest.raises(ConfigurationError, match="calls_per_day"):
-        BudgetLimits(calls_per_day=0)

@@ -52,6 +52,7 @@ def test_counts_equal_the_rows(any_store_url: str, open_store: OpenStore, seed: 
     assert process.stdout.readline() == "started\n"
     until(lambda: store.states()[State.JUDGED] > 0)
     time.sleep(random.Random(seed).uniform(0.0, 0.2))
+    assert not store.own()
     process.kill()
     process.communicate(timeout=PATIENCE_SECONDS)
     n_judged = store.states()[State.JUDGED]

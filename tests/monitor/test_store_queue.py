@@ -2,10 +2,6 @@
 
 import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -78,18 +74,6 @@ class TestQueue:
         assert store.failed("judge") == [ids[1]]
         assert store.states()[State.JUDGED] == 1
 
-    def test_sample_may_end_unjudged(self, store: SampleStore) -> None:
-        ids = fill(store, 2)
-        kept = (("p", "not JSON", "raw"),)
-        ends = [
-            Finished(ids[0], State.INCOMPLETE, rejected=kept),
-            Finished(ids[1], State.UNREADABLE),
-        ]
-        assert store.finish("judge", ends) == {}
-        assert weights(all_judged(store, "judge")) == []
-        assert store.grades("judge", ids) == {}
-        assert store.rejected(ids) == {ids[0]: kept}
-
     def test_queue_tells_length_and_oldest(self, store: SampleStore) -> None:
         assert store.oldest_waiting() is None
         fill(store, 2, time_seconds=NOW + 40.0)
@@ -110,12 +94,6 @@ class TestQueue:
         assert store.counts("judge") == {key: 2.0, ("judge_calls",): 2.5}
         assert store.counts("another") == {}
 
-    def test_values_are_kept_for_later_monitors(self, store: SampleStore) -> None:
-        assert store.get_state("key") is None
-        store.set_state("key", "one")
-        store.set_state("key", "two")
-        assert store.get_state("key") == "two"
-
     def test_a_snapshot_is_of_one_moment(self, any_store_url: str, open_store: OpenStore) -> None:
         one, other = (open_store(any_store_url) for _ in range(2))
         fill(one, 2)
@@ -125,32 +103,6 @@ class TestQueue:
             assert one.states()[State.PENDING] == 2
             assert len(one.waiting(9)) == 2
         assert one.states()[State.PENDING] == 5
-
-
-_OWNER = """
-import sys, time
-from ctxguard.monitor.store import SampleStore
-store = SampleStore.open(sys.argv[1])
-print(store.own(), flush=True)
-sys.stdin.readline()
-"""
-
-
-@contextmanager
-def owning_process(url: str) -> Iterator["subprocess.Popen[str]"]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "True\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 class TestOwnership:
@@ -166,14 +118,6 @@ class TestOwnership:
         # A server may take a moment to see that a connection has ended.
         until(other.own)
         assert not one.own()
-
-    def test_killed_owner_is_followed(self, any_store_url: str, open_store: OpenStore) -> None:
-        store = open_store(any_store_url)
-        with owning_process(any_store_url) as process:
-            assert not store.own()
-            process.kill()
-            process.wait()
-            until(store.own)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     def test_fork_leaves_it_to_parent(self, any_store_url: str, open_store: OpenStore) -> None:
