@@ -6,16 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
-from urllib.request import urlopen
 
 import pytest
-import yaml
 from contexts import make_context
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_server import Server, prometheus_in, running
@@ -23,10 +20,11 @@ from prometheus_server import Server, prometheus_in, running
 from ctxguard import ContextGuard, Hit
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor import export as prometheus
+from ctxguard.monitor.export.prometheus import DEFAULT_ESTIMATES
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.writer import SampleWriter
-from tests.timing import PATIENCE_SECONDS, until
+from tests.timing import until
 
 COMMAND = (sys.executable, "-c", "from ctxguard.cli import main; main()", "monitor")
 POOL = [f"p{rank}" for rank in range(12)]
@@ -50,9 +48,10 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Live:
-    """Everything that runs, and what the monitor said at its end."""
+    """Everything that runs, in a folder, and how many requests were sampled."""
 
     server: Server
+    folder: Path
     sampled: int
 
 
@@ -82,37 +81,30 @@ def serve_traffic(url: str) -> int:
     return sampled
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("watched")
-
-
 @contextmanager
-def watched(folder: Path, *, all_metrics: bool, serving: Sequence[str] = ()) -> Iterator[Live]:
+def watched(folder: Path, serving: str) -> Iterator[Live]:
     """A monitor and a server that scrapes it, after traffic that came while both were watching.
 
     Args:
         folder: Holds everything.
-        all_metrics: Whether all metrics and rules are used, or those of a start.
-        serving: The hosts and ports of serving processes, which the server scrapes too.
+        serving: The host and port of a serving process, which the server scrapes too.
     """
     url = f"sqlite:///{folder / 'samples.db'}"
     # The monitor makes no store.
     SampleStore.open(url).close()
     write_labels(folder / "labels.jsonl")
-    (folder / "rules.yml").write_text(prometheus.rules(all_metrics=all_metrics), encoding="utf-8")
+    (folder / "rules.yml").write_text(prometheus.rules(), encoding="utf-8")
     monitor_log = folder / "monitor.log"
     watching = [*COMMAND, "--store", url, "--judge", "labels", "--labels", "labels.jsonl"]
     (folder / "system.toml").write_text(
-        f"all-metrics = {str(all_metrics).lower()}\n[monitor]\nrefresh-seconds = 0.5\nport = 0",
-        encoding="utf-8",
+        "[monitor]\nrefresh-seconds = 0.5\nport = 0", encoding="utf-8"
     )
     watching += ["--system", "system.toml"]
     with running(watching, monitor_log):
         until(lambda: "/metrics" in monitor_log.read_text(), "address of the monitor")
         target = re.search(r"http://([^/\s]+)/metrics", monitor_log.read_text())
         assert target is not None
-        targets = json.dumps([target[1], *serving])
+        targets = json.dumps([target[1], serving])
         configuration = CONFIGURATION.format(targets=targets)
         (folder / "prometheus.yml").write_text(configuration, encoding="utf-8")
         with prometheus_in(folder) as server:
@@ -120,19 +112,12 @@ def watched(folder: Path, *, all_metrics: bool, serving: Sequence[str] = ()) -> 
             until(lambda: server.value(judged) == 0.0, "scrape before the traffic")
             sampled = serve_traffic(url)
             until(lambda: server.value(judged) == sampled, "scrape after the traffic")
-            yield Live(server, sampled)
+            yield Live(server, folder, sampled)
 
 
 @pytest.fixture(scope="module")
-def live(folder: Path) -> Iterator[Live]:
-    """With all metrics."""
-    with watched(folder, all_metrics=True) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """With the default ones, and a guard that serves beside the monitor."""
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """With the default metrics and rules, and a guard that serves beside the monitor."""
     registry = CollectorRegistry()
     guard = ContextGuard(
         lambda query, *, depth: [Hit(name, 1.0, "text") for name in POOL],
@@ -150,8 +135,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     requests.start()
     try:
         address = f"127.0.0.1:{server.server_port}"
-        folder = tmp_path_factory.mktemp("start")
-        with watched(folder, all_metrics=False, serving=[address]) as found:
+        with watched(tmp_path_factory.mktemp("watched"), address) as found:
             yield found
     finally:
         stopped.set()
@@ -161,82 +145,47 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         thread.join()
 
 
-def test_second_monitor_agrees(live: Live, folder: Path) -> None:
-    url = f"sqlite:///{folder / 'samples.db'}"
+def test_second_monitor_agrees(live: Live) -> None:
+    url = f"sqlite:///{live.folder / 'samples.db'}"
     arguments = ["--store", url, "--judge", "labels", "--labels", "labels.jsonl"]
     done = subprocess.run(
-        [*COMMAND, *arguments, "--once", "--json"], cwd=folder, capture_output=True, check=True
+        [*COMMAND, *arguments, "--once", "--json"], cwd=live.folder, capture_output=True, check=True
     )
-    for metric, said in json.loads(done.stdout)["estimates"]["all_retained"].items():
-        chosen = f'{{metric="{metric}",window="all_retained"}}'
-        exported = live.server.value(f"ctxguard_estimate{chosen}")
-        expected = said["value"] if said["value"] is None else pytest.approx(said["value"])
-        assert exported == expected, metric
-    assert json.loads(done.stdout)["sampled"] == live.sampled
+    said = json.loads(done.stdout)
+    exported = live.server.get("query", query="ctxguard_estimate")["result"]
+    assert {one["metric"]["metric"] for one in exported} == {*DEFAULT_ESTIMATES}
+    for one in exported:
+        own = said["estimates"][one["metric"]["window"]][one["metric"]["metric"]]
+        assert float(one["value"][1]) == pytest.approx(own["value"])
+    assert said["sampled"] == live.sampled
 
 
-@pytest.mark.parametrize("all_metrics", [True, False], ids=["all", "default"])
-def test_every_rule_evaluates(request: pytest.FixtureRequest, all_metrics: bool) -> None:
-    server = request.getfixturevalue("live" if all_metrics else "start").server
-
-    def rules() -> list[dict[str, Any]]:
-        return [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
-
-    until(lambda: all(rule["health"] != "unknown" for rule in rules()), "evaluation of all rules")
-    found = rules()
-    groups = yaml.safe_load(prometheus.rules(all_metrics=all_metrics))["groups"]
-    assert len(found) == sum(len(group["rules"]) for group in groups)
-    assert {rule["name"]: rule["lastError"] for rule in found if rule["health"] != "ok"} == {}
+def test_no_alert_without_cause(live: Live) -> None:
+    server = live.server
+    until(lambda: server.value("count (ALERTS)") is None, "end of alerts about the beginning")
+    rules = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
+    assert sum(rule["type"] == "alerting" for rule in rules) == 12
+    assert {rule["name"]: rule["lastError"] for rule in rules if rule["health"] == "err"} == {}
 
 
-def test_alerts_say_state_and_fault(live: Live) -> None:
-    def alerts() -> dict[str, dict[str, Any]]:
-        found = live.server.get("alerts")["alerts"]
-        return {alert["labels"]["alertname"]: alert for alert in found}
+def test_panels_have_data(live: Live) -> None:
+    """Each of the twelve, but those about what has not happened here."""
+    page = json.loads(prometheus.dashboard_json())
+    panels = [panel for panel in page["panels"] if panel["type"] != "row"]
+    assert len(panels) == 12
 
-    # Nothing serves requests here, which is a matter of ten minutes.
-    until(lambda: "CtxguardGuardAbsent" in alerts(), "alert")
-    assert alerts()["CtxguardGuardAbsent"]["state"] == "pending"
-    assert "No process" in alerts()["CtxguardGuardAbsent"]["annotations"]["summary"]
-    firing = {name for name, alert in alerts().items() if alert["state"] == "firing"}
-    assert firing == set()
+    def empty() -> set[str]:
+        return {
+            panel["title"]
+            for panel in panels
+            if not any(
+                live.server.get("query", query=asked(target["expr"]))["result"]
+                for target in panel["targets"]
+            )
+        }
 
-
-class TestStart:
-    """The default metrics, alerts and panels."""
-
-    def test_no_alert_without_cause(self, start: Live) -> None:
-        server = start.server
-        until(lambda: server.value("count (ALERTS)") is None, "end of alerts about the beginning")
-        rules = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
-        assert sum(rule["type"] == "alerting" for rule in rules) == 12
-
-    def test_scrapes_are_short(self, start: Live) -> None:
-        """At most 120 lines of a monitor and of a serving process each."""
-        targets = start.server.get("targets")["activeTargets"]
-        assert [each["health"] for each in targets] == ["up", "up"]
-        for each in targets:
-            with urlopen(each["scrapeUrl"], timeout=PATIENCE_SECONDS) as reply:  # noqa: S310  ours
-                assert len(reply.read().splitlines()) <= 120
-
-    def test_panels_have_data(self, start: Live) -> None:
-        """Each of the twelve, but those about what has not happened here."""
-        page = json.loads(prometheus.dashboard_json())
-        panels = [panel for panel in page["panels"] if panel["type"] != "row"]
-        assert len(panels) == 12
-
-        def empty() -> set[str]:
-            return {
-                panel["title"]
-                for panel in panels
-                if not any(
-                    start.server.get("query", query=asked(target["expr"]))["result"]
-                    for target in panel["targets"]
-                )
-            }
-
-        nothing = {"Alerts that fire", "Stages left out", "Requests and grades still needed"}
-        until(lambda: empty() <= nothing, "data of every panel")
+    nothing = {"Alerts that fire", "Stages left out", "Requests and grades still needed"}
+    until(lambda: empty() <= nothing, "data of every panel")
 
 
 def asked(expression: str) -> str:
