@@ -190,6 +190,14 @@ POISON: dict[str, Callable[[bytes], bytes]] = {
     "a query that is none": edited(query={"a": 1}),
     "a probability of 2": edited(probability=2.0),
     "no time": edited(time_seconds=float("nan")),
+    **{
+        f"{count!r:.9} tokens": edited(tokens=[count, 0, 0, 0])
+        for count in (-1, 0.5, 10**400, "3", None, True)
+    },
+    **{
+        f"the filter {where}": edited(where=where)
+        for where in ({}, {"tenant": [0.5]}, {"tenant": None}, [], "a")
+    },
     "a huge number": edited(baseline_k=10**400, rates={"baseline_k": 10**400}),
 }
 

@@ -32,13 +32,6 @@ def test_share_is_of_answering_hour(store: SampleStore, clock: Clock) -> None:
     assert (store.accounts().sampled, store.accounts().stored) == (12, 5)
 
 
-def test_resent_batch_counts_hours_once(store: SampleStore) -> None:
-    batch = Batch([entry(1)], 1, earlier={HOUR - 1: 4}, number=1)
-    for _ in range(2):
-        store.append("w", batch)
-    assert store.accounts().sampled == 5
-
-
 def test_estimate_stands_for_bursts_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every busy, bad hour loses half of its samples: from traffic to /metrics."""
     live = Watching(LabelJudge({"good": {"p0": 1}, "bad": {"p3": 1}}), capacity=20)

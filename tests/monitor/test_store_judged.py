@@ -26,12 +26,6 @@ class TestJudged:
         assert weights(rows) == [2.0, 3.0]
         assert all_judged(store, "judge").sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
 
-    def test_unbegun_series_is_empty(self, store: SampleStore) -> None:
-        rows = all_judged(store, "judge")
-        assert weights(rows) == []
-        assert rows.sample_ids.dtype == np.int64
-        assert store.series() == []
-
     def test_another_judge_begins_another_series(self, store: SampleStore) -> None:
         ids = fill(store, 2)
         store.finish("judge 2", [judged(ids[0])])
