@@ -50,7 +50,7 @@ from calibration.replay import replay
 from calibration.settings import TOLERANCE, Context
 from calibration.verdict import CONFIDENCE
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.tokens import weight_of
+from ctxguard.core.passages import weight_of
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.interval import t_quantile

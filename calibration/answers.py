@@ -23,8 +23,8 @@ from calibration.passage_price import irrelevant_utility
 from calibration.replay import Progress
 from calibration.results import Results, tabulate
 from calibration.retrievers import RankingSource
+from ctxguard.core.passages import estimate_tokens
 from ctxguard.core.render import Template
-from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
 from ctxguard.endpoints.chat import ChatClient, Conversation, why_failed
 from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from calibration.data.dataset import folded
 from calibration.data.text_files import read_csv, read_records, shown
-from ctxguard.core.tokens import estimate_tokens, passage_tokens
+from ctxguard.core.passages import estimate_tokens, passage_tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.guard import ContextGuard

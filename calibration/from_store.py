@@ -37,8 +37,8 @@ from calibration.verdict import (
 from ctxguard._support.words import count, signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
+from ctxguard.core.passages import passage_tokens
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.tokens import passage_tokens
 from ctxguard.core.types import FloatArray, Mode, Ranking
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.corrected import stands_for

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from calibration.fit import fit_temperature
 from calibration.pools import IntArray, LabelledPools, Pools
 from ctxguard._support.words import significant
+from ctxguard.core.passages import weight_of
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import discounts, is_relative, relative_scores, within_domain
-from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.metrics import discounted, share
 

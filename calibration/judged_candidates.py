@@ -18,9 +18,9 @@ from calibration.evaluate import contexts
 from calibration.fit import fit_model, pool_features, predicted
 from calibration.pools import Pools
 from ctxguard._support.words import count
+from ctxguard.core.passages import weight_of
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.contexts import JudgedRequests

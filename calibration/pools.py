@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
+from ctxguard.core.passages import TOKENS
 from ctxguard.core.scores import is_opposed
-from ctxguard.core.tokens import TOKENS
 from ctxguard.core.types import (
     FloatArray,
     Hit,

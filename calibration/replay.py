@@ -16,12 +16,10 @@ from calibration.data.dataset import Dataset, Query, named_passages
 from calibration.pools import Pools
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.extras import require
-from ctxguard.core.assembly import read_passages
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
-from ctxguard.core.duplicates import text_key
+from ctxguard.core.passages import TOKENS, passage_tokens, read_passages, text_key
 from ctxguard.core.scores import INVALID_MAGNITUDE
-from ctxguard.core.tokens import TOKENS, passage_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,

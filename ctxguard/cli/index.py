@@ -18,7 +18,7 @@ from ctxguard._support.settings import SettingsModel, optional, optional_key, se
 from ctxguard._support.words import count
 from ctxguard.cli._console import Output, by_total
 from ctxguard.cli._tables import facts, remark
-from ctxguard.core.duplicates import text_key
+from ctxguard.core.passages import text_key
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -4,35 +4,28 @@ It runs on every request: texts are neither copied, hashed nor rendered unless t
 budget. Pure: no I/O of its own, no clock, no logging.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from ctxguard._support.checks import check_at_least
 from ctxguard.core.decision import Decision
+from ctxguard.core.passages import STAGE, ReadPassages, estimate_tokens, read_passages
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
-from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
-    CheckedPassages,
+    AssemblyDrop,
     DropReason,
     Flag,
     Passage,
-    PassageSource,
     Ranking,
-    ReadTogether,
     StageFailure,
     Threshold,
 )
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 
-STAGE = "assembly"
-
 DEFAULT_MAX_PASSAGE_CHARS = 100_000
-UNBOUNDED_CHARS = 2**62
-"""A ``max_passage_chars`` that no passage exceeds."""
 
 _CHARACTERS_PER_TOKEN = 4
 
@@ -113,80 +106,12 @@ class Assembly:
 DEFAULT_ASSEMBLY = Assembly()
 
 
-class AssemblyDrop(NamedTuple):
-    """A candidate that the decision kept and assembly left out.
-
-    Attributes:
-        position: Position in the ranking, from 0.
-        kept_if: The setting and value that would have kept it; empty if none would, or if the
-            budget was full and the passage too long to be counted.
-    """
-
-    position: int
-    reason: DropReason
-    kept_if: tuple[Threshold, ...] = ()
-
-
 Assembled = tuple[
     tuple[Passage, ...], tuple[AssemblyDrop, ...], tuple[StageFailure, ...], tuple[Flag, ...]
 ]
 """The served passages, in presentation order; the dropped ones, best first within a reason; the
 failures to read or count passages, stage ``assembly``; and ``truncated``, ``over_budget`` or no
 flag."""
-
-
-class ReadPassages(NamedTuple):
-    """The passages that were read, and those left out as unreadable or too large."""
-
-    positions: list[int]
-    passages: list[Passage]
-    texts: list[str]
-    dropped: list[AssemblyDrop]
-    failures: list[StageFailure]
-
-
-def read_passages(
-    source: PassageSource, positions: Sequence[int], max_chars: float = math.inf
-) -> ReadPassages:
-    """Read the passages at these positions from a source that may run anyone's code.
-
-    One that cannot be read is left out, and one whose title and text exceed ``max_chars``.
-    """
-    together: Sequence[Passage] | None = None
-    if type(source) is CheckedPassages and max_chars >= UNBOUNDED_CHARS:
-        passages = source.many(positions)
-        return ReadPassages(
-            [*positions], passages, [*map(source.columns[1].__getitem__, positions)], [], []
-        )
-    if isinstance(source, ReadTogether):
-        try:
-            together = source.many(positions)
-        except Exception:
-            together = None  # one cannot be read: each on its own then
-    read = ReadPassages([], [], [], [], [])
-    for at, position in enumerate(positions):
-        try:
-            passage: Any = source[position] if together is None else together[at]
-            text, title = passage.text, passage.title
-            if not (isinstance(title, str) and isinstance(passage.passage_id, str)):
-                # Rendering writes both as text, whatever they are, and must not fail for all.
-                str(passage.passage_id)
-                title = str(title or "")
-            cause = "" if isinstance(text, str) else f"text is {type(text).__name__}, not str"
-        except Exception as error:
-            # The type alone: a message may quote the document.
-            cause = type(error).__name__
-        if cause:
-            read.dropped.append(AssemblyDrop(position, DropReason.UNREADABLE))
-            read.failures.append(StageFailure(STAGE, f"passage at position {position}: {cause}"))
-        elif (size := len(text) + len(title)) > max_chars:
-            needed = (Threshold("max_passage_chars", size),)
-            read.dropped.append(AssemblyDrop(position, DropReason.OVER_BUDGET, needed))
-        else:
-            read.positions.append(position)
-            read.passages.append(passage)
-            read.texts.append(text)
-    return read
 
 
 def assemble(

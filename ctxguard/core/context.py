@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly, AssemblyDrop
+from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.render import LONE_SURROGATE
 from ctxguard.core.types import (
     DEFAULT_K,
+    AssemblyDrop,
     CandidateDecision,
     DropReason,
     Flag,

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ctxguard.core.passages import TOKENS, weight_of
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import (
@@ -25,7 +26,6 @@ from ctxguard.core.scores import (
     within_domain,
 )
 from ctxguard.core.signals import legs_of
-from ctxguard.core.tokens import TOKENS, weight_of
 from ctxguard.core.types import (
     CandidateDecision,
     DropReason,

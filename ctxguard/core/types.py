@@ -345,7 +345,7 @@ class Ranking:
         signals: Further values of the candidates, by the signal's name (DESIGN.md §5), shape
             (n,) each, in the ranking's order; NaN if unknown for a candidate.
         copies: Positions of candidates whose text repeats another's, with that one's position
-            (``ctxguard.core.duplicates``); empty without copies, or if texts were not compared.
+            (``ctxguard.core.passages``); empty without copies, or if texts were not compared.
         contradicted: Whether the engine's order contradicts the scores (``core.scores``); if so,
             that order is kept and the scores are ignored. None if not compared.
 
@@ -490,3 +490,17 @@ class CandidateDecision(NamedTuple):
     @property
     def kept(self) -> bool:
         return self.reason is None
+
+
+class AssemblyDrop(NamedTuple):
+    """A candidate that the decision kept and assembly left out.
+
+    Attributes:
+        position: Position in the ranking, from 0.
+        kept_if: The setting and value that would have kept it; empty if none would, or if the
+            budget was full and the passage too long to be counted.
+    """
+
+    position: int
+    reason: DropReason
+    kept_if: tuple[Threshold, ...] = ()

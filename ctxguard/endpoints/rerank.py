@@ -14,7 +14,7 @@ import numpy as np
 from pydantic_core import PydanticSerializationError, to_json
 
 from ctxguard._support.checks import check_at_least, check_positive
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.passages import estimate_tokens
 from ctxguard.core.types import FloatArray
 from ctxguard.endpoints.chat import Pacer
 from ctxguard.endpoints.failures import (

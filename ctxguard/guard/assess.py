@@ -23,9 +23,9 @@ import numpy as np
 from ctxguard._support.checks import check_positive
 from ctxguard._support.error_text import drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.assembly import read_passages
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
+from ctxguard.core.passages import read_passages
 from ctxguard.core.types import FloatArray, PassageSource, StageFailure
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.errors import StageError

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from ctxguard.core.assembly import (
     Assembled,
     Assembly,
-    ReadPassages,
     assemble,
     bare_passages,
     first_readable,
     nothing_readable,
-    read_passages,
 )
 from ctxguard.core.columns import with_columns
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide, decide_with_answers, sufficiency_of
-from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified
+from ctxguard.core.passages import ReadPassages, copies_of, read_passages, with_tokens
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_contradicted
 from ctxguard.core.signals import RANKING
-from ctxguard.core.tokens import with_tokens
 from ctxguard.core.types import (
     DropReason,
     Flag,
@@ -341,9 +338,7 @@ def _read(
 def _without_copies(decision: Decision) -> Decision:
     """Compare all texts and decide again, but only once two copies would be served."""
     ranking = decision.ranking
-    read = read_passages(ranking.passages, decision.order)
-    positions = read.positions
-    copies = {positions[at]: positions[first] for at, first in copies_of(read.texts).items()}
+    copies = read_passages(ranking.passages, decision.order).copies
     return decide(replace(ranking, copies=copies), decision.policy)
 
 

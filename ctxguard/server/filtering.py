@@ -12,7 +12,7 @@ from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
-from ctxguard.core.duplicates import copies_of
+from ctxguard.core.passages import copies_of
 from ctxguard.core.types import (
     CheckedPassages,
     DropReason,

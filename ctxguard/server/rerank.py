@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from ctxguard import __version__
 from ctxguard.core.context import Context
-from ctxguard.core.duplicates import copies_of
+from ctxguard.core.passages import copies_of
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import INVALID_MAGNITUDE, all_valid, is_valid, relative_scores
 from ctxguard.core.types import CheckedPassages, Ranking, ScoreKind, StageFailure, StageTiming

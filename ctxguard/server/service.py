@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-from ctxguard.core.assembly import DEFAULT_ASSEMBLY, UNBOUNDED_CHARS, Assembly
+from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
+from ctxguard.core.passages import UNBOUNDED_CHARS
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher

@@ -20,10 +20,10 @@ from calibration.grid import (
     utility_grid,
 )
 from calibration.pools import LabelledPools
+from ctxguard.core.passages import weight_of
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
-from ctxguard.core.tokens import weight_of
 from ctxguard.core.types import FloatArray, ScoreKind
 from ctxguard.measure.worth import READERS, STRICT
 

@@ -12,8 +12,8 @@ from calibration.calibrate_route import LabelledRoute, Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import contexts
 from calibration.replay import replay
+from ctxguard.core.passages import TOKENS, estimate_tokens, with_tokens
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
-from ctxguard.core.tokens import TOKENS, estimate_tokens, with_tokens
 from ctxguard.core.types import Flag, Hit, Passage, Ranking, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.record import record_of

@@ -12,8 +12,8 @@ from simulated_pools import Recorded, ranking_of
 from calibration.data.dataset import Query
 from calibration.replay import Readings, replay
 from ctxguard.core.decision import decide
+from ctxguard.core.passages import estimate_tokens
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import FloatArray, Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.assembly import Assembly, assemble, bare_passages, read_passages
+from ctxguard.core.assembly import Assembly, assemble, bare_passages
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide
+from ctxguard.core.passages import estimate_tokens, read_passages
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.render import Template, sanitise
-from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
     DropReason,
     FailureKind,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core import duplicates
+from ctxguard.core import passages
 from ctxguard.core.decision import Decision, decide
-from ctxguard.core.duplicates import copies_of
+from ctxguard.core.passages import copies_of
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DropReason, Hit, Ranking, ScoreKind, Threshold
 
@@ -102,5 +102,5 @@ def test_best_of_copies_is_kept_anywhere() -> None:
 
 def test_only_so_many_characters_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts after them count as copies of exactly the same text alone; ASCII costs little."""
-    monkeypatch.setattr(duplicates, "_MOST_FOLDED", 9)
+    monkeypatch.setattr(passages, "_MOST_FOLDED", 9)
     assert copies_of(["Café", "café", "Thé", "thé", "thé", "TEA", "tea"]) == {1: 0, 4: 3, 6: 5}

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard.core.decision import decide
+from ctxguard.core.passages import TOKENS
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.tokens import TOKENS
 from ctxguard.core.types import DropReason, Flag, Hit, Leg, Ranking, ScoreKind, Threshold
 from ctxguard.errors import ConfigurationError
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.tokens import TOKENS, estimate_tokens, weight_of, with_tokens
+from ctxguard.core.passages import TOKENS, estimate_tokens, weight_of, with_tokens
 from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind
 
 CL100K_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"

@@ -9,7 +9,7 @@ from scraping import one, scrape
 from stub_judges import PaidOpinion
 from watching import Watching
 
-from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.passages import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Mode, Route
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.monitor.judges import LabelJudge

@@ -20,8 +20,8 @@ from watching import Watching
 from ctxguard import ContextGuard
 from ctxguard.core.assembly import Assembly
 from ctxguard.core.metadata_filter import Where
+from ctxguard.core.passages import estimate_tokens
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.guard.telemetry import Telemetry

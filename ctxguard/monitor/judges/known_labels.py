@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from ctxguard.core.duplicates import text_key
+from ctxguard.core.passages import text_key
 from ctxguard.core.types import Passage, id_text
 from ctxguard.measure.worth import Negative
 from ctxguard.monitor.redaction import Redactor, redact, redacted

@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctxguard.core.assembly import read_passages
 from ctxguard.core.context import Context
-from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where
+from ctxguard.core.passages import TOKENS, passage_tokens, read_passages
 from ctxguard.core.signals import transforms_of
-from ctxguard.core.tokens import TOKENS, passage_tokens
 from ctxguard.core.types import (
     Flag,
     FloatArray,
@@ -379,7 +377,7 @@ def record_of(
     passage_ids = tuple(ranking.passage_ids)
     read = read_passages(ranking.passages, range(len(passage_ids)))
     readable = dict(zip(read.positions, read.passages, strict=True))
-    copies = {read.positions[at]: read.positions[of] for at, of in copies_of(read.texts).items()}
+    copies = read.copies
     served, dropped = _pool(context, copies)
     record = SampleRecord(
         request_id=request_id,
