@@ -8,13 +8,11 @@ import pytest
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
-from ctxguard.errors import ProfileError, ProfileFormatError
 from ctxguard.monitor.alarms import (
     Alarm,
     AlarmKind,
     ReferenceKind,
     act_on,
-    switch_to_safe,
 )
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import profile_with
@@ -29,6 +27,13 @@ PROFILE = profile_with(
     },
 )
 OTHER = PROFILE.model_copy(update={"fingerprint": {"embedder": "another"}})
+UNSAFE = PROFILE.model_copy(
+    update={
+        "routes": {
+            Route.HYBRID: PROFILE.routes[Route.HYBRID].model_copy(update={"safe_policy": None})
+        }
+    }
+)
 RECALL = Alarm(
     kind=AlarmKind.RECALL_LOSS,
     message="judged recall loss was about 0.2",
@@ -48,22 +53,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "profile.json"
     PROFILE.save(path)
     return path
-
-
-class TestSwitching:
-    def test_profile_without_safe_policies_stays(self, file: Path) -> None:
-        route = PROFILE.routes[Route.HYBRID].model_copy(update={"safe_policy": None})
-        old = PROFILE.model_copy(update={"routes": {Route.HYBRID: route}})
-        old.save(file)
-        with pytest.raises(ProfileError, match="names no safe policy for hybrid"):
-            switch_to_safe(file, old)
-        assert Profile.load(file) == old
-
-    def test_missing_file_is_not_remade(self, file: Path) -> None:
-        file.unlink()
-        with pytest.raises(ProfileFormatError, match="cannot be read"):
-            switch_to_safe(file, PROFILE)
-        assert not file.exists()
 
 
 class TestActions:
@@ -105,10 +94,25 @@ class TestActions:
         assert Profile.load(file) == PROFILE
         assert said in caplog.text
 
+    @pytest.mark.parametrize(
+        ("held", "alarmed", "said"),
+        [
+            (OTHER, PROFILE, "the alarm is about"),
+            (UNSAFE, UNSAFE, "names no safe policy for hybrid"),
+            (None, PROFILE, "cannot be read"),
+        ],
+        ids=["another profile", "no safe policy", "no file"],
+    )
     def test_refused_switch_is_logged_quietly(
-        self, file: Path, caplog: pytest.LogCaptureFixture
+        self,
+        file: Path,
+        held: Profile | None,
+        alarmed: Profile,
+        said: str,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        OTHER.save(file)
-        act_on(RECALL, PROFILE, file)
-        assert Profile.load(file) == OTHER
-        assert "the alarm is about" in caplog.text
+        """And changes nothing."""
+        file.unlink() if held is None else held.save(file)
+        act_on(RECALL, alarmed, file)
+        assert (Profile.load(file) if file.exists() else None) == held
+        assert said in caplog.text

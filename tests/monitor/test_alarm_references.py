@@ -141,19 +141,6 @@ def test_rise_above_own_mean_rings(
     assert Profile.load(path) == PROFILE.safe()
 
 
-def test_a_restarted_monitor_goes_on_comparing() -> None:
-    traffic = Traffic()
-    traffic.watch(500, loss=0.2)
-    traffic.grade(250)
-    before = traffic.live.monitor.alarms.report()
-    after = resumed(traffic).monitor.alarms.report()
-    assert after.losses == before.losses
-    assert {monitor.reference for monitor in after.losses} == {
-        ReferenceKind.BASELINE,
-        ReferenceKind.CORRECTED,
-    }
-
-
 @pytest.mark.parametrize(
     "rates",
     [

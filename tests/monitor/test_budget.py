@@ -2,7 +2,7 @@
 
 import logging
 import math
-from itertools import count
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -23,33 +23,20 @@ def at_noon() -> Clock:
     return clock
 
 
-STORE = SampleStore.open("sqlite://")
-
-
-_names = count()
-
-
-@pytest.fixture(autouse=True)
-def series() -> str:
-    """Nothing is spent yet in its name."""
-    global _series  # noqa: PLW0603  the budgets of one test share it
-    _series = f"judge {next(_names)}"
-    return _series
-
-
-_series = ""
-
-
 def budget(
-    clock: Clock | None = None, *, store: SampleStore = STORE, **limits: float
+    clock: Callable[[], float] | None = None, *, after: SampleStore | None = None, **limits: float
 ) -> JudgingBudget:
-    clock = at_noon() if clock is None else clock
-    return JudgingBudget(BudgetLimits(**limits), store, _series, clock)
+    """A budget of which nothing is spent, or what a store has kept of it."""
+    store = SampleStore.open("sqlite://") if after is None else after
+    return JudgingBudget(BudgetLimits(**limits), store, "judge", clock or at_noon())
 
 
-def judged(known: JudgingBudget, calls: float, cost: float) -> None:
-    """Judge a sample that took so much."""
-    known.spend(calls, cost)
+def kept(known: JudgingBudget) -> SampleStore:
+    """A store that has kept what was spent."""
+    store = SampleStore.open("sqlite://")
+    for key, value in known.kept.items():
+        store.set_state(key, value)
+    return store
 
 
 @pytest.mark.parametrize("name", ["calls_per_hour", "calls_per_day", "cost_per_day"])
@@ -84,8 +71,8 @@ def test_expected_arrivals_count_as_waiting() -> None:
 
 def test_samples_cost_what_they_have_cost() -> None:
     known = budget(calls_per_hour=100, cost_per_day=10.0)
-    judged(known, 8, 0.1)
-    judged(known, 12, 0.3)
+    known.spend(8, 0.1)
+    known.spend(12, 0.3)
     # Ten calls and 0.2 each, of which 80 calls and 9.6 are left.
     assert known.probability_for(16, 0.0) == pytest.approx(0.5)
     assert known.probability_for(4, 0.0) == 1.0
@@ -93,21 +80,21 @@ def test_samples_cost_what_they_have_cost() -> None:
 
 def test_free_judge_ignores_cost_limit() -> None:
     free = budget(cost_per_day=1.0)
-    judged(free, 100, 0.0)
+    free.spend(100, 0.0)
     assert free.probability_for(10**6, 0.0) == 1.0
 
 
 @pytest.mark.parametrize("calls", [10, 6])
 def test_nothing_goes_beyond_a_limit(calls: int) -> None:
     used = budget(calls_per_day=10)
-    judged(used, calls, 0.0)
+    used.spend(calls, 0.0)
     assert used.probability_for(1, 0.0) == 0.0
 
 
 def test_unaffordable_sample_is_left() -> None:
     """A sample that may need more than is left is not afforded."""
     some = budget(calls_per_hour=10, calls_per_day=100)
-    judged(some, 4, 0.0)
+    some.spend(4, 0.0)
     assert some.allows(6)
     assert not some.allows(7)
 
@@ -117,7 +104,7 @@ def test_next_period_has_whole_limit(limit: str, seconds: float) -> None:
     clock = at_noon()
     clock.now = math.floor(NOON / seconds) * seconds + seconds - 1.0
     used = budget(clock, **{limit: 10})
-    judged(used, 10, 0.0)
+    used.spend(10, 0.0)
     assert not used.allows(1)
     clock.now += 1.0
     assert used.allows(10)
@@ -127,7 +114,7 @@ def test_next_period_has_whole_limit(limit: str, seconds: float) -> None:
 def test_new_hour_leaves_the_day() -> None:
     clock = at_noon()
     used = budget(clock, calls_per_hour=10, calls_per_day=15)
-    judged(used, 10, 0.0)
+    used.spend(10, 0.0)
     clock.now += HOUR
     assert used.allows(5)
     assert not used.allows(6)
@@ -136,7 +123,7 @@ def test_new_hour_leaves_the_day() -> None:
 def test_clock_set_back_gives_nothing() -> None:
     clock = at_noon()
     used = budget(clock, calls_per_hour=10, calls_per_day=10)
-    judged(used, 10, 0.0)
+    used.spend(10, 0.0)
     clock.now -= DAY
     assert used.probability_for(1, 0.0) == 0.0
     assert not used.allows(1)
@@ -148,10 +135,8 @@ def test_clock_set_back_gives_nothing() -> None:
 def test_spending_goes_on_after_a_restart() -> None:
     clock = at_noon()
     before = budget(clock, calls_per_hour=10, cost_per_day=5.0)
-    judged(before, 7, 4.5)
-    for key, value in before.kept.items():
-        STORE.set_state(key, value)
-    after = budget(clock, calls_per_hour=10, cost_per_day=5.0)
+    before.spend(7, 4.5)
+    after = budget(clock, after=kept(before), calls_per_hour=10, cost_per_day=5.0)
     after.refresh()
     assert after.allows(3)
     assert not after.allows(4)
@@ -165,15 +150,13 @@ def test_period_from_the_future(days: float, caplog: pytest.LogCaptureFixture) -
     clock = at_noon()
     clock.now += days * DAY
     before = budget(clock, calls_per_hour=10, calls_per_day=10)
-    judged(before, 10, 0.0)
-    for key, value in before.kept.items():
-        STORE.set_state(key, value)
+    before.spend(10, 0.0)
     clock.now = NOON
-    after = budget(clock, calls_per_hour=10, calls_per_day=10)
+    after = budget(clock, after=kept(before), calls_per_hour=10, calls_per_day=10)
     with caplog.at_level(logging.WARNING):
         assert after.allows(10)
     assert f"{days:.1f} days from now" in caplog.text
-    judged(after, 10, 0.0)
+    after.spend(10, 0.0)
     assert not after.allows(1)
 
 
@@ -188,10 +171,9 @@ def test_probability_keeps_limits_on_average(
     waiting: int, arriving: float, spent: list[tuple[int, float]], now: float
 ) -> None:
     """It gives a probability and within it no limit is passed on average."""
-    limits = BudgetLimits(calls_per_hour=100, cost_per_day=20.0)
-    known = JudgingBudget(limits, STORE, f"judge {next(_names)}", lambda: now)
+    known = budget(lambda: now, calls_per_hour=100, cost_per_day=20.0)
     for calls, cost in spent:
-        judged(known, calls, cost)
+        known.spend(calls, cost)
     probability = known.probability_for(waiting, arriving)
     assert 0.0 <= probability <= 1.0
     if spent and probability > 0.0:

@@ -102,23 +102,6 @@ def test_sample_states_add_up_per_scrape() -> None:
     assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome="incomplete") == 1
 
 
-def test_counts_survive_a_restart() -> None:
-    """Counts survive a restart so that no scrape misses what was judged."""
-    live = watched(["one", "two"])
-    judged = "ctxguard_judged_samples_total"
-    assert one(scrape(live.registry), judged, **HERE, outcome="judged") == 2
-    # Judged by a process that ends before anyone scrapes it, and by the next before its scrape.
-    for _ in range(2):
-        again = Watching(LabelJudge(QRELS), store=live.store)
-        again.watch(make_context(POOL, 3, query="three"))
-    again.monitor.report()
-    samples = scrape(again.registry)
-    assert one(samples, judged, **HERE, outcome="judged") == 4
-    # The first process still says the same of the store, and what it knew did not fall.
-    live.monitor.report()
-    assert one(scrape(live.registry), judged, **HERE, outcome="judged") == 4
-
-
 def test_sampled_tokens_stand_for_traffic() -> None:
     live = watched([])
     live.watch(*[make_context(POOL, 3, query="one") for _ in range(4)], probability=0.25)

@@ -23,42 +23,37 @@ class TestLabelJudge(JudgeContract):
         return LabelJudge({self.QUERY: {self.RELEVANT.passage_id: 2}})
 
 
-def test_labels_are_the_grades_in_the_order_of_the_passages() -> None:
-    grades = LabelJudge(QRELS).judge("how?", PASSAGES[::-1])
-    assert grades == [
-        Judgment("x", 0, judged=False),
-        Judgment("z", 0),
-        Judgment("c", 0),
-        Judgment("b", 1),
-        Judgment("a", 2),
+@pytest.mark.parametrize(
+    ("qrels", "distractors", "grades", "misleading", "unlabelled"),
+    [
+        (QRELS, None, {"a": 2, "b": 1}, "", "x"),
+        (QRELS, {"how?": ["x", "a"]}, {"a": 2, "b": 1}, "x", ""),
+        # Where labels hold relevant passages only, a missing one is a grade.
+        ({"how?": {"a": 2}}, None, {"a": 2}, "", ""),
+        ({"how?": {"a": 2}, "nothing?": {}}, {"how?": ["b"]}, {"a": 2}, "b", "czx"),
+        ({"how?": {}, "why?": {"a": 0}}, None, {}, "", ""),
+    ],
+    ids=["labels", "a distractor", "positives only", "a distractor and no other", "no answer"],
+)
+def test_labels_are_the_grades(
+    qrels: dict[str, dict[str, int]],
+    distractors: dict[str, list[str]] | None,
+    grades: dict[str, int],
+    misleading: str,
+    unlabelled: str,
+) -> None:
+    """In the order of the passages; and an unknown question has none."""
+    judge = LabelJudge(qrels, distractors)
+    assert judge.judge("how?", PASSAGES[::-1]) == [
+        Judgment(
+            one.passage_id,
+            grades.get(one.passage_id, 0),
+            Negative.DISTRACTOR if one.passage_id in misleading else None,
+            judged=one.passage_id not in unlabelled,
+        )
+        for one in PASSAGES[::-1]
     ]
-
-
-def test_where_labels_hold_relevant_passages_only_a_missing_one_is_a_grade() -> None:
-    judge = LabelJudge({"how?": {"a": 2}})
-    assert [each and each.judged for each in judge.judge("how?", PASSAGES)] == [True] * 5
-
-
-def test_where_a_distractor_is_named_a_missing_label_is_not_a_grade() -> None:
-    judge = LabelJudge({"how?": {"a": 2}, "nothing?": {}}, {"how?": ["b"]})
-    judged = [judgment and judgment.judged for judgment in judge.judge("how?", PASSAGES)]
-    assert judged == [True, True, False, False, False]
-    assert all(judgment and judgment.judged for judgment in judge.judge("nothing?", PASSAGES))
-
-
-def test_known_distractor_is_irrelevant_and_marked() -> None:
-    grades = LabelJudge(QRELS, {"how?": ["x", "a"]}).judge("how?", PASSAGES)
-    marks = {each.passage_id: each.negative for each in grades if each}
-    assert marks == {"a": None, "b": None, "c": None, "z": None, "x": Negative.DISTRACTOR}
-
-
-def test_an_unknown_query_has_no_grades() -> None:
-    assert LabelJudge(QRELS).judge("why?", PASSAGES) == []
-
-
-def test_answerless_known_query_is_judged() -> None:
-    grades = LabelJudge({"nothing?": {}}).judge("nothing?", [Passage("a", "")])
-    assert grades == [Judgment("a", 0)]
+    assert judge.judge("who?", PASSAGES) == []
 
 
 def test_highest_grade_is_labels_at_least_one() -> None:
