@@ -138,6 +138,6 @@ def _by_judge(rows: Rows) -> Mapping[Metric, Interval]:
     for metric in METRICS:
         ratio = own.ratio(metric)
         found[metric] = Interval.undefined(ratio.n)
-        if ratio.b > 0.0 and metric in shown:
-            found[metric] = Interval(ratio.a / ratio.b, None, None, ratio.n)
+        if ratio.totals[1] > 0.0 and metric in shown:
+            found[metric] = Interval(ratio.value, None, None, ratio.n)
     return found

@@ -373,11 +373,11 @@ def _corrected_ratio(
     ratio = sums.combined(
         numerator @ coefficients, denominator @ coefficients if is_corrected else denominator
     )
-    if not ratio.b > 0.0 or ratio.n < 2:
+    if not ratio.totals[1] > 0.0 or ratio.n < 2:
         return Estimate(None, None, None, n, n_effective=effective)
     of_ratio = errors @ numerator
     if is_corrected:
-        of_ratio = of_ratio - ratio.a / ratio.b * (errors @ denominator)
+        of_ratio = of_ratio - ratio.value * (errors @ denominator)
     return linearised(
         Metric.UDCG if bounds is None else metric,
         ratio,

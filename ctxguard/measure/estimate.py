@@ -7,7 +7,6 @@ may come in parts, such as the pages of a store. Pure.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,46 +26,24 @@ _LEAST_DF = 4.0
 """Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
 
 
-class RatioSums(NamedTuple):
-    """Additive statistics of a ratio Σ a / Σ b over independent clusters.
-
-    Attributes:
-        n: Clusters in which the metric is defined.
-        a, b: Weighted sums of numerators and denominators.
-        aa, ab, bb: Sums over clusters of the products of their own weighted sums.
-        n_observable: The expected number of clusters in which a value unlike the others' would
-            have been observed: below n if a part of each is judged with a probability only.
-    """
-
-    n: int = 0
-    a: float = 0.0
-    b: float = 0.0
-    aa: float = 0.0
-    ab: float = 0.0
-    bb: float = 0.0
-    n_observable: float = 0.0
-
-    @property
-    def squares(self) -> float:
-        """Σ (a_c − R·b_c)² over clusters c, of the ratio R."""
-        value = self.a / self.b
-        return self.aa - 2.0 * value * self.ab + value * value * self.bb
-
-
 class Sums:
     """Sums columns over clusters, part by part; memory grows only with the number of sessions.
 
     Attributes:
-        n: Number of clusters.
+        n: Number of clusters; those in which it is defined, of the ratio of one metric.
+        n_observable: The expected number of clusters in which a value unlike the others' would
+            have been observed: below n if a part of each is judged with a probability only.
         totals: Shape (p,), the sum of each column.
+        products: Shape (p, p), sums over clusters of the products of their own sums.
     """
 
     def __init__(self, n_columns: int) -> None:
         self.n = 0
+        self.n_observable = 0.0
         self.totals = np.zeros(n_columns)
-        self._products = np.zeros((n_columns, n_columns))
-        self._n_defined = np.zeros(len(METRICS), np.int64)
-        self._n_observable = np.zeros(len(METRICS))
+        self.products = np.zeros((n_columns, n_columns))
+        self._of_metrics = np.zeros((2, len(METRICS)))
+        """Of each metric: n, and ``n_observable``."""
         self._sessions: list[tuple[NDArray[np.int64], FloatArray, FloatArray]] = []
 
     def add(
@@ -92,10 +69,10 @@ class Sums:
 
     def _add_clusters(self, values: FloatArray, inclusion: FloatArray) -> None:
         self.n += len(values)
+        self.n_observable += len(values)
         self.totals += values.sum(axis=0)
-        self._products += values.T @ values
-        self._n_defined += (inclusion > 0.0).sum(axis=0)
-        self._n_observable += inclusion.sum(axis=0)
+        self.products += values.T @ values
+        self._of_metrics += (inclusion > 0.0).sum(axis=0), inclusion.sum(axis=0)
 
     def ended(self) -> "Sums":
         """Return these sums with the sessions folded in, once all requests are added."""
@@ -105,20 +82,33 @@ class Sums:
             self._add_clusters(*_by_session(session, values, inclusion)[1:])
         return self
 
-    def ratio(self, metric: Metric) -> RatioSums:
-        """Return the sums of one metric, of columns from ``metrics.weighted_terms``."""
+    def ratio(self, metric: Metric) -> "Sums":
+        """Return the two columns of one metric, of those from ``metrics.weighted_terms``."""
         place = METRICS.index(metric)
-        own = slice(2 * place, 2 * place + 2)
-        (a, b), ((aa, ab), (_, bb)) = self.totals[own].tolist(), self._products[own, own].tolist()
-        n, n_observable = int(self._n_defined[place]), float(self._n_observable[place])
-        return RatioSums(n, a, b, aa, ab, bb, n_observable)
+        found, own = Sums(2), slice(2 * place, 2 * place + 2)
+        found.totals, found.products = self.totals[own], self.products[own, own]
+        n, found.n_observable = self._of_metrics[:, place].tolist()
+        found.n = int(n)
+        return found
 
-    def combined(self, numerator: FloatArray, denominator: FloatArray) -> RatioSums:
-        """Return the sums of a ratio of two linear combinations of the columns, shape (p,) each."""
-        both = np.array([numerator, denominator])
-        a, b = (both @ self.totals).tolist()
-        (aa, ab), (_, bb) = (both @ self._products @ both.T).tolist()
-        return RatioSums(self.n, a, b, aa, ab, bb, self.n)
+    def combined(self, numerator: FloatArray, denominator: FloatArray) -> "Sums":
+        """Return two linear combinations of the columns, shape (p,) each, as columns."""
+        found, both = Sums(2), np.array([numerator, denominator])
+        found.totals, found.products = both @ self.totals, both @ self.products @ both.T
+        found.n, found.n_observable = self.n, self.n_observable
+        return found
+
+    @property
+    def value(self) -> float:
+        """The ratio R = Σ a / Σ b of two columns."""
+        a, b = self.totals.tolist()
+        return float(a / b)
+
+    @property
+    def squares(self) -> float:
+        """Σ (a_c − R·b_c)² over clusters c, of the ratio R of two columns."""
+        value, ((aa, ab), (_, bb)) = self.value, self.products.tolist()
+        return float(aa - 2.0 * value * ab + value * value * bb)
 
 
 def _by_session(
@@ -160,7 +150,7 @@ class Estimate(Interval):
         return None if self.grades is None else self.n_needed
 
 
-def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Estimate:
+def estimate(metric: Metric, sums: Sums, min_n: int = DEFAULT_MIN_N) -> Estimate:
     """Estimate a metric with a confidence interval, for a window that is looked at once.
 
     The variance of a ratio R = Σ a / Σ b is that of its linearisation,
@@ -174,27 +164,31 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
     of that kind. If all clusters are alike, the interval rests on this alone.
 
     Args:
+        sums: Two columns, a and b.
         min_n: Effective number of clusters below which there is no estimate, ≥ 2.
 
     Returns:
         The estimate; without a value if n does not suffice, or if UDCG, gain
         or harm is the same in every cluster: they have no bounds to reason from.
 
-    >>> sums = RatioSums(n=100, a=60.0, b=100.0, aa=60.0, ab=60.0, bb=100.0, n_observable=100.0)
+    >>> sums = Sums(2)
+    >>> estimate(Metric.PRECISION, sums).n_needed
+    30
+    >>> is_relevant = np.arange(100) < 60
+    >>> sums.add(np.column_stack([is_relevant, np.ones(100)]), np.zeros(100, np.int64))
     >>> found = estimate(Metric.PRECISION, sums)
     >>> round(found.lower, 2), found.value, round(found.upper, 2)
     (0.5, 0.6, 0.69)
-    >>> estimate(Metric.PRECISION, RatioSums()).n_needed
-    30
     """
-    n = sums.n
-    effective = sums.b**2 / sums.bb if n else 0.0
+    n, b = sums.n, float(sums.totals[1])
+    aa, bb = sums.products.diagonal().tolist()
+    effective = b**2 / bb if n else 0.0
     if effective < min_n:
         needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
         return Estimate(None, None, None, n, needed, n_effective=effective if n else None)
-    value, squares = sums.a / sums.b, sums.squares
+    value, squares = sums.value, sums.squares
     # Anything up to this is rounding: all clusters are alike.
-    alike = squares <= 1e-12 * (sums.aa + value * value * sums.bb)
+    alike = squares <= 1e-12 * (aa + value * value * bb)
     bounded = metric in IN_UNIT_INTERVAL
     if sums.n_observable <= 0.0 if bounded else alike:
         return Estimate(None, None, None, n, n_effective=effective)
@@ -211,7 +205,7 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
 
 def linearised(
     metric: Metric,
-    sums: RatioSums,
+    sums: Sums,
     errors: FloatArray | None = None,
     *,
     squares: float,
@@ -227,23 +221,24 @@ def linearised(
 
     Args:
         metric: The estimated metric; one in [0, 1] has its interval on the logit scale.
-        sums: Sums of the terms, with b > 0 and n > 1; a correction may carry a share beyond its
+        sums: Two columns, a and b > 0, of n > 1; a correction may carry a share beyond its
             range.
         errors: Shape (l,), z: each labelled cluster's contribution to the error of a − R·b; None if
             nothing is corrected.
         squares: ``sums.squares``, or 0 where that is rounding.
         n: Clusters in which the metric is observed; the labelled ones of a correction.
         effective: Their effective number.
-        n_observable: As in ``RatioSums``; infinite if nothing can have been missed.
+        n_observable: As in ``Sums``; infinite if nothing can have been missed.
         bounds: The bounds of a request's metric.
     """
-    value, squares = sums.a / sums.b, sums.n / (sums.n - 1) * max(squares, 0.0)
+    value, squares = sums.value, sums.n / (sums.n - 1) * max(squares, 0.0)
     df = effective - 1.0
     if errors is not None:
         errors = errors[np.abs(errors) > 1e-9 * np.abs(errors).max(initial=0.0)]
         squares += float(errors @ errors)
         df = (degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0
-    half = t_quantile((1.0 + CONFIDENCE) / 2.0, max(df, _LEAST_DF)) * math.sqrt(squares) / sums.b
+    error = math.sqrt(squares) / float(sums.totals[1])
+    half = t_quantile((1.0 + CONFIDENCE) / 2.0, max(df, _LEAST_DF)) * error
     lower, upper = value - half, value + half
     if metric in IN_UNIT_INTERVAL:
         if 0.0 < value < 1.0:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctxguard.measure.estimate import RatioSums, Sums
+from ctxguard.measure.estimate import Sums
 from ctxguard.measure.metrics import N_TERMS, Metric, weighted_terms
 from ctxguard.measure.rows import (
     MISSING,
@@ -108,5 +108,10 @@ def sums(requests: Iterable[Judged]) -> Sums:
     return sums_of(rows_of(requests))
 
 
-def ratio_sums(metric: Metric, requests: Iterable[Judged]) -> RatioSums:
+def ratio_sums(metric: Metric, requests: Iterable[Judged]) -> Sums:
     return sums(requests).ratio(metric)
+
+
+def numbers(sums: Sums) -> list[float]:
+    """All that estimates read of the two columns of a ratio."""
+    return [sums.n, sums.n_observable, *sums.totals, *sums.products.ravel()]

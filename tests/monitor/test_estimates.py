@@ -10,7 +10,7 @@ from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums_of
 from scipy import stats
 
 from benchmarks.labelling import Case, judged, traffic, truths
-from ctxguard.measure.estimate import Estimate, RatioSums, estimate
+from ctxguard.measure.estimate import Estimate, Sums, estimate
 from ctxguard.measure.interval import t_quantile
 from ctxguard.measure.metrics import Metric
 from ctxguard.measure.rows import YES, Rows
@@ -54,7 +54,7 @@ def test_value_lies_in_its_interval(requests: list[Judged], metric: Metric) -> N
 
 
 def test_no_data_is_no_value() -> None:
-    assert estimate(Metric.UDCG, RatioSums()) == Estimate(None, None, None, 0, 30)
+    assert estimate(Metric.UDCG, Sums(2)) == Estimate(None, None, None, 0, 30)
 
 
 def test_too_few_give_no_value() -> None:
