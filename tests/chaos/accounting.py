@@ -5,26 +5,19 @@ Callers keep their own counts. Nothing here is worked out from the other side's 
 """
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-
-from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
 from ctxguard.errors import CtxguardError, OverloadedError
 from ctxguard.monitor.sampling.sampler import Accounts
+from tests.counted import Counted
 
 ENDS = ("ok", "degraded", "failed", "shed")
 """How a request may end."""
-
-_METRICS = {
-    "ctxguard_received_requests_total": "received",
-    "ctxguard_failed_requests_total": "failed",
-    "ctxguard_shed_requests_total": "shed",
-    "ctxguard_kept_candidates_total": "kept",
-    "ctxguard_dropped_candidates_total": "dropped",
-}
 
 
 class CallerCounts:
@@ -41,22 +34,25 @@ class CallerCounts:
         self.counts, self.errors = Counter[str](), Counter[str]()
         self.slowest_seconds = 0.0
 
-    def answered(self, context: Context, seconds: float) -> None:
-        """Count a context."""
-        ranking = context.decision.ranking
-        end = "degraded" if ranking.failures else "ok"
-        found = {end: 1, "candidates": len(ranking), "kept": len(context.would_keep_ids)}
-        self._count(found, seconds)
-
-    def raised(self, error: BaseException, seconds: float) -> None:
-        """Count an error."""
-        end = "shed" if isinstance(error, OverloadedError) else "failed"
-        self._count({end: 1, "untyped": not isinstance(error, CtxguardError)}, seconds)
-        self.errors[type(error).__name__] += 1
-
-    def _count(self, found: dict[str, int], seconds: float) -> None:
+    @contextmanager
+    def counting(self) -> Iterator[list[Context | None]]:
+        """Count the context that the block puts in the list's place, or that it raised."""
+        started, answers = time.perf_counter(), list[Context | None]([None])
+        found, errors = Counter[str](), Counter[str]()
+        try:
+            yield answers
+        except Exception as error:
+            found["shed" if isinstance(error, OverloadedError) else "failed"] += 1
+            found["untyped"] += not isinstance(error, CtxguardError)
+            errors[type(error).__name__] += 1
+        if (context := answers[0]) is not None:
+            ranking = context.decision.ranking
+            found["degraded" if ranking.failures else "ok"] += 1
+            found.update(candidates=len(ranking), kept=len(context.would_keep_ids))
+        seconds = time.perf_counter() - started
         with self._lock:
             self.counts.update(found)
+            self.errors.update(errors)
             self.slowest_seconds = max(self.slowest_seconds, seconds)
 
     @property
@@ -65,29 +61,19 @@ class CallerCounts:
         return self.counts["ok"] + self.counts["degraded"]
 
 
-def read_metrics(registry: CollectorRegistry) -> Counter[str]:
+def read_metrics(counted: Counted) -> Counter[str]:
     """Read the requests received and by their ends, and the candidates kept and dropped."""
-    found: Counter[str] = Counter()
-    for metric in registry.collect():
-        for sample in metric.samples:
-            name = _METRICS.get(sample.name)
-            if sample.name == "ctxguard_requests_total":
-                name = sample.labels["outcome"]
-            if name is not None:
-                found[name] += int(sample.value)
+    names = {"received_requests", "failed_requests", "shed_requests"}
+    names |= {"kept_candidates", "dropped_candidates"}
+    found = Counter({name.partition("_")[0]: counted[name] for name in names})
+    found.update({end: counted.requests(end) for end in ENDS[:2]})
     return found
 
 
 @dataclass(frozen=True)
 class ProcessAccounts:
-    """One process's accounts, and the figures in them that do not agree.
-
-    Attributes:
-        metrics: The counts of its metrics.
-        candidates: How many candidates the callers saw.
-        samples: The counts of its sampler and writer.
-        stored_rows: How many of its samples the store holds.
-        wrong: Each figure that does not agree with another, in words; empty if all do.
+    """One process's accounts: its metrics, the candidates that its callers saw, its sampler's and
+    its rows in the store; and each figure that does not agree with another, in words.
     """
 
     metrics: Counter[str]
@@ -108,10 +94,6 @@ def compare(
     """Compare the accounts of a process that ended by itself and sampled every request.
 
     Args:
-        callers: The counts of its callers.
-        metrics: The counts of its metrics.
-        samples: The counts of its sampler and writer.
-        stored_rows: How many of its samples the store holds.
         waiting: How many samples are still in its queue.
     """
     seen = callers.counts
@@ -134,14 +116,11 @@ def in_sums(processes: Iterable[ProcessAccounts]) -> str:
     """The requests, candidates and samples of all processes, each as one sum."""
     counts: Counter[str] = Counter()
     for one in processes:
+        samples = one.samples
         counts.update(one.metrics)
-        counts["seen"] += one.candidates
-        counts.update(
-            {each: getattr(one.samples, each) for each in ("sampled", "stored", "pending")}
-        )
-        counts.update(
-            {"lost": sum(one.samples.lost.values()), "unaccounted": one.samples.unaccounted}
-        )
+        counts.update(seen=one.candidates, sampled=samples.sampled, stored=samples.stored)
+        counts.update(lost=sum(samples.lost.values()), pending=samples.pending)
+        counts.update(unaccounted=samples.unaccounted)
 
     def in_words(what: str, whole: str, *parts: str) -> str:
         each = [f"{counts[part]:,} {part}" for part in parts if counts[part]]

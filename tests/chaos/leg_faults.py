@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from serving import (
     Size,
     answered,
     causes_of,
+    fault,
     in_words,
     routes_of,
     seen,
@@ -41,21 +43,15 @@ def hangs(_: Callable[[], Any]) -> Any:
     threading.Event().wait(_NEVER_SECONDS)
 
 
-def lost(
-    folder: Path,
-    size: Size,
-    fault: Instead,
-    kind: FailureKind,
-    *,
-    leg: str = "dense",
-    left: Route = Route.LEXICAL,
+def _lost(
+    folder: Path, size: Size, *, leg: str, instead: Instead, kind: FailureKind, left: Route
 ) -> Report:
     """One leg fails."""
     serving = ServingProcess(folder, size, deadlines=DEADLINES)
     part: Fault = getattr(serving, leg)
     n = serving.by_size(40, 400)
     before = answered(serving.serve(n))
-    with part.injected(fault):
+    with part.injected(instead):
         during = answered(serving.serve(n))
     found = causes_of(during)
     recovered = serving.comes_to_answer_by(Route.HYBRID)
@@ -77,19 +73,35 @@ def lost(
     )
 
 
-def lexical_index_is_missing(folder: Path, size: Size) -> Report:
+for _name, _leg, _instead, _kind, _left in (
+    ("dense leg raises", "dense", raises, FailureKind.ERROR, Route.LEXICAL),
+    ("dense leg hangs", "dense", hangs, FailureKind.TIMEOUT, Route.LEXICAL),
+    ("lexical leg hangs", "lexical", hangs, FailureKind.TIMEOUT, Route.DENSE),
+):
+    fault(
+        _name,
+        f"the {_left.value} route by its own policy, flagged; hybrid again when it is back"
+        + ("; by the deadline" if _kind is FailureKind.TIMEOUT else ""),
+    )(partial(_lost, leg=_leg, instead=_instead, kind=_kind, left=_left))
+
+
+@fault(
+    "lexical index missing",
+    "loading refuses it, reloading keeps the last good one; without it the dense route answers",
+)
+def _lexical_index_is_missing(folder: Path, size: Size) -> Report:
     """A generation without its lexical files, and a lexical leg whose files are gone."""
     built = ServingProcess(folder, size)
     index = folder / "index"
-    assert built.retriever is not None
     built.retriever.save(index)
     loaded = HybridRetriever.load(index, embedder=built.embedder)
     built.writer.stop()
     built.store.close()
     (folder / "serving").mkdir()
     serving = ServingProcess(folder / "serving", size, retriever=loaded)
-    assert serving.retriever is not None
-    watcher = IndexWatcher(serving.retriever, interval_seconds=0.01, telemetry=serving.telemetry)
+    watcher = IndexWatcher(
+        serving.retriever, interval_seconds=0.01, telemetry=serving.counted.telemetry
+    )
     watcher.check()
     n = serving.by_size(40, 400)
     before = answered(serving.serve(n))
@@ -125,8 +137,8 @@ def lexical_index_is_missing(folder: Path, size: Size) -> Report:
     )
 
 
-def all_legs_are_dead(folder: Path, size: Size) -> Report:
-    """Both legs raise."""
+@fault("all legs dead", "a typed outage each time, never an empty answer")
+def _all_legs_are_dead(folder: Path, size: Size) -> Report:
     serving = ServingProcess(folder, size, deadlines=DEADLINES)
     n = serving.by_size(40, 400)
     serving.serve(n)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from children import accounts_of_child, fork_child
 from leg_faults import DEADLINES, raises
 from serving import (
     Report,
@@ -17,6 +16,7 @@ from serving import (
     answered,
     corpus,
     embedder_for,
+    fault,
     in_words,
     routes_of,
 )
@@ -35,7 +35,8 @@ _CHILDREN = 3
 _CODED_PASSAGES = 1_500
 
 
-def forked_after_warm_up(folder: Path, size: Size) -> Report:
+@fault("forked after warm-up", "children answer in full, with samples of their own")
+def _forked_after_warm_up(folder: Path, size: Size) -> Report:
     """Forked after searches, with threads of faiss, of the writer and of the stages running."""
     embedder = embedder_for(size)
     # With codes, and searched by as many threads as there are processors: what hangs in children.
@@ -48,24 +49,24 @@ def forked_after_warm_up(folder: Path, size: Size) -> Report:
     serving = ServingProcess(folder, size, retriever=retriever, deadlines=limits)
     n = serving.by_size(30, 200)
     before = answered(serving.serve(n))
-    children = [fork_child(serving, lambda: serving.serve(n)) for _ in range(_CHILDREN)]
+    children = [serving.fork(lambda: serving.serve(n)) for _ in range(_CHILDREN)]
     beside = answered(serving.serve(n))
-    reports = [accounts_of_child(child) for child in children]
+    reports = [accounts() for accounts in children]
     ended = [one for one in reports if one is not None]
     return serving.finish(
         f"{len(ended)} of {_CHILDREN} children answered {sum(b.metrics['ok'] for b in ended)} of "
         f"{2 * n * _CHILDREN} requests in full, beside their parent's {len(beside)}",
         {
-            "every child ends by itself": len(ended) == _CHILDREN,
-            "and answers in full": all(one.metrics["ok"] == 2 * n for one in ended),
+            "every child answers in full": all(one.metrics["ok"] == 2 * n for one in ended),
             "so does their parent": routes_of(before, beside) == {Route.HYBRID}
             and len(before) == len(beside) == 2 * n,
         },
-        *ended,
+        *reports,
     )
 
 
-def clock_stepped(folder: Path, size: Size) -> Report:
+@fault("clock stepped by a day", "nothing is deleted or left unjudged; circuits close again")
+def _clock_stepped(folder: Path, size: Size) -> Report:
     """The wall clock is set a day ahead and a day back while requests come and a leg fails."""
     ahead = {"seconds": 0.0}
 
@@ -113,7 +114,11 @@ def clock_stepped(folder: Path, size: Size) -> Report:
     )
 
 
-def burst_of_tasks(folder: Path, size: Size) -> Report:
+_ANSWERED_OR_REFUSED = "answered, or refused with a typed error; memory bounded"
+
+
+@fault("burst of requests, asyncio", _ANSWERED_OR_REFUSED)
+def _burst_of_tasks(folder: Path, size: Size) -> Report:
     """Ten thousand requests of one event loop."""
     serving = _bounded(folder, size)
     n = serving.by_size(1_000, 10_000)
@@ -126,7 +131,8 @@ def burst_of_tasks(folder: Path, size: Size) -> Report:
     return _burst(serving, n, _peak_mebibytes() - before)
 
 
-def burst_of_threads(folder: Path, size: Size) -> Report:
+@fault("burst of requests, threads", _ANSWERED_OR_REFUSED)
+def _burst_of_threads(folder: Path, size: Size) -> Report:
     """Ten thousand threads with a request each."""
     serving = _bounded(folder, size)
     n = serving.by_size(500, 10_000)
@@ -164,7 +170,7 @@ def _bounded(folder: Path, size: Size) -> ServingProcess:
         time.sleep(seconds)
         return work()
 
-    serving.dense.fault = slowly
+    serving.dense.instead = slowly
     return serving
 
 

@@ -1,12 +1,10 @@
 """Profiles and indexes that are replaced under load, by good ones and by bad."""
 
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
+from multiprocessing import get_context
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +16,7 @@ from serving import (
     answered,
     corpus,
     embedder_for,
-    in_background,
+    fault,
     in_words,
     profile_for,
 )
@@ -34,10 +32,10 @@ _PASSAGES = 60
 _GENERATIONS = 8
 
 
-def profile_swapped(folder: Path, size: Size) -> Report:
+@fault("profile swapped under load", "each request under one profile, from retrieval to decision")
+def _profile_swapped(folder: Path, size: Size) -> Report:
     """Good and bad profiles take turns every 10 ms, while requests come."""
     serving = ServingProcess(folder, size)
-    assert serving.retriever is not None
     path = folder / "profile.json"
     known = {k: profile_for(serving.retriever, k=k) for k in (1, 2, 3, 7)}
     by_id = {one.profile_id: k for k, one in known.items()} | {serving.profile.profile_id: None}
@@ -59,10 +57,10 @@ def profile_swapped(folder: Path, size: Size) -> Report:
             swaps += 1
 
     answers: list[Context] = []
-    with ProfileWatcher(
-        serving.guard, path, interval_seconds=_SWAP_SECONDS, telemetry=serving.telemetry
-    ):
-        swapping = in_background(swap)
+    telemetry = serving.counted.telemetry
+    with ProfileWatcher(serving.guard, path, interval_seconds=_SWAP_SECONDS, telemetry=telemetry):
+        swapping = threading.Thread(target=swap, daemon=True)
+        swapping.start()
         until_swaps = serving.by_size(30, 400)
         while swaps < until_swaps:
             answers += answered(serving.serve(20))
@@ -75,7 +73,7 @@ def profile_swapped(folder: Path, size: Size) -> Report:
         own = serving.profile.routes[answer.route].policy
         return policy == own if k is None else policy.k == k and len(answer.kept_ids) <= k
 
-    outcomes = {one: _reloads(serving, "profile", one) for one in get_args(ReloadOutcome)}
+    outcomes = _reloads(serving, "profile")
     served = Counter([answer.profile_id for answer in answers])
     return serving.finish(
         f"{swaps} swaps ({in_words(outcomes)}); answers under {len(served)} profiles, none mixed",
@@ -88,7 +86,11 @@ def profile_swapped(folder: Path, size: Size) -> Report:
     )
 
 
-def index_swapped(folder: Path, size: Size) -> Report:
+@fault(
+    "index swapped every 10 ms",
+    "each answer from one generation, flagged where the profile is not for it",
+)
+def _index_swapped(folder: Path, size: Size) -> Report:
     """Another process saves a generation every 10 ms; it is taken up while requests come."""
     index = folder / "index"
     embedder = embedder_for(size)
@@ -96,37 +98,42 @@ def index_swapped(folder: Path, size: Size) -> Report:
     built.save(index)
     loaded = HybridRetriever.load(index, embedder=embedder)
     serving = ServingProcess(folder, size, retriever=loaded)
-    saving = subprocess.Popen([sys.executable, __file__, str(index), size.value])
+    saving = get_context("spawn").Process(target=_save_for_ever, args=(index, size))
+    saving.start()
     answers: list[Context] = []
-    watcher = IndexWatcher(loaded, interval_seconds=_SWAP_SECONDS, telemetry=serving.telemetry)
-    generations: set[str] = set()
+    telemetry = serving.counted.telemetry
+    watcher = IndexWatcher(loaded, interval_seconds=_SWAP_SECONDS, telemetry=telemetry)
+
+    def swaps() -> int:
+        return _reloads(serving, "index")["reloaded"]
+
     started = time.monotonic()
     with watcher:
         wanted, at_least = serving.by_size(6, 400), serving.by_size(2, _GENERATIONS // 2)
-        while _swaps(serving) < wanted and time.monotonic() - started < PATIENCE_SECONDS:
-            if not _swaps(serving):
+        while swaps() < wanted and time.monotonic() - started < PATIENCE_SECONDS:
+            if not swaps():
                 started = time.monotonic()
-            some = answered(serving.serve(20))
-            for each in some:
-                generations.update([_generation(passage.text) for passage in each.passages])
-            answers += some
-        every = 1e3 * (time.monotonic() - started) / max(_swaps(serving), 1)
+            answers += answered(serving.serve(20))
+        every = 1e3 * (time.monotonic() - started) / max(swaps(), 1)
         # In the midst of saving, like as not.
-        saving.send_signal(signal.SIGKILL)
-        saving.wait()
+        saving.kill()
+        saving.join()
+    left: int | str
     try:
         left = len(HybridRetriever.load(index, embedder=embedder))
     except Exception as error:
-        left = -1
-        serving.log.lines.append(f"after the writer was killed: {type(error).__name__}")
+        left = type(error).__name__
+
+    def generations_of(answer: Context) -> set[str]:
+        return {passage.text.rsplit(" ", 1)[-1] for passage in answer.passages}
 
     def is_of_one(answer: Context) -> bool:
-        found = {_generation(passage.text) for passage in answer.passages}
+        found = generations_of(answer)
         rows = all(f" number{int(one.passage_id[1:])} " in one.text for one in answer.passages)
         foreign = found != {"g0"}
         return len(found) == 1 and rows and (Flag.PROFILE_MISMATCH in answer.flags) == foreign
 
-    outcomes = {one: _reloads(serving, "index", one) for one in get_args(ReloadOutcome)}
+    outcomes, generations = _reloads(serving, "index"), set().union(*map(generations_of, answers))
     return serving.finish(
         f"{in_words(outcomes)}, every {every:.0f} ms; answers from {len(generations)} "
         f"generations, none mixed; {left} passages left when the writer was killed",
@@ -141,20 +148,13 @@ def index_swapped(folder: Path, size: Size) -> Report:
     )
 
 
-def _swaps(serving: ServingProcess) -> int:
-    return _reloads(serving, "index", "reloaded")
+def _reloads(serving: ServingProcess, what: str) -> dict[str, int]:
+    """How often each outcome of a reload was counted."""
+    found = serving.counted.by_label(f"{what}_reloads")
+    return {one: found.get((one,), 0) for one in get_args(ReloadOutcome)}
 
 
-def _generation(text: str) -> str:
-    return text.rsplit(" ", 1)[-1]
-
-
-def _reloads(serving: ServingProcess, what: str, outcome: ReloadOutcome) -> int:
-    name, labels = f"ctxguard_{what}_reloads_total", {"outcome": outcome}
-    return int(serving.registry.get_sample_value(name, labels) or 0.0)
-
-
-def save_for_ever(index: Path, size: Size) -> None:
+def _save_for_ever(index: Path, size: Size) -> None:
     """Save one generation after the other, built beforehand: the swaps are what counts here."""
     embedder = embedder_for(size)
     built = [
@@ -165,7 +165,3 @@ def save_for_ever(index: Path, size: Size) -> None:
         for one in built:
             one.save(index)
             time.sleep(_SWAP_SECONDS)
-
-
-if __name__ == "__main__":
-    save_for_ever(Path(sys.argv[1]), Size(sys.argv[2]))

@@ -3,19 +3,19 @@
 import ctypes
 import resource
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from children import accounts_of_child, fork_child
-from serving import PATIENCE_SECONDS, Report, ServingProcess, Size, in_words, until
+from accounting import ProcessAccounts
+from serving import PATIENCE_SECONDS, Report, ServingProcess, Size, fault, in_words, until
 
 from ctxguard.core.types import Passage
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.sampling.sampler import Accounts, LostReason
+from ctxguard.monitor.sampling.sampler import LostReason
 from ctxguard.monitor.service import JudgingOutcome, Monitor
 from ctxguard.monitor.store import State
 from ctxguard.monitor.store import engine as engine_module
@@ -27,7 +27,10 @@ _PRIVATE_MOUNTS = (1 << 14) | (1 << 18)
 _NEVER_SECONDS = 3600.0
 
 
-def disk_full(folder: Path, size: Size) -> Report:
+@fault(
+    "disk full", "samples wait, are stored once there is room, or lost as store_failed at the end"
+)
+def _disk_full(folder: Path, size: Size) -> Report:
     """The store's disk fills up, is freed, and is full again when the process ends."""
     mounted = folder / "disk"
     mounted.mkdir()
@@ -40,7 +43,7 @@ def disk_full(folder: Path, size: Size) -> Report:
     stored_before = serving.writer.accounts().stored
     disk.fill()
     serving.serve(n)
-    noticed = until(lambda: any("samples wait for" in line for line in serving.log.lines))
+    noticed = until(lambda: "samples wait for" in serving.log)
     waiting = serving.writer.accounts()
     disk.free()
     freed = serving.writer.flush(PATIENCE_SECONDS)
@@ -53,14 +56,13 @@ def disk_full(folder: Path, size: Size) -> Report:
         disk.limit()
         serving.serve(n)
 
-    child = fork_child(serving, serve_on_a_full_disk)
+    child = serving.fork(serve_on_a_full_disk)
     until(ready.exists)
     disk.fill()
     full.touch()
-    ended = accounts_of_child(child)
-    beside = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
+    ended, beside = child(), serving.fork(lambda: serving.serve(n))()
     disk.free()
-    lost = {} if ended is None else _lost(ended.samples)
+    lost = _lost(ended)
     return serving.finish(
         f"{disk}: {waiting.pending} waited while it was full, all stored once it was freed; a "
         f"process that ended on a full disk lost {in_words(lost)}",
@@ -72,19 +74,18 @@ def disk_full(folder: Path, size: Size) -> Report:
             "or lost for a reason when the process ends": set(lost) <= _AT_THE_END and bool(lost),
             "one that is forked on a full disk answers": beside is not None
             and beside.metrics["ok"] == 2 * n,
-            "the log says so": noticed
-            and (not disk.is_small or "StoreFullError" in "".join(serving.log.lines)),
+            "the log says so": noticed and (not disk.is_small or "StoreFullError" in serving.log),
         },
-        *([] if ended is None else [ended]),
-        *([] if beside is None else [beside]),
+        ended,
+        beside,
     )
 
 
 _AT_THE_END = {LostReason.STORE_FAILED.value, LostReason.CLOSED.value}
 
 
-def _lost(samples: Accounts) -> dict[str, int]:
-    return {reason.value: n for reason, n in samples.lost.items() if n}
+def _lost(ended: ProcessAccounts | None) -> dict[str, int]:
+    return {} if ended is None else {why.value: n for why, n in ended.samples.lost.items() if n}
 
 
 class _Disk:
@@ -127,24 +128,24 @@ class _Disk:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._usual)
 
 
-def store_locked(folder: Path, size: Size) -> Report:
+@fault(
+    "store locked by another process",
+    "samples wait, are stored once it is free, or lost as store_failed at the end",
+)
+def _store_locked(folder: Path, size: Size) -> Report:
     """Another process holds the store's lock, lets go, and holds it again at the end."""
     engine_module.BUSY_SECONDS = 0.2
     serving = ServingProcess(folder, size, exit_seconds=1.0)
     n = serving.by_size(40, 400)
-    holder = _hold_lock(folder / "samples.db")
-    serving.serve(n)
-    stuck = until(lambda: any("StoreLockedError" in line for line in serving.log.lines))
-    waiting = serving.writer.accounts()
-    holder.kill()
-    holder.wait()
+    with _locked(folder / "samples.db"):
+        serving.serve(n)
+        stuck = until(lambda: "StoreLockedError" in serving.log)
+        waiting = serving.writer.accounts()
     freed = serving.writer.flush(PATIENCE_SECONDS)
     after = serving.writer.accounts()
-    holder = _hold_lock(folder / "samples.db")
-    ended = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
-    holder.kill()
-    holder.wait()
-    lost = {} if ended is None else _lost(ended.samples)
+    with _locked(folder / "samples.db"):
+        ended = serving.fork(lambda: serving.serve(n))()
+    lost = _lost(ended)
     return serving.finish(
         f"{waiting.pending} waited while it was locked, all stored then; a process that ended "
         f"while it was locked lost {in_words(lost)}",
@@ -155,25 +156,27 @@ def store_locked(folder: Path, size: Size) -> Report:
             "or lost for a reason when the process ends": set(lost) <= _AT_THE_END
             and sum(lost.values()) == 2 * n,
         },
-        *([] if ended is None else [ended]),
+        ended,
     )
 
 
-def _hold_lock(file: Path) -> "subprocess.Popen[str]":
-    holder = subprocess.Popen(
-        [sys.executable, __file__, str(file)], stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    return holder
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Another process has taken the write lock, and keeps it."""
+    spawning = get_context("spawn")
+    held = spawning.Event()
+    holder = spawning.Process(target=_hold_lock, args=(file, held))
+    holder.start()
+    held.wait(PATIENCE_SECONDS)
+    yield
+    holder.kill()
+    holder.join()
 
 
-def hold_lock(file: str) -> None:
-    """Take the write lock, say so, and keep it."""
+def _hold_lock(file: Path, held: Event) -> None:
     connection = sqlite3.connect(file, isolation_level=None, timeout=PATIENCE_SECONDS)
     connection.execute("BEGIN IMMEDIATE")
-    sys.stdout.write("held\n")
-    sys.stdout.flush()
+    held.set()
     time.sleep(_NEVER_SECONDS)
 
 
@@ -188,7 +191,8 @@ class DownNowAndThen(LabelJudge):
         return super().judge(query, passages)
 
 
-def judge_down(folder: Path, size: Size) -> Report:
+@fault("judge down during load", "samples wait, and are judged when it is back")
+def _judge_down(folder: Path, size: Size) -> Report:
     """The judge cannot be reached while requests come, and then can."""
     serving = ServingProcess(folder, size)
     judge = DownNowAndThen({query: {"p00001": 1} for query in serving.queries})
@@ -220,7 +224,3 @@ def judge_down(folder: Path, size: Size) -> Report:
             "the monitor's accounts are the writer's": after.accounts.sampled == 4 * n,
         },
     )
-
-
-if __name__ == "__main__":
-    hold_lock(sys.argv[1])

@@ -5,38 +5,41 @@ of words instead of the bundled model.
 """
 
 import asyncio
+import io
 import logging
+import os
 import random
-import threading
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from accounting import CallerCounts, ProcessAccounts, compare, in_sums, read_metrics
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
+from pydantic import TypeAdapter
 
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.guard import ContextGuard
-from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.writer import SampleWriter
 from ctxguard.profile.comparison import ProfileCheck
-from ctxguard.profile.schema import Profile, Provenance, RouteProfile
+from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.protocols import Reranker
+from tests.counted import Counted
 from tests.doubles import Fault, FaultyEmbedder
+from tests.profiles import profile_with
 
 PATIENCE_SECONDS = 300.0
 """Ends what hangs; nothing is timed by it."""
@@ -52,6 +55,7 @@ POLICIES = {
 }
 """A different policy for each route, so that an answer shows which of them decided."""
 
+_ACCOUNTS = TypeAdapter(ProcessAccounts)
 _VOCABULARY = [f"word{n}" for n in range(400)]
 _CLIENTS = 4
 
@@ -88,6 +92,21 @@ class Report:
         return cls(observed, tuple(wrong), in_sums(processes))
 
 
+Cause = Callable[[Path, Size], Report]
+"""Causes a fault in this process, with a folder of its own."""
+
+FAULTS: dict[str, tuple[str, Cause]] = {}
+"""By name, the effect that a fault should have, and what causes it."""
+
+
+def fault(name: str, effect: str) -> Callable[[Cause], Cause]:
+    def add(cause: Cause) -> Cause:
+        FAULTS[name] = effect, cause
+        return cause
+
+    return add
+
+
 def embedder_for(size: Size) -> FaultyEmbedder:
     """The bundled model, or hashes of words; its queries can be made to fail."""
     return FaultyEmbedder(None if size is Size.SMALL else SentenceTransformerEmbedder())
@@ -115,28 +134,11 @@ def queries(n: int = 64) -> list[str]:
 def profile_for(retriever: HybridRetriever, *, k: int | None = None) -> Profile:
     """A profile of this system: `POLICIES`, or top ``k`` on every route."""
     fused = retriever.with_fusion(Fusion("convex", weight=0.5))
-    return Profile(
-        routes={
-            route: RouteProfile(policy=policy if k is None else RatioPolicy(k=k), score_kind=kind)
-            for route, (policy, kind) in POLICIES.items()
-        },
-        fusion=fused.fusion,
-        fingerprint=fused.fingerprint(),
-        provenance=Provenance(
-            ctxguard_version="0", seed=0, dataset="chaos", dataset_digest="0", depth=100
-        ),
-    )
-
-
-class Recorder(logging.Handler):
-    """Keeps every line of the log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
+    routes = {
+        route: RouteProfile(policy=policy if k is None else RatioPolicy(k=k), score_kind=kind)
+        for route, (policy, kind) in POLICIES.items()
+    }
+    return profile_with(routes, fusion=fused.fusion, fingerprint=fused.fingerprint())
 
 
 @dataclass
@@ -164,8 +166,8 @@ class ServingProcess:
     guard_settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.log, log = Recorder(), logging.getLogger("ctxguard")
-        log.addHandler(self.log)
+        self._log, log = io.StringIO(), logging.getLogger("ctxguard")
+        log.addHandler(logging.StreamHandler(self._log))
         log.propagate = False
         log.setLevel(logging.INFO)
         self.callers = CallerCounts()
@@ -175,7 +177,8 @@ class ServingProcess:
             self.retriever = HybridRetriever.build(corpus(), embedder=self.embedder)
         if self.reranker is not None:
             self.retriever = self.retriever.with_reranker(self.reranker, rerank_depth=20)
-        self.lexical = self._faulty_lexical_leg()
+        # In place, unlike `FaultyRetriever`: a loaded retriever keeps its folder.
+        self.lexical = Fault.of(self.retriever.generation.lexical, "search")
         self.profile = profile_for(self.retriever)
         self.retriever = self.retriever.with_deadlines(self.deadlines)
         url = f"sqlite:///{self.folder / 'samples.db'}"
@@ -185,57 +188,39 @@ class ServingProcess:
             self.sampler, self.store, interval_seconds=0.02, exit_seconds=self.exit_seconds
         )
         self.writer.start()
-        self.registry = CollectorRegistry()
-        self.telemetry = Telemetry(self.registry, all_metrics=True)
+        self.counted = Counted()
         self.guard = ContextGuard(
             self.retriever,
             profile=self.profile,
             check=ProfileCheck(strict=True),
             sampler=self.sampler,
-            telemetry=self.telemetry,
+            telemetry=self.counted.telemetry,
             **self.guard_settings,
         )
         # As in a server: the model is loaded before the fault.
         self.retriever.warm_up()
-
-    def _faulty_lexical_leg(self) -> Fault:
-        """Make the lexical leg of the index that answers now one that can be made to fail.
-
-        In place, unlike `FaultyRetriever`: a loaded retriever keeps its folder.
-        """
-        assert self.retriever is not None
-        fault, lexical = Fault(), cast(Any, self.retriever.generation.lexical)
-        search = lexical.search
-        lexical.search = lambda *asked: fault.run(lambda: search(*asked))
-        return fault
 
     @property
     def dense(self) -> Fault:
         """The fault of the dense leg."""
         return self.embedder.fault
 
-    @contextmanager
-    def _counted(self) -> Iterator[list[Context]]:
-        """Count for its caller what the block answers, or that it raised."""
-        started, answers = time.perf_counter(), list[Context]()
-        try:
-            yield answers
-        except Exception as error:
-            self.callers.raised(error, time.perf_counter() - started)
-        else:
-            self.callers.answered(answers[0], time.perf_counter() - started)
+    @property
+    def log(self) -> str:
+        """All that was logged."""
+        return self._log.getvalue()
 
     def request(self, number: int) -> Context | None:
         """Answer a query, and count it for its caller; None where the guard raised."""
-        with self._counted() as answers:
-            answers.append(self.guard.retrieve(self.queries[number % len(self.queries)]))
-        return answers[0] if answers else None
+        with self.callers.counting() as answers:
+            answers[0] = self.guard.retrieve(self.queries[number % len(self.queries)])
+        return answers[0]
 
     async def arequest(self, number: int) -> Context | None:
         """`request` from an event loop."""
-        with self._counted() as answers:
-            answers.append(await self.guard.aretrieve(self.queries[number % len(self.queries)]))
-        return answers[0] if answers else None
+        with self.callers.counting() as answers:
+            answers[0] = await self.guard.aretrieve(self.queries[number % len(self.queries)])
+        return answers[0]
 
     def comes_to_answer_by(self, route: Route) -> bool:
         """Request until an answer is of this route; False where none ever is."""
@@ -260,21 +245,48 @@ class ServingProcess:
         """The number for this size."""
         return small if self.size is Size.SMALL else full
 
-    def accounts(self) -> ProcessAccounts:
-        """Stop the writer, and compare the accounts of this process."""
-        self.writer.stop()
-        return compare(
-            self.callers,
-            read_metrics(self.registry),
-            self.writer.accounts(),
-            self.store.accounts(worker_id=self.sampler.worker_id).stored,
-        )
+    def fork(self, work: Callable[[], object]) -> Callable[[], ProcessAccounts | None]:
+        """Fork; the child works, stops its writer and tells its accounts.
+
+        Returns:
+            Waits for the child's accounts; None where it failed, or hung and was killed.
+        """
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._work_as_child(work, writing)
+        os.close(writing)
+
+        def accounts() -> ProcessAccounts | None:
+            if not until(lambda: os.waitpid(pid, os.WNOHANG)[0] != 0):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            with os.fdopen(reading, "rb") as pipe:
+                said = pipe.read()
+            return _ACCOUNTS.validate_json(said) if said else None
+
+        return accounts
+
+    def _work_as_child(self, work: Callable[[], object], writing: int) -> None:
+        status = 1
+        try:
+            before = read_metrics(self.counted)
+            self.callers = CallerCounts()
+            work()
+            self.writer.stop()
+            samples, metrics = self.writer.accounts(), read_metrics(self.counted) - before
+            waiting = samples.pending
+            accounts = compare(self.callers, metrics, samples, samples.stored, waiting=waiting)
+            os.write(writing, _ACCOUNTS.dump_json(accounts))
+            status = 0
+        finally:
+            os._exit(status)
 
     def finish(
         self,
         observed: str,
         checks: dict[str, bool],
-        *others: ProcessAccounts,
+        *others: ProcessAccounts | None,
         may_fail: bool = False,
     ) -> Report:
         """Stop serving, and check that the accounts add up and no text has leaked.
@@ -282,18 +294,22 @@ class ServingProcess:
         Args:
             observed: The effect of the fault in words.
             checks: What must hold, and whether it did.
-            others: The accounts of other processes on the same store.
+            others: The accounts of other processes on the same store; None of one that failed.
             may_fail: Whether requests may have been refused, or have failed.
         """
-        processes = (self.accounts(), *others)
+        self.writer.stop()
+        rows = self.store.accounts(worker_id=self.sampler.worker_id).stored
+        own = compare(self.callers, read_metrics(self.counted), self.writer.accounts(), rows)
+        processes = [own, *[one for one in others if one is not None]]
         stored = sum(one.stored_rows for one in processes)
         checks = {
             **checks,
+            "every process ends by itself": None not in others,
             "every request is answered": may_fail or not self.callers.errors,
             "the store holds what was stored": sum(self.store.states().values()) == stored,
-            "no log quotes a query or a passage": CANARY not in "\n".join(self.log.lines),
+            "no log quotes a query or a passage": CANARY not in self.log,
             "the metrics can be scraped and quote nothing": CANARY.encode()
-            not in generate_latest(self.registry),
+            not in generate_latest(self.counted.registry),
         }
         return Report.of(observed, checks, processes)
 
@@ -337,13 +353,6 @@ def until(condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def in_background(work: Callable[[], object]) -> threading.Thread:
-    """Start a daemon thread."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def in_words(counts: dict[str, int]) -> str:
