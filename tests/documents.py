@@ -1,6 +1,7 @@
-"""Small documents of each kind that `ctxguard index` reads."""
+"""Small documents of each kind that `ctxguard index` reads, and files of lines."""
 
 import io
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,14 @@ _RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
 _TYPES = "http://schemas.openxmlformats.org/package/2006/content-types"
 _MAIN = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+
+
+def write_lines(file: Path, *rows: object) -> Path:
+    """Write each row on a line: a string as it is, another value as JSON."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return file
 
 
 def rewritten(raw: bytes, change: Callable[[str, bytes], bytes]) -> bytes:

@@ -1,6 +1,5 @@
 """Golden sets that are frozen by digest."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.data.golden import changes, freeze, read_snapshot
 from calibration.data.readers import read_beir
 from ctxguard.errors import ConfigurationError, DataError
-
-
-def write(path: Path, *rows: object) -> Path:
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
-
+from tests.documents import write_lines
 
 QUERIES = (Query("q2", "Who?", {"topic": "t"}), Query("q1", "Why?"), Query("q3", "When?"))
 GOLDEN = Dataset("golden", QUERIES, {"q2": {"p": 1}, "q1": {"p": 0}}, {"q1": {"x": "distractor"}})
@@ -47,7 +40,7 @@ class TestFrozenSets:
         qrels = folder / "qrels" / "train.tsv"
         qrels.write_text(qrels.read_text().replace("q2\tp\t1", "q2\tp\t0"))
         (folder / "distractors.tsv").unlink()
-        write(folder / "pools.jsonl", "{}")
+        write_lines(folder / "pools.jsonl", "{}")
         file = folder / "snapshot.json"
         file.write_text(file.read_text().replace('"split": "train"', '"split": "dev"'))
         assert changes(folder) == (
@@ -71,7 +64,7 @@ class TestFrozenSets:
         self, tmp_path: Path, text: str | None, fault: str
     ) -> None:
         if text is not None:
-            write(tmp_path / "snapshot.json", text)
+            write_lines(tmp_path / "snapshot.json", text)
         with pytest.raises(DataError, match=fault):
             read_snapshot(tmp_path)
 
@@ -134,7 +127,7 @@ class TestWriting:
         assert list(tmp_path.iterdir()) == []
 
     def test_full_folder_is_left_alone(self, tmp_path: Path) -> None:
-        write(tmp_path / "mine.txt", "mine")
+        write_lines(tmp_path / "mine.txt", "mine")
         with pytest.raises(ConfigurationError, match="exists already"):
             freeze(GOLDEN, tmp_path)
 

@@ -1,6 +1,5 @@
 """Labels of another corpus are refused, also where its ids are those of the index."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.data.label_check import check_ids, check_texts
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
+from tests.documents import write_lines
 
 IDS = [f"d{number}" for number in range(30)]
 
@@ -19,10 +19,8 @@ def labels(*passage_ids: str) -> Dataset:
 
 
 def corpus(folder: Path, texts: Mapping[str, str]) -> Path:
-    file = folder / "corpus.jsonl"
-    rows = [json.dumps({"_id": one, "text": text}) for one, text in texts.items()]
-    file.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return file
+    rows = [{"_id": one, "text": text} for one, text in texts.items()]
+    return write_lines(folder / "corpus.jsonl", *rows)
 
 
 def indexed(passage_id: str) -> Passage:

@@ -1,6 +1,5 @@
 """Reading labelled data: what is accepted, what is counted, and what each refusal says."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,38 +19,29 @@ from calibration.data.readers import (
 )
 from ctxguard.core.types import Hit
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
+from tests.documents import write_lines
 
-
-def write_jsonl(path: Path, *objects: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(value) + "\n" for value in objects), encoding="utf-8")
-    return path
-
-
-def write_rows(path: Path, *rows: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(row.replace(" ", "\t") + "\n" for row in rows), encoding="utf-8")
-    return path
+ID_NAMES = (b"_id", b"id", b"passage_id")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A small BEIR folder: q1 and q2 in test, q2 unanswerable, q3 in train."""
-    write_jsonl(
+    write_lines(
         tmp_path / "corpus.jsonl",
         {"_id": "a", "title": "A", "text": "first"},
         {"_id": "b", "text": "second", "metadata": {"lang": "en"}},
     )
-    write_jsonl(
+    write_lines(
         tmp_path / "queries.jsonl",
         {"_id": "q1", "text": "one?", "metadata": {"topic": "x"}},
         {"_id": "q2", "text": "two?"},
         {"_id": "q3", "text": "three?"},
     )
     header = "query-id corpus-id score"
-    write_rows(tmp_path / "qrels" / "test.tsv", header, "q1 a 2", "q1 b 0", "q2 a 0")
-    write_rows(tmp_path / "qrels" / "train.tsv", header, "q3 b 1")
-    write_rows(
+    write_lines(tmp_path / "qrels" / "test.tsv", header, "q1 a 2", "q1 b 0", "q2 a 0")
+    write_lines(tmp_path / "qrels" / "train.tsv", header, "q3 b 1")
+    write_lines(
         tmp_path / "distractors.tsv",
         "query-id corpus-id kind",
         "q1 b hard_negative",
@@ -101,35 +91,42 @@ def test_corpus_is_folder_or_file(folder: Path) -> None:
     assert list(read_corpus(folder / "corpus.jsonl")) == passages
 
 
-@pytest.mark.parametrize("name", ["_id", "id", "passage_id"])
-def test_passage_id_has_three_names(tmp_path: Path, name: str) -> None:
-    """A passage id may go by three names and be a number."""
-    path = write_jsonl(tmp_path / "c.jsonl", {name: 7, "text": "t", "title": None})
-    assert [(p.passage_id, p.title) for p in read_corpus(path)] == [("7", "")]
+@pytest.mark.parametrize(
+    ("content", "passages", "notes"),
+    [
+        *[(b'{"%s": 7, "text": "t", "title": null}' % n, [("7", "t", "")], ()) for n in ID_NAMES],
+        (
+            b'\xef\xbb\xbf{"_id": "a", "text": "x"}\r\n\r\n  \n{"_id": "b", "text": "y"}',
+            [("a", "x", ""), ("b", "y", "")],
+            (),
+        ),
+        (
+            rb'{"_id": "a", "text": "x\ud800y\udc00", "title": "\ud83d\ude00"}',
+            [("a", "x\ufffdy\ufffd", "😀")],
+            ("2 lone surrogates replaced by U+FFFD",),
+        ),
+        (
+            b'{"_id": "a", "text": " "}',
+            [("a", " ", "")],
+            ("1 passages have neither title nor text",),
+        ),
+    ],
+)
+def test_odd_corpus_is_read(
+    tmp_path: Path, content: bytes, passages: list[tuple[str, ...]], notes: tuple[str, ...]
+) -> None:
+    """With any name of the id, which may be a number; marks, blanks and CRLF; half a pair."""
+    (tmp_path / "c.jsonl").write_bytes(content)
+    corpus = read_corpus(tmp_path / "c.jsonl")
+    assert [(each.passage_id, each.text, each.title) for each in corpus] == passages
+    assert corpus.notes == notes
 
 
-def test_marks_blanks_crlf_are_tolerated(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"_id": "a", "text": "x"}\r\n\r\n  \n{"_id": "b", "text": "y"}')
-    assert [passage.text for passage in read_corpus(path)] == ["x", "y"]
-
-
-def test_lone_surrogates_are_replaced_and_counted(folder: Path) -> None:
-    text = '{"_id": "a", "text": "x\\ud800y\\udc00", "title": "\\ud83d\\ude00"}\n'
-    (folder / "corpus.jsonl").write_text(text)
-    corpus = read_corpus(folder)
-    assert [(passage.text, passage.title) for passage in corpus] == [("x\ufffdy\ufffd", "😀")]
-    assert corpus.notes == ("2 lone surrogates replaced by U+FFFD",)
-    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "\\ud83d?"}\n')
+def test_queries_lone_surrogates_are_replaced(folder: Path) -> None:
+    write_lines(folder / "queries.jsonl", {"_id": "q1", "text": "\ud83d?"})
     data = read_beir(folder)
     assert data.queries[0].text == "\ufffd?"
     assert any("surrogates" in note for note in data.notes)
-
-
-def test_empty_passage_is_counted(tmp_path: Path) -> None:
-    corpus = read_corpus(write_jsonl(tmp_path / "c.jsonl", {"_id": "a", "text": " "}))
-    assert len(list(corpus)) == 1
-    assert corpus.notes == ("1 passages have neither title nor text",)
 
 
 @pytest.mark.parametrize(
@@ -213,32 +210,54 @@ QRELS, KINDS, QUESTIONS = "qrels/test.tsv", "distractors.tsv", "queries.jsonl"
     ],
 )
 def test_broken_folder_names_the_place(folder: Path, file: str, rows: list[str], says: str) -> None:
-    path = write_rows(folder / file, *rows)
+    path = write_lines(folder / file, *rows)
     with pytest.raises(DataError, match=says) as caught:
         read_beir(folder)
     assert caught.value.path == path
 
 
-def test_repeats_and_negatives_are_counted(folder: Path) -> None:
-    write_rows(folder / "qrels" / "test.tsv", "q1 a 2", "q1 a 2.0", "q2 a -1")
-    data = read_beir(folder)
-    assert data.qrels == {"q1": {"a": 2}, "q2": {"a": 0}}
-    assert sorted(data.notes) == [
-        "1 negative grades read as 0, judged not relevant",
-        "1 rows of test.tsv repeat another",
-    ]
-
-
-def test_labels_of_absent_queries_counted(folder: Path) -> None:
-    write_rows(folder / "qrels" / "test.tsv", "q1 a 2", "q8 a 1", "q9 a 1")
-    data = read_beir(folder)
-    assert list(data.qrels) == ["q1"]
-    (note,) = data.notes
-    assert note == "2 labelled queries are not in queries.jsonl and are left out, first q8"
+@pytest.mark.parametrize(
+    ("rows", "relevant_from", "qrels", "notes"),
+    [
+        (
+            ["q1 a 2", "q1 a 2.0", "q2 a -1"],
+            1,
+            {"q1": {"a": 2}, "q2": {"a": 0}},
+            [
+                "1 negative grades read as 0, judged not relevant",
+                "1 rows of test.tsv repeat another",
+            ],
+        ),
+        (
+            ["q1 a 2", "q8 a 1", "q9 a 1"],
+            1,
+            {"q1": {"a": 2}},
+            ["2 labelled queries are not in queries.jsonl and are left out, first q8"],
+        ),
+        # Scales whose lower grades say that a passage is not relevant: TREC's, stars.
+        (
+            ["q1 a 2", "q1 b 1", "q2 a 3", "q2 b 0"],
+            2,
+            {"q1": {"a": 2, "b": 0}, "q2": {"a": 3, "b": 0}},
+            ["1 grades below relevant-from = 2 count as not relevant"],
+        ),
+    ],
+)
+def test_odd_labels_are_counted(
+    folder: Path,
+    rows: list[str],
+    relevant_from: int,
+    qrels: dict[str, dict[str, int]],
+    notes: list[str],
+) -> None:
+    write_lines(folder / "qrels" / "test.tsv", *rows)
+    data = read_beir(folder, relevant_from=relevant_from)
+    assert data.qrels == qrels
+    assert sorted(data.notes) == notes
 
 
 def test_labels_outside_corpus_are_named(folder: Path) -> None:
-    write_rows(folder / "distractors.tsv", "q1 b hard_negative", "q1 z distractor")
+    write_lines(folder / "distractors.tsv", "q1 b hard_negative", "q1 z distractor")
     data = read_beir(folder)
     assert unknown_passages(data, ["a", "b"]) == ("z",)
     assert unknown_passages(data, ["a", "b", "z"]) == ()
@@ -246,7 +265,7 @@ def test_labels_outside_corpus_are_named(folder: Path) -> None:
 
 
 def test_jsonl_can_hold_everything(tmp_path: Path) -> None:
-    path = write_jsonl(
+    path = write_lines(
         tmp_path / "mine.jsonl",
         {"query_id": "q1", "text": "one?", "relevant": {"a": 2, "b": 1}, "distractors": ["c"]},
         {"id": 2, "query": "two?", "relevant": ["a"], "distractors": {"b": "hard_negative"}},
@@ -261,23 +280,13 @@ def test_jsonl_can_hold_everything(tmp_path: Path) -> None:
 
 def test_keywords_are_labels_too(tmp_path: Path) -> None:
     kettle = {"_id": "q1", "text": "one?", "keywords": ["kettle", "hot water"]}
-    data = read_jsonl(write_jsonl(tmp_path / "q.jsonl", kettle, {**kettle, "_id": "q2"}))
+    data = read_jsonl(write_lines(tmp_path / "q.jsonl", kettle, {**kettle, "_id": "q2"}))
     assert data.keywords == dict.fromkeys(("q1", "q2"), ("kettle", "hot water"))
     assert data.qrels == {}
     assert data.subset(["q1"]).keywords == {"q1": ("kettle", "hot water")}
     assert data.digest() != replace(data, keywords={}).digest()
-    both = read_jsonl(write_jsonl(tmp_path / "both.jsonl", {**kettle, "relevant": ["a"]}))
+    both = read_jsonl(write_lines(tmp_path / "both.jsonl", {**kettle, "relevant": ["a"]}))
     assert (both.keywords, both.qrels) == ({"q1": ("kettle", "hot water")}, {"q1": {"a": 1}})
-
-
-def test_lone_keywords_are_refused(tmp_path: Path) -> None:
-    rows = [
-        {"_id": "q1", "text": "one?", "relevant": ["a"]},
-        {"_id": "q2", "text": "two?", "keywords": ["kettle"]},
-    ]
-    with pytest.raises(DataError, match="query 'q2' has keywords alone, but others") as caught:
-        read_jsonl(write_jsonl(tmp_path / "q.jsonl", *rows))
-    assert caught.value.line == 2
 
 
 def test_trec_run_is_sorted_ranked(tmp_path: Path) -> None:
@@ -288,6 +297,9 @@ def test_trec_run_is_sorted_ranked(tmp_path: Path) -> None:
         *(("a", 0.9, 1), ("b", 0.5, 2), ("c", 0.1, 3), ("d", 0.1, 4))
     ]
     assert run["2"][0].rank == 1
+
+
+TWICE = r"line 1: .*the key '\w+' occurs twice"
 
 
 @pytest.mark.parametrize(
@@ -310,15 +322,23 @@ def test_trec_run_is_sorted_ranked(tmp_path: Path) -> None:
         (read_jsonl, {"relevant": [None]}, "relevant is None; an id is text or a whole number"),
         (read_jsonl, {"relevant": ["a"], "distractors": {"b": 1}}, "kind 1 is unknown"),
         (read_jsonl, {"relevant": ["a"], "distractors": ["a"]}, "'a' is relevant and a distractor"),
+        (
+            read_jsonl,
+            '{"id": 1, "text": "?", "relevant": []}\n{"id": 2, "text": "?", "keywords": ["a"]}',
+            "line 2: query '2' has keywords alone, but others",
+        ),
+        # Of a repeated key the last would count, in silence.
+        (read_jsonl, '{"id": 1, "text": "?", "relevant": {"a": 1, "a": 0}}', TWICE),
+        (read_jsonl, '{"id": 1, "text": "?", "relevant": ["a"], "relevant": ["b"]}', TWICE),
+        (read_jsonl, '{"id": 1, "id": 2, "text": "?", "relevant": ["a"]}', TWICE),
     ],
 )
 def test_broken_run_says_whats_wrong(
     tmp_path: Path, read: Callable[[Path], object], content: str | dict[str, object], says: str
 ) -> None:
     path = tmp_path / "broken"
-    if isinstance(content, dict):
-        content = json.dumps({"query_id": "q", "text": "?", **content})
-    path.write_text(content)
+    is_row = isinstance(content, dict)
+    write_lines(path, {"query_id": "q", "text": "?", **content} if is_row else content)
     with pytest.raises(DataError, match=says):
         read(path)
 
@@ -331,11 +351,6 @@ def test_digest_is_of_content() -> None:
     assert data.subset(["q0", "q1"]).digest() != data.digest()
     graded = Dataset("made", data.queries, {**data.qrels, "q0": {"p0": 2}})
     assert graded.digest() != data.digest()
-
-
-def test_subset_refuses_absent_ids() -> None:
-    with pytest.raises(ConfigurationError, match="no query 'zz'"):
-        make(2).subset(["q0", "zz"])
 
 
 @given(n=st.integers(4, 60), seed=st.integers(0, 2**40), first=st.floats(0.3, 0.7))
@@ -367,23 +382,19 @@ def test_repeated_question_stays_in_part(seed: int) -> None:
     assert {"t1", "t2", "t3"} <= ids[0] or {"t1", "t2", "t3"} <= ids[1]
     assert parts[0].notes == ("2 queries repeat another's text and stay in its part",)
     assert same_text(*parts) == ()
-
-
-def test_shared_question_is_found() -> None:
-    first = Dataset("a", (Query("q1", "What is it?"), Query("q2", "Who?")), {})
-    second = Dataset("b", (Query("x", "what  IS it?"),), {})
-    assert same_text(first, second) == (("q1", "x"),)
+    twin = Dataset("a", (Query("x", "what  IS it?"),), {})
+    first = Dataset("b", (Query("q1", "What is it?"), Query("q2", "Who?")), {})
+    assert same_text(first, twin) == (("q1", "x"),)
 
 
 @pytest.mark.parametrize("shares", [(), (0.5, 0.6), (1.5, -0.5), (1.0, 0.0)])
-def test_wrong_shares_are_refused(shares: tuple[float, ...]) -> None:
+def test_impossible_parts_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(ConfigurationError, match="sum to 1"):
         split_by_query(make(4), shares)
-
-
-def test_too_few_queries_are_refused() -> None:
     with pytest.raises(CalibrationError, match="1 queries in 1 groups cannot fill 2 parts"):
         split_by_query(make(1), (0.5, 0.5))
+    with pytest.raises(ConfigurationError, match="no query 'zz'"):
+        make(2).subset(["q0", "zz"])
 
 
 @pytest.mark.shared
@@ -445,6 +456,7 @@ QRELS_AS_SAVED = {
     "TREC": b"q1 0 a 2\nq1 0 b 0\nq2 Q0 a 0\n",
     "another header": b"topic\tdoc\tJudgment\nq1\ta\t2\nq1\tb\t0\nq2\ta\t0\n",
     "UTF-16": "query-id\tcorpus-id\tscore\nq1\ta\t2\nq1\tb\t0\nq2\ta\t0\n".encode("utf-16"),
+    "Windows-1252": "q1;a;2\nq1;b;0\nq2;a;0\nq3;café;2\n".encode("cp1252"),
 }
 
 
@@ -452,51 +464,22 @@ QRELS_AS_SAVED = {
 def test_spreadsheet_tables_are_read(folder: Path, form: str) -> None:
     (folder / "distractors.tsv").unlink()
     (folder / "qrels/test.tsv").write_bytes(QRELS_AS_SAVED[form])
-    assert read_beir(folder).qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 0}}
+    cafe = {"q3": {"café": 2}} if form == "Windows-1252" else {}
+    assert read_beir(folder).qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 0}, **cafe}
 
 
-def test_ids_of_windows_1252_are_read(folder: Path) -> None:
-    (folder / "distractors.tsv").unlink()
-    (folder / "qrels/test.tsv").write_bytes("q1;café;2\n".encode("cp1252"))
-    assert read_beir(folder).qrels == {"q1": {"café": 2}}
+def test_id_lists_suit_any_scale(tmp_path: Path) -> None:
+    rows = [
+        {"query_id": "q", "text": "?", "relevant": {"a": 5, "b": 3}},
+        {"query_id": "r", "text": "!", "relevant": ["a"]},
+    ]
+    data = read_jsonl(write_lines(tmp_path / "d.jsonl", *rows), relevant_from=4)
+    assert data.answerable == ("q", "r")
+    assert data.relevant("q") == {"a": 5}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"query_id": "q", "text": "?", "relevant": {"a": 1, "a": 0}}',
-        '{"query_id": "q", "text": "?", "relevant": ["a"], "relevant": ["b"]}',
-        '{"query_id": "q", "query_id": "r", "text": "?", "relevant": ["a"]}',
-    ],
-)
-def test_repeated_key_is_refused(tmp_path: Path, line: str) -> None:
-    """The last would count, in silence."""
-    file = tmp_path / "d.jsonl"
-    file.write_text(line + "\n")
-    with pytest.raises(DataError, match=r"line 1: .*the key '\w+' occurs twice"):
-        read_jsonl(file)
-
-
-class TestLeastRelevantGrade:
-    """For scales whose lower grades say that a passage is not relevant: TREC's, stars."""
-
-    def test_lower_ones_count_as_not_relevant(self, folder: Path) -> None:
-        write_rows(folder / "qrels/test.tsv", "q1 a 2", "q1 b 1", "q2 a 3", "q2 b 0")
-        data = read_beir(folder, relevant_from=2)
-        assert data.qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 3, "b": 0}}
-        assert data.notes == ("1 grades below relevant-from = 2 count as not relevant",)
-
-    def test_id_lists_suit_any_scale(self, tmp_path: Path) -> None:
-        rows = [
-            {"query_id": "q", "text": "?", "relevant": {"a": 5, "b": 3}},
-            {"query_id": "r", "text": "!", "relevant": ["a"]},
-        ]
-        data = read_jsonl(write_jsonl(tmp_path / "d.jsonl", *rows), relevant_from=4)
-        assert data.answerable == ("q", "r")
-        assert data.relevant("q") == {"a": 5}
-
-    def test_labelless_grade_is_refused(self, folder: Path) -> None:
-        with pytest.raises(DataError, match=r"relevant-from = 7: the highest is 2"):
-            read_beir(folder, relevant_from=7)
-        with pytest.raises(ConfigurationError, match="must be at least 1"):
-            read_beir(folder, relevant_from=0)
+def test_labelless_grade_is_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"relevant-from = 7: the highest is 2"):
+        read_beir(folder, relevant_from=7)
+    with pytest.raises(ConfigurationError, match="must be at least 1"):
+        read_beir(folder, relevant_from=0)
