@@ -39,9 +39,9 @@ import ctxguard.retrieval.signals.ranker
 from benchmarks._collection import RANKERS, Collection, default_cache
 from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._gains import Gain, environment, gain
+from calibration.fit import significant
 from calibration.pools import LabelledPools, label
 from calibration.replay import replay
-from ctxguard._support.words import significant
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CtxguardError

@@ -25,13 +25,12 @@ from calibration.choice import (
     choose,
     highest_utility,
 )
-from calibration.fit import folds
+from calibration.fit import folds, significant
 from calibration.grid import GridIndex
 from calibration.pools import IntArray, LabelledPools
 from calibration.replay import Progress
 from calibration.reranked_candidates import PAUSES_SECONDS
 from calibration.verdict import CONFIDENCE, mean_interval
-from ctxguard._support.words import significant
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
 from ctxguard.core.value_of_information import (

@@ -22,13 +22,12 @@ from calibration.choice import (
 )
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
-from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted
+from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted, significant
 from calibration.grid import Grid, ratio_grid, sizes, utility_grid
 from calibration.pools import IntArray, LabelledPools
 from calibration.settings import ChoiceSettings, Context, Family
 from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.settings import optional, setting
-from ctxguard._support.words import significant
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import named_features, signal_of

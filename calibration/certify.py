@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from calibration.fit import significant
 from calibration.grid import Grid, GridIndex
-from ctxguard._support.words import significant
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import FloatArray
 from ctxguard.measure import risk

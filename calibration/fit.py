@@ -10,12 +10,17 @@ from numpy.typing import NDArray
 
 from calibration.pools import IntArray, LabelledPools, Pools
 from ctxguard._support.extras import require
-from ctxguard._support.words import significant
-from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import log_odds
-from ctxguard.core.signals import RANKING, feature_names, features, legs_of, named_features
+from ctxguard.core.signals import (
+    RANKING,
+    feature_names,
+    features,
+    is_free,
+    legs_of,
+    named_features,
+)
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.metrics import ndcg
@@ -25,6 +30,15 @@ WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
 
 _TEMPERATURE_RANK = 10
 _TEMPERATURE_SHARE = 0.1
+
+
+def significant(value: float, digits: int = 6) -> float:
+    """Round to more significant digits than labels support, so that files stay short.
+
+    >>> significant(0.123456789), significant(1234.5678, 5)
+    (0.123457, 1234.6)
+    """
+    return float(f"{value:.{digits}g}")
 
 
 def fit_fusion(pools: LabelledPools) -> Fusion:

@@ -13,9 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.fit import fit_temperature
+from calibration.fit import fit_temperature, significant
 from calibration.pools import IntArray, LabelledPools, Pools
-from ctxguard._support.words import significant
 from ctxguard.core.passages import weight_of
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from ctxguard._support.words import significant
+from calibration.fit import significant
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.interval import Interval, t_quantile
 

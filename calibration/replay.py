@@ -117,7 +117,8 @@ def replay(
         except CtxguardError as error:
             skipped.append(f"{query.query_id}: {error}")
         else:
-            ranking = with_columns(ranking, columns, query.text)
+            if columns:
+                ranking = with_columns(ranking, columns, query.text)
             passages = readings.of(ranking, order[:depth], retriever.passage)
             others = _without_itself(query, labels, ranking, order[:depth], passages)
             themselves += [query.query_id] * (len(others) < len(order[:depth]))

@@ -34,7 +34,7 @@ from ctxguard.errors import (
     QueryError,
     StageUnavailableError,
 )
-from ctxguard.guard.wrapped_retriever import RetrieverAdapter, ranking_of
+from ctxguard.guard.wrapped_retriever import RetrieverAdapter
 from ctxguard.resilience.bounded_caller import RETRIEVER
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ class RankingSource(RetrieverAdapter):
                 if inspect.isawaitable(retrieved):
                     awaitable = retrieved
                     retrieved = _in_loop(lambda: awaitable)
-            ranking = self._with_direction(ranking_of(retrieved, self.score_kind))
+            if not isinstance(retrieved, Ranking):
+                retrieved = Ranking.from_hits(retrieved, self.score_kind)
+            ranking = self._with_direction(retrieved)
         except CtxguardError:
             raise
         except Exception as error:

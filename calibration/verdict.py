@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from calibration.choice import LOST_QUERIES
+from calibration.fit import significant
 from calibration.settings import MAX_LOSS, TOLERANCE
-from ctxguard._support.words import count, significant
+from ctxguard._support.words import count
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.interval import Interval, t_quantile
 from ctxguard.profile.schema import RouteVerdict

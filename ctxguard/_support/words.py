@@ -1,4 +1,4 @@
-"""Numbers in sentences and files. Pure."""
+"""Numbers in sentences. Pure."""
 
 
 def count(n: int, noun: str) -> str:
@@ -37,12 +37,3 @@ def amount(value: float) -> str:
 def signed(value: float | None) -> str:
     """Write a difference with its sign and three digits; ``unknown`` for None."""
     return "unknown" if value is None else figure(value, sign="+")
-
-
-def significant(value: float, digits: int = 6) -> float:
-    """Round to more significant digits than labels support, so that files stay short.
-
-    >>> significant(0.123456789), significant(1234.5678, 5)
-    (0.123457, 1234.6)
-    """
-    return float(f"{value:.{digits}g}")

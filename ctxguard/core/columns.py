@@ -105,11 +105,6 @@ class SignalColumn:
         return f"{self.name}:{what}".replace(".", "_")
 
 
-def is_free(signal: str) -> bool:
-    """Return whether a column's signal compares candidates, rather than marking one source."""
-    return signal.endswith((":age", ":named"))
-
-
 def read_column(name: str, values: Iterable[object]) -> SignalColumn:
     """Infer the kind of a column from the values of many candidates, None for those without.
 
@@ -148,8 +143,6 @@ def with_columns(ranking: Ranking, columns: Sequence[SignalColumn], query: str) 
     A ranking whose passages cannot be read is returned as it is: a model that needs the signals
     then refuses.
     """
-    if not columns:
-        return ranking
     try:
         metadata = metadata_of(ranking)
         signals: dict[str, FloatArray] = {}

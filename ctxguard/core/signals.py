@@ -76,6 +76,11 @@ def transforms_of(name: str) -> tuple[str, ...]:
     return TRANSFORMS.get(name, ("raw",) if ":" in name else OTHER_TRANSFORMS)
 
 
+def is_free(signal: str) -> bool:
+    """Return whether a column's signal compares candidates, rather than marking one source."""
+    return signal.endswith((":age", ":named"))
+
+
 def signal_of(feature: str) -> str:
     """Return the signal that a named feature is computed from.
 

@@ -406,11 +406,43 @@ class Ranking:
     def from_hits(
         cls,
         hits: Iterable[Hit],
-        kind: ScoreKind | ScoreKindName,
+        kind: ScoreKind | ScoreKindName | None = None,
         route: Route | RouteName = Route.EXTERNAL,
     ) -> "Ranking":
-        """Build a ranking from these hits, in the order given; errors as at construction."""
-        hits = tuple(hits)
+        """Build a ranking from hits, in the order given.
+
+        Args:
+            kind: The kind of their scores; None for hits without any, which become kind ``rank``.
+
+        Raises:
+            ConfigurationError: as at construction; or there are scores but no kind, or anything
+                else than hits: a string may be an id or a passage, and the second item of a tuple
+                a score or a text.
+        """
+        # An empty string or mapping is iterable too, and must not pass for an empty result.
+        if not isinstance(hits, Iterable) or isinstance(hits, str | bytes | Mapping):
+            raise ConfigurationError(
+                f"expected a Ranking or a list of Hits, got a {type(hits).__name__}"
+            )
+        given, hits = type(hits).__name__, tuple(hits)
+        kinds = set(map(type, hits))
+        others = kinds - {Hit} and {each for each in kinds if not issubclass(each, Hit)}
+        if others:
+            held = [f"{each.__module__}.{each.__name__}" for each in others]
+            held = [each.removeprefix("builtins.") for each in held]
+            raise ConfigurationError(
+                f"expected a Ranking or a list of Hits, got a {given} that holds "
+                f"{', '.join(sorted(held))}; make each item a "
+                "ctxguard.Hit, as in Hit(passage_id, score, text), or Hit(passage_id, text=text) "
+                "without scores"
+            )
+        if kind is None:
+            if any(hit.score is not None for hit in hits):
+                raise ConfigurationError(
+                    "plain hits need score_kind (the key score-kind): give the kind of "
+                    "the scores, one of " + ", ".join(each.value for each in ScoreKind)
+                )
+            kind = ScoreKind.RANK
         ranks = tuple([hit.rank for hit in hits])
         signals = [hit.signals for hit in hits]
         names = sorted({name for each in signals for name in each or ()}) if any(signals) else ()

@@ -29,9 +29,9 @@ from ctxguard.core.passages import read_passages
 from ctxguard.core.types import FloatArray, PassageSource, StageFailure
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.errors import StageError
-from ctxguard.guard.wrapped_retriever import call_if, run_blocking
+from ctxguard.guard.wrapped_retriever import call_if
 from ctxguard.profile.schema import AssessorProfile
-from ctxguard.resilience import Stage, failure_of
+from ctxguard.resilience import Stage, attempt, failure_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Assessor
@@ -196,29 +196,24 @@ class AssessorStage:
         )
 
     def ask(self, question: Question) -> Assessment:
-        """`aask` on this thread."""
-        return run_blocking(self.aask(question, blocks=True))
+        """Ask; never raises, and takes no longer than the deadline."""
+        found: _Answers | StageFailure | None = question.known
+        if found is None and question.texts:
+            work = partial(self._answers, question)
+            found = attempt(ASSESS, self._stage.call, work, self._seconds)
+        return self._assessment(question, found)
 
-    async def aask(self, question: Question, *, blocks: bool = False) -> Assessment:
-        """Ask; never raises, and takes no longer than the deadline.
-
-        Args:
-            question: The question.
-            blocks: Never wait for an event loop, for plain callers.
-        """
-        found, failure = question.known, None
-        try:
-            if found is None and question.texts:
+    async def aask(self, question: Question) -> Assessment:
+        """`ask` without blocking the event loop."""
+        found: _Answers | StageFailure | None = question.known
+        if found is None and question.texts:
+            try:
                 work = partial(self._answers, question)
-                found = (
-                    self._stage.call(work, self._seconds)
-                    if blocks
-                    else await self._stage.submit(work, self._seconds).aresult()
-                )
-        except Exception as error:
-            failure = failure_of(ASSESS, error)
-            drop_tracebacks(error)
-        return self._assessment(question, found, failure)
+                found = await self._stage.submit(work, self._seconds).aresult()
+            except Exception as error:
+                found = failure_of(ASSESS, error)
+                drop_tracebacks(error)
+        return self._assessment(question, found)
 
     def _sendable(
         self, query: str, texts: list[str], positions: list[int]
@@ -285,10 +280,9 @@ class AssessorStage:
             found[name] = np.where(np.isfinite(values), values, np.nan)[by_text]
         return found
 
-    def _assessment(
-        self, question: Question, found: _Answers | None, failure: StageFailure | None
-    ) -> Assessment:
+    def _assessment(self, question: Question, found: _Answers | StageFailure | None) -> Assessment:
         """Place the answers in the ranking, and keep new ones for equal calls."""
+        failure, found = (found, None) if isinstance(found, StageFailure) else (None, found)
         asked, n_answered = len(question.positions), 0
         columns = {name: np.full(question.n, np.nan) for name in (_PLACE, *self.assessor.names)}
         if found is None:

@@ -35,7 +35,6 @@ from ctxguard.core.value_of_information import ANSWER, ASSESS, Assessment
 from ctxguard.guard.assess import AssessorStage, Question
 from ctxguard.guard.bound_profile import BoundProfile, RoutePolicy
 from ctxguard.guard.observers import RequestSpan
-from ctxguard.guard.wrapped_retriever import ranking_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
@@ -90,7 +89,7 @@ def decide_request(
     """
     ranking = retrieved
     if not isinstance(ranking, Ranking):
-        ranking = ranking_of(ranking, score_kind, is_returned=request.is_retrieved)
+        ranking = Ranking.from_hits(ranking, score_kind)
     if request.where is not None:
         ranking = verified(ranking, request.where)
     bound, route, k = request.bound, ranking.route, request.k

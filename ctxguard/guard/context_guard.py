@@ -8,7 +8,7 @@ reads the clock, counts and logs.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from ctxguard.guard.build_context import (
 )
 from ctxguard.guard.observers import RequestSampler, RequestSpan, Tracing
 from ctxguard.guard.telemetry import Telemetry, default_telemetry
-from ctxguard.guard.wrapped_retriever import describe, probed, run_blocking
+from ctxguard.guard.wrapped_retriever import describe, probed
 from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
 from ctxguard.profile.reranker_probe import RETRIEVER_KEY
 from ctxguard.profile.schema import Profile
@@ -312,7 +312,7 @@ class ContextGuard:
             OverloadedError: too many requests are in progress.
         """
         request = self._begin(query, request_id, session_id, sample, where, is_retrieved=True)
-        return run_blocking(self._answer(request, blocks=True))
+        return _run_blocking(self._answer(request, blocks=True))
 
     async def aretrieve(
         self,
@@ -363,7 +363,7 @@ class ContextGuard:
             StageUnavailableError: there are passages, but none can be read.
         """
         request = self._begin(query, request_id, session_id, sample, where, k=k)
-        return run_blocking(self._answer(request, hits, blocks=True))
+        return _run_blocking(self._answer(request, hits, blocks=True))
 
     async def afilter(
         self,
@@ -460,7 +460,7 @@ class ContextGuard:
         Args:
             request: The request.
             hits: The caller's results, unless the request is retrieved.
-            blocks: Never wait for an event loop, for plain callers (`run_blocking`).
+            blocks: Never wait for an event loop, for plain callers (`_run_blocking`).
         """
         began, retrieve_seconds, waited = perf_counter(), None, 0.0
         span, sampler, stage = request.span, self._sampler, self._assessor
@@ -489,7 +489,7 @@ class ContextGuard:
                 applies, decision, question = question_of(request, applies, decision, stage)
             if question is not None and stage is not None:
                 asked = perf_counter()
-                assessment = await stage.aask(question, blocks=blocks)
+                assessment = stage.ask(question) if blocks else await stage.aask(question)
                 waited = perf_counter() - asked
             context = build_context(request, applies, decision, self.assembly, assessment)
         except BaseException as error:
@@ -544,6 +544,16 @@ class ContextGuard:
             probed=self._probed,
             lenient=lenient,
         )
+
+
+def _run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine that blocks this thread wherever it would await."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        result: _T = ended.value
+        return result
+    raise RuntimeError("it waited for an event loop")
 
 
 def _bad_query(query: object, most: int) -> QueryError:

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName
-from ctxguard.guard.wrapped_retriever import RetrieverAdapter, ranking_of
+from ctxguard.guard.wrapped_retriever import RetrieverAdapter
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -76,7 +76,9 @@ class WithTextSignals(RetrieverAdapter):
         return retrieve
 
     def _with_signals(self, query: str, retrieved: Any) -> Ranking:
-        ranking = ranking_of(retrieved, self.score_kind)
+        ranking = retrieved
+        if not isinstance(ranking, Ranking):
+            ranking = Ranking.from_hits(ranking, self.score_kind)
         try:
             passages = [ranking.passages[position] for position in range(len(ranking))]
             signals = self._text_signals.signals(query, passages)

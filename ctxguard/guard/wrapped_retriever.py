@@ -1,22 +1,20 @@
-"""Adapts wrapped retrievers: their calls, their fingerprints, and their results as rankings.
+"""Adapts wrapped retrievers: their calls, routes, fingerprints and sketches.
 
 The guard, text signals and calibration all use this module, so they accept the same retrievers.
 Calls the retriever, and touches nothing else.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxguard.core.corpus_sketch import CorpusSketch
-from ctxguard.core.types import Hit, Ranking, Route, ScoreKind, ScoreKindName, member_of
+from ctxguard.core.types import Route, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.reranker_probe import RETRIEVER_KEY, probe_scores
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
-
-_T = TypeVar("_T")
 
 
 class Calls(NamedTuple):
@@ -83,16 +81,6 @@ class RetrieverAdapter:
         return sketch
 
 
-def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine that blocks this thread wherever it would await, for plain callers."""
-    try:
-        coroutine.send(None)
-    except StopIteration as ended:
-        result: _T = ended.value
-        return result
-    raise RuntimeError("it waited for an event loop")
-
-
 def probed(retriever: object) -> dict[str, str]:
     """Return a retriever's similarities of the probe texts, as an entry of a fingerprint.
 
@@ -152,59 +140,9 @@ def calls_of(retriever: object) -> Calls:
     return Calls(call, acall, all(map(_names_where, signatures)))
 
 
-def ranking_of(
-    retrieved: "Retrieval", score_kind: ScoreKind | None, *, is_returned: bool = True
-) -> Ranking:
-    """Return a retriever's result as a ranking, made from its hits if it returned hits.
-
-    Args:
-        retrieved: A ``Ranking``, or hits.
-        score_kind: The kind of the scores of hits. If None, hits without any score become kind
-            ``rank``.
-        is_returned: Whether a retriever returned it or the caller gave it, for the messages.
-
-    Raises:
-        ConfigurationError: it is neither, or hits have scores but no kind; the message says how to
-            fix it. Strings are refused because they may be ids or passages, and tuples because
-            their second item may be a score or a text.
-    """
-    if isinstance(retrieved, Ranking):
-        return retrieved
-    source, mend = (
-        ("the retriever returned", "return") if is_returned else ("the results are", "give")
-    )
-    # An empty string or mapping is iterable too, and must not pass for an empty result.
-    if not isinstance(retrieved, Iterable) or isinstance(retrieved, str | bytes | Mapping):
-        raise ConfigurationError(
-            f"{source} {describe(retrieved)}; {mend} a Ranking, or a list of Hits"
-        )
-    hits = tuple(retrieved)
-    kinds = set(map(type, hits))
-    others = kinds - {Hit} and {kind for kind in kinds if not issubclass(kind, Hit)}
-    if others:
-        raise ConfigurationError(
-            f"{source} {describe(retrieved)} that holds "
-            f"{', '.join(sorted(map(_full_name, others)))}; make each item a ctxguard.Hit, as in "
-            "Hit(passage_id, score, text), or Hit(passage_id, text=text) without scores, "
-            f"or {mend} a Ranking"
-        )
-    if score_kind is None:
-        if any(hit.score is not None for hit in hits):
-            raise ConfigurationError(
-                "plain hits need score_kind (the key score-kind): give the kind of "
-                "the scores, one of " + ", ".join(kind.value for kind in ScoreKind)
-            )
-        score_kind = ScoreKind.RANK
-    return Ranking.from_hits(hits, score_kind)
-
-
 def describe(value: object) -> str:
     """Describe a value's type, for an error message about it."""
     return f"a {type(value).__name__}"
-
-
-def _full_name(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def _signature_of(call: Callable[..., object]) -> inspect.Signature | None:

@@ -14,7 +14,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.scores import is_contradicted
 from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName, StageFailure, member_of
 from ctxguard.errors import ConfigurationError, CtxguardError, StageError, StageUnavailableError
-from ctxguard.guard.wrapped_retriever import calls_of, ranking_of
+from ctxguard.guard.wrapped_retriever import calls_of
 from ctxguard.resilience import Stage, StageCall, Watcher, failure_of
 from ctxguard.retrieval.hybrid.candidates import united
 
@@ -136,7 +136,9 @@ class SeparateLegs:
         return self._ranking(name, found)
 
     def _ranking(self, name: str, found: "Retrieval") -> Ranking:
-        ranking = ranking_of(found, self._kinds.get(name))
+        ranking = found
+        if not isinstance(ranking, Ranking):
+            ranking = Ranking.from_hits(ranking, self._kinds.get(name))
         return replace(ranking, contradicted=True) if is_contradicted(ranking) else ranking
 
     def _united(self, outcomes: Mapping[str, _Outcome], depth: int) -> Ranking:

@@ -177,7 +177,7 @@ def test_raised_error_is_quoted() -> None:
         (lambda query: [], r"cannot be called with \(query, depth=…\).*wrap it"),
         (lambda query, *, depth: ["a text"], "holds str; make each item a ctxguard.Hit"),
         (lambda query, *, depth: [("a", 0.5)], "holds tuple; make each item a ctxguard.Hit"),
-        (lambda query, *, depth: None, "returned a NoneType; return a Ranking"),
+        (lambda query, *, depth: None, "expected a Ranking or a list of Hits, got a NoneType"),
     ],
 )
 def test_non_retriever_is_refused_first(retriever: object, message: str) -> None:

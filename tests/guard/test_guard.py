@@ -165,7 +165,7 @@ class TestWhatItWraps:
 
     @pytest.mark.parametrize("hits", ["text", b"text", {"a": 1.0}, None, 7, [("a", 1.0)], ["a"]])
     def test_wrong_results_do_not_blame_retriever(self, hits: Any) -> None:
-        with pytest.raises(ConfigurationError, match="the results are a") as raised:
+        with pytest.raises(ConfigurationError, match="got a") as raised:
             ContextGuard(score_kind="cosine").filter("q?", hits)
         assert "retriever" not in str(raised.value)
 
@@ -309,7 +309,7 @@ class TestErrors:
     @pytest.mark.parametrize("answer", [None, 3, "abc", "", b"", {}, {"a": 1.0}])
     def test_wrong_return_type_names_the_right(self, answer: object, counted: Counted) -> None:
         guard = guard_of(Answering(answer), score_kind="ratio", telemetry=counted.telemetry)
-        with pytest.raises(ConfigurationError, match=f"a {type(answer).__name__}; return a Rank"):
+        with pytest.raises(ConfigurationError, match=f"Hits, got a {type(answer).__name__}"):
             guard.retrieve("q?")
         assert counted["failed_requests"] == 1
 

@@ -217,7 +217,7 @@ def test_sample_to_metric_calls_few_functions() -> None:
     # It differs by a few with the time that each step takes.
     assert without_ids(calls).total() <= 650, shown(calls)
     assert len({*calls}) <= 270
-    assert len({file for file, _ in calls}) <= 32
+    assert len({file for file, _ in calls}) <= 29
 
 
 def test_labels_to_profile_call_few_functions(retriever: HybridRetriever) -> None:
@@ -228,4 +228,4 @@ def test_labels_to_profile_call_few_functions(retriever: HybridRetriever) -> Non
     with noting(calls):
         calibrate(retriever, dataset)
     assert len(calls) <= 355
-    assert len({file for file, _ in calls}) <= 46
+    assert len({file for file, _ in calls}) <= 42

@@ -153,7 +153,7 @@ def test_callers_fault_is_no_outage() -> None:
     fine = found(Hit("x", text="X"))
     with pytest.raises(QueryError):
         retrieve(SeparateLegs({"a": raises(QueryError("empty")), "b": fine}))
-    with pytest.raises(ConfigurationError, match="returned a str"):
+    with pytest.raises(ConfigurationError, match="got a str"):
         retrieve(SeparateLegs({"a": lambda query, *, depth: "no", "b": fine}))
     with pytest.raises(ConfigurationError, match="'a' cannot filter"):
         retrieve(SeparateLegs({"a": fine, "b": fine}), where=Where(tenant="a"))

@@ -9,6 +9,7 @@ that the default panels and alerts read, with three estimates in the window to s
 monitor's latest report, not the store.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -17,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ctxguard._support.default_metrics import chosen
+from ctxguard._support.default_metrics import DEFAULT_METRICS
 from ctxguard.measure.metrics import Metric as Estimated
 from ctxguard.monitor.alarms import AlarmReport
 from ctxguard.monitor.judging.counts import LABELS
@@ -188,18 +189,23 @@ class MonitorCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Make a family of each row: a counter if its name ends in ``_total``, else a gauge."""
+        """Make a family of each exported row: a counter if it ends in ``_total``, else a gauge."""
         families: list[Metric] = []
         for name, text, values, labels in self._rows():
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = kind(f"ctxguard_{name}", text, labels=labels)
-            by_key = values if isinstance(values, Mapping) else {(): values}
-            for key, value in by_key.items():
+            kept = labels if self._all else DEFAULT_METRICS.get(name.removesuffix("_total"))
+            if kept is None:
+                continue
+            sums: dict[tuple[str, ...], float] = defaultdict(float)
+            for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
                 if value is not None:
-                    own = key if isinstance(key, tuple) else (key,)
-                    family.add_metric([*map(str, own)], value)
+                    own = dict(zip(labels, key if isinstance(key, tuple) else (key,), strict=True))
+                    sums[tuple(map(str, map(own.__getitem__, kept)))] += value
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"ctxguard_{name}", text, labels=kept)
+            for key, value in sums.items():
+                family.add_metric(key, value)
             families.append(family)
-        return chosen(families, all_metrics=self._all)
+        return families
 
     def _rows(self) -> list[_Row]:
         # Neither is part of the report, which may be what failed.
