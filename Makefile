@@ -136,7 +136,7 @@ KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance s
 KERNELS_retrieval := dense encoder filters hybrid lexical models retriever_contract scifact update
 
 part-kernels-%: FOLDERS = $(KERNELS_$(*:kernels-%=%):%=tests/$(*:kernels-%=%)/test_%.py)
-part-kernels-signals: FOLDERS = tests/retrieval/signals
+part-kernels-signals: FOLDERS = tests/retrieval/test_signals.py
 
 test-kernels: $(VENV)/.dev
 	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(addprefix kernels-,retrieval \

@@ -23,7 +23,7 @@ from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.passages import passage_line
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.signals.ranker import Ranker
+from ctxguard.retrieval.signals import Ranker
 
 RANKERS = Path(__file__).with_name("rankers")
 """For each collection that the package's ranker was trained on, one trained on all the others."""

@@ -13,7 +13,7 @@ The weights a minimise the weighted mean over the queries of
 
     −Σ_i g_i · ln softmax(X a)_i    and    penalty · |a|²,
 
-where X holds the inputs of a query's candidates (`ctxguard.retrieval.signals.ranker`) and g_i is
+where X holds the inputs of a query's candidates (`ctxguard.retrieval.signals`) and g_i is
 candidate i's share in the sum of their grades (ListNet with the top probability; Cao et al., ICML
 2007). A set of n queries weighs √n: with equal weights for all sets a query of a set of 20 would
 count like 40 of one of 800, and with equal weights for all queries the largest set would decide
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import ctxguard.retrieval.signals.ranker
+import ctxguard.retrieval.signals
 from benchmarks._collection import RANKERS, Collection, default_cache
 from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._gains import Gain, environment, gain
@@ -47,7 +47,7 @@ from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CtxguardError
 from ctxguard.measure.metrics import ndcg
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, ranker_inputs
+from ctxguard.retrieval.signals import INPUTS, Ranker, ranker_inputs
 
 LEAST_MEAN_GAIN = 0.03
 LEAST_GAIN = -0.01
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **report(measured(families, rankers | unseen), options.seed),
     }
     if options.write:
-        file = Path(ctxguard.retrieval.signals.ranker.__file__).with_name("ranker.json")
+        file = Path(ctxguard.retrieval.signals.__file__).with_name("ranker.json")
         RANKERS.mkdir(exist_ok=True)
         files = {file: whole} | {RANKERS / f"{name}.json": each for name, each in rankers.items()}
         for at, ranker in files.items():

@@ -18,8 +18,9 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Hit, Leg, Passage, ScoreKind
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.index.dense import unit_rows
-from ctxguard.retrieval.index.lexical import idf, length_norms
+from ctxguard.retrieval.index.lexical import SparseRows, idf, length_norms, unit_weights
 from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
+from ctxguard.retrieval.index.pieces import MOST_PIECES
 from ctxguard.retrieval.protocols import (
     Analyser,
     Embedder,
@@ -28,10 +29,7 @@ from ctxguard.retrieval.protocols import (
     TokenEncoder,
     token_encoder_of,
 )
-from ctxguard.retrieval.signals import likeness
-from ctxguard.retrieval.signals.likeness import MOST_PIECES, CandidateFeatures, QueryPieces
-from ctxguard.retrieval.signals.ranker import Ranker
-from ctxguard.retrieval.signals.sparse import SparseRows, unit_weights
+from ctxguard.retrieval.signals import CandidateFeatures, QueryPieces, Ranker, signals
 
 MAX_WORDS = 2_000_000
 """Words and word pieces that are kept, at 4 to 8 bytes each."""
@@ -186,7 +184,7 @@ class TextReader:
 class TextSignals:
     """The signals of passages that are given with each query. Safe for several threads.
 
-    Without an embedder those alone that need no vectors. Beside `likeness.NAMES` there are
+    Without an embedder, only those that need no vectors. `ctxguard.retrieval.signals.NAMES` and
     ``bm25``, of the texts' stems, and with an embedder ``cosine``: the legs of their own that the
     ranker reads. How rare words are, and how long passages are, is counted in those given, so that
     a signal of one depends on the others.
@@ -235,7 +233,7 @@ class TextSignals:
             legs["dense"] = Leg(own["cosine"], ScoreKind.COSINE)
         pieces = self._reader.query_pieces(states, read)
         fused = fuse(legs, Fusion())
-        return own | likeness.signals(read.features, legs, fused, pieces, self._ranker)
+        return own | signals(read.features, legs, fused, pieces, self._ranker)
 
 
 def _hashes(terms: Iterable[str]) -> NDArray[np.int32]:

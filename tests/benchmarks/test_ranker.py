@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.ranker import Lists, report, train
 from ctxguard.core.types import FloatArray
-from ctxguard.retrieval.signals.ranker import INPUTS
+from ctxguard.retrieval.signals import INPUTS
 
 
 def lists(inputs: FloatArray, relevant: int, queries: int = 1) -> Lists:

@@ -1,7 +1,7 @@
 """Benchmarks rank a collection by a ranker that was not trained on it."""
 
 from benchmarks._collection import RANKERS, unseen_ranker
-from ctxguard.retrieval.signals.ranker import Ranker
+from ctxguard.retrieval.signals import Ranker
 
 
 def test_ranker_has_not_seen_collection() -> None:

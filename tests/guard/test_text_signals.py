@@ -12,7 +12,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard.with_text_signals import WithTextSignals
 from ctxguard.guard.wrapped_retriever import calls_of
-from ctxguard.retrieval.signals.likeness import NAMES as ALL
+from ctxguard.retrieval.signals import NAMES as ALL
 from tests.doubles import WordTokenEmbedder
 
 pytest.importorskip("Stemmer")

@@ -44,7 +44,7 @@ from ctxguard.retrieval.protocols import (
     QueryStates,
     token_encoder_of,
 )
-from ctxguard.retrieval.signals.ranker import Ranker
+from ctxguard.retrieval.signals import Ranker
 from ctxguard.retrieval.text_signals import TextReader
 
 BATCH = 512

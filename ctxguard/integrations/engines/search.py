@@ -23,7 +23,7 @@ from ctxguard.retrieval.hybrid.candidates import (
 )
 from ctxguard.retrieval.hybrid.pipeline import LegSearch
 from ctxguard.retrieval.protocols import Analyser, Float32Array
-from ctxguard.retrieval.signals.likeness import signals
+from ctxguard.retrieval.signals import signals
 from ctxguard.retrieval.text_signals import TextReader
 
 

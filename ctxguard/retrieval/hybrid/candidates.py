@@ -18,7 +18,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import StageError
 from ctxguard.retrieval.protocols import RowArray
-from ctxguard.retrieval.signals.ranker import RANKER_SIGNAL
+from ctxguard.retrieval.signals import RANKER_SIGNAL
 
 LEXICAL = "lexical"
 DENSE = "dense"

@@ -48,7 +48,7 @@ from ctxguard.retrieval.protocols import (
     Reranker,
     TokenEncoder,
 )
-from ctxguard.retrieval.signals.ranker import Ranker
+from ctxguard.retrieval.signals import Ranker
 
 DEFAULT_RERANK_DEPTH = 50
 DEFAULT_MAX_QUERY_CHARS = 10_000

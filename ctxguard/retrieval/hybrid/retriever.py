@@ -41,7 +41,7 @@ from ctxguard.retrieval.protocols import (
     Reranker,
     token_encoder_of,
 )
-from ctxguard.retrieval.signals.ranker import Ranker
+from ctxguard.retrieval.signals import Ranker
 
 _MAX_OPENINGS = 20
 

@@ -30,7 +30,7 @@ from ctxguard.retrieval.hybrid.candidates import (
 from ctxguard.retrieval.hybrid.pipeline import LegSearch
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.protocols import LegHits, RowArray
-from ctxguard.retrieval.signals.likeness import CandidateFeatures, QueryPieces, signals
+from ctxguard.retrieval.signals import CandidateFeatures, QueryPieces, signals
 
 _Answer = LegHits | StageFailure | None
 """A leg's hits or its failure; None if it was not asked."""
@@ -146,7 +146,7 @@ class Search(LegSearch):
             index.lexical.terms.lengths[rows].astype(np.float64),
             *index.lexical.term_vectors(rows),
             index.dense.vectors[rows],
-            None if pieces is None else pieces.rows.taken(rows),
+            None if pieces is None else pieces.rows.taken(rows)[0],
         )
         return candidates.signalled(
             signals(features, candidates.legs, fused, query, self.settings.ranker)

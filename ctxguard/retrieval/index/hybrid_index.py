@@ -24,6 +24,7 @@ from ctxguard.retrieval.index.lexical import (
     LEXICAL_INDEXES,
     Bm25sIndex,
     LexicalEngine,
+    SparseRows,
     Terms,
     Weights,
 )
@@ -43,7 +44,6 @@ from ctxguard.retrieval.protocols import (
     RowArray,
     token_encoder_of,
 )
-from ctxguard.retrieval.signals.sparse import SparseRows
 
 SignalLevel = Literal["none", "full"]
 

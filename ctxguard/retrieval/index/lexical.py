@@ -1,7 +1,10 @@
-"""The lexical leg: BM25 as bm25s scores it (the default), or as rank-bm25 does. Pure."""
+"""The lexical leg: the terms of passages, and BM25 as bm25s (the default) or rank-bm25 scores it.
+
+Word pieces of a model are kept and weighed as terms are. Pure.
+"""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -12,7 +15,6 @@ from numpy.typing import NDArray
 from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.protocols import Analyser, Float32Array, LegHits, RowArray
-from ctxguard.retrieval.signals.sparse import SparseRows, occurrences, unit_weights
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
 
@@ -21,6 +23,73 @@ B = 0.75
 
 _BLOCK = 256
 """Passages that are read, and scored, at once."""
+
+_PART = 2**20
+"""Terms that are counted at once."""
+
+
+class SparseRows(NamedTuple):
+    """The distinct terms of passages, one passage after the other.
+
+    Attributes:
+        numbers: The number of each term, ascending in a passage, shape (n_entries,).
+        counts: How often its passage has it, same shape.
+        starts: Row i is from ``starts[i]`` to ``starts[i + 1]``, shape (n_rows + 1,).
+    """
+
+    numbers: NDArray[np.int32]
+    counts: NDArray[np.uint16]
+    starts: RowArray
+
+    @classmethod
+    def counted(cls, numbers: NDArray[np.int32], lengths: NDArray[np.integer]) -> "SparseRows":
+        """Count the terms of one passage after the other, given with repetitions and lengths.
+
+        >>> SparseRows.counted(np.array([5, 2, 5, 7], np.int32), np.array([3, 1])).counts.tolist()
+        [1, 2, 1]
+        """
+        n_terms = int(numbers.max(initial=-1)) + 1
+        row = np.repeat(np.arange(lengths.size), lengths)
+        pairs, counts = np.unique(row * n_terms + numbers, return_counts=True)
+        sizes = np.bincount(pairs // max(n_terms, 1), minlength=lengths.size)
+        return cls(
+            (pairs % max(n_terms, 1)).astype(np.int32),
+            np.minimum(counts, np.iinfo(np.uint16).max).astype(np.uint16),
+            np.concatenate(([0], np.cumsum(sizes))),
+        )
+
+    @classmethod
+    def of(cls, rows: Sequence[NDArray[np.int32]]) -> "SparseRows":
+        """Count the terms of each passage."""
+        numbers = np.concatenate([np.zeros(0, np.int32), *rows])
+        return cls.counted(numbers, np.array([len(row) for row in rows], np.int64))
+
+    @property
+    def row_of_each(self) -> RowArray:
+        """The row of each entry."""
+        return np.repeat(np.arange(self.starts.size - 1), np.diff(self.starts))
+
+    def taken(self, rows: RowArray) -> "tuple[SparseRows, RowArray]":
+        """Copy some rows, in their order; also return where their entries are here."""
+        begin = self.starts[rows]
+        starts = np.zeros(rows.size + 1, np.int64)
+        np.cumsum(self.starts[rows + 1] - begin, out=starts[1:])
+        at = np.arange(starts[-1]) + np.repeat(begin - starts[:-1], np.diff(starts))
+        return SparseRows(self.numbers[at], self.counts[at], starts), at
+
+    def between(self, begin: int, end: int) -> "SparseRows":
+        """Return the rows from ``begin`` to before ``end``, without copying their entries."""
+        starts = self.starts[begin : end + 1]
+        at = slice(starts[0], starts[-1])
+        return SparseRows(self.numbers[at], self.counts[at], starts - starts[0])
+
+    def followed_by(self, others: "SparseRows") -> "SparseRows":
+        """Append rows."""
+        return SparseRows(
+            np.concatenate((self.numbers, others.numbers)),
+            np.concatenate((self.counts, others.counts)),
+            np.concatenate((self.starts, self.starts[-1] + others.starts[1:])),
+        )
 
 
 class Terms(NamedTuple):
@@ -64,7 +133,7 @@ class Terms(NamedTuple):
         vocabulary = dict(self.vocabulary)
         number_of = [vocabulary.setdefault(term, len(vocabulary)) for term in new.vocabulary]
         theirs = np.array(number_of, np.int32)[new.rows.numbers]
-        both = self.rows.followed_by(new.rows._replace(numbers=theirs)).taken(rows)
+        both, _ = self.rows.followed_by(new.rows._replace(numbers=theirs)).taken(rows)
         lengths = np.concatenate((self.lengths, new.lengths))[rows]
         used = occurrences(both.numbers, len(vocabulary)) > 0
         numbers = (np.cumsum(used) - 1).astype(np.int32)[both.numbers]
@@ -151,9 +220,8 @@ class Bm25sIndex:
 
     def term_vectors(self, rows: RowArray) -> tuple[SparseRows, Float32Array]:
         """Return the terms of rows with their BM25 weights, each row at unit length."""
-        terms = self.terms.rows
-        at, starts = terms.places(rows)
-        return SparseRows(terms.numbers[at], terms.counts[at], starts), self.weights.unit[at]
+        terms, at = self.terms.rows.taken(rows)
+        return terms, self.weights.unit[at]
 
     def search(self, query: str, k: int, allowed: RowArray | None = None) -> LegHits:
         """Find at most the ``k`` ≥ 1 best rows that share a word with a query.
@@ -231,6 +299,22 @@ def best_first(scores: Float32Array | FloatArray, k: int) -> RowArray:
         kept = found >= np.partition(found, rows.size - k)[rows.size - k]
         rows, found = rows[kept], found[kept]
     return rows[np.argsort(-found, kind="stable")[:k]]
+
+
+def occurrences(numbers: NDArray[np.int32], n_terms: int) -> NDArray[np.int64]:
+    """Count each term, a part at a time: numpy copies what it counts in 64 bits."""
+    counts = np.zeros(n_terms, np.int64)
+    for at in range(0, numbers.size, _PART):
+        counts += np.bincount(numbers[at : at + _PART], minlength=n_terms)
+    return counts
+
+
+def unit_weights(rows: SparseRows, weights: FloatArray) -> Float32Array:
+    """Bring the weights of each row's entries to unit length; a row of zeros stays as it is."""
+    row = rows.row_of_each
+    lengths = np.sqrt(np.bincount(row, np.square(weights), rows.starts.size - 1))
+    unit: Float32Array = (weights / np.where(lengths > 0.0, lengths, 1.0)[row]).astype(np.float32)
+    return unit
 
 
 def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:

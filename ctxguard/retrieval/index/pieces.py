@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
-from ctxguard.retrieval.index.lexical import idf
+from ctxguard.retrieval.index.lexical import SparseRows, idf, occurrences
 from ctxguard.retrieval.protocols import RowArray, TokenEncoder
-from ctxguard.retrieval.signals.likeness import MOST_PIECES
-from ctxguard.retrieval.signals.sparse import SparseRows, occurrences
+
+MOST_PIECES = 2_048
+"""Maximum number of a passage's word pieces that are read: the first."""
 
 _BLOCK = 64
 """Passages that are read at once."""
@@ -53,7 +54,7 @@ class Pieces(NamedTuple):
 
     def joined(self, new: "Pieces", rows: RowArray) -> "Pieces":
         """Take rows of both, numbered consecutively."""
-        both = self.rows.followed_by(new.rows).taken(rows)
+        both, _ = self.rows.followed_by(new.rows).taken(rows)
         return self.counted(both.numbers, both.starts, self.weights.size)
 
     @property

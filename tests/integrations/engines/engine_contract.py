@@ -18,7 +18,7 @@ from ctxguard.guard.wrapped_retriever import RetrieverAdapter
 from ctxguard.integrations.engines import retriever
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.retrieval.signals.likeness import NAMES
+from ctxguard.retrieval.signals import NAMES
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 from tests.profiles import profile_with

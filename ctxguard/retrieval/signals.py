@@ -13,8 +13,11 @@ All are computed from the candidates' texts and vectors, by one path for every r
   ``term_similarity_3`` the mean L to the 3 best. Relevant passages resemble one another (cluster
   hypothesis; van Rijsbergen, Information Retrieval, 1979, chapter 3), and one that resembles a
   better one adds less (Carbonell and Goldstein, SIGIR 1998).
-- ``ranker``: r = Σ a_k · x_k over z-scores and log ranks of the legs' scores and of the signals
-  above (`ctxguard.retrieval.signals.ranker`).
+- ``ranker``: r = Σ a_k · z_k + Σ d_l · ½ · ln(rank_l) over the legs' scores and the signals above,
+  where z_k is the z-score of an input in the list, clipped to ±4, and rank_l the 1-based rank by an
+  input, equal values sharing the better one. The weights are those of the most likely order under a
+  softmax over each list (ListNet; Cao et al., ICML 2007). Those in ``ranker.json`` were trained by
+  `benchmarks.ranker` on the collections that it names.
 - The second pass, relevance feedback from the list itself (Lavrenko and Croft, SIGIR 2001), with
   w = softmax(r): ``term_support_3`` and ``vector_support_3``, the mean L and S to the 3 best others
   by r; ``term_support``, Σ_{j≠i} w_j L_ij / Σ_{j≠i} w_j; ``smoothed_by_vectors`` and
@@ -23,20 +26,28 @@ All are computed from the candidates' texts and vectors, by one path for every r
   ``term_redundancy``, the highest S and L to a better one.
 
 Each candidate is compared with the `MOST_COMPARED` best by reciprocal ranks. What a retriever does
-not have is left out of the signals, and unknown to the ranker. Vectorised numpy; 60 candidates of
-200 words take two milliseconds on one thread. Pure.
+not have is left out of the signals, and unknown to the ranker. `ctxguard.core.signals` lists the
+transforms of each name that a model may use. Vectorised numpy; 60 candidates of 200 words take two
+milliseconds on one thread. Pure, but for reading ``ranker.json``.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray, Leg
+from ctxguard.retrieval.index.lexical import SparseRows
 from ctxguard.retrieval.protocols import Float32Array, QueryStates, RowArray
-from ctxguard.retrieval.signals.ranker import RANKER_SIGNAL, Ranker, ranker_inputs
-from ctxguard.retrieval.signals.sparse import SparseRows, compact
+
+RANKER_SIGNAL = "ranker"
+"""The ranker's score among the signals."""
 
 NAMES = (
     "match",
@@ -57,11 +68,14 @@ NAMES = (
 )
 """All signals, in the order in which they are computed."""
 
+_SCORED = ("dense", "lexical", "reciprocal_ranks", *NAMES[: NAMES.index(RANKER_SIGNAL)])
+_RANKED = ("dense", "lexical", "match")
+
+INPUTS = (*(f"{name}.z" for name in _SCORED), *(f"{name}.log_rank" for name in _RANKED))
+"""The ranker's inputs, ``NAME.z`` or ``NAME.log_rank``."""
+
 MOST_COMPARED = 100
 """Candidates are compared with this many, so that time does not grow with their square."""
-
-MOST_PIECES = 2_048
-"""Maximum number of a passage's word pieces that are read: the first."""
 
 MOST_QUERY_PIECES = 12
 """Maximum number of a query's word pieces that count: those of the highest weights."""
@@ -69,8 +83,46 @@ MOST_QUERY_PIECES = 12
 _NEAR = 64
 """Word pieces whose vectors are compared at once: more outgrow a core's nearest cache."""
 
+_CLIP = 4.0
+"""z-scores are clipped to ±this: in a list of 100 one candidate can stand out by 10."""
+
 _WIDTH = 0.1
 _FLOOR = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Ranker:
+    """The weights of the ranker, by input.
+
+    Attributes:
+        weights: One weight for each of ``INPUTS``.
+        trained_on: Names of collections.
+        in_order: The weights in the order of ``INPUTS``.
+    """
+
+    weights: Mapping[str, float]
+    trained_on: tuple[str, ...] = ()
+    in_order: FloatArray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_order", np.array([self.weights[name] for name in INPUTS]))
+
+    @staticmethod
+    @cache
+    def default() -> "Ranker":
+        """Return the ranker that comes with the package; read once."""
+        return Ranker.of_json(files(__package__).joinpath("ranker.json").read_text("utf-8"))
+
+    @classmethod
+    def of_json(cls, text: str) -> "Ranker":
+        """Read a ranker as `benchmarks.ranker` writes it."""
+        data = json.loads(text)
+        return cls(data["weights"], tuple(data["trained_on"]))
+
+    def digest(self) -> str:
+        """Hash the weights to 16 hexadecimal digits."""
+        weights = {name: float(weight) for name, weight in self.weights.items()}
+        return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class CandidateFeatures(NamedTuple):
@@ -106,13 +158,7 @@ class QueryPieces(NamedTuple):
 
     @classmethod
     def of(cls, query: QueryStates, rarity: FloatArray, table: Float32Array) -> "QueryPieces":
-        """Weigh the `MOST_QUERY_PIECES` rarest pieces of a query.
-
-        Args:
-            query: By the model that the table is of.
-            rarity: The weight of each piece of the model, ≥ 0, shape (n_pieces,).
-            table: See the attribute.
-        """
+        """Weigh the `MOST_QUERY_PIECES` rarest pieces by the rarity, ≥ 0, of the model's pieces."""
         weights = rarity[query.piece_ids]
         rarest = np.argsort(-weights, kind="stable")[:MOST_QUERY_PIECES]
         weights = weights[rarest] / (weights[rarest].sum() or 1.0)
@@ -140,13 +186,18 @@ def signals(
     lengths, entries, weights, vectors, pieces = candidates
     order = np.argsort(-fused, kind="stable")
     compared = order[:MOST_COMPARED]
+    best = np.arange(compared.size)
     terms = term_cosines(entries, weights, compared)
     near = None if vectors is None else Cosines.of(vectors @ vectors[compared].T, compared)
     found: dict[str, FloatArray] = {}
     if query is not None and pieces is not None and vectors is not None:
         found["match"], found["vector_match"] = soft_match(query, pieces, vectors)
     found["length"] = np.log1p(lengths)
-    found |= list_signals(near, terms, order)
+    if near is not None:
+        found["redundancy"] = near.highest_to_better(near.is_better(order))
+        found["similarity_3"] = near.mean_of_best(best, 3)
+        found["similarity_10"] = near.mean_of_best(best, 10)
+    found["term_similarity_3"] = terms.mean_of_best(best, 3)
     r: FloatArray = ranker.in_order @ ranker_inputs(legs, found, fused)
     found[RANKER_SIGNAL] = r
     return found | second_pass(near, terms, r)
@@ -172,9 +223,7 @@ class Cosines(NamedTuple):
     def mean_of_best(self, best: RowArray, k: int) -> FloatArray:
         """Compute each candidate's mean cosine to the k best others, shape (n,); 0 without others.
 
-        Args:
-            best: The places of the m among themselves, best first.
-            k: ≥ 1.
+        ``best`` holds the places of the m among themselves, best first.
         """
         first = best[:k]
         sums = self.values[:, first].sum(axis=1, dtype=np.float64)
@@ -201,6 +250,14 @@ class Cosines(NamedTuple):
         better: NDArray[np.bool_] = ranks[self.compared] < ranks[:, np.newaxis]
         return better
 
+    def smoothed(self, weights: FloatArray | Float32Array, own: float, r: FloatArray) -> FloatArray:
+        """Average scores by weights, shape (n, m); a candidate outside the m weighs itself ``own``."""
+        own_weights = np.full(r.size, own)
+        own_weights[self.compared] = 0.0
+        totals = weights @ r[self.compared] + own_weights * r
+        smoothed: FloatArray = totals / (weights.sum(axis=1) + own_weights)
+        return smoothed
+
 
 def soft_match(
     query: QueryPieces, pieces: SparseRows, vectors: Float32Array
@@ -209,7 +266,7 @@ def soft_match(
 
     A passage without a word piece is as far as can be from any.
     """
-    distinct, place = compact(pieces.numbers)
+    distinct, place = _compact(pieces.numbers)
     nearness = np.empty((distinct.size, query.weights.size), np.float32)
     for at in range(0, distinct.size, _NEAR):
         some = slice(at, at + _NEAR)
@@ -227,30 +284,62 @@ def soft_match(
 
 def term_cosines(terms: SparseRows, weights: Float32Array, compared: RowArray) -> Cosines:
     """Compute the cosines of rows' term vectors with those of some; 0 for a row without terms."""
-    n, row = terms.starts.size - 1, terms.row_of_each
-    distinct, place = compact(terms.numbers)
+    distinct, place = _compact(terms.numbers)
     # Only a term that two candidates share adds to a cosine.
     is_shared = np.bincount(place, minlength=distinct.size) > 1
     kept = is_shared[place]
-    matrix = np.zeros((n, int(is_shared.sum())), np.float32)
-    matrix[row[kept], (np.cumsum(is_shared) - 1)[place[kept]]] = weights[kept]
+    matrix = np.zeros((terms.starts.size - 1, int(is_shared.sum())), np.float32)
+    matrix[terms.row_of_each[kept], (np.cumsum(is_shared) - 1)[place[kept]]] = weights[kept]
     return Cosines.of(matrix @ matrix[compared].T, compared)
 
 
-def list_signals(near: Cosines | None, terms: Cosines, order: RowArray) -> dict[str, FloatArray]:
-    """Compute the list signals.
+def _compact(numbers: NDArray[np.integer]) -> tuple[RowArray, RowArray]:
+    """Return the distinct numbers, ascending, and the place of each number among them."""
+    there = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
+    there[numbers] = True
+    distinct = np.flatnonzero(there)
+    place = np.empty(there.size, np.int64)
+    place[distinct] = np.arange(distinct.size)
+    return distinct, place[numbers]
 
-    Args:
-        near: The cosines of the passages' vectors; None if unknown.
-        terms: Those of their term vectors, with the first m of ``order``, in that order.
-        order: The rows, best first.
+
+def ranker_inputs(
+    legs: Mapping[str, Leg], signals: Mapping[str, FloatArray], fused: FloatArray
+) -> FloatArray:
+    """Compute the ranker's inputs, shape (number of inputs, n), rows in the order of ``INPUTS``.
+
+    A z-score is 0 if all values are equal; an unknown value (NaN) also has z-score 0, and the
+    rank after all others. A leg that did not answer, and a missing signal, is unknown throughout.
+    Arguments as for `signals`, with the signals that come before the ranker.
     """
-    found, best = dict[str, FloatArray](), np.arange(terms.compared.size)
-    if near is not None:
-        found["redundancy"] = near.highest_to_better(near.is_better(order))
-        found["similarity_3"] = near.mean_of_best(best, 3)
-        found["similarity_10"] = near.mean_of_best(best, 10)
-    return found | {"term_similarity_3": terms.mean_of_best(best, 3)}
+    values = {**signals, "reciprocal_ranks": fused}
+    if "dense" in legs:
+        values["dense"] = legs["dense"].scores
+    if "lexical" in legs:
+        values["lexical"] = np.log1p(np.maximum(legs["lexical"].scores, 0.0))
+    inputs = np.empty((len(INPUTS), fused.size))
+    z, log_ranks = inputs[: len(_SCORED)], inputs[len(_SCORED) :]
+    for row, name in zip(z, _SCORED, strict=True):
+        row[:] = values.get(name, np.nan)
+    for row, name in zip(log_ranks, _RANKED, strict=True):
+        # Descending, with NaN behind all: how many are better is where a value would be put in.
+        descending = -z[_SCORED.index(name)]
+        row[:] = np.sort(descending).searchsorted(descending)
+    log_ranks += 1.0
+    np.log(log_ranks, out=log_ranks)
+    log_ranks *= 0.5
+    # From the highest, so that equal values are exactly 0: their mean may be rounded.
+    z -= np.fmax.reduce(z, axis=1, keepdims=True)
+    unknown = np.isnan(z)
+    z[unknown] = 0.0
+    n_known = np.maximum(fused.size - unknown.sum(axis=1, keepdims=True), 1)
+    z -= z.sum(axis=1, keepdims=True) / n_known
+    z[unknown] = 0.0
+    spread = np.sqrt(np.einsum("ij,ij->i", z, z)[:, np.newaxis] / n_known)
+    spread[spread == 0.0] = np.inf
+    z /= spread
+    np.clip(z, -_CLIP, _CLIP, out=z)
+    return inputs
 
 
 def second_pass(near: Cosines | None, terms: Cosines, r: FloatArray) -> dict[str, FloatArray]:
@@ -271,23 +360,12 @@ def second_pass(near: Cosines | None, terms: Cosines, r: FloatArray) -> dict[str
     found = {
         "term_support_3": terms.mean_of_best(best, 3),
         "term_support": support,
-        "smoothed_by_terms": _smoothed(terms, np.square(terms.values) + _FLOOR, _FLOOR, r),
+        "smoothed_by_terms": terms.smoothed(np.square(terms.values) + _FLOOR, _FLOOR, r),
         "term_redundancy": terms.highest_to_better(is_better),
     }
     if near is not None:
         found["vector_support_3"] = near.mean_of_best(best, 3)
         kernel = np.exp((near.values - np.float32(1.0)) / np.float32(_WIDTH))
-        found["smoothed_by_vectors"] = _smoothed(near, kernel, np.exp(-1.0 / _WIDTH), r)
+        found["smoothed_by_vectors"] = near.smoothed(kernel, np.exp(-1.0 / _WIDTH), r)
         found["vector_redundancy"] = near.highest_to_better(is_better)
     return found
-
-
-def _smoothed(
-    cosines: Cosines, weights: FloatArray | Float32Array, own: float, r: FloatArray
-) -> FloatArray:
-    """Average scores by weights of the m, shape (n, m); one that is not of them weighs ``own``."""
-    own_weights = np.full(r.size, own)
-    own_weights[cosines.compared] = 0.0
-    totals = weights @ r[cosines.compared] + own_weights * r
-    smoothed: FloatArray = totals / (weights.sum(axis=1) + own_weights)
-    return smoothed

@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.retrieval.index.lexical import SparseRows, unit_weights
 from ctxguard.retrieval.protocols import QueryStates
-from ctxguard.retrieval.signals import likeness
-from ctxguard.retrieval.signals.likeness import (
+from ctxguard.retrieval.signals import (
+    INPUTS,
+    MOST_QUERY_PIECES,
     NAMES,
     CandidateFeatures,
     Cosines,
     QueryPieces,
+    Ranker,
+    ranker_inputs,
     second_pass,
+    signals,
 )
-from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, ranker_inputs
-from ctxguard.retrieval.signals.sparse import SparseRows, unit_weights
 
 BEST_THREE = 3
 
@@ -71,7 +74,7 @@ class Pool:
     ) -> dict[str, FloatArray]:
         legs = self.legs if legs is None else legs
         fused = fuse(legs, Fusion()) if fused is None else fused
-        return likeness.signals(candidates, legs, fused, self.query, Ranker.default())
+        return signals(candidates, legs, fused, self.query, Ranker.default())
 
 
 def _units(rng: np.random.Generator, n: int, dimension: int) -> np.ndarray:
@@ -262,7 +265,7 @@ class TestSignals:
         pool = Pool(12)
         legs = {leg: pool.legs[leg]}
         fused = fuse(legs, Fusion())
-        found = likeness.signals(pool.candidates(), legs, fused, None, Ranker.default())
+        found = signals(pool.candidates(), legs, fused, None, Ranker.default())
         assert set(NAMES) - found.keys() == {"match", "vector_match"}
         assert np.isfinite(found["ranker"]).all()
 
@@ -273,11 +276,11 @@ class TestSignals:
         assert pool.ranked()["match"][2] < pool.ranked()["match"][1]
 
     def test_rarest_of_many_query_pieces_count(self) -> None:
-        rng, n = np.random.default_rng(0), likeness.MOST_QUERY_PIECES + 36
+        rng, n = np.random.default_rng(0), MOST_QUERY_PIECES + 36
         states = QueryStates(np.ones(4, np.float32), np.arange(n), _units(rng, n, 4))
         rarity = np.arange(float(n))
         kept = QueryPieces.of(states, rarity, _units(rng, n, 4))
-        assert kept.weights.size == likeness.MOST_QUERY_PIECES
+        assert kept.weights.size == MOST_QUERY_PIECES
         assert kept.weights.sum() == pytest.approx(1.0)
         assert kept.states[0].tolist() == states.states[-1].tolist()
 
@@ -310,8 +313,22 @@ class TestRankerInputs:
         assert inputs["match.z"].tolist() == [0.0] * 5
         assert inputs["match.log_rank"].tolist() == [0.0] * 5
 
-    def inputs(self, **signals: FloatArray) -> dict[str, FloatArray]:
+    def inputs(self, **given: FloatArray) -> dict[str, FloatArray]:
         """The inputs by name, of a pool with these signals."""
-        pool = Pool(len(next(iter(signals.values()))))
-        inputs = ranker_inputs(pool.legs, pool.ranked() | signals, fuse(pool.legs, Fusion()))
+        pool = Pool(len(next(iter(given.values()))))
+        inputs = ranker_inputs(pool.legs, pool.ranked() | given, fuse(pool.legs, Fusion()))
         return dict(zip(INPUTS, inputs, strict=True))
+
+
+FLAT = Ranker(dict.fromkeys(INPUTS, 0.5), ("a", "b"))
+
+
+def test_shipped_ranker_names_collections_read_once() -> None:
+    shipped = Ranker.default()
+    assert shipped is Ranker.default()
+    assert shipped.trained_on
+
+
+def test_digest_covers_the_weights_alone() -> None:
+    assert Ranker(FLAT.weights).digest() == FLAT.digest()
+    assert Ranker({**FLAT.weights, "dense.z": 0.25}).digest() != FLAT.digest()
