@@ -123,16 +123,14 @@ async def rerank(
         pairs = _fewer(pairs, kept, ranking.copies, most, asked)
     if form.in_order:
         pairs.sort(key=lambda pair: order[pair[0]])
-    score_name = form.score
-    results: list[dict[str, object]] = [
-        {"index": order[at], score_name: score} for at, score in pairs
-    ]
-    if form.each:
-        results = [{**result, **form.each} for result in results]
-    if form.echo is not None and given.get(form.echo):
-        for result, (at, _) in zip(results, pairs, strict=True):
+    is_echoed = form.echo is not None and given.get(form.echo)
+    results: list[dict[str, object]] = []
+    for at, score in pairs:
+        result = {"index": order[at], form.score: score, **form.each}
+        if is_echoed:
             text = texts[order[at]]
             result[form.echoed] = {"text": text} if form.echoes_object else text
+        results.append(result)
     if form.results is None:
         return results, failure
     meta = {
@@ -255,7 +253,11 @@ def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
         n = len(ranking)
         return [(at, (n - at) / (n + 1)) for at in range(n)], n, {}
     if not context.enforced or ranking.kind is ScoreKind.RANK:
-        return _plain(ranking)
+        scores: Any = ranking.scores
+        if not all_valid(scores):  # documents without a valid one are last
+            valid = [score for score in scores if is_valid(score)]
+            scores = valid + [min(valid, default=0.0)] * (len(scores) - len(valid))
+        return [*enumerate(scores)], len(scores), {}
     kept, beyond = list(decision.kept), decision.order[decision.n_kept :]
     scores = decision.probabilities
     if scores is None:
@@ -278,15 +280,6 @@ def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
     pairs = [*zip(positions, shown, strict=True), *zip([*beyond, *aside], repeat(0.0))]
     dropped = {reason.value: count for reason, count in context.dropped_by_reason.items()}
     return pairs, len(kept), dropped
-
-
-def _plain(ranking: Ranking) -> tuple[Pairs, int, dict[str, int]]:
-    """Keep the reranker's order and scores; documents without a valid one are last."""
-    scores: Any = ranking.scores
-    if not all_valid(scores):
-        valid = [score for score in scores if is_valid(score)]
-        scores = valid + [min(valid, default=0.0)] * (len(scores) - len(valid))
-    return [*enumerate(scores)], len(scores), {}
 
 
 def _fewer(
