@@ -20,6 +20,7 @@ R2R          r2r 3.6.6: core/providers/embeddings/litellm.py
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,19 +69,28 @@ def open_webui(url: str, documents: Sequence[str], top_n: int, threshold: float)
     return best(above(list(enumerate(by_position(results))), threshold))[:top_n]
 
 
-def dify(
-    url: str, documents: Sequence[str], top_n: int, threshold: float, *, model: str = "m"
+def by_index(
+    url: str,
+    documents: Sequence[str],
+    top_n: int,
+    threshold: float,
+    *,
+    path: str = "/v1/rerank",
+    **asked: object,
 ) -> Served:
-    """Compares the scores as they are, by either of the two providers."""
-    asked = {"model": model, "top_n": top_n, "return_documents": True}
-    return above(pairs_of(results_of(f"{url}/v1/rerank", documents, **asked)), threshold)[:top_n]
+    """Takes results by their index, and compares the scores as they are."""
+    options = {"model": "m", "top_n": top_n, **asked}
+    return above(pairs_of(results_of(url + path, documents, **options)), threshold)
+
+
+dify = partial(by_index, return_documents=True)
 
 
 def dify_min_max(
-    url: str, documents: Sequence[str], top_n: int, threshold: float, *, model: str = "m"
+    url: str, documents: Sequence[str], top_n: int, threshold: float, **asked: object
 ) -> Served:
     """Rescales by the least and the greatest score that came back."""
-    pairs = dify(url, documents, top_n, 0.0, model=model)
+    pairs = dify(url, documents, top_n, 0.0, **asked)
     scores = rescaled([score for _, score in pairs]) if documents else []
     return above([(at, score) for (at, _), score in zip(pairs, scores, strict=True)], threshold)
 
@@ -105,37 +115,16 @@ def ragflow(url: str, documents: Sequence[str], top_n: int, threshold: float) ->
 
 def librechat(url: str, documents: Sequence[str], top_n: int, _threshold: float) -> Served:
     """Has no threshold, and goes on with the first documents where nothing came back."""
-    asked = {"model": "jina-reranker-v2-base-multilingual", "return_documents": True}
-    results = results_of(f"{url}/v1/rerank", documents, top_n=top_n, **asked)
-    return pairs_of(results) or [(at, 0.0) for at in range(len(documents))][:top_n]
+    model = "jina-reranker-v2-base-multilingual"
+    pairs = by_index(url, documents, top_n, 0.0, model=model, return_documents=True)
+    return pairs or [(at, 0.0) for at in range(len(documents))][:top_n]
 
 
-def vercel(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
-    """Takes results by their index; the threshold is its user's own line."""
-    results = results_of(f"{url}/v2/rerank", documents, model="m", top_n=top_n)
-    return above(pairs_of(results), threshold)
-
-
-def langchain_js(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
-    """Takes results by their index; the threshold is its user's own line."""
-    results = results_of(f"{url}/v1/rerank", documents, model="m", top_n=top_n)
-    return above(pairs_of(results), threshold)
-
-
-def continue_cohere(url: str, documents: Sequence[str], top_n: int, _threshold: float) -> Served:
-    """Pairs scores with documents by position; has no threshold."""
-    return _continue(results_of(f"{url}/v1/rerank", documents, model="m"), top_n)
-
-
-def continue_tei(url: str, documents: Sequence[str], top_n: int, _threshold: float) -> Served:
-    """The same by the protocol of TEI."""
-    asked = {"return_text": False, "raw_scores": False, "truncate": True}
-    options = {"truncation_direction": "Right"}
-    return _continue(results_of(f"{url}/rerank", documents, **asked, **options), top_n)
-
-
-def _continue(results: Any, top_n: int) -> Served:
-    """The last of all in ascending order, here best first."""
+def continues(
+    url: str, documents: Sequence[str], top_n: int, _threshold: float, *, path: str, **asked: object
+) -> Served:
+    """Pairs scores with documents by position, and takes the last in ascending order."""
+    results = results_of(url + path, documents, **asked)
     pairs = sorted(enumerate(by_position(results)), key=lambda pair: pair[1])
     return pairs[-top_n:][::-1] if top_n else []
 
@@ -147,67 +136,79 @@ def r2r(url: str, documents: Sequence[str], top_n: int, _threshold: float) -> Se
 
 Program = Callable[..., Served]
 
-PROGRAMS = [
-    *(open_webui, dify, dify_min_max, ragflow, librechat, vercel),
-    *(langchain_js, continue_cohere, continue_tei, r2r),
-]
-WITH_THRESHOLD = [open_webui, dify, dify_min_max, ragflow, vercel, langchain_js]
+# The threshold of those that take results by their index is their user's own line.
+WITH_THRESHOLD: dict[str, Program] = {
+    "Open WebUI": open_webui,
+    "Dify": dify,
+    "Dify, rescaling": dify_min_max,
+    "RAGFlow": ragflow,
+    "Vercel SDK": partial(by_index, path="/v2/rerank"),
+    "LangChain.js": by_index,
+}
 """These serve what was kept, and nothing else, with a threshold just above zero."""
+ASKING_FOR_ALL: dict[str, Program] = {
+    "Continue, Cohere": partial(continues, path="/v1/rerank", model="m"),
+    "Continue, TEI": partial(
+        continues,
+        path="/rerank",
+        return_text=False,
+        raw_scores=False,
+        truncate=True,
+        truncation_direction="Right",
+    ),
+    "R2R": r2r,
+}
+PROGRAMS = {**WITH_THRESHOLD, **ASKING_FOR_ALL, "LibreChat": librechat}
 
 
 def asked(case: Case) -> int:
     return 4 if case.top_n == DEFAULT else case.top_n
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", PROGRAMS)
 @each_case
-def test_no_document_gets_anothers_score(program: Program, case: Case, guarded: str) -> None:
+def test_no_document_gets_anothers_score(name: str, case: Case, guarded: str) -> None:
     """Rescaled or not, the order of the documents is that of their own scores."""
-    served = program(guarded, case.documents, asked(case), 0.0)
+    served = PROGRAMS[name](guarded, case.documents, asked(case), 0.0)
     scores = truth(guarded, case.documents)
     assert len({at for at, _ in served}) == len(served) <= max(asked(case), 0)
     own = [scores[at] for at, _ in served]
     assert own == sorted(own, reverse=True)
     shown = [score for _, score in served]
     assert shown == sorted(shown, reverse=True)
-    if program is not dify_min_max:
+    if name != "Dify, rescaling":
         assert shown == own
 
 
-@pytest.mark.parametrize("program", WITH_THRESHOLD)
+@pytest.mark.parametrize("name", WITH_THRESHOLD)
 @each_case
-def test_own_threshold_drops_the_dropped(program: Program, case: Case, guarded: str) -> None:
+def test_own_threshold_drops_the_dropped(name: str, case: Case, guarded: str) -> None:
     scores = truth(guarded, case.documents)
-    served = program(guarded, case.documents, asked(case), LEAST)
+    served = WITH_THRESHOLD[name](guarded, case.documents, asked(case), LEAST)
     assert all(scores[at] > 0.0 for at, _ in served)
-    n_kept = min(sum(score > 0.0 for score in scores), asked(case))
-    if program is not dify_min_max:
-        assert len(served) == n_kept
+    if name != "Dify, rescaling":
+        assert len(served) == min(sum(score > 0.0 for score in scores), asked(case))
 
 
-def case_of(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
+def documents_of(name: str) -> tuple[str, ...]:
+    return next(case.documents for case in CASES if case.name == name)
 
 
 def test_dify_rescaling_drops_last_kept(guarded: str) -> None:
-    """Where nothing with a score of zero came back, the least of the kept becomes zero."""
-    fewer = case_of("fewer")
-    assert len(dify_min_max(guarded, fewer.documents, 3, LEAST)) == 2
-    assert len(dify(guarded, fewer.documents, 3, LEAST)) == 3
-
-
-@pytest.mark.parametrize("case", ["one document", "only one is relevant"])
-def test_dify_rescaling_zeroes_a_single_kept(case: str, guarded: str) -> None:
-    documents = case_of(case).documents
-    ((kept, score),) = dify_min_max(guarded, documents, 3, 0.0, model="ctxguard:omit")
-    assert score == 0.0
-    assert truth(guarded, documents)[kept] > 0.0
-    assert dify_min_max(guarded, documents, 3, LEAST, model="ctxguard:omit") == []
+    """The least of the kept becomes zero where nothing with a score of zero came back."""
+    fewer = documents_of("fewer")
+    assert len(dify(guarded, fewer, 3, LEAST)) == 3
+    assert len(dify_min_max(guarded, fewer, 3, LEAST)) == 2
+    for case in ("one document", "only one is relevant"):
+        documents = documents_of(case)
+        ((kept, score),) = dify_min_max(guarded, documents, 3, 0.0, model="ctxguard:omit")
+        assert score == 0.0 < truth(guarded, documents)[kept]
+        assert dify_min_max(guarded, documents, 3, LEAST, model="ctxguard:omit") == []
 
 
 @pytest.mark.parametrize("program", [dify, dify_min_max])
 def test_dify_without_threshold_serves_the_kept(program: Program, guarded: str) -> None:
-    documents = case_of("as many as there are").documents
+    documents = documents_of("as many as there are")
     served = program(guarded, documents, 12, 0.0, model="ctxguard:omit")
     scores = truth(guarded, documents)
     assert {at for at, _ in served} == {at for at, score in enumerate(scores) if score > 0.0}
@@ -215,33 +216,29 @@ def test_dify_without_threshold_serves_the_kept(program: Program, guarded: str) 
 
 def test_ragflow_rescales_only_outside_unit_interval(plain: str, guarded: str) -> None:
     """All scores of the service lie between; a reranker's own may not."""
-    documents = case_of("as many as there are").documents
+    documents = documents_of("as many as there are")
     assert dict(ragflow(guarded, documents, 12, 0.0)) == dict(enumerate(truth(guarded, documents)))
     logits = ("a (3.0)", "b (2.0)", "c (0.0)")
     assert [score for _, score in ragflow(plain, logits, 3, 0.0)] == [1.0, 2 / 3, 0.0]
 
 
 def test_librechat_asking_for_all_serves_dropped(guarded: str) -> None:
-    documents = case_of("only one is relevant").documents
+    documents = documents_of("only one is relevant")
     assert len(librechat(guarded, documents, 5, 0.0)) == 3
     assert len(librechat(guarded, documents, 2, 0.0)) == 1
 
 
-@pytest.mark.parametrize("program", [continue_cohere, continue_tei, r2r])
-def test_asking_for_all_fills_with_dropped(program: Program, guarded: str) -> None:
-    documents = case_of("only one is relevant").documents
-    served = program(guarded, documents, 2, 0.0)
+@pytest.mark.parametrize("name", ASKING_FOR_ALL)
+def test_asking_for_all_fills_with_dropped(name: str, guarded: str) -> None:
+    served = ASKING_FOR_ALL[name](guarded, documents_of("only one is relevant"), 2, 0.0)
     assert [score > 0.0 for _, score in served] == [True, False]
 
 
 def test_omitting_would_shift_open_webui_scores(guarded: str) -> None:
     """Why all are answered where a client asks for all, and ``ctxguard:omit`` is neither for it nor
     for Continue."""
-    case = case_of("as many as there are")
-    answer = post(
-        f"{guarded}/v1/rerank", model="ctxguard:omit", query=QUERY, documents=case.documents
-    )
-    shifted = by_position(answer["results"])
-    scores = truth(guarded, case.documents)
+    documents = documents_of("as many as there are")
+    shifted = by_position(results_of(f"{guarded}/v1/rerank", documents, model="ctxguard:omit"))
+    scores = truth(guarded, documents)
     assert len(shifted) < len(scores)
     assert shifted != scores[: len(shifted)]
