@@ -300,10 +300,7 @@ class ChatClient:
     ) -> list[Reply[T]]:
         """Send conversations concurrently, and return their replies in order.
 
-        Args:
-            conversations: The messages of each.
-            form: The form of structured output; None for free text.
-            read: Reads the content of a reply.
+        ``form`` is that of structured output, None for free text; ``read`` reads a reply's content.
         """
         fixed: dict[str, object] = {"model": self.model, "temperature": self.temperature}
         if form is not None:
@@ -330,13 +327,7 @@ class ChatClient:
     def post(
         self, path: str, request: Mapping[str, object], read: Callable[[object], Reply[T]]
     ) -> Reply[T]:
-        """Send a request of another form, within the same bounds and counts.
-
-        Args:
-            path: Path below the endpoint's URL, such as ``/decisions``.
-            request: The body, without the model.
-            read: Parses the answer's JSON.
-        """
+        """Send a request of another form, without its model, within the same bounds and counts."""
         return BACKGROUND.run(self._asked(path, {"model": self.model, **request}, read))
 
     def close(self) -> None:

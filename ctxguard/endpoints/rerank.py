@@ -76,17 +76,13 @@ _IS_OF_ALL = re.compile(r"total|per.{0,15} batch|in the (?:batch|request)")
 
 @dataclass(slots=True)
 class _Limits:
-    """The limits of one call to a server, learned from what it has refused.
-
-    Attributes:
-        documents: Documents.
-        tokens: Tokens of a document with the query.
-        chars: Characters of a document.
-    """
+    """The limits of one call to a server, learned from what it has refused."""
 
     documents: int | None
     tokens: int | None = None
+    """Of a document with the query."""
     chars: int | None = None
+    """Of a document."""
 
 
 _Part = tuple[list[int], int | None]

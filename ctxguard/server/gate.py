@@ -44,12 +44,6 @@ class Gate:
     It gives each request an id, refuses it or reads its body, has an operation or the application
     answer, turns a `Problem` into a document, and counts the outcome. It sets ``request_id``,
     ``body_bytes`` and ``body`` in the scope's state; the reader of the body removes it.
-
-    Args:
-        app: Answers what is not an operation.
-        operations: All operations of the service.
-        rules: The requirements and limits of each endpoint's requests.
-        metrics: Where requests are counted.
     """
 
     def __init__(

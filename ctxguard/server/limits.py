@@ -63,15 +63,7 @@ class EndpointRule:
     """The requirements and limits of requests to an endpoint.
 
     Without a token, requests to foreign host names are refused: otherwise another site's page could
-    reach the service through a name of its own.
-
-    Attributes:
-        token: The required token.
-        is_any_host: Whether they may name another host than this machine.
-        most_bytes: The longest body.
-        receive_seconds: The longest time for it to arrive.
-        budget: Counts requests in progress.
-        is_form: Whether the body may be a form instead of JSON.
+    reach the service through a name of its own. The body may be a form if ``is_form``, else JSON.
     """
 
     token: bytes | None

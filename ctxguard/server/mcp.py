@@ -72,6 +72,7 @@ def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
     """
     library = require("mcp.server.mcpserver", "mcp")
     types = require("mcp.types", "mcp")
+    tool_error = require("mcp.server.mcpserver.exceptions", "mcp").ToolError
     kept: OrderedDict[str, Passage] = OrderedDict()
 
     async def search(
@@ -80,11 +81,11 @@ def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
         try:
             context = await guard.aretrieve(query, where=where)
         except (QueryError, StageError) as error:
-            raise _tool_error(str(error)) from error
+            raise tool_error(str(error)) from error
         except CtxguardError as error:
             # A damaged index names its files, of which an agent should not know.
             _log.error("a search failed: %s", describe_error(error))
-            raise _tool_error("the index cannot be searched: the server's log says why") from error
+            raise tool_error("the index cannot be searched: the server's log says why") from error
         for passage in context.passages:
             kept[passage.passage_id] = passage
             kept.move_to_end(passage.passage_id)
@@ -98,7 +99,7 @@ def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
     ) -> Found:
         passage = kept.get(id)
         if passage is None:
-            raise _tool_error(f"no recent search has found the passage {id[:80]!r}: search first")
+            raise tool_error(f"no recent search has found the passage {id[:80]!r}: search first")
         metadata = None if passage.metadata is None else dict(passage.metadata)
         return {**_found(passage), "metadata": metadata}
 
@@ -120,8 +121,3 @@ def _found(passage: Passage) -> Found:
         "url": url if isinstance(url, str) else f"urn:ctxguard:{quote(passage.passage_id)}",
         "text": passage.text,
     }
-
-
-def _tool_error(message: str) -> Exception:
-    error: Exception = require("mcp.server.mcpserver.exceptions", "mcp").ToolError(message)
-    return error

@@ -69,11 +69,8 @@ _CLOSES = frozenset({ProblemKind.TOO_SLOW, ProblemKind.TOO_LARGE, ProblemKind.OV
 class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
     """A request that is answered with a problem document.
 
-    Args:
-        kind: The kind of fault.
-        detail: The fault and its mend; quotes neither a query nor a document.
-        errors: The faulty parts of the body, each with ``loc`` and ``msg``.
-        headers: Further headers of the answer.
+    ``detail`` says what mends the fault; ``errors`` are the faulty parts of the body, each with
+    ``loc`` and ``msg``.
     """
 
     def __init__(

@@ -28,14 +28,8 @@ async def keep_comparing(
     """Ask a reranker at intervals for its scores of the probe texts, and tell the guard.
 
     Without an answer it asks again soon; the former answer stays, or else the profile applies
-    unverified. It asks only if the profile has the probe scores, and runs until cancelled.
-
-    Args:
-        guard: Has the profile.
-        scorer: The reranker.
-        fingerprint: The system's, without the scores.
-        interval_seconds: Time between two answers.
-        compared: Set after the first attempt.
+    unverified. It asks only if the profile has the probe scores, sets ``compared`` after the first
+    attempt, and runs until cancelled. ``fingerprint`` is the system's, without the scores.
     """
     due, is_silent, former = 0.0, False, None
     while True:

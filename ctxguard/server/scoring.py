@@ -35,13 +35,8 @@ class Scorer(Protocol):
     ) -> FloatArray:
         """Score each document, shape (n,), higher is better; NaN without a score.
 
+        ``model`` and ``max_tokens_per_doc`` are the request's; None for the scorer's own.
         Cancelling ends the call.
-
-        Args:
-            query: The query.
-            documents: Their texts.
-            model: The model that the request asks for; None for the scorer's own.
-            max_tokens_per_doc: Length at which documents are cut; None for the scorer's own limit.
         """
         ...
 

@@ -87,11 +87,9 @@ class Operation:
     """One path with its handler.
 
     Attributes:
-        path: The path of the URL.
         endpoint: Takes the body's content and the scope; returns the answer's content, and the
             failure of a stage without which it was found.
         what: The metric label of its requests.
-        summary: One line for people.
         answers: The type of the answer; None for text, ``Any`` where another API documents it.
         asks: Reads the body of a ``POST``; without one it is a ``GET``.
     """

@@ -218,9 +218,6 @@ class Engine(ABC):
             rows: The stored fields of each, and its score, higher is better; best first.
             query: The request.
             kind: The kind of the scores; None for the leg's of `LEG_KINDS`.
-
-        Returns:
-            The ranking; an error if there are rows but no passages.
         """
         kind = LEG_KINDS[leg] if kind is None else kind
         most = (2 if self.scores_both else 1) * query.depth
@@ -268,9 +265,6 @@ class Engine(ABC):
     def _late(self, detail: str = "") -> UnansweredError:
         return UnansweredError(self.name, FailureKind.TIMEOUT, f"no answer in time{detail}")
 
-    def _unreachable(self, detail: str) -> EngineDownError:
-        return EngineDownError(self.name, f"it cannot be reached ({detail})")
-
 
 _inherited: list[Any] = []
 
@@ -286,9 +280,6 @@ class LazyClient:
     """An engine's client, opened at the first call and shared by threads.
 
     A forked child opens its own, and never closes its parent's.
-
-    Args:
-        connect: Opens a client.
     """
 
     _lock = OfProcess(Lock)

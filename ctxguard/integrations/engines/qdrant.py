@@ -272,7 +272,7 @@ class QdrantEngine(Engine):
             return StageError(
                 self.name, "its answer does not have the form that the client expects"
             )
-        return self._unreachable(describe_error(source))
+        return EngineDownError(self.name, f"it cannot be reached ({describe_error(source)})")
 
 
 def point_id(passage_id: str) -> str:

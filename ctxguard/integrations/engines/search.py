@@ -31,12 +31,8 @@ from ctxguard.retrieval.text_signals import TextReader
 class EngineSearch(LegSearch):
     """A search of an index in an engine.
 
-    Attributes:
-        engine: The index.
-        analyser: Splits the query into terms.
-        reader: Reads the candidates' texts.
-        any_of: As for `LegQuery`, but a set may be empty: nothing satisfies it.
-        vector: The query's unit vector; None if it was not encoded.
+    ``any_of`` is as for `LegQuery`, but a set may be empty: nothing satisfies it. ``vector`` is the
+    query's unit vector, None if it was not encoded.
     """
 
     engine: Engine
@@ -122,12 +118,7 @@ class EngineSearch(LegSearch):
 
 
 def _completed(leg: Leg, bm25: FloatArray) -> Leg:
-    """Score the candidates that the lexical leg did not return, on its own scale.
-
-    Args:
-        leg: Its scores, 0 for those; each shape (n,).
-        bm25: The candidates' BM25 as computed here.
-    """
+    """Score the candidates that the lexical leg scored 0, by their BM25 on the leg's own scale."""
     known = (leg.scores > 0.0) & (bm25 > 0.0)
     if leg.kind is not ScoreKind.RATIO or not known.any():
         return leg

@@ -31,11 +31,9 @@ class IndexSettings:
     """The settings that an index was built with, kept in the engine so that its URL suffices.
 
     Attributes:
-        embedder: The name of the model that made the vectors.
-        embedder_weights: The digest of its weights.
+        embedder, embedder_weights: The name of the model, and the digest of its weights.
         dimension: Length of a vector.
-        analyser: Name of the analyser that splits texts into terms.
-        analyser_fingerprint: Its rules.
+        analyser, analyser_fingerprint: The name of the analyser, and its rules.
         mean_length: Mean number of terms of a passage when the index was built, > 0.
         format: `FORMAT` of the release that built it.
     """

@@ -25,13 +25,7 @@ KEYS = {"d": Negative.DISTRACTOR, "h": Negative.HARD_NEGATIVE}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A person's grading task; empty fields are not set.
-
-    Attributes:
-        annotator: The person's name.
-        series: The judge that the labels correct.
-        tenant: The tenant, as for ``label export --tenant``.
-    """
+    """A person's grading task; empty fields are not set. ``series`` is the judge to correct."""
 
     annotator: str = ""
     series: str = ""

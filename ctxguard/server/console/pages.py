@@ -65,12 +65,8 @@ class RefusedPage(Exception):  # noqa: N818 - it is an answer, and never leaves 
 class Pages:
     """Renders templates, and turns functions of a request into endpoints.
 
-    Args:
-        store: Holds samples, judgments and labels.
-        profile: Gives each drop its reason, and decides on requests in shadow.
-        named: The pages in the navigation, by path; the first is the console's home.
-        token: The token for signing in; None admits everybody.
-        clock: Seconds since the epoch.
+    ``named`` are the pages in the navigation, by path; the first is the console's home. For the
+    others see `console_routes`.
     """
 
     def __init__(

@@ -33,12 +33,8 @@ class Sessions:
     """Signs the cookies of those who know the token, and checks them.
 
     Every process with the token and the store accepts the cookie until its holder signs out.
-    Changing the token ends all sessions.
-
-    Args:
-        token: None admits everybody, for a server that only this machine can reach.
-        store: Remembers ended sessions.
-        clock: Seconds since the epoch.
+    Changing the token ends all sessions. Without a token everybody is admitted, for a server that
+    only this machine can reach. The store remembers ended sessions.
     """
 
     def __init__(self, token: str | None, store: SampleStore, clock: Callable[[], float]) -> None:
