@@ -8,60 +8,59 @@ from typing import TYPE_CHECKING
 from ctxguard._support.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ctxguard.core.assembly import Assembly
-    from ctxguard.core.context import Context
-    from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
-    from ctxguard.core.decision import Decision, decide
-    from ctxguard.core.fusion import Fusion
-    from ctxguard.core.metadata_filter import Where
-    from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
-    from ctxguard.core.types import (
-        CandidateDecision,
-        DropReason,
-        Flag,
-        Hit,
-        Leg,
-        Mode,
-        Passage,
-        Ranking,
-        Route,
-        ScoreKind,
-    )
-    from ctxguard.errors import (
-        CalibrationError,
-        ConfigurationError,
-        CtxguardError,
-        DataError,
-        FilterViolationError,
-        IndexFolderError,
-        MissingExtraError,
-        OverloadedError,
-        ProfileError,
-        ProfileFormatError,
-        ProfileMismatchError,
-        QueryError,
-        StageError,
-        StageUnavailableError,
-    )
-    from ctxguard.guard import ContextGuard
-    from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
-    from ctxguard.guard.with_text_signals import WithTextSignals
-    from ctxguard.measure.worth import Utilities
-    from ctxguard.monitor.sampling.sampler import JudgingRates
+    from ctxguard.core.assembly import Assembly as Assembly
+    from ctxguard.core.context import Context as Context
+    from ctxguard.core.corpus_sketch import CorpusSketch as CorpusSketch
+    from ctxguard.core.corpus_sketch import passage_digest as passage_digest
+    from ctxguard.core.decision import Decision as Decision
+    from ctxguard.core.decision import decide as decide
+    from ctxguard.core.fusion import Fusion as Fusion
+    from ctxguard.core.metadata_filter import Where as Where
+    from ctxguard.core.policies import ExpectedUtilityPolicy as ExpectedUtilityPolicy
+    from ctxguard.core.policies import RatioPolicy as RatioPolicy
+    from ctxguard.core.types import CandidateDecision as CandidateDecision
+    from ctxguard.core.types import DropReason as DropReason
+    from ctxguard.core.types import Flag as Flag
+    from ctxguard.core.types import Hit as Hit
+    from ctxguard.core.types import Leg as Leg
+    from ctxguard.core.types import Mode as Mode
+    from ctxguard.core.types import Passage as Passage
+    from ctxguard.core.types import Ranking as Ranking
+    from ctxguard.core.types import Route as Route
+    from ctxguard.core.types import ScoreKind as ScoreKind
+    from ctxguard.errors import CalibrationError as CalibrationError
+    from ctxguard.errors import ConfigurationError as ConfigurationError
+    from ctxguard.errors import CtxguardError as CtxguardError
+    from ctxguard.errors import DataError as DataError
+    from ctxguard.errors import FilterViolationError as FilterViolationError
+    from ctxguard.errors import IndexFolderError as IndexFolderError
+    from ctxguard.errors import MissingExtraError as MissingExtraError
+    from ctxguard.errors import OverloadedError as OverloadedError
+    from ctxguard.errors import ProfileError as ProfileError
+    from ctxguard.errors import ProfileFormatError as ProfileFormatError
+    from ctxguard.errors import ProfileMismatchError as ProfileMismatchError
+    from ctxguard.errors import QueryError as QueryError
+    from ctxguard.errors import StageError as StageError
+    from ctxguard.errors import StageUnavailableError as StageUnavailableError
+    from ctxguard.guard import ContextGuard as ContextGuard
+    from ctxguard.guard.reload import IndexWatcher as IndexWatcher
+    from ctxguard.guard.reload import ProfileWatcher as ProfileWatcher
+    from ctxguard.guard.with_text_signals import WithTextSignals as WithTextSignals
+    from ctxguard.measure.worth import Utilities as Utilities
+    from ctxguard.monitor.sampling.sampler import JudgingRates as JudgingRates
     from ctxguard.monitor.store.writer import Privacy as Privacy
     from ctxguard.monitor.store.writer import sample_to as sample_to
-    from ctxguard.profile.comparison import ProfileCheck
-    from ctxguard.profile.schema import Profile
-    from ctxguard.resilience import Deadlines, RequestLimits
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-    from ctxguard.retrieval.protocols import (
-        AsyncRetriever,
-        FilteringRetriever,
-        Retriever,
-        RetrieverFunction,
-        SwappingRetriever,
-    )
-    from ctxguard.retrieval.text_signals import TextSignals
+    from ctxguard.profile.comparison import ProfileCheck as ProfileCheck
+    from ctxguard.profile.schema import Profile as Profile
+    from ctxguard.resilience import Deadlines as Deadlines
+    from ctxguard.resilience import RequestLimits as RequestLimits
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever as HybridRetriever
+    from ctxguard.retrieval.protocols import AsyncRetriever as AsyncRetriever
+    from ctxguard.retrieval.protocols import FilteringRetriever as FilteringRetriever
+    from ctxguard.retrieval.protocols import Retriever as Retriever
+    from ctxguard.retrieval.protocols import RetrieverFunction as RetrieverFunction
+    from ctxguard.retrieval.protocols import SwappingRetriever as SwappingRetriever
+    from ctxguard.retrieval.text_signals import TextSignals as TextSignals
 
 __version__ = "0.1.0"
 
@@ -94,64 +93,9 @@ _EXPORTS = {
 }
 """The names that each module exports."""
 
-# Without Privacy and sample_to, which a star import could not have without the extra ``monitor``.
-
-__all__ = [
-    "Assembly",
-    "AsyncRetriever",
-    "CalibrationError",
-    "CandidateDecision",
-    "ConfigurationError",
-    "Context",
-    "ContextGuard",
-    "CorpusSketch",
-    "CtxguardError",
-    "DataError",
-    "Deadlines",
-    "Decision",
-    "DropReason",
-    "ExpectedUtilityPolicy",
-    "FilterViolationError",
-    "FilteringRetriever",
-    "Flag",
-    "Fusion",
-    "Hit",
-    "HybridRetriever",
-    "IndexFolderError",
-    "IndexWatcher",
-    "JudgingRates",
-    "Leg",
-    "MissingExtraError",
-    "Mode",
-    "OverloadedError",
-    "Passage",
-    "Profile",
-    "ProfileCheck",
-    "ProfileError",
-    "ProfileFormatError",
-    "ProfileMismatchError",
-    "ProfileWatcher",
-    "QueryError",
-    "Ranking",
-    "RatioPolicy",
-    "RequestLimits",
-    "Retriever",
-    "RetrieverFunction",
-    "Route",
-    "ScoreKind",
-    "StageError",
-    "StageUnavailableError",
-    "SwappingRetriever",
-    "TextSignals",
-    "Utilities",
-    "Where",
-    "WithTextSignals",
-    "__version__",
-    "decide",
-    "passage_digest",
-]
-
-
 # Type checkers take a module with ``__getattr__`` to have every name.
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(__name__, globals(), _EXPORTS)
+    _names = {"__version__", *" ".join(_EXPORTS.values()).split()}
+    # A star import must do without the two that need the extra ``monitor``.
+    __all__ = [name for name in _names if name not in {"Privacy", "sample_to"}]

@@ -15,10 +15,9 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -179,28 +178,16 @@ def public_names(module: str) -> list[str]:
     defines, but for those with a leading underscore."""
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    listed = dict(_literals(tree))
-    # Those that a star import leaves out are exported too.
-    exported = " ".join(listed.get("_EXPORTS", {}).values()).split()
-    names = (
-        sorted({*listed["__all__"], *exported})
-        if "__all__" in listed
-        else [
-            node.name
-            for node in tree.body
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-    )
-    return [name for name in names if not name.startswith("_")]
-
-
-def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name in ("__all__", "_EXPORTS"):
-                yield name, ast.literal_eval(node.value)
+    defined = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")]):
+                return sorted(ast.literal_eval(node.value))
+            case ast.Assign(targets=[ast.Name(id="_EXPORTS")]):
+                return sorted(" ".join(ast.literal_eval(node.value).values()).split())
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                defined.append(node.name)
+    return [name for name in defined if not name.startswith("_")]
 
 
 if __name__ == "__main__":
