@@ -40,7 +40,7 @@ def rank_bm25(collection: Path, run: Run, tmp_path_factory: pytest.TempPathFacto
     pytest.importorskip("rank_bm25")
     folder = tmp_path_factory.mktemp("rank_bm25") / "i"
     lexical = {"index": {"lexical": "rank-bm25"}}
-    return run.read("index", collection, "--out", folder, "--json", system=lexical)
+    return run.read("index", collection, "--out", folder, system=lexical)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 SUBJECTS = (
     "bicycle",
@@ -28,6 +29,11 @@ TASKS = {
 def write_jsonl(file: Path, rows: Iterable[dict[str, object]]) -> Path:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def write_collection(folder: Path, *, copies: int = 1) -> Path:

@@ -1,6 +1,5 @@
 """Sampled traffic in a store: a guard served it, and the truth about every candidate is known."""
 
-import json
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -182,8 +181,3 @@ def states(traffic: Traffic) -> dict[State, int]:
     """How many samples are in each state that some are in."""
     with SampleStore.open(traffic.url) as store:
         return {state: n for state, n in store.states().items() if n}
-
-
-def read_rows(file: Path) -> list[dict[str, object]]:
-    """The rows of a JSONL file."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -4,23 +4,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ctxguard.cli import COMMANDS, named
+from tests.command import Invoked as Result
 from tests.command import invoke
-
-
-class Result(Protocol):
-    """What a finished command left."""
-
-    @property
-    def exit_code(self) -> int: ...
-    @property
-    def stdout(self) -> str: ...
-    @property
-    def stderr(self) -> str: ...
-    @property
-    def output(self) -> str: ...
 
 
 def ok(result: Result) -> Result:
@@ -53,7 +41,7 @@ def refused(result: Result, *said: str) -> Result:
     """A command that must have refused its input, and said all this."""
     assert result.exit_code == 2, result.stdout
     for words in said:
-        assert words in result.stderr
+        assert words in " ".join(result.stderr.split())
     return result
 
 
@@ -95,7 +83,8 @@ class Run:
         return ok(self(*arguments, **options))
 
     def read(self, *arguments: object, **options: Any) -> Any:
-        return read(self(*arguments, **options))
+        """Run a command that must succeed, and return its JSON document."""
+        return read(self(*arguments, "--json", **options))
 
     def refused(self, *arguments: object, says: str | Sequence[str] = (), **options: Any) -> Result:
         return refused(self(*arguments, **options), *([says] if isinstance(says, str) else says))

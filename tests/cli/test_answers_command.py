@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from household import SUBJECTS, TASKS, write_jsonl
+from household import SUBJECTS, TASKS, read_rows, write_jsonl
 from running import Run, figures
 
 from ctxguard.core.policies import RatioPolicy
@@ -37,9 +38,8 @@ class Reader(ChatEndpoint):
 
 @pytest.fixture
 def reader() -> Iterator[Reader]:
-    endpoint = Reader()
-    yield endpoint
-    endpoint.close()
+    with closing(Reader()) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ def asked(index: Path, profile: Path, questions: Path, tmp_path: Path) -> tuple[
 def test_answers_are_marked_and_compared(
     run: Run, asked: tuple[object, ...], reader: Reader, tmp_path: Path
 ) -> None:
-    document = run.read(*asked, "--reader", reader.url, "--json")
+    document = run.read(*asked, "--reader", reader.url)
     today, guard = (figures(document, name) for name in ("today", "guard"))
     assert guard["correct"]["mean"]["n"] == guard["correct"]["difference"]["n"] == 12
     assert today["kept"]["mean"]["value"] > guard["kept"]["mean"]["value"]
     assert guard["tokens"]["mean"]["value"] == 300.0
     assert (document["irrelevant"]["value"], document["irrelevant"]["n"]) == (None, 12)
-    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "answers.jsonl")
     right = {(row["query_id"], row["pipeline"]): row["correct"] for row in rows}
     assert len(right) == len(rows) == 24
     of_guard = [mark for (_, pipeline), mark in right.items() if pipeline == "guard"]
@@ -122,10 +122,13 @@ def test_without_reader_it_names_cost(run: Run, asked: tuple[object, ...]) -> No
 def test_judge_marks_by_relevant_passages(
     run: Run, asked: tuple[object, ...], reader: Reader, questions: Path
 ) -> None:
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
-    write_jsonl(questions, [{**row, "metadata": {}} for row in rows])
+    """Without known answers nothing else can mark."""
+    write_jsonl(questions, [{**row, "metadata": {}} for row in read_rows(questions)])
+    unmarked = run(*asked, "--reader", reader.url)
+    assert unmarked.exit_code == 1
+    assert "give known answers in the questions' metadata" in " ".join(unmarked.stderr.split())
     judged = {"answers": {"mark-by": "judge", "judge-model": "marker", "prices": [2, 8]}}
-    document = run.read(*asked, "--reader", reader.url, "--json", system=judged)
+    document = run.read(*asked, "--reader", reader.url, system=judged)
     assert figures(document, "guard")["correct"]["mean"]["n"] == 12
     assert figures(document, "guard")["cost_per_1000"]["mean"]["value"] == pytest.approx(
         (2 * 300 + 8 * 8) / 1000
@@ -138,34 +141,20 @@ def test_marks_of_another_tool_are_compared(
 ) -> None:
     run.ok(*asked, "--reader", reader.url)
     file = tmp_path / "answers.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = read_rows(file)
     faithful = {"today": 0.7, "guard": 0.9}
     write_jsonl(file, [{**row, "faithfulness": faithful[row["pipeline"]]} for row in rows])
     marks = {"answers": {"mark": "faithfulness"}}
-    document = run.read(*asked, "--json", system=marks)
+    document = run.read(*asked, system=marks)
     difference = figures(document, "guard")["faithfulness"]["difference"]
     assert (difference["value"], difference["outcome"]) == (pytest.approx(0.2), "better")
     write_jsonl(file, [{**row, "faithfulness": "high"} for row in rows])
     run.refused(*asked, system=marks, says="faithfulness is 'high'")
 
 
-def test_unanswered_questions_cannot_be_marked(
-    run: Run, asked: tuple[object, ...], reader: Reader, questions: Path
-) -> None:
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
-    write_jsonl(questions, [{**row, "metadata": {}} for row in rows])
-    result = run(*asked, "--reader", reader.url)
-    assert result.exit_code == 1
-    assert "give known answers in the questions' metadata" in " ".join(result.stderr.split())
-
-
 def test_unusable_reader_is_one_line(run: Run, asked: tuple[object, ...], reader: Reader) -> None:
     """A reader without a URL or that refuses the key is one line."""
     run.refused(*asked, "--reader", "localhost:8000", says=("not http://HOST", "'localhost:8000'"))
     reader.script.extend([Answer(status=401, body="{}")] * 24)
-    run.refused(
-        *asked,
-        "--reader",
-        reader.url,
-        says=("does not accept the key", "the next run resumes there"),
-    )
+    says = ("does not accept the key", "the next run resumes there")
+    run.refused(*asked, "--reader", reader.url, says=says)

@@ -35,32 +35,28 @@ COMMANDS = every_command()
 PAGES = ["", *GROUPS, *COMMANDS]
 
 
-def help_of(name: str, columns: int) -> str:
+def help_of(name: str, columns: int = 80) -> str:
     printed = invoke([*name.split(), "--help"], columns=str(columns))
     assert printed.exit_code == 0
     return printed.stdout
 
 
-@pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("name", PAGES)
-def test_help_fits_the_terminal(name: str, columns: int) -> None:
-    printed = help_of(name, columns)
-    assert max(map(len, printed.splitlines())) <= columns
-    parts = printed.partition("Options:")[2]
-    assert "..." not in parts
-    assert "<" not in printed
-    # No type names for metavars, no bounds in symbols, no default in brackets of its own.
-    for mystery in ("x>=", "<=x", "default: ("):
-        assert mystery not in parts, mystery
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_help_is_at_most_60_lines(name: str) -> None:
-    assert len(help_of(name, 80).splitlines()) <= 60
+def test_help_fits_the_terminal(name: str) -> None:
+    """A page has at most 60 lines of 80 columns; only that of the application has --json."""
+    for columns in (60, 80):
+        printed = help_of(name, columns)
+        assert max(map(len, printed.splitlines())) <= columns
+        parts = printed.partition("Options:")[2]
+        # No type names for metavars, no bounds in symbols, no default in brackets of its own.
+        for mystery in ("...", "<", "x>=", "default: ("):
+            assert mystery not in parts, mystery
+    assert len(printed.splitlines()) <= 60
+    assert ("  --json " in printed) is (name == "")
 
 
 def test_five_commands_come_first() -> None:
-    first, more = help_of("", 80).split("\nCommands:\n")[1].split("\nMore:\n")
+    first, more = help_of("").split("\nCommands:\n")[1].split("\nMore:\n")
     names = re.findall(r"^  (\S+)  ", first, re.MULTILINE)
     assert names == ["index", "calibrate", "serve", "monitor", "label"]
     assert "evaluate" in more
@@ -79,11 +75,6 @@ def test_keys_are_a_file_to_fill(run: Run, tmp_path: Path) -> None:
                 assert all(f"# {key} =" in printed for key, _ in keys)
     run.refused("keys", "frobnicate", says="there is no command 'frobnicate'")
     run.refused("keys", "doctor", says="takes only options")
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_json_belongs_to_the_application(name: str) -> None:
-    assert ("  --json " in help_of(name, 80)) is (name == "")
 
 
 def imported(code: str, *arguments: str) -> set[str]:
@@ -116,23 +107,17 @@ def test_commands_help_imports_little() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [(), ("label",), ("frobnicate",), ("--frob",), ("query",), ("index", "x", "--frob")],
-)
-def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
-    result = run.refused(*arguments)
-    assert result.stdout == ""
-    assert run("--version").stdout.strip() == __version__
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         ("evalute", "there is no command 'evalute'; did you mean evaluate?"),
         ("golden chek", "there is no command 'golden chek'; did you mean golden check?"),
         ("labl export", "there is no command 'labl'; did you mean label?"),
         ("label frobnicate", "there is no argument for 'frobnicate'; see ctxguard label --help"),
-        ("label", "give --questions FILE, one question per line"),
+        ("frobnicate", "there is no command 'frobnicate'"),
+        ("--frob", "there is no command '--frob'"),
+        ("query", "give QUESTION"),
+        ("index x --frob", "there is no option --frob"),
+        ("label --frob", "there is no option --frob"),
         ("", "name a command; see ctxguard --help"),
         ("index", "give CORPUS"),
         ("label import --store s", "give FILE"),
@@ -142,7 +127,11 @@ def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
     ],
 )
 def test_a_wrong_command_is_named(run: Run, words: str, said: str) -> None:
-    run.refused(*words.split(), says=said)
+    assert run.refused(*words.split(), says=said).stdout == ""
+
+
+def test_version_is_printed(run: Run) -> None:
+    assert run("--version").stdout.strip() == __version__
 
 
 @pytest.mark.parametrize("words", ["--json metrics x", "metrics --json x", "metrics x --json"])
@@ -201,9 +190,7 @@ def test_interrupt_ends_quietly_with_130() -> None:
     assert errors == ""
 
 
-def test_short_progress_shows_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_short_progress_shows_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Progress that is soon over is shown once where it is not a terminal."""
     with Output().passes() as begin:
         known, unknown = begin("encoding", 3_000), begin("reading", None)

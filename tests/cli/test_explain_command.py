@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from household import write_jsonl
-from live_traffic import EVERYTHING, ONLY_SERVED, Traffic, judge, profile_of, read_rows, serve
+from household import read_rows, write_jsonl
+from live_traffic import EVERYTHING, ONLY_SERVED, Traffic, judge, profile_of, serve
 from running import Run
 
 from ctxguard.core.policies import RatioPolicy
@@ -37,7 +37,7 @@ def traffic(judged: Traffic, tmp_path: Path) -> Traffic:
 
 
 def explained(run: Run, traffic: Traffic, number: int, *options: object) -> list[dict[str, Any]]:
-    found = run.read("explain", REQUEST(number), "--store", traffic.url, "--json", *options)
+    found = run.read("explain", REQUEST(number), "--store", traffic.url, *options)
     assert found["request_id"] == REQUEST(number)
     samples: list[dict[str, Any]] = found["samples"]
     return samples

@@ -15,7 +15,7 @@ def test_judged_requests_give_the_first(run: Run, tmp_path: Path) -> None:
     labels = ("--judge", "labels", "--labels", tmp_path / "labels.jsonl")
     assert run("monitor", "--store", url, *labels, "--once").exit_code == 0
     out = tmp_path / "first.json"
-    found = run.read("calibrate", "--store", url, "--out", out, "--json")
+    found = run.read("calibrate", "--store", url, "--out", out)
     assert found["requests"] == 200
     made = Profile.load(out)
     assert made.routes[Route.EXTERNAL].safe_policy == RatioPolicy(k=5)

@@ -58,7 +58,7 @@ def frozen(labels: Path, tmp_path: Path, run: Run) -> Path:
 class TestFreeze:
     def test_it_prints_the_snapshot(self, labels: Path, tmp_path: Path, run: Run) -> None:
         said = run.ok("golden", "freeze", labels, "--out", tmp_path / "other").stdout
-        document = run.read("golden", "freeze", labels, "--out", tmp_path / "set", "--json")
+        document = run.read("golden", "freeze", labels, "--out", tmp_path / "set")
         assert len(document["digest"]) == 64
         assert document["digest"] in said
 
@@ -75,7 +75,7 @@ class TestFreeze:
     ) -> None:
         frozen = tmp_path / "set"
         named = () if split == "train" else ("--split", split)
-        document = run.read("golden", "freeze", collection, "--out", frozen, *named, "--json")
+        document = run.read("golden", "freeze", collection, "--out", frozen, *named)
         assert document["split"] == split
         source = read_beir(collection, split)
         read = read_labelled(frozen, "train")
@@ -86,7 +86,7 @@ class TestFreeze:
         """Of a folder with one split it is said that it was taken."""
         one = Path(shutil.copytree(collection, tmp_path / "one"))
         (one / "qrels" / "train.tsv").unlink()
-        document = run.read("golden", "freeze", one, "--out", tmp_path / "set", "--json")
+        document = run.read("golden", "freeze", one, "--out", tmp_path / "set")
         for notes in (document["notes"], read_labelled(one, "train").notes):
             assert f"{one} has no split 'train'; its only one, 'test', is used" in notes
 

@@ -112,7 +112,7 @@ class TestUpdate:
         assert retriever.retrieve("string").passage_ids[0] == "violin"
         run("index", corpus, "--out", tmp_path / "anew")
         assert retriever.fingerprint() == HybridRetriever.load(tmp_path / "anew").fingerprint()
-        update = run.read("index", "--update", corpus, "--out", folder, "--json")["update"]
+        update = run.read("index", "--update", corpus, "--out", folder)["update"]
         assert (update.pop("unchanged"), set(update.values())) == (3, {0})
 
     def test_needs_index_and_keeps_settings(self, run: Run, folder: Path) -> None:
@@ -140,7 +140,7 @@ class TestLongPassages:
         assert "passages longer than 256 tokens: 1; their ends are not searched" in notes
         assert "--chunk" in notes
         pytest.importorskip("semantic_text_splitter")
-        document = run.read("index", corpus, "--out", tmp_path / "i", "--chunk", "--json")
+        document = run.read("index", corpus, "--out", tmp_path / "i", "--chunk")
         n_chunks = document["window"]["chunks"]
         assert document["window"] == {"tokens": 256, "longer": 1, "chunks": n_chunks}
         retriever = HybridRetriever.load(tmp_path / "i")
@@ -150,7 +150,7 @@ class TestLongPassages:
         assert " ".join(" ".join(texts).split()) == LONG.strip()
         first = retriever.passage("long#1")
         assert (first.title, first.metadata) == ("Kettles", {"tenant": 7, "chunk_of": "long"})
-        again = run.read("index", corpus, "--out", tmp_path / "i", "--update", "--json")["update"]
+        again = run.read("index", corpus, "--out", tmp_path / "i", "--update")["update"]
         assert (again["deleted"], again["encoded"]) == (0, 0)
         assert again["unchanged"] > 2
 
@@ -168,7 +168,7 @@ def test_documents_labels_count_over_chunks(run: Run, tmp_path: Path) -> None:
     (tmp_path / "qrels" / "test.tsv").write_text("q1\tlong\t1\nq2\tviolin\t1\n")
     run.ok("index", tmp_path, "--out", tmp_path / "i", "--chunk")
     data = ("--index", tmp_path / "i", "--data", tmp_path)
-    assert figures(run.read("evaluate", *data, "-k", "2", "--json"))["recall"]["mean"]["value"] == 1
+    assert figures(run.read("evaluate", *data, "-k", "2"))["recall"]["mean"]["value"] == 1
 
 
 def test_documents_are_cut_at_headings(run: Run, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_documents_are_cut_at_headings(run: Run, tmp_path: Path) -> None:
         for task in TASKS
     ]
     labels = write_jsonl(tmp_path / "labels.jsonl", rows)
-    measured = run.read("evaluate", "--index", tmp_path / "i", "--data", labels, "--json")
+    measured = run.read("evaluate", "--index", tmp_path / "i", "--data", labels)
     assert (measured["queries"], measured["unknown_passages"]) == (9, 0)
     markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
     updated = run.read("index", "--update", documents, *made)["update"]
@@ -266,7 +266,7 @@ def test_update_keeps_the_unreadable(run: Run, tmp_path: Path) -> None:
     (documents / "lease.docx").write_bytes(lease)
     (documents / "long.txt").write_bytes(long)
     (documents / "prices.xlsx").unlink()
-    mended = run.read("index", "--update", *made, "--json")
+    mended = run.read("index", "--update", *made)
     assert (mended["update"]["deleted"], mended["left_out"]) == (1, [])
 
 
@@ -283,7 +283,7 @@ def test_ten_left_out_are_shown(run: Run, tmp_path: Path) -> None:
     assert "left out: z.txt is empty" in shown
     assert shown.count("a kind that is not read") == 9
     assert "left out: 3 more, which --json lists" in shown
-    left_out = run.read("index", *made, "--json")["left_out"]
+    left_out = run.read("index", *made)["left_out"]
     assert len(left_out) == 13
     assert {"path": "z.txt", "reason": "is empty", "unread": True, "kept": 0} in left_out
 

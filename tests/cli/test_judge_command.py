@@ -140,7 +140,7 @@ def test_log_becomes_a_filtering_guard(
     run.ok("label", "export", "--store", url, "-n", 300, "--out", file)
     assert grade(file) > 100
     run.ok("label", "import", file, "--store", url, "--annotator", "ann")
-    found = run.read(*made, "--json")
+    found = run.read(*made)
     assert found["by_k"]["is_corrected"]
     assert all(row["precision"]["lower"] is not None for row in found["by_k"]["rows"])
     assert found["gain"]["udcg"]["lower"] < found["gain"]["udcg"]["upper"]
@@ -214,7 +214,7 @@ def test_reranker_judges_repeats_count_again(
     with closing(RerankEndpoint()) as endpoint:
         run.refused(*asked, says="set base-url")
         system = {"judge": {"base-url": endpoint.url, "min-score": 0.3, "serving-k": 3}}
-        found = run.read(*asked, "--model", "stand-in", "--json", system=system)
+        found = run.read(*asked, "--model", "stand-in", system=system)
     assert found["judge"] == "reranker cohere stand-in score>=0.3"
     assert found["requests"] == 12
     samples = records(url)
@@ -339,11 +339,11 @@ def test_traffic_calibrates_as_well(
     run.ok("label", "export", "--store", url, "-n", 300, "--out", file)
     grade(file)
     run.ok("label", "import", file, "--store", url, "--annotator", "ann")
-    made = run.read("calibrate", "--store", url, "--index", index, "--out", out, "--json")
+    made = run.read("calibrate", "--store", url, "--index", index, "--out", out)
     assert made["requests"] == len(questions)
     assert Profile.load(out).verdict.serving_k == 3
     second = tmp_path / "second.json"
-    again = run.read("calibrate", "--store", url, "--profile", out, "--out", second, "--json")
+    again = run.read("calibrate", "--store", url, "--profile", out, "--out", second)
     assert again["in_force"] is not None
     assert Profile.load(second).fingerprint == Profile.load(out).fingerprint
 

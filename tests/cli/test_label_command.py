@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from household import write_jsonl
-from live_traffic import EVERYTHING, Traffic, judge, profile_of, read_rows, serve
+from household import read_rows, write_jsonl
+from live_traffic import EVERYTHING, Traffic, judge, profile_of, serve
 from running import Run
 
 from ctxguard.core.metadata_filter import Where
@@ -55,7 +55,7 @@ def import_(run: Run, tmp_path: Path) -> Import:
     def imported(traffic: Traffic, rows: Rows, annotator: str = "ann") -> dict[str, Any]:
         file = write_jsonl(tmp_path / f"{annotator}.jsonl", rows)
         found: dict[str, Any] = run.read(
-            *("label", "import", file, "--store", traffic.url, "--annotator", annotator, "--json")
+            *("label", "import", file, "--store", traffic.url, "--annotator", annotator)
         )
         return found
 
@@ -335,7 +335,7 @@ def test_people_grade_an_unjudged_store(
     rows = export(traffic, "--whole", "-n", 60 * 12)
     assert import_(traffic, graded(rows, traffic))["usable"]["requests"] == 60
     monitor = ("monitor", "--store", traffic.url, "--judge", "people", "--once")
-    document = run.read(*monitor, "--json")
+    document = run.read(*monitor)
     assert document["labelled"] == 60
     assert document["judge_estimates"] == {}, "nobody judged"
     with SampleStore.open(traffic.url) as store:

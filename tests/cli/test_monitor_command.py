@@ -328,7 +328,7 @@ def test_unstored_texts_come_from_index(
     writer.store.close()
     found = run.read(
         *("monitor", "--store", url, "--judge", "labels", "--labels", collection),
-        *("--index", index, "--once", "--json"),
+        *("--index", index, "--once"),
     )
     assert found["outcomes"]["judged"] == len(test) == 3
     assert found["grades"] == 9

@@ -55,7 +55,7 @@ def test_candidate_shows_what_compared_it(run: Run, index: Path, profile: Path) 
     assert figures("--profile", profile)[:2] == ["score", "r"]
     unknown = ("query", "--index", index, "zzqx wvkj")
     assert "empty_retrieval" in run.ok(*unknown, system=on_route("lexical")).stdout
-    assert run.read(*unknown, "--json", system=on_route("dense"))["route"] == "dense"
+    assert run.read(*unknown, system=on_route("dense"))["route"] == "dense"
 
 
 def test_candidate_shows_its_texts_beginning(run: Run, tmp_path: Path) -> None:

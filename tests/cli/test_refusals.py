@@ -39,7 +39,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("calibrate --index INDEX --out OUT", "`ctxguard judge` writes those of a log", {}),
     (f"calibrate --index i --out OUT --store {STORE}", "give --data", {"assessor": "chat"}),
     (f"{EVALUATE} --k 0", "--k", {}),
-    (f"{EVALUATE} --frobnicate", "--frobnicate", {}),
     (EVALUATE, "sideways", {"evaluate": {"route": "sideways"}}),
     (EVALUATE, "no reranker was given", {"evaluate": {"route": "hybrid+rerank"}}),
     (EVALUATE, "should be a valid number", {"utility": {"unjudged": "little"}}),
@@ -76,13 +75,14 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("evaluate", "give --data PATH, or data in the --system file", {}),
     ("evaluate --data d", "nothing says where candidates come from", {}),
     (f"{COMPARE} --run r -k 1 -k 2", "--index and --run says where", {}),
-    (f"{COMPARE} --lexical x", "there is no option --lexical", {}),
     ("index x --out OUT --lexical x", "write it into the --system file", {}),
     (f"{COMPARE} --candidate x=lexicla", "'lexicla' in the", {}),
     (f"{COMPARE} --against none.json", "No such file", {}),
     (f"{COMPARE} --against FILE", "is not the JSON of a comparison of `ctxguard evaluate`", {}),
     (f"{COMPARE} -k 5 -k 200", "more than the depth 100", {}),
     (f"{COMPARE} --profile none.json", "cannot be read as a profile", {}),
+    (f"{EVALUATE} --profile TORN", "torn: ", {}),
+    ("query q --index INDEX --profile LATER", "later.jsonl: schema_version 99", {}),
     (
         "evaluate --index INDEX --data DATA --candidate x=hybrid+rerank",
         "x reranks, and no reranker was given",
@@ -146,7 +146,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"explain some-request --store {STORE}", f"{NO_STORE}", {}),
     ("doctor nothing-here", "'nothing-here' is not an index folder", {}),
     ("label", "give --questions FILE, one question per line", {}),
-    ("label --out OUT", "give --questions FILE", {}),
+    ("label --out OUT", "give --questions FILE, one question per line", {}),
     ("label --questions WHY", "give --out FILE, such as labels.jsonl", {}),
     ("label --questions GONE --out OUT", "there is no such file", {}),
     ("label --questions BLANK --out OUT", "write one per line", {}),
@@ -167,6 +167,7 @@ ROWS: dict[str, list[dict[str, object]]] = {
     "FILE": [{"name": "a file of another kind"}],
     "LISTS": [{"query": "another question", "documents": []}],
     "ROWS": [],
+    "LATER": [{"schema_version": 99}],
     "TRUTH": [{"query_id": "q", "query": "q", "relevant": ["d"]}],
     "NOTHING": [{"query_id": "1", "text": "kettle", "relevant": []}],
     "OTHER": [{"query_id": "1", "text": "a", "relevant": ["gone"]}],
@@ -174,13 +175,7 @@ ROWS: dict[str, list[dict[str, object]]] = {
     "GRADED": [{"query_id": "1", "text": "a", "relevant": {"a": "high"}}],
     "ONE": [{"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}],
 }
-FIXTURES = {"INDEX": "index", "DATA": "collection"}
-
-PLACES = frozenset(
-    ["OUT", "GONE", "WHY", "BLANK", "FOLDER", "FOREIGN", "HALF", "HANDMADE", "ONE_ROUTE"]
-)
-
-Place = Callable[[str], str]
+Place = Callable[[Any], Any]
 
 
 @pytest.fixture
@@ -189,13 +184,21 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
 
-    def made(name: str) -> Path:
-        file = tmp_path / name.lower()
-        match name:
+    def placed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: placed(each) for name, each in value.items()}
+        file = tmp_path / str(value).lower()
+        match value:
+            case "INDEX" | "DATA":
+                return str(request.getfixturevalue({"INDEX": "index", "DATA": "collection"}[value]))
+            case "OUT" | "GONE":
+                pass
             case "WHY":
                 file.write_text("Why?")
             case "BLANK":
                 file.write_text("\n")
+            case "TORN":
+                file.write_text("{")
             case "FOLDER":
                 file.mkdir(exist_ok=True)
             case "FOREIGN":
@@ -211,27 +214,13 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
                 content = json.loads(request.getfixturevalue("profile").read_text())
                 del content["routes"][Route.LEXICAL.value]
                 write_jsonl(file, [content])
-        return file
-
-    def placed(word: str) -> str:
-        name, _, rest = word.partition("/")
-        if name in FIXTURES:
-            found: Path = request.getfixturevalue(FIXTURES[name])
-        elif name in ROWS:
-            found = write_jsonl(tmp_path / f"{name.lower()}.jsonl", ROWS[name])
-        elif name in PLACES:
-            found = made(name)
-        else:
-            return word
-        return str(found / rest)
+            case str() if value in ROWS:
+                file = write_jsonl(file.with_suffix(".jsonl"), ROWS[value])
+            case _:
+                return value
+        return str(file)
 
     return placed
-
-
-def placed(value: Any, place: Place) -> Any:
-    if isinstance(value, dict):
-        return {name: placed(each, place) for name, each in value.items()}
-    return place(value) if isinstance(value, str) else value
 
 
 def cases(*rows: tuple[Any, ...]) -> list[Any]:
@@ -244,9 +233,8 @@ def cases(*rows: tuple[Any, ...]) -> list[Any]:
 def test_unworkable_is_refused_writing_nothing(
     run: Run, place: Place, words: str, said: str, system: dict[str, Any]
 ) -> None:
-    arguments = [place(word) for word in words.split()]
-    result = run.refused(*arguments, columns="1000", system=placed(system, place) or None)
-    assert said in " ".join(result.stderr.split())
+    arguments, keys = map(place, words.split()), place(system) or None
+    result = run.refused(*arguments, columns="1000", system=keys, says=said)
     assert "encoding passages" not in result.stderr
     assert not {"out", "smaples.db"} & {file.name for file in Path().iterdir()}
 
@@ -257,23 +245,6 @@ def test_empty_labels_are_a_finding(run: Run, place: Place, words: str, said: st
     assert result.exit_code == 1
     assert said in " ".join(result.stderr.split())
     assert not Path("out").exists()
-
-
-@pytest.mark.model
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "not JSON"),
-        ('{"schema_version": 99}', "99"),
-    ],
-)
-def test_file_without_profile_is_named(
-    run: Run, index: Path, collection: Path, tmp_path: Path, *, content: str, said: str
-) -> None:
-    file = tmp_path / "p.json"
-    file.write_text(content)
-    for arguments in (("evaluate", "--data", collection), ("query", "a violin")):
-        run.refused(*arguments, "--index", index, "--profile", file, says=(str(file), said))
 
 
 @pytest.mark.model

@@ -1,22 +1,20 @@
 """Commands on lists of candidates that a server reranks: from the file to the tables."""
 
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from household import write_jsonl
+from household import read_rows, write_jsonl
 from running import Run, figures
 
 from calibration.reranked_candidates import RerankedCandidates, read_candidates
-from ctxguard.core.types import Mode, Passage, ScoreKind
+from ctxguard.core.types import Passage, ScoreKind
 from ctxguard.endpoints.rerank import RerankClient
 from ctxguard.errors import DataError, OverloadedError
 from ctxguard.profile.schema import Profile
-from ctxguard.server.settings import ServiceSettings
 from tests.rerank_endpoint import Answer, RerankEndpoint, share_of_words
 
 pytest.importorskip("httpx2")
@@ -26,19 +24,17 @@ pytest.importorskip("httpx2")
 def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[RerankEndpoint]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("CTXGUARD_UPSTREAM_KEY", "secret-key")
-    served = RerankEndpoint()
-    yield served
-    served.close()
+    with closing(RerankEndpoint()) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
 def candidates(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every question of the collection with the passages that share a word with it, and others."""
-    passages = [json.loads(line) for line in _lines(collection / "corpus.jsonl")]
+    passages = read_rows(collection / "corpus.jsonl")
     texts = [f"{each['title']}. {each['text']}" for each in passages]
     rows = []
-    for line in _lines(collection / "queries.jsonl"):
-        query = json.loads(line)
+    for query in read_rows(collection / "queries.jsonl"):
         shares = share_of_words(query["text"], texts)
         order = sorted(range(len(texts)), key=lambda at: (-shares[at], at))[:20]
         documents = [{"id": passages[at]["_id"], "text": texts[at]} for at in order]
@@ -46,30 +42,24 @@ def candidates(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return write_jsonl(tmp_path_factory.mktemp("candidates") / "candidates.jsonl", rows)
 
 
-def _lines(file: Path) -> Sequence[str]:
-    return file.read_text(encoding="utf-8").splitlines()
+def described_by(upstream: RerankEndpoint, candidates: Path) -> dict[str, str]:
+    """The system of a reranker and its lists."""
+    return {"rerank-upstream": upstream.url, "candidates": str(candidates)}
 
 
-def test_candidates_are_calibrated_compared_and_guarded(
+def test_candidates_are_calibrated_compared_queried(
     run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
 ) -> None:
-    """From the file to the profile, the report, the tables and the decision on a served list."""
+    """From the file to the profile, the report, the tables and the decisions on one query."""
     profile, report = tmp_path / "p.json", tmp_path / "r.html"
-    described = {
-        "rerank-upstream": upstream.url,
-        "candidates": str(candidates),
-        "rerank-model": "m",
-    }
-    made = run.ok(
-        *("calibrate", "--data", collection, "--out", profile, "--report", report),
-        system=described,
-    )
+    described = described_by(upstream, candidates) | {"rerank-model": "m"}
+    asked = ("calibrate", "--data", collection, "--out", profile, "--report", report)
+    made = run.ok(*asked, system=described)
     assert {headers["Authorization"] for headers in upstream.headers} == {"Bearer secret-key"}
     assert "secret-key" not in made.stdout + made.stderr
     made_for = Profile.load(profile)
     assert made_for.fingerprint.pop("reranker_scores").count(" ") > 30
     assert made_for.fingerprint == {"reranker": "cohere m", "score_kind": "probability"}
-    made_for = Profile.load(profile)
     assert [each.score_kind.value for each in made_for.routes.values()] == ["probability"]
     assert "with a damp cloth" in report.read_text(encoding="utf-8")
 
@@ -81,50 +71,14 @@ def test_candidates_are_calibrated_compared_and_guarded(
     shown = run.ok("query", "--profile", profile, question, system=described)
     assert "clean-kettle" in shown.stdout
 
-    pytest.importorskip("starlette")
-    settings = ServiceSettings(
-        rerank_upstream=upstream.url, rerank_model="m", profile=profile, mode=Mode.ENFORCE
-    )
-    body = json.loads(_lines(candidates)[0])
-    answer = ask(settings, {key: body[key] for key in ("query", "documents")})
-    assert answer["meta"]["ctxguard"]["policy"] == made_for.profile_id
-    assert answer["meta"]["ctxguard"]["flags"] == []
-    # So few labels enforce nothing: the reranker's list passes as it is.
-    assert all(each["relevance_score"] > 0.0 for each in answer["results"])
-
-    upstream.score = at_random
-    answer = ask(settings, {key: body[key] for key in ("query", "documents")})
-    assert answer["meta"]["ctxguard"]["flags"] == ["profile_mismatch"]
-    assert answer["meta"]["ctxguard"]["dropped"] == {}
-
-
-def at_random(query: str, documents: Sequence[str]) -> list[float]:
-    return [random.Random(query + each).random() for each in documents]
-
-
-def ask(settings: ServiceSettings, body: object) -> Any:
-    """The answer of a service to one request."""
-    from prometheus_client import CollectorRegistry
-    from starlette.testclient import TestClient
-
-    from ctxguard.server.app import create_app
-
-    app = create_app(settings, registry=CollectorRegistry())
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        answer = client.post("/v1/rerank", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
 
 def test_tei_gives_logits_foreign_refused(
     run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
 ) -> None:
-    described = {"rerank-upstream": upstream.url, "candidates": str(candidates)}
+    described = described_by(upstream, candidates)
     data = ("--data", collection, "--profile", tmp_path / "p.json")
-    run.ok(
-        *("calibrate", "--data", collection, "--out", data[3]),
-        system={**described, "rerank-protocol": "tei"},
-    )
+    tei = described | {"rerank-protocol": "tei"}
+    run.ok("calibrate", "--data", collection, "--out", data[3], system=tei)
     assert "texts" in upstream.requests[0]
     profile = Profile.load(tmp_path / "p.json")
     assert [each.score_kind.value for each in profile.routes.values()] == ["logit"]
@@ -147,54 +101,21 @@ def test_labels_may_hold_the_candidates(run: Run, upstream: RerankEndpoint, tmp_
         for n in range(12)
     ]
     file = write_jsonl(tmp_path / "labelled.jsonl", rows)
-    described = {"rerank-upstream": upstream.url, "candidates": str(file)}
-    result = run.ok("evaluate", "--data", file, "-k", "1", "--json", system=described)
-    assert figures(json.loads(result.stdout))["recall"]["mean"]["value"] == 1.0
+    described = described_by(upstream, file)
+    found = run.read("evaluate", "--data", file, "-k", "1", system=described)
+    assert figures(found)["recall"]["mean"]["value"] == 1.0
 
 
 def test_incomplete_requests_are_left_out(
     run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
 ) -> None:
     """A query without candidates and a failing request are left out with a note."""
-    some = write_jsonl(
-        tmp_path / "some.jsonl",
-        [row for row in map(json.loads, _lines(candidates)) if row["query_id"] != "q-none-test"],
-    )
+    rows = [row for row in read_rows(candidates) if row["query_id"] != "q-none-test"]
+    described = described_by(upstream, write_jsonl(tmp_path / "some.jsonl", rows))
     upstream.script.append(Answer(status=500))
-    described = {"rerank-upstream": upstream.url, "candidates": str(some)}
     result = run.ok("evaluate", "--data", collection, columns="200", system=described)
     assert "this query is not among the recorded candidates" in result.stdout
     assert "answered 500: it failed" in result.stdout
-
-
-@pytest.mark.parametrize("bad", ["poison", " ", "\n"])
-def test_one_unscored_document_costs_no_filter(upstream: RerankEndpoint, bad: str) -> None:
-    """It comes last, flagged and counted; after five such requests the reranker is still asked."""
-    from prometheus_client import CollectorRegistry
-    from starlette.testclient import TestClient
-
-    from ctxguard.server.app import create_app
-
-    answer = upstream.answer
-
-    def picky(path: str, request: dict[str, Any]) -> Answer:
-        refuses = any(each in ("poison", "") for each in map(str.strip, request["documents"]))
-        return Answer(status=400) if refuses else answer(path, request)
-
-    upstream.answer = picky  # type: ignore[method-assign]
-    settings = ServiceSettings(rerank_upstream=upstream.url)
-    app = create_app(settings, registry=CollectorRegistry())
-    documents = ["a blue fox", bad, "a red fox", "nothing"]
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        for _ in range(5):
-            found = client.post("/rerank", json={"query": "red fox", "documents": documents})
-            body = found.json()
-            assert [each["index"] for each in body["results"]] == [2, 0, 3, 1]
-            assert "invalid_scores" in body["meta"]["ctxguard"]["flags"]
-            assert body["meta"]["ctxguard"]["degraded"] is None
-            found = client.post("/rerank", json={"query": "red fox", "documents": [bad] * 3})
-            degraded = found.json()["meta"]["ctxguard"]["degraded"]
-            assert degraded == {"stage": "rerank", "kind": "error"}
 
 
 def test_a_rate_limit_is_waited_for(upstream: RerankEndpoint) -> None:
@@ -218,17 +139,18 @@ def test_changing_reranker_ends_the_command(
     """A reranker that changes or is down while it is calibrated ends the command."""
 
     def changing(query: str, documents: Sequence[str]) -> list[float]:
-        is_late = len(upstream.requests) > 10
-        return (at_random if is_late else share_of_words)(query, documents)
+        if len(upstream.requests) > 10:
+            return [random.Random(query + each).random() for each in documents]
+        return share_of_words(query, documents)
 
     upstream.score = changing
-    described = {"rerank-upstream": upstream.url, "candidates": str(candidates)}
-    out = tmp_path / "p.json"
-    result = run("calibrate", "--data", collection, "--out", out, system=described)
+    described, out = described_by(upstream, candidates), tmp_path / "p.json"
+    asked = ("calibrate", "--data", collection, "--out", out)
+    result = run(*asked, system=described)
     assert result.exit_code != 0
     assert "the reranker changed while its scores were collected" in " ".join(result.stderr.split())
     upstream.close()
-    down = run("calibrate", "--data", collection, "--out", out, system=described)
+    down = run(*asked, system=described)
     assert down.exit_code != 0
     assert "none of 25 queries could be replayed" in down.stderr
     assert "refuses connections" in " ".join(down.stderr.split())
@@ -241,7 +163,6 @@ def test_changing_reranker_ends_the_command(
         (['{"documents": []}'], "line 1: the field query (or text) is missing"),
         (['{"query": 3, "documents": []}'], "query is 3, which is not text"),
         (['{"query": "q"}'], "documents is None; write a list"),
-        (['{"query": "q", "documents": "d"}'], "documents is 'd'; write a list"),
         (['{"query": "q", "documents": [3]}'], "document 0 is 3; write a text"),
         (['{"query": "q", "documents": [{"id": "a"}]}'], "the field text is missing"),
         (['{"query": "q", "documents": [{"id": [], "text": "d"}]}'], "an id is text or a whole"),

@@ -120,7 +120,7 @@ def test_object_forms_give_same_figures(run: Run, engine: str, collection: Path)
     """The module prints while it is imported, which is not part of the document."""
     found = {
         name: run.read(
-            *("evaluate", "--data", collection, "--json"),
+            *("evaluate", "--data", collection),
             system={"retriever": f"{engine}:{name}", "score-kind": "ratio"},
         )
         for name in ("search", "asearch", "Nested.engine", "newer")
@@ -254,7 +254,7 @@ class TestRuns:
             for file in files:
                 file.write_text('run = "some.run"\n')
             source = ("--system", files[0], "--system", files[1])
-        document = run.read("evaluate", *source, "--data", tmp_path, "-k", 1, "--json")
+        document = run.read("evaluate", *source, "--data", tmp_path, "-k", 1)
         rows = document["results"]["rows"]
         assert {row["mean"]["value"] for row in rows if row["metric"] == "recall"} == {1.0}
 
@@ -295,7 +295,7 @@ class TestRuns:
                 if share == 1.0:
                     run.refused(*arguments, says="these labels belong to another corpus")
                 else:
-                    notes = " ".join(run.read(*arguments, "--json")["notes"])
+                    notes = " ".join(run.read(*arguments)["notes"])
                     assert re.search(
                         r"labelled passages are not in .+corpus.jsonl, first 'x", notes
                     )
@@ -321,7 +321,7 @@ class TestRuns:
         ):
             (tmp_path / f"{name}.toml").write_text(source, encoding="utf-8")
             sources += ["--system", tmp_path / f"{name}.toml"]
-        document = run.read("evaluate", *sources, "--data", collection, "-k", "2", "--json")
+        document = run.read("evaluate", *sources, "--data", collection, "-k", "2")
         assert [each["name"] for each in document["candidates"]] == ["newer", "both"]
         assert figures(document, "both")["recall"]["difference"]["value"] == 0.0
         # A system that options describe stands beside those of files.
@@ -331,7 +331,7 @@ class TestRuns:
         # Candidates cut a run by k and ratio.
         arguments = ("evaluate", "--data", collection, "--candidate")
         described = {"run": str(trec), "score-kind": "ratio", "profile": "in-force.json"}
-        document = run.read(*arguments, "near=k=8,min_ratio=0.7", "--json", system=described)
+        document = run.read(*arguments, "near=k=8,min_ratio=0.7", system=described)
         assert [each["name"] for each in document["candidates"]] == ["near", "system"]
         run.refused(*arguments, "x=dense", system=described, says="have no stages to choose")
 
