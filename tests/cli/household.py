@@ -1,23 +1,14 @@
 """A small labelled collection in which every question has near misses."""
 
+import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 SUBJECTS = (
-    "bicycle",
-    "kettle",
-    "violin",
-    "tractor",
-    "lantern",
-    "compass",
-    "telescope",
-    "blanket",
-    "ladder",
-    "umbrella",
-    "piano",
-    "camera",
+    *("bicycle", "kettle", "violin", "tractor", "lantern", "compass", "telescope", "blanket"),
+    *("ladder", "umbrella", "piano", "camera"),
 )
 TASKS = {
     "clean": "wipe the {} with a damp cloth and mild soap, then let it dry in the shade",
@@ -34,6 +25,26 @@ def write_jsonl(file: Path, rows: Iterable[dict[str, object]]) -> Path:
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def write_log(file: Path, questions: Iterable[str]) -> Path:
+    """A log of questions as CSV."""
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([["query"], *([text] for text in questions)])
+    return file
+
+
+def grade_file(file: Path, is_relevant: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
+    """Fill in the column grade of a CSV file with 3 or 0; return its rows."""
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        rows = [
+            {**row, "grade": "3" if is_relevant(row) else "0"} for row in csv.DictReader(stream)
+        ]
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
 
 
 def write_collection(folder: Path, *, copies: int = 1) -> Path:

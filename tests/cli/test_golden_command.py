@@ -2,18 +2,16 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import Result
+from household import read_rows, write_jsonl
+from running import Run
 
 from calibration.data.readers import read_beir
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Passage
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-
-Run = Callable[..., Result]
 
 PASSAGES = {
     "kettle": "Descale a kettle with vinegar.",
@@ -35,18 +33,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
-    rows = [
-        {
-            "query_id": "descale",
-            "text": "How do I descale a kettle?",
-            "relevant": {"kettle": 2, "iron": 0},
-        },
-        {"query_id": "pitch", "text": "How do I pitch a tent?", "relevant": ["tent"]},
-        {"query_id": "bulb", "text": "Which bulb does a lamp need?", "relevant": []},
+    rows: list[dict[str, object]] = [
+        {"text": "How do I descale a kettle?", "relevant": {"kettle": 2, "iron": 0}},
+        {"text": "How do I pitch a tent?", "relevant": ["tent"]},
+        {"text": "Which bulb does a lamp need?", "relevant": []},
     ]
-    file = tmp_path / "labels.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return file
+    rows = [{"query_id": f"q{n}", **row} for n, row in enumerate(rows)]
+    return write_jsonl(tmp_path / "labels.jsonl", rows)
 
 
 @pytest.fixture
@@ -64,9 +57,8 @@ class TestFreeze:
 
     def test_omitted_keywords_are_named(self, tmp_path: Path, run: Run) -> None:
         row = {"query_id": "q", "text": "Why?", "relevant": ["p"], "keywords": ["key"]}
-        (tmp_path / "q.jsonl").write_text(json.dumps(row), encoding="utf-8")
-        named = ("golden", "freeze", tmp_path / "q.jsonl", "--out", tmp_path / "set", "--json")
-        said = run.read(*named)["notes"]
+        file = write_jsonl(tmp_path / "q.jsonl", [row])
+        said = run.read("golden", "freeze", file, "--out", tmp_path / "set")["notes"]
         assert "keywords are left out: a BEIR folder has no place for them" in said
 
     @pytest.mark.parametrize("split", ["train", "test"])
@@ -106,25 +98,16 @@ class TestCheck:
 
 @pytest.mark.model
 class TestHardNegatives:
-    def test_judged_passages_alone_are_taken(
+    def test_judged_alone_unless_asked(
         self, frozen: Path, index: Path, tmp_path: Path, run: Run
     ) -> None:
+        """Unjudged passages come with a warning."""
         out = tmp_path / "triplets.jsonl"
-        result = run.ok(
-            "golden", "hard-negatives", "--index", index, "--data", frozen, "--out", out, "--json"
-        )
-        document = json.loads(result.stdout)
+        asked = ("golden", "hard-negatives", "--index", index, "--data", frozen, "--out", out)
+        document = run.read(*asked)
         assert document["negatives"] == {"irrelevant": 1}
         assert (document["answerable"], document["without_negative"]) == (2, 1)
-        (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+        (row,) = read_rows(out)
         assert (row["positive"], row["negative"]) == (PASSAGES["kettle"], PASSAGES["iron"])
-
-    def test_unjudged_passages_come_with_a_warning(
-        self, frozen: Path, index: Path, tmp_path: Path, run: Run
-    ) -> None:
-        result = run.ok(
-            *("golden", "hard-negatives", "--index", index, "--data", frozen),
-            *("--out", tmp_path / "triplets.jsonl"),
-            system={"hard-negatives": {"unjudged-margin": 0.05}},
-        )
-        assert "some may be relevant" in result.stdout
+        unjudged = {"hard-negatives": {"unjudged-margin": 0.05}}
+        assert "some may be relevant" in run.ok(*asked, system=unjudged).stdout

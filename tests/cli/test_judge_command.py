@@ -1,6 +1,5 @@
 """``ctxguard judge`` and ``calibrate --store``: from a log without labels to a guard."""
 
-import csv
 import json
 import random
 import re
@@ -11,11 +10,13 @@ from typing import Any
 
 import pytest
 from chat_endpoint import Answer, ChatEndpoint, grade_by_words
+from household import grade_file, read_rows, write_jsonl, write_log
 from running import Run
 from tiny_cross_encoder import make_cross_encoder
 
 from ctxguard import ContextGuard
-from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.types import Route
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.writer import sample_to
@@ -61,14 +62,7 @@ class FailingEndpoint(StrictEndpoint):
 
 @pytest.fixture
 def questions(collection: Path) -> list[str]:
-    lines = (collection / "queries.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["text"] for line in lines]
-
-
-def write_log(file: Path, questions: list[str]) -> Path:
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows([["query"], *([text] for text in questions)])
-    return file
+    return [row["text"] for row in read_rows(collection / "queries.jsonl")]
 
 
 @pytest.fixture
@@ -94,18 +88,8 @@ def records(url: str) -> list[SampleRecord]:
         return list(store.records(ids).values())
 
 
-def grade(file: Path) -> int:
-    """Fill in the column grade by shared words; return how many rows the file has."""
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    for row in rows:
-        shared = set(row["query"].lower().split()) & set(row["text"].lower().split())
-        row["grade"] = "3" if len(shared) > 3 else "0"
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return len(rows)
+def shares_words(row: dict[str, str]) -> bool:
+    return len(set(row["query"].lower().split()) & set(row["text"].lower().split())) > 3
 
 
 def test_log_becomes_a_filtering_guard(
@@ -138,7 +122,7 @@ def test_log_becomes_a_filtering_guard(
 
     file = folder / "grades.csv"
     run.ok("label", "export", "--store", url, "-n", 300, "--out", file)
-    assert grade(file) > 100
+    assert len(grade_file(file, shares_words)) > 100
     run.ok("label", "import", file, "--store", url, "--annotator", "ann")
     found = run.read(*made)
     assert found["by_k"]["is_corrected"]
@@ -196,8 +180,7 @@ def test_without_judge_it_names_cost(
     assert re.search(r"reads about [\d,]+00 tokens, instructions included", words)
     assert "add --judge" in words
     assert not (tmp_path / "samples.db").exists()
-    one = tmp_path / "one.csv"
-    one.write_text("query\nhow do I clean a lantern\n", encoding="utf-8")
+    one = write_log(tmp_path / "one.csv", ["how do I clean a lantern"])
     result = run.ok("judge", "--index", index, "--queries", one, "--store", url)
     assert re.search(r"of 1 question takes \d+ calls and", " ".join(result.stdout.split()))
 
@@ -207,9 +190,8 @@ def test_reranker_judges_repeats_count_again(
 ) -> None:
     """A reranker judges what is served and a repeated question counts as often."""
     pytest.importorskip("httpx2")
-    log = tmp_path / "log.jsonl"
-    rows = [{"query": text} for text in (*questions[:12], questions[0].upper())]
-    log.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    rows = ({"query": text} for text in (*questions[:12], questions[0].upper()))
+    log = write_jsonl(tmp_path / "log.jsonl", rows)
     asked = ("judge", "--index", index, "--queries", log, "--store", url, "--judge", "reranker")
     with closing(RerankEndpoint()) as endpoint:
         run.refused(*asked, says="set base-url")
@@ -294,12 +276,11 @@ def test_rerankers_lists_are_judged(
 ) -> None:
     """The candidates are the log: no other file of questions is needed."""
     pytest.importorskip("httpx2")
-    lists = tmp_path / "candidates.jsonl"
-    rows = [
+    rows: list[dict[str, object]] = [
         {"query": text, "documents": [f"{text} {n}" if n else "the kettle" for n in range(6)]}
         for text in questions[:12]
     ]
-    lists.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    lists = write_jsonl(tmp_path / "candidates.jsonl", rows)
     asked = ("judge", "--store", url, "--judge", "llm", "--model", "stand-in", "--json")
     with closing(RerankEndpoint()) as upstream:
         named = {"rerank-upstream": upstream.url, "candidates": str(lists)}
@@ -327,6 +308,7 @@ def test_cross_encoder_judges_a_function(
 def test_traffic_calibrates_as_well(
     run: Run, index: Path, questions: list[str], tmp_path: Path, chat: ChatEndpoint
 ) -> None:
+    """A profile of a system that was not named is unverified."""
     url = f"sqlite:///{tmp_path / 'samples.db'}"
     writer = sample_to(url, rate=1.0)
     guard = ContextGuard(HybridRetriever.load(index), k=3, sampler=writer.sampler)
@@ -337,8 +319,12 @@ def test_traffic_calibrates_as_well(
     run("monitor", "--store", url, *judge, "--once", system={"monitor": {"base-url": chat.url}})
     file, out = tmp_path / "grades.csv", tmp_path / "profile.json"
     run.ok("label", "export", "--store", url, "-n", 300, "--out", file)
-    grade(file)
+    grade_file(file, shares_words)
     run.ok("label", "import", file, "--store", url, "--annotator", "ann")
+    alone = run.read("calibrate", "--store", url, "--out", out)
+    assert any(note.startswith("unverified: no system was named") for note in alone["notes"])
+    assert Profile.load(out).unverified
+    assert Profile.load(out).routes[Route.HYBRID].safe_policy == RatioPolicy(k=3)
     made = run.read("calibrate", "--store", url, "--index", index, "--out", out)
     assert made["requests"] == len(questions)
     assert Profile.load(out).verdict.serving_k == 3

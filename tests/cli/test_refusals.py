@@ -82,7 +82,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"{COMPARE} -k 5 -k 200", "more than the depth 100", {}),
     (f"{COMPARE} --profile none.json", "cannot be read as a profile", {}),
     (f"{EVALUATE} --profile TORN", "torn: ", {}),
-    ("query q --index INDEX --profile LATER", "later.jsonl: schema_version 99", {}),
+    (
+        "query q --index INDEX --profile LATER",
+        "later.jsonl: schema_version is 99, this release reads 1",
+        {},
+    ),
     (
         "evaluate --index INDEX --data DATA --candidate x=hybrid+rerank",
         "x reranks, and no reranker was given",
@@ -175,6 +179,8 @@ ROWS: dict[str, list[dict[str, object]]] = {
     "GRADED": [{"query_id": "1", "text": "a", "relevant": {"a": "high"}}],
     "ONE": [{"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}],
 }
+TEXTS = {"WHY": "Why?", "BLANK": "\n", "TORN": "{"}
+
 Place = Callable[[Any], Any]
 
 
@@ -193,12 +199,6 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
                 return str(request.getfixturevalue({"INDEX": "index", "DATA": "collection"}[value]))
             case "OUT" | "GONE":
                 pass
-            case "WHY":
-                file.write_text("Why?")
-            case "BLANK":
-                file.write_text("\n")
-            case "TORN":
-                file.write_text("{")
             case "FOLDER":
                 file.mkdir(exist_ok=True)
             case "FOREIGN":
@@ -214,6 +214,8 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
                 content = json.loads(request.getfixturevalue("profile").read_text())
                 del content["routes"][Route.LEXICAL.value]
                 write_jsonl(file, [content])
+            case str() if value in TEXTS:
+                file.write_text(TEXTS[value])
             case str() if value in ROWS:
                 file = write_jsonl(file.with_suffix(".jsonl"), ROWS[value])
             case _:

@@ -1,6 +1,5 @@
 """The walks of the pages "Your first hour" and "Serve", by their own lines, to what one reads."""
 
-import csv
 import json
 import re
 import shlex
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from household import write_jsonl
+from household import grade_file, write_jsonl, write_log
 from running import Run
 from test_label_questions import ASKED, TASKS, THINGS
 
@@ -212,21 +211,15 @@ def test_a_log_without_labels(run: Run, folder: Path, judge: ChatEndpoint) -> No
     for number, (thing, _, text) in enumerate(TEXTS):
         (folder / "documents" / f"{thing} {number}.txt").write_text(text, encoding="utf-8")
     run.ok(*commands("Your own documents")[0])
-    with (folder / "log.csv").open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows([["query"], *([text] for text, _ in QUESTIONS)])
+    write_log(folder / "log.csv", (text for text, _ in QUESTIONS))
     asked, exported, imported, calibrate = commands("No labels")
     assert "own view, uncorrected" in " ".join(run.ok(*asked).stdout.split())
     run.ok(*exported)
-    with (folder / "todo.csv").open(encoding="utf-8-sig", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert 0 < sum(row["when"] == "always" for row in rows) <= 400
     numbers = dict(QUESTIONS)
-    for row in rows:
-        row["grade"] = "3" if TEXTS[numbers[row["query"]]][2] in row["text"] else "0"
-    with (folder / "todo.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    rows = grade_file(
+        folder / "todo.csv", lambda row: TEXTS[numbers[row["query"]]][2] in row["text"]
+    )
+    assert 0 < sum(row["when"] == "always" for row in rows) <= 400
     run.ok(*imported)
     shown = run.ok(*calibrate).stdout
     assert VERDICT.search(shown)
