@@ -31,8 +31,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
-from ctxguard.retrieval.chunks import chunk_id, document_of, is_chunk_id
-from ctxguard.retrieval.index.passages import PassageLines
+from ctxguard.retrieval.index.passages import PassageLines, chunk_id, document_of, is_chunk_id
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever

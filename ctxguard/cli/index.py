@@ -282,7 +282,7 @@ def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
     """Return whether an index holds chunks of longer passages; an engine, of these passages."""
     from calibration.data.readers import read_corpus
     from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.retrieval.chunks import CHUNK_OF
+    from ctxguard.retrieval.index.passages import CHUNK_OF
 
     if isinstance(retriever, EngineRetriever):
         ids = (each.passage_id for each in read_corpus(corpus))
@@ -361,8 +361,12 @@ class _Corpus:
         return sum(n for each, n in self.kept.items() if f"{each}/".startswith(folder))
 
     def _fitted(self) -> "Iterator[Passage]":
-        from ctxguard.retrieval.chunks import chunked, document_of
-        from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
+        from ctxguard.retrieval.chunks import chunked
+        from ctxguard.retrieval.index.passages import (
+            document_of,
+            searchable_text,
+            without_surrogates,
+        )
 
         longer, chunks, last = 0, 0, None
         if self._window is None:

@@ -19,7 +19,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, ScoreKind
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.worth import READERS
-from ctxguard.retrieval.chunks import CHUNK_OF
+from ctxguard.retrieval.index.passages import CHUNK_OF
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import WordHashEmbedder
 

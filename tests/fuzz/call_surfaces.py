@@ -29,8 +29,7 @@ from ctxguard.measure import metrics, worth
 from ctxguard.measure.risk import betting_p_value, betting_upper_bound, fixed_sequence
 from ctxguard.monitor.judges.prompt import messages, read_grade
 from ctxguard.monitor.redaction import redact
-from ctxguard.retrieval.chunks import chunked
-from ctxguard.retrieval.models.window import PassageWindow
+from ctxguard.retrieval.chunks import PassageWindow, chunked
 from tests.fuzz.inputs import altered, changed, number, text, value
 from tests.fuzz.surface import Input, Make, answered, called, stateless, surface
 

@@ -460,7 +460,9 @@ class TestRowsOfMetadata:
         table = read_passages(corpus)[0]
         assert table.metadata_rows.allowed(Where(t="a")).tolist() == [3]
         lines = [b'{"_id": "p", "metadata":{"t":"a"}}\n', b'{"_id": "q", "metadata": [1}\n']
-        odd = PassageTable.of(lines, ["p", "q"], np.zeros(2, np.uint64))
+        starts = np.array([0, len(lines[0]), len(b"".join(lines))])
+        block = np.frombuffer(b"".join(lines), np.uint8)
+        odd = PassageTable(block, starts, ["p", "q"], np.zeros(2, np.uint64))
         assert odd.metadata_rows.allowed(Where(t="a")).size == 0
 
     def test_unencodable_tenants_stay_apart(self, tmp_path: Path) -> None:

@@ -30,10 +30,14 @@ from ctxguard.integrations.engines.stored import (
     where_tokens,
 )
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
-from ctxguard.retrieval.chunks import chunk_id
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes, SignalLevel, check_embedder, encode
-from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
+from ctxguard.retrieval.index.passages import (
+    PassageTable,
+    chunk_id,
+    read_passages,
+    searchable_text,
+)
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (

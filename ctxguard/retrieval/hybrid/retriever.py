@@ -21,14 +21,18 @@ from ctxguard.resilience import Deadlines, Stage, Watcher
 from ctxguard.resilience.stage import WORKERS
 from ctxguard.resilience.threads import processors
 from ctxguard.retrieval.analysers import LANGUAGES, as_analyser
-from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.candidates import LEG_KINDS, STAGES
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.search import Search
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel, check_embedder
 from ctxguard.retrieval.index.lexical import LexicalEngine
-from ctxguard.retrieval.index.passages import BuildReport, searchable_text
+from ctxguard.retrieval.index.passages import (
+    BuildReport,
+    document_of,
+    is_chunk_id,
+    searchable_text,
+)
 from ctxguard.retrieval.index.storage import manifest_file
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name

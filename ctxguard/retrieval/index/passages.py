@@ -30,6 +30,10 @@ _METADATA_KEY = b', "metadata": '
 _READ = 256
 """Passages that are read at once."""
 
+CHUNK_OF = "chunk_of"
+"""The metadata of a chunk that holds the id of the passage it is of; see `retrieval.chunks`."""
+
+_CHUNK_ID = re.compile(r".+#[1-9][0-9]*", re.DOTALL)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -101,8 +105,13 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
         )
     ids = list(kept)
     order = sorted(range(len(ids)), key=ids.__getitem__)
-    table = PassageTable.of(
-        (lines[ends[at - 1] if at else 0 : ends[at]] for at in order),
+    block, offsets = bytearray(), array("q", [0])
+    for at in order:
+        block += lines[ends[at - 1] if at else 0 : ends[at]]
+        offsets.append(len(block))
+    table = PassageTable(
+        np.frombuffer(block, np.uint8),
+        np.frombuffer(offsets, np.int64),
         [ids[at] for at in order],
         np.frombuffer(digests, np.uint64)[order],
     )
@@ -131,6 +140,26 @@ def _repaired(passage: Passage) -> Passage:
 def searchable_text(passage: Passage | Hit) -> str:
     """Join title and text, as both legs index them and a reranker reads them."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
+def chunk_id(passage_id: str, number: int) -> str:
+    """Return the id of a passage's chunk, numbered from 1."""
+    return f"{passage_id}#{number}"
+
+
+def is_chunk_id(passage_id: str) -> bool:
+    """Return whether an id has the form of a chunk's; only the passage tells for certain.
+
+    >>> is_chunk_id("kettle#2"), is_chunk_id("kettle")
+    (True, False)
+    """
+    return _CHUNK_ID.fullmatch(passage_id) is not None
+
+
+def document_of(passage: Passage) -> str | None:
+    """Return the id of a chunk's parent; None if the passage is not a chunk."""
+    document = (passage.metadata or {}).get(CHUNK_OF)
+    return document if isinstance(document, str) else None
 
 
 @dataclass(eq=False, repr=False)
@@ -199,17 +228,6 @@ class PassageTable(PassageLines):
         self.ids: tuple[str, ...] = tuple(ids)
         self.offsets, self.digests = offsets, digests
         self.metadata_rows = MetadataRows(self._each_metadata, len(self))
-
-    @classmethod
-    def of(
-        cls, lines: Iterable[bytes | bytearray], ids: Sequence[str], digests: DigestArray
-    ) -> "PassageTable":
-        """Keep lines of JSON in memory, in the order of their ids."""
-        block, offsets = bytearray(), array("q", [0])
-        for line in lines:
-            block += line
-            offsets.append(len(block))
-        return cls(np.frombuffer(block, np.uint8), np.frombuffer(offsets, np.int64), ids, digests)
 
     def texts(self, rows: Iterable[int] | None = None) -> Iterator[str]:
         """Read the searchable text of some or all passages, a few at a time."""

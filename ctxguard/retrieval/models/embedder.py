@@ -20,10 +20,10 @@ from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.resilience.threads import processors
+from ctxguard.retrieval.chunks import PassageWindow
 from ctxguard.retrieval.models import export
 from ctxguard.retrieval.models.files import ModelFiles, kept
 from ctxguard.retrieval.models.loading import is_faster_in_bfloat16, load, torch
-from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.protocols import Float32Array, QueryStates
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxguard.retrieval.models.window import PassageWindow
+from ctxguard.retrieval.chunks import PassageWindow
 
 pytest.importorskip("semantic_text_splitter")
 pytest.importorskip("tokenizers")
