@@ -7,8 +7,8 @@ from calibration.data.dataset import Dataset, Query, unknown_passages
 from calibration.pools import Pools, label
 from calibration.replay import replay
 from ctxguard.core.types import Passage, Route
-from ctxguard.retrieval.index.passages import CHUNK_OF
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.index.passages import CHUNK_OF
 from tests.doubles import WordHashEmbedder
 
 QUERY = Query("q", "red fox")

@@ -19,8 +19,8 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, ScoreKind
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.worth import READERS
-from ctxguard.retrieval.index.passages import CHUNK_OF
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.index.passages import CHUNK_OF
 from tests.doubles import WordHashEmbedder
 
 TEXT = "To clean the kettle, use warm vinegar."
