@@ -27,12 +27,8 @@ from benchmarks.real_lists import DATA, read_lists, read_verdicts
 from calibration.asked_questions import JUDGED_DEPTH
 from calibration.calibrate_route import Settings
 from calibration.fit import fold_numbers
-from calibration.judged_candidates import (
-    JudgedCandidates,
-    decided_by_others,
-    difference,
-    first_k,
-)
+from calibration.judged_requests import JudgedRequests, decided, decided_by_others
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.rows import (
@@ -65,7 +61,7 @@ class JudgedList(NamedTuple):
         relevant: Shape (m,), by the qrels.
     """
 
-    judged: JudgedCandidates
+    judged: JudgedRequests
     relevant: FloatArray
 
 
@@ -82,7 +78,7 @@ def judged_list(recorded: Recorded, judge: Answers, settings: Settings) -> Judge
     folds, stands_for = fold_numbers(pools.query_ids), np.zeros(len(pools))
     column = rows.passages["position"]
     relevant = recorded.pools.relevant[rows.request, column].astype(np.float64)
-    return JudgedList(JudgedCandidates(rows, folds, stands_for, pools), relevant)
+    return JudgedList(JudgedRequests(rows, folds, stands_for, pools), relevant)
 
 
 def rows_of(verdicts: FloatArray, k: int, utilities: Utilities) -> Rows:
@@ -113,7 +109,7 @@ def rows_of(verdicts: FloatArray, k: int, utilities: Utilities) -> Rows:
     return Rows(requests, passages, row)
 
 
-def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> JudgedCandidates:
+def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> JudgedRequests:
     """Let people grade about n passages, as the draw asks where it can open all questions.
 
     The first passage of each is graded and, in six of ten, those below down to the first relevant
@@ -174,8 +170,9 @@ def drawn(
 ) -> Draw:
     """Fit the policy to one draw of about n grades, and estimate its gain."""
     judged = graded(own, settings, seed, n)
-    new, old = decided_by_others(judged, settings), first_k(judged.pools, settings.serving_k)
-    udcg = difference(judged, new, old)["udcg"]
+    today = RatioPolicy(k=settings.serving_k)
+    new, old = decided_by_others(judged, settings), decided(judged.pools, today)
+    udcg = judged.gain(new, old)["udcg"]
     utilities, is_judged = settings.utilities, judged.rows.passages["size"] > 0.0
     worth = np.where(own.relevant > 0.0, utilities.relevant, utilities.irrelevant)
     worth = np.where(is_judged, worth, utilities.unjudged)

@@ -25,9 +25,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxguard.core.types import DEFAULT_K, FloatArray
-from ctxguard.measure.contexts import JudgedRequests
-from ctxguard.measure.corrected import FOLDS
-from ctxguard.measure.estimate import Estimate
+from ctxguard.measure.corrected import (
+    FOLDS,
+    N_COLUMNS,
+    Graded,
+    Model,
+    corrected_estimates,
+    predicted,
+)
+from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate, Sums
 from ctxguard.measure.metrics import Metric
 from ctxguard.measure.rows import (
     FAR,
@@ -205,8 +211,12 @@ def month(case: Case, seed: int) -> Month:
     rows.requests["is_run"], rows.requests["run_probability"] = goes_on, go_on
     n, fold = int(np.count_nonzero(is_opened)), np.full(_REQUESTS, -1)
     fold[is_opened] = rng.permutation(n) % FOLDS
-    found = JudgedRequests(rows, fold, np.where(is_opened, _REQUESTS / n, 0.0))
-    return Month(found.served, int(np.count_nonzero(own)), n)
+    model, sums = Model.fitted(rows, fold), Sums(N_COLUMNS)
+    p = model.of(rows, fold)
+    sums.add(predicted(rows, p, model), rows.requests["session"])
+    graded = Graded.of(rows, p, np.where(is_opened, _REQUESTS / n, 0.0))
+    estimates = corrected_estimates(sums.ended(), graded, model, DEFAULT_MIN_N)
+    return Month(estimates, int(np.count_nonzero(own)), n)
 
 
 def _coins(case: Case, rows: Rows) -> FloatArray:

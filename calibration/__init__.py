@@ -15,7 +15,7 @@
       calibrate_route  these steps for one route
     from_store       the same from judged samples, of questions or of live traffic
       asked_questions    the questions of a log, or written ones, as samples
-      judged_candidates  a policy fitted to them, and the table by k
+      judged_requests    the worth of any contexts, a policy fitted to them, the table by k
     hard_negatives   passages ranked high but labelled not relevant
     compare          ways to rank and to cut side by side
     answers          a reader asked with today's contexts and with the guard's

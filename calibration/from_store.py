@@ -6,7 +6,7 @@ Reads the store.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,12 +16,11 @@ from calibration.calibrate import provenance
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.fit import fold_numbers
-from calibration.judged_candidates import (
-    JudgedCandidates,
+from calibration.judged_requests import (
+    BY_K,
+    JudgedRequests,
     decided,
     decided_by_others,
-    difference,
-    first_k,
     fitted_policy,
 )
 from calibration.pools import Pools
@@ -31,14 +30,13 @@ from calibration.verdict import (
     RISK_PER_SAVED,
     conclude,
     lost_for,
-    mean_interval,
     needed_to_reach,
 )
 from ctxguard._support.words import count, signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.passages import passage_tokens
-from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray, Mode, Ranking
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.corrected import stands_for
@@ -59,8 +57,9 @@ from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.labels.evidence import Scale, judged_request
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
+from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store.database import chunks
-from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
+from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile, RouteVerdict
 
 if TYPE_CHECKING:
     from ctxguard.monitor.store import SampleStore
@@ -75,69 +74,6 @@ SYNTHETIC = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgedStore(JudgedCandidates):
-    """The judged samples of a store that calibration can use, all answered by the same stages.
-
-    Attributes:
-        series: The judge's series, as the store names it.
-        utilities: The worth of a passage.
-        serving_k: How many passages the first k were, of those that no policy cut; None where a
-            policy served every request.
-        queries: Their questions.
-        is_synthetic: Whether a model wrote some of the questions.
-        left_out: How many judged samples were not used, by reason in words.
-    """
-
-    series: str
-    utilities: Utilities
-    serving_k: int | None
-    queries: tuple[Query, ...]
-    is_synthetic: bool
-    left_out: Mapping[str, int]
-
-    def size(self, ranks: IntArray) -> Mapping[str, float | None]:
-        """Return the mean passages and tokens of contexts, weighting requests by 1/π."""
-        weight, kept = 1.0 / self.rows.requests["probability"], ranks > 0
-        sizes = self.pools.tokens
-        tokens = None if sizes is None else np.where(kept, sizes, 0.0).sum(axis=1)
-        return {
-            name: None if each is None else float(weight @ each / weight.sum())
-            for name, each in (("passages", kept.sum(axis=1)), ("tokens", tokens))
-        }
-
-    def tokens_differ(self, new: IntArray, old: IntArray) -> Interval:
-        """Estimate by how much tokens of contexts differ, as a share of the old ones'.
-
-        Passages are counted if no text was kept.
-        """
-        weight = 1.0 / self.rows.requests["probability"]
-        of_new, of_old = (
-            np.where(ranks > 0, self.pools.sizes, 0.0).sum(axis=1) for ranks in (new, old)
-        )
-        return mean_interval(weight * (of_new - of_old) * weight.size / float(weight @ of_old))
-
-    @property
-    def n_judged(self) -> int:
-        """Number of candidates that were to be judged."""
-        return int(np.count_nonzero(self.rows.passages["size"]))
-
-    @property
-    def n_failed(self) -> int:
-        """Number of candidates without a grade, because a call of the judge failed."""
-        return int(np.count_nonzero(self.rows.passages["judge_grade"] == FAILED))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks on the samples for a reader, one line each."""
-        notes = [SYNTHETIC] if self.is_synthetic else []
-        if self.n_failed:
-            _, all_judged = self.rows.without_failed
-            notes.append(failed_in_words(int(np.count_nonzero(~all_judged)), self.n_failed))
-        left_out = (f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items())
-        return (*notes, *left_out)
-
-
 class _Sample(NamedTuple):
     """One judged sample without its texts, but with estimates of their tokens.
 
@@ -150,36 +86,35 @@ class _Sample(NamedTuple):
     first_pick: int
 
     @property
+    def record(self) -> SampleRecord:
+        return self.sample.record
+
+    @property
     def name(self) -> str:
         return str(self.sample.sample_id)
 
     @property
     def question(self) -> str:
-        text = self.sample.record.query
-        return folded(text) if text else self.name
+        return folded(self.record.query) if self.record.query else self.name
 
 
-def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> JudgedStore:
+def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> JudgedRequests:
     """Read a judge's samples of the commonest route, with people's grades of them.
 
     Raises:
         CalibrationError: no sample can be used.
     """
     samples = list(_samples(store, series))
-    routes = Counter([each.sample.record.route for each in samples]).most_common()
+    routes = Counter([each.record.route for each in samples]).most_common()
     route = routes[0][0] if routes else None
     left_out = Counter({f"of another route ({other.value})": n for other, n in routes[1:]})
-    own = [
-        each
-        for each in samples
-        if each.sample.record.route is route and each.sample.record.passage_ids
-    ]
+    own = [each for each in samples if each.record.route is route and each.record.passage_ids]
     if not own or route is None:
         raise CalibrationError(
             f"no sample judged by {series!r} can be used; judge some with `ctxguard "
             "judge`, or `ctxguard monitor`"
         )
-    records = {each.name: each.sample.record for each in own}
+    records = {each.name: each.record for each in own}
     pools = replay(
         RecordedRankings({name: _of_system(record.ranking()) for name, record in records.items()}),
         [Query(name, name) for name in records],
@@ -191,9 +126,9 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
     used = [by_name[name] for name in pools.query_ids]
     pools = replace(pools, tokens=_tokens(used, pools))
     bare = [
-        len(each.sample.record.served)
+        len(each.record.served)
         for each in used
-        if each.sample.record.mode is not Mode.ENFORCE or each.sample.record.profile_id is None
+        if each.record.mode is not Mode.ENFORCE or each.record.profile_id is None
     ]
     rows = _rows(used, pools, utilities, store.top_grade() or TOP_GRADE)
     requests, passages = rows.requests, rows.passages
@@ -211,18 +146,29 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         requests["draw"][~counts] = 0
         passages["asked_probability"][~counts[rows.request]] = 0.0
     first_pick = np.array([each.first_pick for each in used])
-    return JudgedStore(
+    is_synthetic = any(each.record.request_id.startswith(WRITTEN) for each in used)
+    notes = [SYNTHETIC] if is_synthetic else []
+    n_failed = int(np.count_nonzero(passages["judge_grade"] == FAILED))
+    if n_failed:
+        _, all_judged = rows.without_failed
+        notes.append(failed_in_words(int(np.count_nonzero(~all_judged)), n_failed))
+    notes += [f"{n:,} judged samples are left out: {why}" for why, n in left_out.items()]
+    questions = tuple([Query(each.name, each.record.query or "") for each in used])
+    return JudgedRequests(
         rows=rows,
         fold=fold_numbers([each.question for each in used]),
         stands_for=stands_for(first_pick, requests["draw"] > 0, Counter(first_pick.tolist())),
         pools=pools,
         is_exact=is_exact,
-        series=series,
         utilities=utilities,
+        questions=Dataset(
+            f"judged requests ({series})",
+            questions,
+            {query.query_id: {} for query in questions},
+            notes=tuple(notes),
+        ),
+        is_synthetic=is_synthetic,
         serving_k=max(bare, default=None),
-        queries=tuple([Query(each.name, each.sample.record.query or "") for each in used]),
-        is_synthetic=any(each.sample.record.request_id.startswith(WRITTEN) for each in used),
-        left_out=left_out,
     )
 
 
@@ -299,41 +245,24 @@ def _columns(each: _Sample, pools: Pools, row: int) -> dict[int, int]:
     place = {name: column for column, name in reversed(list(enumerate(pools.passage_ids[row])))}
     for column, names in pools.copies[row].items() if pools.copies else ():
         place |= dict.fromkeys(names, column)
-    names = each.sample.record.passage_ids
+    names = each.record.passage_ids
     return {at: place[name] for at, name in enumerate(names) if name in place}
 
 
-@dataclass(frozen=True)
-class StoreCalibration:
-    """A profile from judged samples.
-
-    Attributes:
-        profile: The file that the guard loads.
-        gain: Gain of its policy over the first ``serving_k`` in recall and UDCG, each request
-            decided by a policy that was fitted without its question.
-        in_force: The same for the profile in force; None without one.
-        size: Mean passages and tokens of a context by its policy, likewise; a text not kept counts
-            as the mean, and tokens are None if none was kept.
-        today: Mean passages and tokens of the first ``serving_k``.
-    """
-
-    profile: Profile
-    gain: Mapping[str, Interval]
-    in_force: Mapping[str, Interval] | None
-    size: Mapping[str, float | None]
-    today: Mapping[str, float | None]
-
-
 def calibrate_from_store(
-    found: JudgedStore,
+    found: JudgedRequests,
     settings: Settings,
     in_force: Profile | None = None,
     *,
     fusion: Fusion | None = None,
     fingerprint: Mapping[str, str] | None = None,
     corpus_sketch: CorpusSketch | None = None,
-) -> StoreCalibration:
+) -> Profile:
     """Fit a policy of the highest expected utility in a context of the wanted cost, for one route.
+
+    The verdict holds its gain over the first ``serving_k`` in recall and UDCG, each request decided
+    by a policy that was fitted without its question; the evidence is of these contexts, or of
+    today's where they stay. A text not kept counts as the mean of the others.
 
     Args:
         found: The result of `judged_store`.
@@ -357,47 +286,38 @@ def calibrate_from_store(
     settings = settings.model_copy(
         update={"depth": found.pools.scores.shape[1], "utilities": found.utilities}
     )
+    policy: Policy = fitted_policy(found, settings)
     today = RatioPolicy(k=settings.serving_k)
-    first = first_k(found.pools, settings.serving_k)
-    by_others = decided_by_others(found, settings)
-    gain = difference(found, by_others, first)
-    policy = fitted_policy(found, settings)
-    tokens = found.tokens_differ(by_others, first)
-    verdict = _verdict(found, gain, tokens, first, settings)
+    new, old = decided_by_others(found, settings), decided(found.pools, today)
+    gain = found.gain(new, old)
+    verdict = _verdict(found, gain, found.tokens_differ(new, old), old, settings)
+    if verdict.decision == "keep":
+        policy, new = today, old
+    estimates = found.estimates(new)
+    metrics = {metric.value: estimates[metric] for metric in BY_K.values()}
     why = f"{found.in_words}; UDCG {_in_words(gain['udcg'])} over the first {today.k}"
     route = RouteProfile(
-        policy=today if verdict.decision == "keep" else policy,
+        policy=policy,
         score_kind=found.pools.kind,
         why=why,
         verdict=verdict,
+        evidence=RouteEvidence(queries=len(found.pools), metrics=metrics | found.sizes(new)),
         safe_policy=today,
     )
-    before = None if in_force is None else in_force.routes.get(found.pools.route)
-    dataset = Dataset(
-        f"judged requests ({found.series})",
-        found.queries,
-        {query.query_id: {} for query in found.queries},
-        notes=found.notes,
-    )
-    profile = Profile(
+    pools = {found.pools.route: found.pools}
+    return Profile(
         routes={**({} if in_force is None else in_force.routes), found.pools.route: route},
         fusion=Fusion() if fusion is None else fusion,
         utilities=found.utilities,
         fingerprint=dict(fingerprint or {}),
         corpus=corpus_sketch,
         signal_columns=() if in_force is None else in_force.signal_columns,
-        provenance=provenance(
-            dataset, settings, {found.pools.route: found.pools}, fingerprint or {}, [why]
-        ),
+        provenance=provenance(found.questions, settings, pools, fingerprint or {}, [why]),
     )
-    old = None
-    if before is not None:
-        old = difference(found, decided(found.pools, before.policy), first)
-    return StoreCalibration(profile, gain, old, found.size(by_others), found.size(first))
 
 
 def _verdict(
-    found: JudgedStore,
+    found: JudgedRequests,
     gain: Mapping[str, Interval],
     tokens: Interval,
     today: IntArray,

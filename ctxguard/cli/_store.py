@@ -19,7 +19,7 @@ from ctxguard.server.system import Prices
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
-    from calibration.from_store import JudgedStore
+    from calibration.judged_requests import JudgedRequests
     from ctxguard.endpoints.chat import ChatSettings
     from ctxguard.monitor.judges import Judge, LabelJudge
     from ctxguard.monitor.service import Monitor
@@ -246,9 +246,9 @@ def label_judge(dataset: "Dataset", texts: "Mapping[str, str] | None" = None) ->
     return LabelJudge(grades, misleading, texts=texts, version=dataset.digest()[:12])
 
 
-def by_k(found: "JudgedStore") -> tuple[dict[str, object], TextTable]:
+def by_k(found: "JudgedRequests") -> tuple[dict[str, object], TextTable]:
     """Tabulate the first k of judged requests, as a document and for a terminal."""
-    from calibration.judged_candidates import table_by_k
+    from calibration.judged_requests import table_by_k
 
     rows = table_by_k(found)
     document = {
@@ -266,7 +266,7 @@ def by_k(found: "JudgedStore") -> tuple[dict[str, object], TextTable]:
     return document, TextTable(columns, cells, found.in_words)
 
 
-def next_step(found: "JudgedStore") -> list[str]:
+def next_step(found: "JudgedRequests") -> list[str]:
     """Say what people should grade next, or that a profile can be made."""
     if not found.lacking:
         return ["`ctxguard calibrate --store` makes a profile of these samples"]

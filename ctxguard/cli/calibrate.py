@@ -1,9 +1,9 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from pydantic import model_validator
 from rich.console import RenderableType
@@ -19,6 +19,7 @@ from ctxguard.cli._results import asking_shown, summary_shown
 from ctxguard.cli._store import RECALL_OF_JUDGED, by_k, named_series, next_step, open_store
 from ctxguard.cli._system import LabelledSystem, open_assessor
 from ctxguard.cli._tables import dim, facts, heading, interval, remark
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import READERS
@@ -28,10 +29,11 @@ from ctxguard.server.system import AssessorSettings
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import Settings
-    from calibration.from_store import StoreCalibration
-    from ctxguard.profile.schema import Profile
+    from calibration.judged_requests import JudgedRequests
+    from ctxguard.profile.schema import Profile, RouteEvidence, RouteVerdict
 
 _OF_ROUTE = ("why", "verdict", "certificate", "sufficiency", "asking", "assessor", "evidence")
+_OF_JUDGED = ("context", "today", "in_short", "gain", "in_force")
 
 
 class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
@@ -148,38 +150,35 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             found = judged_store(store, named_series(store, self.judge), chosen.utilities)
         if "serving_k" not in self.model_fields_set and found.serving_k is not None:
             chosen = chosen.model_copy(update={"serving_k": found.serving_k})
-        made = None
+        profile, judged = None, dict[str, Any]()
         if not found.lacking:
             with output.doing("fitting"):
-                made = calibrate_from_store(found, chosen, in_force, **self._system(in_force))
-            made.profile.save(self.out)
-        profile = None if made is None else made.profile
+                profile = calibrate_from_store(found, chosen, in_force, **self._system(in_force))
+                judged = _judged(found, profile, in_force)
+            profile.save(self.out)
         figures, table = by_k(found)
         document = {
             "verdict": profile and profile.verdict and profile.verdict.decision,
-            "profile": None if made is None else self.out,
+            "profile": None if profile is None else self.out,
             "profile_id": profile and profile.profile_id,
             "route": found.pools.route,
             "policy": profile and describe_policy(profile.routes[found.pools.route].policy),
-            "context": made and made.size,
-            "today": made and made.today,
-            "in_short": made and _judged_in_short(made, found.pools.route),
-            "gain": made and made.gain,
-            "in_force": made and made.in_force,
+            **dict.fromkeys(_OF_JUDGED),
+            **judged,
             **figures,
         }
         for file in self.report:
             write_judged(document, file)
-        notes = [*found.notes, *(() if made else next_step(found))]
+        notes = [*found.questions.notes, *(() if profile else next_step(found))]
         if profile is not None and not profile.fingerprint:
             notes.append(
                 "unverified: no system was named, so that a guard cannot tell whether it serves "
                 "the same passages; name the one that answered, such as by --index"
             )
         shown: list[RenderableType] = [table, dim(f"recall: {RECALL_OF_JUDGED}")]
-        if made is not None:
-            shown.insert(0, self._judged_facts(made, found.pools.route))
-        files = [*([self.out] if made else ()), *self.report]
+        if profile is not None:
+            shown.insert(0, self._judged_facts(profile, found.pools.route, judged))
+        files = [*([self.out] if profile else ()), *self.report]
         shown.append(facts(*[("wrote", str(file)) for file in files]))
         lacks = profile is None or self._lacks_verdict(profile)
         output.result(document, shown, notes, found=lacks)
@@ -189,19 +188,21 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         decision = None if profile.verdict is None else profile.verdict.decision
         return self.required not in {None, decision}
 
-    def _judged_facts(self, made: "StoreCalibration", route: Route) -> RenderableType:
-        verdict, own = made.profile.verdict, made.profile.routes[route]
+    def _judged_facts(
+        self, profile: "Profile", route: Route, judged: Mapping[str, Any]
+    ) -> RenderableType:
+        verdict = profile.verdict
         rows = [
             ("verdict", "" if verdict is None else verdict.short),
-            ("in short", _judged_in_short(made, route)),
+            ("in short", judged["in_short"]),
             ("in full", verdict.statement if verdict and self.show_all else None),
             ("route", route.value),
-            ("keeps", describe_policy(own.policy)),
+            ("keeps", describe_policy(profile.routes[route].policy)),
         ]
-        for name, gain in (("gain", made.gain), ("in force", made.in_force)):
-            if gain is not None:
+        for name in ("gain", "in_force"):
+            if gain := judged[name]:
                 recall, udcg = (interval(each, sign="+") for each in gain.values())
-                rows.append((name, f"UDCG {udcg}, recall {recall}"))
+                rows.append((name.replace("_", " "), f"UDCG {udcg}, recall {recall}"))
         return facts(*rows)
 
     def _system(self, in_force: "Profile | None") -> dict[str, Any]:
@@ -302,18 +303,33 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         yield facts(("profile", profile.profile_id), *written)
 
 
-def _judged_in_short(made: "StoreCalibration", route: Route) -> str:
-    """Describe in one line what a policy from judged requests serves in place of today's."""
+def _judged(
+    found: "JudgedRequests", profile: "Profile", in_force: "Profile | None"
+) -> dict[str, Any]:
+    """Compare what a policy from judged requests serves with today's contexts, by ``_OF_JUDGED``.
+
+    ``gain`` and ``in_force``, that of the policy in force, are over today's first k.
+    """
+    from calibration.judged_requests import decided
     from calibration.report.summary import in_one_line, unshown_by
 
-    verdict = made.profile.routes[route].verdict
-    stays = verdict is not None and verdict.decision == "keep"
-    own, today, recall = made.today if stays else made.size, made.today, made.gain["recall"]
-    noisy = ["recall"] if recall.bounds is not None and recall.side is None else []
-    return in_one_line(
-        passages=(own["passages"], today["passages"]),
-        tokens=(own["tokens"], today["tokens"]),
-        recall=None if stays else recall,
-        misleading="not counted in judged requests",
-        unshown="" if verdict is None else unshown_by(verdict, noisy, "utility"),
+    route, pools = profile.routes[found.pools.route], found.pools
+    verdict = cast("RouteVerdict", route.verdict)
+    todays = decided(pools, RatioPolicy(k=verdict.serving_k))
+    context, today = (
+        {"passages": sizes["kept"].value, "tokens": sizes["tokens"].value}
+        for sizes in (cast("RouteEvidence", route.evidence).metrics, found.sizes(todays))
     )
+    before = None if in_force is None else in_force.routes.get(pools.route)
+    recall = verdict.recall
+    noisy = ["recall"] if recall and recall.bounds is not None and recall.side is None else []
+    in_short = in_one_line(
+        passages=(context["passages"], today["passages"]),
+        tokens=(context["tokens"], today["tokens"]),
+        recall=None if verdict.decision == "keep" else recall,
+        misleading="not counted in judged requests",
+        unshown=unshown_by(verdict, noisy, "utility"),
+    )
+    gain = None if recall is None else {"recall": recall, "udcg": verdict.udcg}
+    old = None if before is None else found.gain(decided(pools, before.policy), todays)
+    return dict(zip(_OF_JUDGED, (context, today, in_short, gain, old), strict=True))

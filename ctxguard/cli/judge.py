@@ -121,7 +121,7 @@ class JudgeCommand(JudgeModel, System):
                 output.findings([fault or "no sample waits, and this judge has judged none"])
             found = judged_store(store, series, READERS)
         figures, table = by_k(found)
-        notes = [*found.notes, *next_step(found), *([fault] if fault else [])]
+        notes = [*found.questions.notes, *next_step(found), *([fault] if fault else [])]
         output.result({"judge": series, **figures}, [table], notes, found=bool(fault))
 
     def _write(

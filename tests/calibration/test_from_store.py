@@ -9,12 +9,8 @@ from simulated_pools import DEPTH, calibrated, guard_of, simulate
 from watching import Watching
 
 from calibration.calibrate_route import Settings, Wanted
-from calibration.from_store import (
-    JudgedStore,
-    calibrate_from_store,
-    judged_store,
-)
-from calibration.judged_candidates import table_by_k
+from calibration.from_store import calibrate_from_store, judged_store
+from calibration.judged_requests import JudgedRequests, decided, decided_by_others, table_by_k
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
@@ -33,7 +29,7 @@ CHEAP = Utilities(irrelevant=-0.2)
 """Costs at which a policy loses little recall."""
 
 
-def read(live: Watching, series: str = SERIES, utilities: Utilities = READERS) -> JudgedStore:
+def read(live: Watching, series: str = SERIES, utilities: Utilities = READERS) -> JudgedRequests:
     return judged_store(live.store, series, utilities)
 
 
@@ -74,7 +70,7 @@ def grade(live: Watching, relevant: dict[str, set[str]], n: int) -> int:
 
 def test_judges_labels_grade_everything() -> None:
     found = read(watched(60))
-    assert (found.pools.route, found.serving_k, found.left_out) == (Route.HYBRID, 3, {})
+    assert (found.pools.route, found.serving_k, found.questions.notes) == (Route.HYBRID, 3, ())
     assert found.is_graded.all()
     passages = found.rows.passages
     assert len(passages) == found.n_judged == 60 * DEPTH
@@ -87,7 +83,7 @@ def test_judges_labels_grade_everything() -> None:
 def test_retrieved_can_be_decided_again() -> None:
     retriever, _ = simulate(5)
     found = read(watched(5))
-    for query, ids in zip(found.queries, found.pools.passage_ids, strict=True):
+    for query, ids in zip(found.questions.queries, found.pools.passage_ids, strict=True):
         assert set(ids) == set(retriever.rankings[query.text].passage_ids)
     assert set(found.pools.legs) == {"dense", "lexical"}
 
@@ -120,8 +116,8 @@ def test_commonest_route_is_taken() -> None:
     live = Watching(truth_of(dataset), rates=WHOLE)
     live.watch(*contexts)
     found = read(live)
-    assert (found.pools.route, len(found.queries)) == (Route.HYBRID, 6)
-    assert found.left_out == {"of another route (lexical)": 2}
+    assert (found.pools.route, len(found.questions)) == (Route.HYBRID, 6)
+    assert found.questions.notes == ("2 judged samples are left out: of another route (lexical)",)
     with pytest.raises(CalibrationError, match="no sample judged by 'labels 2'"):
         read(live, series="labels 2")
 
@@ -194,14 +190,13 @@ def test_too_few_grades_give_nothing() -> None:
 def test_other_routes_stay() -> None:
     in_force = spoilt(calibrated(60).profile)
     found = read(watched(160), utilities=CHEAP)
-    made = calibrate_from_store(
+    profile = calibrate_from_store(
         found,
         Settings(serving_k=3, tolerance=0.03, context="utility"),
         in_force,
         fusion=in_force.fusion,
         fingerprint=in_force.fingerprint,
     )
-    profile = made.profile
     assert profile.routes[Route.LEXICAL] == in_force.routes[Route.LEXICAL]
     assert (profile.fusion, profile.fingerprint) == (in_force.fusion, in_force.fingerprint)
     route = profile.routes[Route.HYBRID]
@@ -209,8 +204,9 @@ def test_other_routes_stay() -> None:
     assert route.certificate is None
     assert profile.provenance.depth == DEPTH
     assert Profile.model_validate_json(profile.to_json()) == profile
-    assert made.in_force is not None
-    assert made.in_force["recall"].value < -0.3 < made.gain["recall"].value, "it served too little"
+    spoilt_one, today = in_force.routes[Route.HYBRID].policy, route.safe_policy
+    before = found.gain(decided(found.pools, spoilt_one), decided(found.pools, today))["recall"]
+    assert before.value < -0.3 < route.verdict.recall.value, "it served too little"
     assert isinstance(route.policy, ExpectedUtilityPolicy)
     assert route.verdict.decision == "enforce"
     assert "on 160 labelled queries" in route.verdict.statement
@@ -220,16 +216,18 @@ def test_other_routes_stay() -> None:
 def test_gainless_policy_keeps_today() -> None:
     """What is shown to be safe and to gain nothing stays as it is today, as with labels."""
     made = calibrate_from_store(read(watched(160)), Settings(serving_k=3))
-    verdict = made.profile.verdict
+    verdict = made.verdict
     assert verdict.short == "keep: safe, but no gain is shown"
     assert verdict.recall.lower > -verdict.max_loss
-    assert made.profile.routes[Route.HYBRID].policy == RatioPolicy(k=3)
+    route = made.routes[Route.HYBRID]
+    assert route.policy == RatioPolicy(k=3)
+    assert route.evidence.metrics["kept"].value == 3.0
 
 
 def test_shadow_says_requests_needed() -> None:
     found = read(watched(40), utilities=CHEAP)
     made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.05))
-    verdict = made.profile.verdict
+    verdict = made.verdict
     assert verdict.decision == "shadow"
     assert 40 < verdict.n_needed < 2_000
     assert f"about {verdict.n_needed} such queries would probably decide" in verdict.statement
@@ -245,17 +243,15 @@ def test_contexts_bound_the_tokens(context: Wanted, most: float) -> None:
     tokens = np.where(np.isnan(found.pools.scores), np.nan, rng.integers(50, 400, (160, 1)))
     tokens = tokens * rng.uniform(0.3, 1.7, tokens.shape)
     found = replace(found, pools=replace(found.pools, tokens=tokens))
-    made = calibrate_from_store(found, Settings(serving_k=3, context=context))
-    size, today = made.size["tokens"], made.today["tokens"]
-    assert size is not None
-    assert today is not None
+    settings = Settings(serving_k=3, context=context)
+    verdict = calibrate_from_store(found, settings).verdict
+    contexts = decided_by_others(found, settings), decided(found.pools, RatioPolicy(k=3))
+    size, today = (found.sizes(each)["tokens"].value for each in contexts)
     assert size <= most * today
     if context == "leaner":
-        assert made.gain["recall"].value > -0.02, "as many relevant passages by P as today"
+        assert verdict.recall.value > -0.02, "as many relevant passages by P as today"
     if context in ("richer", "utility"):
         assert size > 1.1 * today
-    verdict = made.profile.verdict
-    assert verdict.tokens is not None
     assert verdict.tokens.value == pytest.approx(size / today - 1.0, abs=1e-5)
 
 
@@ -277,16 +273,19 @@ def test_unlabelled_passages_count_as_live() -> None:
 def test_texts_unknown_count_passages() -> None:
     found = read(watched(160))
     found = replace(found, pools=replace(found.pools, tokens=None))
+    sizes = found.sizes(decided_by_others(found, Settings(serving_k=3)))
+    assert sizes["tokens"].value is None
     made = calibrate_from_store(found, Settings(serving_k=3))
-    assert made.size["tokens"] is None
-    assert made.profile.verdict.tokens.value == pytest.approx(
-        made.size["passages"] / 3 - 1.0, abs=1e-5
-    )
+    assert made.verdict.tokens.value == pytest.approx(sizes["kept"].value / 3 - 1.0, abs=1e-5)
 
 
 def test_synthetic_questions_are_never_enforced() -> None:
-    found = replace(read(watched(160), utilities=CHEAP), is_synthetic=True)
+    retriever, dataset = simulate(160)
+    contexts = serve(retriever, [query.text for query in dataset.queries])
+    live = Watching(truth_of(dataset), rates=WHOLE)
+    live.watch(*[replace(each, request_id=f"written-{n}") for n, each in enumerate(contexts)])
+    found = read(live, utilities=CHEAP)
     made = calibrate_from_store(found, Settings(serving_k=3, context="utility"))
-    assert made.profile.verdict.decision == "shadow"
-    assert any("synthetic" in note for note in made.profile.provenance.notes)
-    assert made.profile.unverified
+    assert made.verdict.decision == "shadow"
+    assert any("synthetic" in note for note in made.provenance.notes)
+    assert made.unverified

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from simulated_pools import cases
 
 from calibration.evaluate import contexts, per_query
-from calibration.judged_candidates import decided
+from calibration.judged_requests import decided
 from calibration.pools import LabelledPools
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind

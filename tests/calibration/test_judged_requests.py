@@ -1,4 +1,4 @@
-"""What judged candidates say: by hand, and intervals with the coverage that they claim."""
+"""What judged requests say: by hand, and intervals with the coverage that they claim."""
 
 from dataclasses import replace
 
@@ -9,17 +9,16 @@ from simulated_pools import labelled, ranking_of
 from benchmarks.judged_lists import rows_of
 from calibration.calibrate_route import Settings
 from calibration.fit import fold_numbers
-from calibration.judged_candidates import (
+from calibration.judged_requests import (
     KS,
-    JudgedCandidates,
+    JudgedRequests,
     decided,
     decided_by_others,
-    difference,
-    first_k,
     fitted_policy,
     table_by_k,
 )
 from calibration.pools import Pools
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
@@ -37,7 +36,7 @@ def judged(
     truth: FloatArray | None = None,
     chance: float = 0.0,
     seed: int = 0,
-) -> JudgedCandidates:
+) -> JudgedRequests:
     """Judge all candidates, shape (n, k) each; people grade each by a coin."""
     n, k = yes.shape
     pools = labelled([ranking_of(row.tolist()) for row in scores], [{"p0": 1}] * n, depth=k)
@@ -48,7 +47,7 @@ def judged(
         rows.passages["people_grade"] = np.where(taken, truth.ravel(), UNGRADED)
         rows.passages["people_worth"] = np.where(truth.ravel() > 0, GAIN, COST)
         rows.passages["asked_probability"] = np.where(taken, chance, 0.0)
-    return JudgedCandidates(rows, fold_numbers(pools.query_ids), stands_for, pools)
+    return JudgedRequests(rows, fold_numbers(pools.query_ids), stands_for, pools)
 
 
 def ranked(rng: np.random.Generator, n: int) -> tuple[FloatArray, FloatArray]:
@@ -62,12 +61,16 @@ def ranked(rng: np.random.Generator, n: int) -> tuple[FloatArray, FloatArray]:
 
 def drawn(
     rng: np.random.Generator, n: int, chance: float, judge: tuple[float, float] = (0.87, 0.56)
-) -> tuple[JudgedCandidates, FloatArray]:
+) -> tuple[JudgedRequests, FloatArray]:
     """Questions of differing hardness, ten candidates each; scores tell which are relevant."""
     scores, truth = ranked(rng, n)
     sensitivity, specificity = judge
     yes = rng.random(truth.shape) < np.where(truth > 0, sensitivity, 1.0 - specificity)
     return judged(scores, yes * 1.0, truth, chance, int(rng.integers(2**31))), truth
+
+
+def first_k(pools: Pools, k: int) -> IntArray:
+    return decided(pools, RatioPolicy(k=k))
 
 
 def udcg(ranks: IntArray, truth: FloatArray) -> float:
@@ -163,7 +166,7 @@ def test_intervals_survive_yes_sayers(
     true_recall = float(truth[:, :SERVED].sum() / truth.sum())
     for _ in range(n):
         own, _ = drawn(rng, 60, 0.35, judge)
-        apart = difference(own, first_k(own.pools, 8), first_k(own.pools, SERVED))
+        apart = own.gain(first_k(own.pools, 8), first_k(own.pools, SERVED))
         third = table_by_k(own)[3]
         held["gain"] += holds(apart["udcg"], true_gain)
         held["precision"] += holds(third["precision"], true_precision)
@@ -184,7 +187,7 @@ def test_uninvolved_policys_gain_is_real() -> None:
     for _ in range(n):
         own, truth = drawn(rng, 60, 0.4)
         new, old = decided_by_others(own, Settings()), first_k(own.pools, SERVED)
-        found = difference(own, new, old)
+        found = own.gain(new, old)
         held += holds(found["udcg"], udcg(new, truth) - udcg(old, truth))
     assert held >= n - 1
 
