@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 _DAY_SECONDS = 86_400.0
 _SECONDS = {"hour": 3600.0, "day": _DAY_SECONDS}
+_CALLS, _COST = 0, 1
 _QUEUE_SECONDS = 10.0
 """How often the queue is measured."""
 
@@ -52,10 +53,8 @@ NO_LIMITS = BudgetLimits()
 class JudgingBudget:
     """How much judging has spent in one series, and how much is left; for one thread.
 
-    Args:
-        store: The store whose samples wait, which keeps the sums spent (``kept``).
-        clock: Seconds since the epoch. If it is set forward by a day, the next day's budget begins
-            early; if it is set back by at most a day, the present period goes on.
+    If the clock is set forward by a day, the next day's budget begins early; if it is set back by
+    at most a day, the present period goes on.
 
     Attributes:
         probability: The probability with which the next sample is judged, as last computed; 0.0
@@ -65,18 +64,20 @@ class JudgingBudget:
     def __init__(
         self, limits: BudgetLimits, store: SampleStore, series: str, clock: Callable[[], float]
     ) -> None:
-        self._most = {
-            "hour": (limits.calls_per_hour, None),
-            "day": (limits.calls_per_day, limits.cost_per_day),
-        }
+        bounds = (
+            ("hour", _CALLS, limits.calls_per_hour),
+            ("day", _CALLS, limits.calls_per_day),
+            ("day", _COST, limits.cost_per_day),
+        )
+        self._limits = [(kind, what, most) for kind, what, most in bounds if most is not None]
         self._store = store
         self._key = f"budget {series}"
         self._clock = clock
         self._spent: dict[str, tuple[int, float, float]] = {}
         """The number since the epoch of the present hour and day, and the calls and cost in it."""
         self._samples = 0
-        self._calls = 0.0
-        self._cost = 0.0
+        self._totals = (0.0, 0.0)
+        """The calls and the cost of these."""
         self._measured: tuple[float, int] | None = None
         self._arriving_per_second = 0.0
         self._waiting = 0
@@ -104,32 +105,26 @@ class JudgingBudget:
         before its period ends. 0.0 once a limit is used up, until its period ends.
         """
         now = self._begin_periods()
-        calls = self._calls / self._samples if self._samples else 1.0
-        cost = self._cost / self._samples if self._samples else 0.0
+        costs = [total / self._samples for total in self._totals] if self._samples else [1.0, 0.0]
         probability = 1.0
-        for kind, (_, *spent_so_far) in self._spent.items():
-            limits = self._most[kind]
-            for limit, spent, each in zip(limits, spent_so_far, (calls, cost), strict=True):
-                if limit is None:
-                    continue
-                if spent + each > limit:
-                    return 0.0
-                seconds = _SECONDS[kind]
-                left_seconds = seconds - now % seconds
-                needed = (max(waiting, 1) + arriving_per_second * left_seconds) * each
-                probability = min(probability, (limit - spent) / needed if needed else 1.0)
+        for kind, what, limit in self._limits:
+            spent, each = self._spent[kind][1 + what], costs[what]
+            if spent + each > limit:
+                return 0.0
+            left_seconds = _SECONDS[kind] - now % _SECONDS[kind]
+            needed = (max(waiting, 1) + arriving_per_second * left_seconds) * each
+            probability = min(probability, (limit - spent) / needed if needed else 1.0)
         return probability
 
     def allows(self, calls: float) -> bool:
         """Whether the calls that the next sample may take keep within the limits."""
         self._begin_periods()
-        for kind, (_, spent_calls, spent_cost) in self._spent.items():
-            max_calls, max_cost = self._most[kind]
-            if max_calls is not None and spent_calls + calls > max_calls:
-                return False
-            if max_cost is not None and spent_cost >= max_cost:
-                return False
-        return True
+        return all(
+            self._spent[kind][1 + _CALLS] + calls <= limit
+            if what == _CALLS
+            else self._spent[kind][1 + _COST] < limit
+            for kind, what, limit in self._limits
+        )
 
     def spend(self, calls: float, cost: float) -> None:
         """Count one sample that was judged."""
@@ -139,8 +134,7 @@ class JudgingBudget:
             for kind, (number, spent_calls, spent_cost) in self._spent.items()
         }
         self._samples += 1
-        self._calls += calls
-        self._cost += cost
+        self._totals = (self._totals[_CALLS] + calls, self._totals[_COST] + cost)
 
     def _measure_queue(self) -> None:
         now = time.monotonic()

@@ -42,10 +42,7 @@ _NOTHING: Mapping[str, Judgment] = {}
 
 
 class SampleJudge:
-    """Has samples judged, one at a time.
-
-    Args:
-        utilities, lookup, redactor: As in ``Monitor``.
+    """Has samples judged, one at a time; for arguments see ``Monitor``.
 
     Attributes:
         ledger: The accounts of the judge; None for one that keeps none.
@@ -80,16 +77,23 @@ class SampleJudge:
     ) -> Finished:
         """Have a sample's ungraded passages graded; raises whatever the judge raises.
 
-        Args:
-            probability: The probability with which it was sampled and taken up for judging.
-            known: The grades that it has already, by passage id.
+        ``known`` are the grades that it has already, by passage id.
         """
         if self.ledger is not None:
             self.ledger.take_rejected()  # of a sample on which the judge failed
-        nothing = Finished(sample_id, State.INCOMPLETE)
-        served = None if record.query is None else self._graded(record, record.served, known)
+        found = self._finished(sample_id, record, probability, known)
+        return replace(found, rejected=self._rejected(record))
+
+    def _finished(
+        self,
+        sample_id: int,
+        record: SampleRecord,
+        probability: float,
+        known: Mapping[str, Judgment],
+    ) -> Finished:
+        served = self._graded(record, record.served, known)
         if served is None:
-            return replace(nothing, rejected=self._rejected(record))
+            return Finished(sample_id, State.INCOMPLETE)
         grades = {**known, **served}
         dropped = record.to_judge(grades)[len(record.served) :]
         try:
@@ -102,9 +106,8 @@ class SampleJudge:
                 raise
             found = {}
         if found is None:
-            return replace(nothing, rejected=self._rejected(record))
-        done = self.as_graded(sample_id, record, probability, {**grades, **found}, known)
-        return replace(done, rejected=self._rejected(record))
+            return Finished(sample_id, State.INCOMPLETE)
+        return self.as_graded(sample_id, record, probability, {**grades, **found}, known)
 
     def as_graded(
         self,
@@ -178,15 +181,16 @@ class SampleJudge:
     def _graded(
         self, record: SampleRecord, positions: Sequence[int], known: Mapping[str, Judgment]
     ) -> dict[str, Judgment] | None:
-        """Ask for the grades that are not known; None where the judge knows nothing of the query.
+        """Ask for the grades that are not known, and return the valid ones by passage id.
 
-        Returns:
-            The valid ones by passage id: none missing, misplaced or out of range.
+        None where the query is not stored, or the judge knows nothing of it.
         """
+        if record.query is None:
+            return None
         lacking = [one for one in positions if record.passage_ids[one] not in known]
         read = [self._passage(record, one) for one in lacking]
         passages = [passage for passage in read if passage is not None]
-        if not passages or record.query is None:
+        if not passages:
             return {}
         given = self.judge.judge(record.query, passages)
         if not given and self.is_exact:

@@ -71,11 +71,6 @@ class JudgingWorker:
     cannot be written they are held: they were paid for. What a process has not written when it
     dies is judged again.
 
-    Args:
-        series: That of the judge.
-        alarms: Receives the losses of each sample; None without alarms.
-        clock: Seconds since the epoch.
-
     Attributes:
         failing: Whether the judge could not be called at its last call.
         outcomes: Samples of this process by how judging them ended.
@@ -91,7 +86,7 @@ class JudgingWorker:
         *,
         budget: JudgingBudget | None,
         alarms: AlarmMonitor | None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._judge = judge
@@ -102,7 +97,6 @@ class JudgingWorker:
         self._held: list[Finished] = []
         self._held_since = 0.0
         self._sampler = HashSampler("budget")
-        self._order = random.Random()  # noqa: S311 - an order, not a secret
         self._cost = 0.0
         self._counted: Counts = {}
         """The judge's ledger as last reported to the store."""
@@ -138,21 +132,19 @@ class JudgingWorker:
         self._write()
         if self._probability() <= 0.0:
             return 0
-        before, self._n_answers = self.outcomes.copy(), 0
-        self._suspects = []
+        before, self._n_answers, self._suspects = self.outcomes.copy(), 0, []
         try:
             n_again = self._judge_again(limit)
             self._ask_failed(limit)
             waiting = list(self._store.waiting(limit).items())
             # In any order, or a few samples on which the judge fails would look like an outage
             # for as long as they are the oldest.
-            self._order.shuffle(waiting)
+            random.shuffle(waiting)
             self._is_idle = not waiting
             began = time.monotonic()
             for sample_id, record in waiting:
-                if not self._take_up(sample_id, record):
-                    break
-                if time.monotonic() - began >= _IN_HAND_SECONDS:
+                is_up = self._take_up(sample_id, record)
+                if not is_up or time.monotonic() - began >= _IN_HAND_SECONDS:
                     break
             if self._n_answers:
                 self._blame_suspects()
@@ -197,7 +189,7 @@ class JudgingWorker:
                 self._judge_failed(error, record.route)
                 break
             n += 1
-            self._count(found)
+            self._uncounted.update(found)
             if time.monotonic() - began >= _AGAIN_SECONDS:
                 break
         return n
@@ -276,8 +268,10 @@ class JudgingWorker:
 
     def _add(self, sample: _Waiting, found: Finished, seconds: float = 0.0) -> None:
         """Add a sample's result to those written next."""
-        record, is_fresh = sample.record, sample.known is None
-        counts = {**_of_request(record), **_mismatched(record)} if is_fresh else _NOTHING
+        record = sample.record
+        counts = {} if sample.known is not None else dict(_of_request(record))
+        if sample.known is None and Flag.PROFILE_MISMATCH.value in record.flags:
+            counts[MISMATCHED,] = 1
         found = replace(found, loss=self._loss(sample, found))
         self._finish(found, record.route, counts, seconds)
 
@@ -329,7 +323,7 @@ class JudgingWorker:
 
     def _judge_failed(self, error: Exception, route: Route) -> None:
         self.outcomes[JudgingOutcome.JUDGE_FAILED] += 1
-        self._count({("judged_samples", route, JudgingOutcome.JUDGE_FAILED): 1})
+        self._uncounted["judged_samples", route, JudgingOutcome.JUDGE_FAILED] += 1
         self.why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
@@ -342,10 +336,6 @@ class JudgingWorker:
                     "and the estimates grow old",
                 )
         self.failing = True
-
-    def _count(self, counts: Counts) -> None:
-        for key, n in counts.items():
-            self._uncounted[tuple(map(str, key))] += n  # type: ignore[assignment]
 
     def _write(self) -> None:
         """Store the held results, with the counts since then and the budget's spending.
@@ -380,11 +370,6 @@ class JudgingWorker:
 def _unreadable(sample_id: int, why: str) -> Finished:
     state = State.UNREADABLE
     return Finished(sample_id, state, rejected=(("", state.value, why),))
-
-
-def _mismatched(record: SampleRecord) -> Counts:
-    """Count an answer under the profile of another system, such as of a swapped embedder."""
-    return {(MISMATCHED,): 1} if Flag.PROFILE_MISMATCH.value in record.flags else {}
 
 
 def _of_request(record: SampleRecord) -> Counts:
