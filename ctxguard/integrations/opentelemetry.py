@@ -157,10 +157,8 @@ class _RequestSpan:
         if not (invocation.span.is_recording() and invocation.should_capture_content):
             return
         types = require("opentelemetry.util.genai.types", _EXTRA)
-        redactor = self._tracing.redactor
         with suppress(RedactionError):  # which leaves the query out
-            query = self._query
-            invocation.query_text = query if redactor is None else redacted(query, redactor)
+            invocation.query_text = redacted(self._query, self._tracing.redactor)
         ranking = context.decision.ranking
         scores = dict(zip(ranking.passage_ids, ranking.scores, strict=True))
         invocation.documents = [

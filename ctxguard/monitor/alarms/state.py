@@ -225,25 +225,24 @@ class AlarmState:
         return True
 
 
+_LOSS = np.dtype([("loss", "f8"), ("probability", "f8"), ("session", "i8"), ("question", "i8")])
+
+
 def _day(rows: Sequence[LossRow], route: Route, quantity: AlarmKind) -> Day:
     """Return the defined losses of one route, without values that only damage can explain."""
-    is_recall, own = quantity is AlarmKind.RECALL_LOSS, [row for row in rows if row.route == route]
+    is_recall = quantity is AlarmKind.RECALL_LOSS
     found = np.array(
         [
-            (
-                row.recall_loss if is_recall else row.harm,
-                row.recall_probability if is_recall else row.probability,
-            )
-            for row in own
+            (row.recall_loss, row.recall_probability, row.session, row.question)
+            if is_recall
+            else (row.harm, row.probability, row.session, row.question)
+            for row in rows
+            if row.route == route
         ],
-        np.float64,
-    ).reshape(len(own), 2)
-    losses, probability = found.T
-    is_usable = (losses >= 0.0) & (losses <= (1.0 if is_recall else np.finfo(float).max))
-    is_usable &= (probability > 0.0) & (probability <= 1.0)
-    alike = np.array([(row.session, row.question) for row in own], np.int64).reshape(len(own), 2)
-    return Day.of(
-        losses[is_usable],
-        probability[is_usable],
-        groups(*alike[is_usable].T),
+        _LOSS,
     )
+    losses, probability = found["loss"], found["probability"]
+    is_usable = (losses >= 0.0) & (losses <= (1.0 if is_recall else np.finfo(float).max))
+    found = found[is_usable & (probability > 0.0) & (probability <= 1.0)]
+    alike = groups(found["session"], found["question"])
+    return Day.of(found["loss"], found["probability"], alike)

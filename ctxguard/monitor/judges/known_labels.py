@@ -82,7 +82,7 @@ class LabelJudge:
         self._known = known
         self._copies: dict[bytes, list[str]] = {}
         for name, text in (texts or {}).items():
-            for form in {text, text if redactor is None else redacted(text, redactor)}:
+            for form in {text, redacted(text, redactor)}:
                 if (key := text_key(form)) is not None:
                     self._copies.setdefault(key, []).append(id_text(name))
         if redactor is not None:

@@ -170,10 +170,8 @@ class SampleJudge:
             ):
                 return None
             # As a sample would hold it.
-            found, redactor = as_written(found), self._redactor
-            if redactor is None:
-                return found
-            title, text = (redacted_once(one, redactor) for one in (found.title, found.text))
+            found = as_written(found)
+            title, text = (redacted_once(one, self._redactor) for one in (found.title, found.text))
             return replace(found, title=title, text=text)
         except Exception:
             return None

@@ -120,12 +120,14 @@ def _whole_keys(text: str) -> str:
     return text if all(each == whole for each in found) else whole
 
 
-def redacted(text: str, redactor: Redactor) -> str:
-    """Apply a redactor to a text; fail closed, with a RedactionError.
+def redacted(text: str, redactor: Redactor | None) -> str:
+    """Apply a redactor, if there is one, to a text; fail closed, with a RedactionError.
 
     >>> redacted("a secret", lambda text: text.replace("secret", "[key]"))
     'a [key]'
     """
+    if redactor is None:
+        return text
     if not isinstance(text, str):
         raise RedactionError(f"only a string can be redacted, not {type(text).__name__}")
     try:
@@ -145,8 +147,10 @@ _redactions: dict[tuple[Redactor, bytes], str | None] = {}
 """Redacted texts by redactor and hash of the text; None for a text left unchanged."""
 
 
-def redacted_once(text: str, redactor: Redactor) -> str:
+def redacted_once(text: str, redactor: Redactor | None) -> str:
     """Redact a passage's text as ``redacted`` does, once for each, because passages recur."""
+    if redactor is None:
+        return text
     # Redaction takes half a millisecond for a thousand characters, a hash a microsecond. Only
     # changed texts are kept, so that a hundred thousand passages take a few MB.
     key = redactor, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -38,10 +38,7 @@ _KEEP = sa.text(
 class Ownership:
     """The lock of a store, held by one ``Store`` object; for any thread.
 
-    Args:
-        file: The file of a SQLite store; None for PostgreSQL.
-        name: Name of the store, for messages.
-        connect: Opens a connection to PostgreSQL.
+    It is on a file beside ``file``, or, without one, in a transaction of PostgreSQL.
     """
 
     def __init__(self, file: Path | None, name: str, connect: Callable[[], sa.Connection]) -> None:
@@ -56,9 +53,9 @@ class Ownership:
     def take(self) -> bool:
         """Take or keep the lock; return whether it is held."""
         with self._taking:
-            if self._beside is not None:
-                return self._take_file(self._beside)
-            return self._keeps_connection() or self._take_connection()
+            if self._beside is None:
+                return self._keeps_connection() or self._take_connection()
+            return self._file is not None or self._take_file(self._beside)
 
     @property
     def is_held(self) -> bool:
@@ -67,25 +64,27 @@ class Ownership:
 
     def leave_to_parent(self) -> None:
         """Forget the lock in a forked child; the parent keeps it."""
-        if self._file is not None:
-            os.close(self._file)
-        self._file = None
+        self._close_file()
 
     def release(self) -> None:
         """Release the lock."""
         with self._taking:
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
-            if self._connection is not None:
-                # Closing it, however that goes, ends the transaction too.
-                self._connection.invalidate()
-                self._connection.close()
-                self._connection = None
+            self._close_file()
+            self._close_connection()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _close_connection(self) -> None:
+        if self._connection is not None:
+            # Closing it, however that goes, ends the transaction too.
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
 
     def _take_file(self, beside: Path) -> bool:
-        if self._file is not None:
-            return True
         try:
             descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         except OSError as error:
@@ -108,9 +107,7 @@ class Ownership:
         try:
             self._connection.execute(sa.text("SELECT 1"))
         except sa.exc.DBAPIError:
-            self._connection.invalidate()
-            self._connection.close()
-            self._connection = None
+            self._close_connection()
             return False
         self._checked_at = time.monotonic()
         return True
@@ -118,13 +115,12 @@ class Ownership:
     def _take_connection(self) -> bool:
         connection = self._connect()
         try:
-            is_free = bool(connection.execute(_TRY).scalar())
-            if is_free:
+            if connection.execute(_TRY).scalar():
                 connection.execute(_KEEP)
                 self._connection, self._checked_at = connection, time.monotonic()
+                return True
         except sa.exc.DBAPIError as error:
             connection.close()
             raise faults.store_error(error, self._name, None) or error from error
-        if not is_free:
-            connection.close()
-        return is_free
+        connection.close()
+        return False

@@ -20,6 +20,7 @@ from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StoreCorruptError, StoreFullError, StoreLockedError
 from ctxguard.monitor.redaction import Redactor, redact, redacted, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
@@ -84,15 +85,11 @@ class Privacy:
             RedactionError: the redactor failed.
         """
         query = record.query if self.query == "stored" else None
-        redactor = self.redactor
-        if query is not None and redactor is not None:
-            query = redacted(query, redactor)
         passages = {
-            position: replace(
-                passage,
-                title=passage.title if redactor is None else redacted_once(passage.title, redactor),
-                text=passage.text if redactor is None else redacted_once(passage.text, redactor),
-                metadata=None,
+            position: Passage(
+                passage.passage_id,
+                redacted_once(passage.text, self.redactor),
+                redacted_once(passage.title, self.redactor),
             )
             for position, passage in record.passages.items()
             if self.passages == "stored"
@@ -100,7 +97,7 @@ class Privacy:
         withheld = record.where is not None and self._is_secret(record.where)
         return replace(
             record,
-            query=query,
+            query=None if query is None else redacted(query, self.redactor),
             passages=passages,
             where=None if withheld else record.where,
             where_withheld=withheld or record.where_withheld,
@@ -111,7 +108,7 @@ class Privacy:
         texts = [str(value) for values in where.allowed.values() for value in values]
         return any(
             text != text.encode("utf-8", "replace").decode()
-            or (self.redactor is not None and redacted(text, self.redactor) != text)
+            or redacted(text, self.redactor) != text
             for text in (*texts, *where.fields)
         )
 
