@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_pools import Recorded, ranking_of
 
 from calibration.compare.candidates import (
     Candidate,
@@ -19,37 +20,29 @@ from calibration.data.dataset import Dataset, Query
 from calibration.results import COMPARED
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, Route, ScoreKind
-from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.measure.interval import Interval
 from ctxguard.measure.worth import BLOG, STRICT
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
 
 
-class Shelf:
+def shelf_of(
+    answers: Mapping[str, Sequence[str]],
+    kind: ScoreKind = ScoreKind.RATIO,
+    route: Route = Route.HYBRID,
+) -> Recorded:
     """Answers each question with the passages of a list, best first."""
-
-    def __init__(
-        self,
-        answers: Mapping[str, Sequence[str]],
-        kind: ScoreKind = ScoreKind.RATIO,
-        route: Route = Route.HYBRID,
-    ) -> None:
-        self.answers = answers
-        self.kind = kind
-        self.route = route
-        self.asked = 0
-
-    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        self.asked += 1
-        if query not in self.answers:
-            raise QueryError(f"{query!r} cannot be searched")
-        hits = [Hit(p, 1.0 / (60 + rank)) for rank, p in enumerate(self.answers[query][:depth])]
-        return Ranking.from_hits(hits, self.kind, self.route)
+    return Recorded(
+        {
+            text: ranking_of(1.0 / np.arange(60, 60 + len(ids)), ids=ids, kind=kind, route=route)
+            for text, ids in answers.items()
+        }
+    )
 
 
-def questions(relevant_ranks: Sequence[int | None], depth: int = 6) -> tuple[Dataset, Shelf]:
+def questions(relevant_ranks: Sequence[int | None], depth: int = 6) -> tuple[Dataset, Recorded]:
     """A question for each rank, whose one relevant passage stands there; None: found nowhere."""
     queries, qrels, answers = [], {}, {}
     for number, rank in enumerate(relevant_ranks):
@@ -60,7 +53,7 @@ def questions(relevant_ranks: Sequence[int | None], depth: int = 6) -> tuple[Dat
         if rank is not None:
             ids[rank - 1] = f"good-{number}"
         answers[query.text] = ids
-    return Dataset("shelf/test", tuple(queries), qrels), Shelf(answers)
+    return Dataset("shelf/test", tuple(queries), qrels), shelf_of(answers)
 
 
 def fixed(name: str, k: int, route: Route = Route.HYBRID) -> Candidate:
@@ -68,7 +61,7 @@ def fixed(name: str, k: int, route: Route = Route.HYBRID) -> Candidate:
 
 
 def compared(
-    candidates: Sequence[Candidate], shelf: Shelf, dataset: Dataset, **settings: object
+    candidates: Sequence[Candidate], shelf: Recorded, dataset: Dataset, **settings: object
 ) -> Comparison:
     return compare(candidates, lambda _: shelf, dataset, depth=6, **settings)
 
@@ -144,9 +137,9 @@ def test_risk_looks_at_interval_ends(lower: float, upper: float, n: int, risk: s
 def test_rank_only_looks_no_safer() -> None:
     """Scores that carry rank only do not make a candidate look safe."""
     dataset, shelf = questions([1] * 30)
-    by_rank = Shelf(shelf.answers, ScoreKind.RANK)
+    answers = {text: ranking.passage_ids for text, ranking in shelf.rankings.items()}
+    by_rank = shelf_of(answers, ScoreKind.RANK, Route.DENSE)
     candidates = [fixed("scored", 6), Candidate("ranked", RatioPolicy(k=6), Route.DENSE)]
-    by_rank.route = Route.DENSE
     found = compare(
         candidates,
         lambda c: by_rank if c.name == "ranked" else shelf,
@@ -174,7 +167,7 @@ def test_differences_are_from_named_candidate() -> None:
 def test_alike_rankings_replay_once() -> None:
     dataset, shelf = questions([1, 2, 3])
     compared([fixed("one", 1), fixed("two", 2)], shelf, dataset)
-    assert shelf.asked == 3 + 1  # one to warm up
+    assert len(shelf.asked) == 3 + 1  # one to warm up
 
 
 def test_latency_is_median_after_warmup() -> None:
@@ -189,7 +182,7 @@ def test_latency_is_median_after_warmup() -> None:
 def test_only_commonly_answered_count() -> None:
     """Only queries that every candidate answered count and the others are named."""
     dataset, shelf = questions([1, 1, 3])
-    partly = Shelf({"question 0": ["good-0"], "question 2": ["bad"]}, route=Route.DENSE)
+    partly = shelf_of({"question 0": ["good-0"], "question 2": ["bad"]}, route=Route.DENSE)
     candidates = [fixed("all", 1), fixed("some", 1, Route.DENSE)]
     found = compare(candidates, lambda c: partly if c.name == "some" else shelf, dataset, depth=6)
     assert found.query_ids == ("q0", "q2")
@@ -198,13 +191,14 @@ def test_only_commonly_answered_count() -> None:
 
 
 def test_nothing_in_common_cannot_compare() -> None:
-    dataset, shelf = questions([1, 1])
-    first = Shelf({"question 0": ["good-0"]})
-    second = Shelf({"question 1": ["good-1"]}, route=Route.DENSE)
+    dataset, _ = questions([1, 1])
+    shelves = {
+        "a": shelf_of({"question 0": ["good-0"]}),
+        "b": shelf_of({"question 1": ["good-1"]}, route=Route.DENSE),
+    }
     candidates = [fixed("a", 1), fixed("b", 1, Route.DENSE)]
     with pytest.raises(CalibrationError, match="no query was answered by every candidate"):
-        compare(candidates, lambda c: first if c.name == "a" else second, dataset, depth=6)
-    assert shelf.asked == 0
+        compare(candidates, lambda each: shelves[each.name], dataset, depth=6)
 
 
 def test_worth_is_shared_and_kept() -> None:
@@ -232,16 +226,12 @@ def test_senseless_comparison_is_refused_first(
 
 
 def test_candidate_is_a_few_words() -> None:
-    [found] = parse_candidates("wide = dense, k=8, min_ratio=0.7")
-    assert found.name == "wide"
-    assert (found.route, found.policy) == (Route.DENSE, RatioPolicy(k=8, min_ratio=0.7))
-    [found] = parse_candidates("sharp=reciprocal_rank:2,rerank=models/mine")
-    assert (found.route, found.reranker) == (Route.HYBRID_RERANK, "models/mine")
-    assert found.fusion == Fusion("reciprocal_rank", constant=2)
-
-
-def test_candidate_without_k_meets_each() -> None:
-    """A candidate without a k is compared at each k asked for."""
+    """Without a k it is compared at each k asked for."""
+    [wide] = parse_candidates("wide = dense, k=8, min_ratio=0.7")
+    assert wide == Candidate("wide", RatioPolicy(k=8, min_ratio=0.7), Route.DENSE)
+    [sharp] = parse_candidates("sharp=reciprocal_rank:2,rerank=models/mine")
+    assert (sharp.route, sharp.reranker) == (Route.HYBRID_RERANK, "models/mine")
+    assert sharp.fusion == Fusion("reciprocal_rank", constant=2)
     found = parse_candidates("x=lexical", [3, 8])
     assert [(each.name, each.policy.k) for each in found] == [("x@3", 3), ("x@8", 8)]
     assert [each.name for each in parse_candidates("x=lexical,k=5", [3, 8])] == ["x"]

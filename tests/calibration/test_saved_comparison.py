@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated_pools import Recorded, ranking_of
 
 from calibration.compare.candidates import Candidate
 from calibration.compare.comparison import Comparison, compare
@@ -19,7 +20,6 @@ from calibration.compare.saved_comparison import (
 )
 from calibration.data.dataset import Dataset, Query
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.measure.worth import READERS, STRICT, Utilities
 
@@ -30,21 +30,12 @@ DATASET = Dataset(
 )
 
 
-class RelevantFirst:
-    """Answers each question with the relevant passage first, and three others."""
-
-    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        ids = ("good", "a", "b", "c")[:depth]
-        return Ranking.from_hits(
-            [Hit(passage_id, 1.0 / rank) for rank, passage_id in enumerate(ids, start=1)],
-            ScoreKind.RATIO,
-        )
-
-
 def compared(ks: Mapping[str, int], utilities: Utilities = READERS) -> Comparison:
     """Candidates by name, each with its k: a larger one does more harm."""
     candidates = [Candidate(name, RatioPolicy(k=k)) for name, k in ks.items()]
-    return compare(candidates, lambda _: RelevantFirst(), DATASET, utilities=utilities)
+    relevant_first = ranking_of([4.0, 3.0, 2.0, 1.0], ids=["good", "a", "b", "c"])
+    shelf = Recorded({query.text: relevant_first for query in DATASET.queries})
+    return compare(candidates, lambda _: shelf, DATASET, utilities=utilities)
 
 
 def document(comparison: Comparison, **other: object) -> dict[str, object]:

@@ -137,11 +137,10 @@ def _seconds(n_bytes: int) -> float:
 
 def serve(descriptor: int) -> None:
     """Convert the files named over a connection, until it is closed."""
-    for name in ("bs4", "lxml.etree", "mammoth", "markdownify", "pptx", "pypdfium2"):
+    page = "calibration.data.documents.web_page"
+    for name in ("bs4", "lxml.etree", "mammoth", "markdownify", "pptx", "pypdfium2", page):
         with suppress(ImportError):  # the first file that needs it reports it
             import_module(name)
-    with suppress(ImportError):
-        import_module("calibration.data.documents.web_page")
     _bound_memory()
     connection: Connection[Any, Any] = Connection(descriptor)
     connection.send("ready")

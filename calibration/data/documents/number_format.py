@@ -10,50 +10,27 @@ from datetime import date, datetime, time, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 from functools import cache
+from itertools import takewhile
+from operator import eq, ge, gt, le, lt, ne
 
 _ISO_DATE = "yyyy-mm-dd"
 
-BUILT_IN = {
-    1: "0",
-    2: "0.00",
-    3: "#,##0",
-    4: "#,##0.00",
-    5: "$#,##0_);($#,##0)",
-    6: "$#,##0_);($#,##0)",
-    7: "$#,##0.00_);($#,##0.00)",
-    8: "$#,##0.00_);($#,##0.00)",
-    9: "0%",
-    10: "0.00%",
-    11: "0.00E+00",
-    12: "# ?/?",
-    13: "# ??/??",
-    15: "d-mmm-yy",
-    16: "d-mmm",
-    17: "mmm-yy",
-    18: "h:mm AM/PM",
-    19: "h:mm:ss AM/PM",
-    20: "h:mm",
-    21: "h:mm:ss",
-    37: "#,##0_);(#,##0)",
-    38: "#,##0_);(#,##0)",
-    39: "#,##0.00_);(#,##0.00)",
-    40: "#,##0.00_);(#,##0.00)",
-    41: "#,##0_);(#,##0);-",
-    42: "$#,##0_);($#,##0);-",
-    43: "#,##0.00_);(#,##0.00);-",
-    44: "$#,##0.00_);($#,##0.00);-",
-    45: "mm:ss",
-    46: "[h]:mm:ss",
-    47: "mm:ss.0",
-    48: "##0.0E+0",
-    49: "@",
+# The codes of consecutive numbers, by the first of them.
+_RUNS = {
+    1: ("0", "0.00", "#,##0", "#,##0.00"),
+    5: ("$#,##0_);($#,##0)",) * 2 + ("$#,##0.00_);($#,##0.00)",) * 2,
+    9: ("0%", "0.00%", "0.00E+00", "# ?/?", "# ??/??"),
     # Excel shows each country's own order of day and month; this one nobody can misread.
-    14: _ISO_DATE,
-    22: f"{_ISO_DATE} hh:mm",
-    **dict.fromkeys([*range(27, 32), 34, 35, 36, *range(50, 59)], _ISO_DATE),
-    32: "h:mm",
-    33: "h:mm:ss",
+    14: (_ISO_DATE, "d-mmm-yy", "d-mmm", "mmm-yy"),
+    18: ("h:mm AM/PM", "h:mm:ss AM/PM", "h:mm", "h:mm:ss", f"{_ISO_DATE} hh:mm"),
+    27: (_ISO_DATE,) * 5 + ("h:mm", "h:mm:ss") + (_ISO_DATE,) * 3,
+    37: ("#,##0_);(#,##0)",) * 2 + ("#,##0.00_);(#,##0.00)",) * 2,
+    41: ("#,##0_);(#,##0);-", "$#,##0_);($#,##0);-"),
+    43: ("#,##0.00_);(#,##0.00);-", "$#,##0.00_);($#,##0.00);-"),
+    45: ("mm:ss", "[h]:mm:ss", "mm:ss.0", "##0.0E+0", "@"),
+    50: (_ISO_DATE,) * 9,
 }
+BUILT_IN = {first + at: code for first, codes in _RUNS.items() for at, code in enumerate(codes)}
 """The codes of the built-in format numbers; any other number means General."""
 
 _TOKEN = re.compile(
@@ -65,6 +42,7 @@ _CONDITION = re.compile(r"\[(<=|>=|<>|<|>|=)(-?[\d.]{1,30})\]")
 _ELAPSED = re.compile(r"\[(h+|m+|s+)\]", re.IGNORECASE)
 _MAX_DAY = 2_958_466
 _MAX_CODE = 255
+_PLACES = frozenset("0#?")
 
 _STYLES = {
     "y": ("%y", "%y", "%Y"),
@@ -78,14 +56,7 @@ _STYLES = {
 """How ``strftime`` writes a part of a date, by the number of its letters in the code."""
 _ELAPSED_SECONDS = {"h": 3600, "m": 60, "s": 1}
 
-_COMPARE = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-    "=": lambda a, b: a == b,
-    "<>": lambda a, b: a != b,
-}
+_COMPARE = {"<": lt, "<=": le, ">": gt, ">=": ge, "=": eq, "<>": ne}
 
 
 def general(value: float) -> str:
@@ -211,16 +182,12 @@ def _number(value: float, tokens: list[str]) -> str:
     sign = "-" if value < 0 else ""
     if "/" in tokens:
         return sign + _fraction(size, tokens)
-    exponent_at = next(
-        (at for at, each in enumerate(tokens) if each in {"E+", "E-", "e+", "e-"}), None
-    )
-    if exponent_at is not None:
-        return sign + _exponent(size, tokens, exponent_at)
+    for at, each in enumerate(tokens):
+        if each.upper() in {"E+", "E-"}:
+            return sign + _exponent(size, tokens, at)
     flat = _flat(tokens)
-    last = max(at for at, each in enumerate(flat) if each in {"0", "#", "?"})
-    scale = 0
-    while last + scale + 1 < len(flat) and flat[last + scale + 1] == ",":
-        scale += 1
+    last = max(at for at, each in enumerate(flat) if each in _PLACES)
+    scale = sum(1 for _ in takewhile(",".__eq__, flat[last + 1 :]))
     shown = _filled(size / 1000**scale, flat)
     return (sign if re.search("[1-9]", shown) else "") + shown.strip()
 
@@ -242,11 +209,11 @@ def _filled(size: Decimal, flat: list[str]) -> str:
     """Fill the places of a pattern with the digits of a number."""
     point = flat.index(".") if "." in flat else len(flat)
     whole, part = flat[:point], flat[point + 1 :]
-    n_places = sum(each in {"0", "#", "?"} for each in part)
+    n_places = sum(each in _PLACES for each in part)
     rounded = size.quantize(Decimal(1).scaleb(-n_places), ROUND_HALF_UP)
     left, _, right = f"{rounded:f}".partition(".")
     left = left.lstrip("0")
-    places = [at for at, each in enumerate(whole) if each in {"0", "#", "?"}]
+    places = [at for at, each in enumerate(whole) if each in _PLACES]
     grouped = any(each == "," for each in whole[places[0] : places[-1] + 1]) if places else False
     out: list[str] = []
     used, first = 0, places[0] if places else -1
@@ -254,7 +221,7 @@ def _filled(size: Decimal, flat: list[str]) -> str:
         each = whole[at]
         if each[0] == "=":
             out.append(each[1:])
-        elif each in {"0", "#", "?"}:
+        elif each in _PLACES:
             rest = left[: len(left) - used] if at == first else left[: len(left) - used][-1:]
             for digit in reversed(rest or ("0" if each == "0" else "")):
                 if grouped and used and used % 3 == 0:
@@ -266,7 +233,7 @@ def _filled(size: Decimal, flat: list[str]) -> str:
         return text
     digits, shown, tail = iter(right), [], ""
     for each in part:
-        if each in {"0", "#", "?"}:
+        if each in _PLACES:
             digit = next(digits)
             tail += digit
             if each == "0" or digit != "0":
@@ -280,7 +247,7 @@ def _filled(size: Decimal, flat: list[str]) -> str:
 def _exponent(size: Decimal, tokens: list[str], at: int) -> str:
     mantissa, after = _flat(tokens[:at]), tokens[at + 1 :]
     point = mantissa.index(".") if "." in mantissa else len(mantissa)
-    step = max(1, sum(each in {"0", "#", "?"} for each in mantissa[:point]))
+    step = max(1, sum(each in _PLACES for each in mantissa[:point]))
     power = (size.adjusted() // step) * step if size else 0
     width = sum(each == "0" for each in after)
     sign = "-" if power < 0 else "+" if tokens[at][1] == "+" else ""
@@ -290,10 +257,10 @@ def _exponent(size: Decimal, tokens: list[str], at: int) -> str:
 def _fraction(size: Decimal, tokens: list[str]) -> str:
     bar = tokens.index("/")
     below = "".join([each for each in tokens[bar + 1 :] if each in "0#?123456789"])
-    whole_shown = any(each == " " for each in tokens[:bar])
+    whole_shown = " " in tokens[:bar]
     if below.isdigit() and below.strip("0"):
-        exact = Fraction(round(size * int(below)), int(below))
         bottom = int(below)
+        exact = Fraction(round(size * bottom), bottom)
     else:
         exact = Fraction(size).limit_denominator(10 ** max(1, min(len(below), 4)) - 1)
         bottom = exact.denominator

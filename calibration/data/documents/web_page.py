@@ -14,14 +14,7 @@ _NEVER_SHOWN = [
     *("select", "textarea", "input", "dialog", "datalist", "canvas", "audio", "video", "title"),
 ]
 _ROLES = {
-    "navigation",
-    "banner",
-    "contentinfo",
-    "search",
-    "menu",
-    "menubar",
-    "dialog",
-    "alertdialog",
+    *("navigation", "banner", "contentinfo", "search", "menu", "menubar", "dialog", "alertdialog"),
 }
 _HIDDEN_STYLE = re.compile(
     r"display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|(?:left|top|text-indent)\s*:\s*-\d{3,}"
@@ -71,17 +64,12 @@ class _Writer(MarkdownConverter):
         cell: str = super().convert_td(el, text.replace("|", "\\|"), parent_tags)  # type: ignore[misc]
         return cell
 
-    def convert_th(self, el: Tag, text: str, parent_tags: set[str]) -> str:
-        cell: str = super().convert_th(el, text.replace("|", "\\|"), parent_tags)  # type: ignore[misc]
-        return cell
+    convert_th = convert_td
 
     def convert_pre(self, el: Tag, text: str, parent_tags: set[str]) -> str:  # noqa: ARG002
         code = el.get_text().strip("\n")
-        if not code.strip():
-            return ""
-        longest = max([2, *map(len, re.findall("`+", code))])
-        fence = "`" * (longest + 1)
-        return f"\n\n{fence}{_language(el)}\n{code}\n{fence}\n\n"
+        fence = "`" * (max([2, *map(len, re.findall("`+", code))]) + 1)
+        return f"\n\n{fence}{_language(el)}\n{code}\n{fence}\n\n" if code.strip() else ""
 
 
 def to_markdown(page: str) -> tuple[str, str]:
