@@ -143,8 +143,7 @@ def explain_sample(
 ) -> Explanation:
     """Gather everything the store knows about one sample.
 
-    Args:
-        profile: Decides again, which tells the reason of each drop; None for no reasons.
+    A profile decides again, which tells the reason of each drop.
     """
     sample_id = stored.sample_id
     record = store.records([sample_id]).get(sample_id)
@@ -242,10 +241,7 @@ def candidates_of(
 ) -> list[ExplainedCandidate]:
     """Explain every candidate of a sample, served ones first, each best first.
 
-    Args:
-        decision: From ``decided``.
-        judge: The judge's grades, by passage id.
-        labels: People's labels that were not taken back.
+    ``decision`` is that of ``decided``, and ``labels`` those that were not taken back.
     """
     decided: dict[int, CandidateDecision] = {}
     if decision is not None:

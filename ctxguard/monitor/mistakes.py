@@ -120,12 +120,7 @@ def latest_mistakes(
 ) -> DayOfMistakes:
     """Find the mistakes of the latest day that has any, of the last `MOST_DAYS`.
 
-    Args:
-        now: Today, in UTC.
-        profile, tenant: As for `mistakes_of`.
-
-    Returns:
-        Yesterday's if no day has any.
+    Yesterday's if no day has any; ``now`` is today, in UTC.
     """
     quiet: list[DayOfMistakes] = []
     for ago in range(min(MOST_DAYS, (now - date.min).days + 1)):
@@ -161,8 +156,7 @@ def _mistake(
 ) -> list[Mistake]:
     """Describe a request; empty if it dropped nothing known to be relevant.
 
-    Args:
-        tops: The highest grades of the judge and of people.
+    ``tops`` are the highest grades of the judge and of people.
     """
     record = sample.record
     decision, notes = decided(record, profile)

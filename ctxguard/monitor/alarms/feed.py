@@ -37,11 +37,8 @@ _LATE_SECONDS = 600.0
 def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> None:
     """Log a new alarm and, for recall loss, switch to the safe policy. Never raises.
 
-    It switches only if the loss was compared with the promise, not with the judge's own mean.
-
-    Args:
-        profile: The profile that the alarm is about.
-        switch_path: The profile file that guards watch; None never switches.
+    It switches the file that guards watch (``switch_path``, if any) only if the loss was compared
+    with the promise, not with the judge's own mean.
     """
     _log.warning(
         "%s route=%s value=%s target=%s reference=%s n=%d profile=%s",
@@ -72,8 +69,7 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
 def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
     """Replace the profile file that guards watch by the safe policy of the alarm's profile.
 
-    Returns:
-        Whether the file was changed; False where it already holds the safe policy.
+    Returns False where it already holds the safe policy.
 
     Raises:
         ProfileFormatError: the file is absent or is not a profile.
@@ -102,11 +98,7 @@ class AlarmMonitor:
 
     Losses are compared a day at a time, once no sample of the day waits: losses vary over a day,
     and its first hours alone may look like a rise. Days begin at the time of day of the first loss.
-
-    Args:
-        store: Holds the losses, and keeps the alarms' state over a restart.
-        clock: Seconds since the epoch.
-        switch_path: The profile file to switch to its safe policy; None never switches.
+    The store keeps the alarms' state over a restart.
     """
 
     def __init__(
@@ -146,9 +138,7 @@ class AlarmMonitor:
     ) -> LossRow | None:
         """Return the losses of a judged sample; None if the profile's own policy did not serve it.
 
-        Args:
-            grades: Its grades; every served passage has one.
-            probability: Probability with which it was sampled and then taken up for judging.
+        Every served passage has a grade.
         """
         if record.profile_id != self.state.profile_id or record.mode is not Mode.ENFORCE:
             return None

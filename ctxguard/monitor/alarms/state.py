@@ -99,11 +99,8 @@ class AlarmState:
     def correct(self, promise: PromisedLoss, target: float, n: int) -> None:
         """From now on, also compare a judge that errs with a promise on its own scale.
 
-        The evidence starts again where the target is not about the same as before.
-
-        Args:
-            promise: One of ``promises``.
-            target, n: As ``reference.corrected`` returns them, of losses divided by their bound.
+        The evidence starts again where the target is not about the same as before. For target and
+        n see ``reference.corrected``.
         """
         by_key = {monitor.key: monitor for monitor in self._report.losses}
         learned = by_key[promise.route, promise.quantity, ReferenceKind.BASELINE]
@@ -123,13 +120,8 @@ class AlarmState:
     ) -> tuple[list[Alarm], list[Alarm]]:
         """Add the judged losses of one whole day, of any route.
 
-        The probability of being among them must not depend on a request's losses.
-
-        Args:
-            end_seconds: The end of the day, in seconds since the epoch.
-
-        Returns:
-            The alarms that this raises, and those that it ends.
+        The probability of being among them must not depend on a request's losses. Returns the
+        alarms that this raises, and those that it ends.
         """
         found, ended, losses = list[Alarm](), list[Alarm](), list[LossMonitor]()
         days: dict[tuple[Route, AlarmKind], Day] = {}

@@ -23,11 +23,8 @@ MOST_CONNECTIONS = 64
 class MetricsServer(ThreadingMixIn, WSGIServer):
     """Serves a registry, on threads that end with the process.
 
-    Args:
-        port: 0 for any free one; ``server_port`` says which.
-
-    Raises:
-        OSError: the address cannot be listened on.
+    Port 0 takes any free one, which ``server_port`` names. An OSError where the address cannot be
+    listened on.
     """
 
     daemon_threads = True

@@ -281,9 +281,8 @@ class JudgingAgain:
     def read(self, sample_id: int) -> tuple[SampleRecord, list[int], dict[str, Judgment]] | None:
         """Read a sample that is due; None where it was deleted or cannot be read.
 
-        Returns:
-            Its record; the candidates to judge, those judged before and all served ones; and this
-            judge's grades so far.
+        Returns its record; the candidates to judge, those judged before and all served ones; and
+        this judge's grades so far.
         """
         self._retry_at[sample_id] = self._clock() + _RETRY_SECONDS
         record = self._store.records([sample_id]).get(sample_id)
@@ -307,8 +306,7 @@ class JudgingAgain:
     ) -> Counts:
         """Judge what ``read`` gave, and store the result; raises whatever the judge raises.
 
-        Returns:
-            For a canary, counts of the grades equal to the first ones, and of the others.
+        Returns, for a canary, counts of the grades equal to the first ones, and of the others.
         """
         if not is_canary:
             # What it has graded by now is kept; what failed is asked about again.

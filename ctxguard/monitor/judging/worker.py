@@ -51,17 +51,14 @@ _NOTHING: Counts = {}
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A sample to judge.
-
-    Attributes:
-        probability: The probability with which it was sampled and taken up for judging.
-        known: The grades that it has already; None for one that was never judged.
-    """
+    """A sample to judge."""
 
     sample_id: int
     record: SampleRecord
     probability: float
+    """With which it was sampled and taken up for judging."""
     known: Mapping[str, Judgment] | None = None
+    """The grades that it has already; None for one that was never judged."""
 
 
 class JudgingWorker:
@@ -121,12 +118,8 @@ class JudgingWorker:
     def step(self, limit: int) -> int:
         """Judge up to ``limit`` waiting samples, and before them as many again.
 
-        Returns:
-            How many were finished, skipped ones included; 0 when none waited, the budget is used
-            up, or the judge could not be called.
-
-        Raises:
-            JudgeError: the judge has given no valid grade so far; the samples wait.
+        Returns how many were finished, as ``Monitor.step`` does. A JudgeError where the judge has
+        given no valid grade so far; the samples wait.
         """
         # Left over from an outage of the store.
         self._write()

@@ -364,13 +364,8 @@ def record_of(
     """Make the record of a sampled request; an unreadable passage or score raises its own error.
 
     Served passages are kept, whatever they contain. A dropped one that cannot be read is kept
-    without its text; its missing grade is counted.
-
-    Args:
-        context: The answer to the request.
-        probability, time_seconds: As of ``SampleRecord``.
-        rates: The probabilities with which its dropped passages are judged.
-        seed: Seed of that choice.
+    without its text; its missing grade is counted. The seed is that of the choice of dropped
+    passages to judge.
     """
     ranking = context.decision.ranking
     request_id, (labels, alone, pool, first) = context.request_id, _samplers(seed)

@@ -66,16 +66,10 @@ def identity(file: Path) -> tuple[int, int] | None:
 
 
 def open_engine(url: sa.URL, name: str) -> tuple[sa.Engine, tuple[int, int] | None]:
-    """Open a database, creating its tables if there are none.
+    """Open the database of the store ``name``, creating its tables if there are none.
 
-    Args:
-        name: The store's name in messages.
-
-    Returns:
-        The engine, and the ``identity`` of its file; None without one.
-
-    Raises:
-        StoreSchemaError: it belongs to another release or program, or is incomplete.
+    Returns the engine, and the ``identity`` of its file, if any; raises StoreSchemaError for the
+    database of another release or program, or an incomplete one.
     """
     file, of_file = database_file(url), None
     if file is not None:

@@ -67,11 +67,8 @@ _OF_RECORD = ("request_id", "time_seconds", "probability", "label_order")
 def append(db: Transaction, worker_id: str, batch: Batch) -> bool:
     """Store samples together with their writer's counts: all of it or nothing.
 
-    Args:
-        worker_id: The id of one process, for as long as it lives.
-
-    Returns:
-        Whether it was stored now; False where the store held it already.
+    A worker is one process, for as long as it lives. Returns False where the store held the batch
+    already.
     """
     present = math.floor(db.store.clock() / HOUR_SECONDS) if batch.hour is None else batch.hour
     stored = Counter([math.floor(one.time_seconds / HOUR_SECONDS) for one, _ in batch.samples])
@@ -126,11 +123,9 @@ def _adding(db: Transaction) -> Any:
 
 @reads
 def accounts(db: Transaction, *, worker_id: str | None = None) -> Accounts:
-    """Return the counts of the writing processes, as last reported.
+    """Return the counts of all writing processes, or of one, as last reported.
 
-    Args:
-        worker_id: Only those of one process; None for all. Processes are told apart for two
-            days.
+    Processes are told apart for two days.
     """
     query = sa.select(
         *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, _pending(db))]
@@ -191,10 +186,9 @@ def _pending(db: Transaction) -> sa.ColumnElement[int]:
 
 @reads
 def waiting(db: Transaction, limit: int) -> dict[int, SampleRecord | DataError]:
-    """Return the samples that have waited longest for a judge, at most ``limit``, ≥ 1.
+    """Return the at most ``limit`` ≥ 1 samples that have waited longest for a judge.
 
-    Returns:
-        By sample, its record, or why it cannot be read.
+    By sample, its record, or why it cannot be read.
     """
     if limit < 1:
         raise ConfigurationError(f"limit {limit!r} must be at least 1")
@@ -279,11 +273,7 @@ def samples_of(db: Transaction, request_id: str) -> list[StoredSample]:
 
 @reads
 def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> list[StoredSample]:
-    """Return the n samples stored last, newest first, and how far each came.
-
-    Args:
-        before: Only samples stored before the one with this id; None for the newest of all.
-    """
+    """Return the n samples stored last (before the one with an id), and how far each came."""
     query = _stored().order_by(_samples.sample_id.desc()).limit(n)
     if before is not None:
         query = query.where(_samples.sample_id < before)
@@ -321,13 +311,11 @@ def size_bytes(db: Transaction) -> int:
 def clean(store: Store) -> tuple[int, int]:
     """Delete samples over the limits, oldest first, in many short transactions.
 
-    A SQLite file then shrinks. PostgreSQL's own vacuum frees its space.
+    A SQLite file then shrinks. PostgreSQL's own vacuum frees its space. A StoreFullError where
+    the disk is full: deleting needs space too.
 
     Returns:
         How many samples had reached the age limit, and of how many others the payload was deleted.
-
-    Raises:
-        StoreFullError: the disk is full; deleting needs space too.
     """
     age, most = store.limits.max_age_seconds, store.limits.max_bytes
     expired = by_size = 0
