@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -117,30 +117,51 @@ def test_sound_files_equal_the_client(tmp_path: Path) -> None:
     assert all(math.isclose(ours[key], theirs[key], rel_tol=1e-15) for key in ours)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\1",
-        struct.pack("ii", 5000, 0),
-        struct.pack("iii", 64, 0, -40).ljust(64, b"\0"),
-        struct.pack("iii", 64, 0, 4000).ljust(64, b"\0"),
-        struct.pack("iii4sdd", 40, 0, 4, b"abcd", 1.0, 0.0).ljust(64, b"\0"),
-        struct.pack("iii12sdd", 40, 0, 8, b"[1,2,3] ", 1.0, 0.0).ljust(64, b"\0"),
-        random.Random(1).randbytes(3000),
-        b"SQLite format 3",
-    ],
-)
+BROKEN: dict[str, bytes | Callable[[Path], object]] = {
+    "empty": b"",
+    "a byte": b"\1",
+    "longer than it is": struct.pack("ii", 5000, 0),
+    "far longer": struct.pack("i", 2**30).ljust(512, b"\0"),
+    "a key of negative length": struct.pack("iii", 64, 0, -40).ljust(64, b"\0"),
+    "a key beyond the end": struct.pack("iii", 64, 0, 4000).ljust(64, b"\0"),
+    "no JSON": struct.pack("iii4sdd", 40, 0, 4, b"abcd", 1.0, 0.0).ljust(64, b"\0"),
+    "other JSON": struct.pack("iii12sdd", 40, 0, 8, b"[1,2,3] ", 1.0, 0.0).ljust(64, b"\0"),
+    "noise": random.Random(1).randbytes(3000),
+    "a database": b"SQLite format 3",
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a dangling link": lambda file: file.symlink_to(file.with_name("nothing")),
+    "a device": lambda file: file.symlink_to("/dev/zero"),
+    "sparse": lambda file: sparse(file, 2**32),
+}
+
+
+def sparse(file: Path, size: int) -> None:
+    with file.open("wb") as opened:
+        opened.write(struct.pack("ii", 2**31 - 1, 0))
+        opened.truncate(size)
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_broken_file_is_left_out_once(
-    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    broken: bytes | Callable[[Path], object],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """And takes no memory, whatever it says of its length."""
     counter_file(tmp_path, 1, {"a": 5})
-    (tmp_path / "counter_2.db").write_bytes(content)
+    other = tmp_path / "counter_2.db"
+    other.write_bytes(broken) if isinstance(broken, bytes) else broken(other)
     collector = SafeMultiProcessCollector(tmp_path, all_metrics=True)
-    for _ in range(2):
-        samples = scrape(collector)
-        assert one(samples, "jobs_total", kind="a") == 5
-        assert one(samples, "ctxguard_multiprocess_bad_files") == 1
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            samples = scrape(collector)
+            assert one(samples, "jobs_total", kind="a") == 5
+            assert one(samples, "ctxguard_multiprocess_bad_files") == 1
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
     assert len([r for r in caplog.records if "counter_2.db" in r.getMessage()]) == 1
 
 
@@ -162,27 +183,6 @@ def test_lone_surrogate_is_spelled_out(tmp_path: Path) -> None:
     samples = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
     assert one(samples, "jobs_total", kind="\\udc80") == 5
     assert one(samples, "jobs_total", kind="é") == 1
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling link", "device", "sparse"])
-def test_irregular_file_is_counted_out(tmp_path: Path, kind: str) -> None:
-    counter_file(tmp_path, 1, {"a": 5})
-    other = tmp_path / "counter_2.db"
-    if kind == "pipe":
-        os.mkfifo(other)
-    elif kind == "folder":
-        other.mkdir()
-    elif kind == "device":
-        other.symlink_to("/dev/zero")
-    elif kind == "sparse":
-        with other.open("wb") as file:
-            file.write(struct.pack("ii", 2**31 - 1, 0))
-            file.truncate(2**32)
-    else:
-        other.symlink_to(tmp_path / "nothing")
-    samples = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
-    assert one(samples, "jobs_total", kind="a") == 5
-    assert one(samples, "ctxguard_multiprocess_bad_files") == 1
 
 
 def test_vanishing_gauge_is_not_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,32 +235,15 @@ def test_vanished_folder_gives_no_series(tmp_path: Path, caplog: pytest.LogCaptu
     assert "cannot be read" in caplog.text
 
 
-def test_absent_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is not a folder"):
-        SafeMultiProcessCollector(tmp_path / "none")
-
-
-def test_single_process_scrapes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+def test_endpoint_serves_its_own_or_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one process, of many, and of a folder that is not there."""
+    variable = "PROMETHEUS_MULTIPROC_DIR"
+    monkeypatch.delenv(variable, raising=False)
     assert registry_for_scrape() is REGISTRY
-
-
-def test_many_processes_scrape_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pid in (1, 2):
         counter_file(tmp_path, pid, {"a": 5})
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setenv(variable, str(tmp_path))
     assert 'jobs_total{kind="a"} 10.0' in generate_latest(registry_for_scrape()).decode()
-
-
-def test_lying_length_takes_no_memory(
-    tmp_path: Path,
-) -> None:
-    """A file that says it is longer than it is takes no memory and is left out."""
-    (tmp_path / "counter_1.db").write_bytes(struct.pack("i", 2**30).ljust(512, b"\0"))
-    tracemalloc.start()
-    try:
-        metrics = list(SafeMultiProcessCollector(tmp_path, all_metrics=True).collect())
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
-    assert metrics[-1].samples[0].value == 1
+    monkeypatch.setenv(variable, str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match="is not a folder"):
+        registry_for_scrape()

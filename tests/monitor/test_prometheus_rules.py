@@ -147,6 +147,8 @@ def test_all_that_is_exported_is_read(
     """What panels and rules read is exported, and what is exported is read by one of them."""
     exported = names_of(scraped(tmp_path, all_metrics=all_metrics))
     recorded = {rule["record"] for rule in rules if "record" in rule}
+    read = [rule["expr"] for rule in rules if "alert" in rule] + queries
+    assert recorded <= set().union(*map(names_in, read))
     used = set().union(*map(names_in, [*[rule["expr"] for rule in rules], *queries]))
     assert used <= exported | recorded
     histograms = {name.removesuffix("_bucket") for name in used if name.endswith("_bucket")}
@@ -159,13 +161,9 @@ class TestStart:
     """What one begins with: few alerts, panels and lines; ``all-metrics`` gives the rest."""
 
     def test_twelve_alerts_and_panels(self) -> None:
+        """And they are a part of all."""
         alerts = [rule["alert"] for rule in DEFAULT_RULES if "alert" in rule]
-        assert len(alerts) <= 12
-        assert len(DEFAULT_PANELS) <= 12
-        assert len(ALERTS) > 30
-        assert len(PANELS) > 50
-
-    def test_rules_are_a_part_of_all(self) -> None:
+        assert max(len(alerts), len(DEFAULT_PANELS)) <= 12
         assert [rule for rule in ALL_RULES if rule in DEFAULT_RULES] == DEFAULT_RULES
         titles = {panel["title"] for panel in PANELS}
         assert {panel["title"] for panel in DEFAULT_PANELS} <= titles
@@ -178,15 +176,6 @@ class TestStart:
         about_process = len(generate_latest(process).decode().splitlines())
         for scrape in scraped(tmp_path, all_metrics=False, alarms=False):
             assert len(scrape.splitlines()) + about_process <= 120
-
-    def test_everything_on_one_key(self, tmp_path: Path) -> None:
-        file = tmp_path / "system.toml"
-        file.write_text("all-metrics = true", encoding="utf-8")
-        for what, printed in (
-            ("rules", prometheus.rules(all_metrics=True)),
-            ("dashboard", prometheus.dashboard_json(all_metrics=True)),
-        ):
-            assert invoke(["metrics", what, "--system", str(file)]).stdout == printed
 
     def test_sums_over_other_labels(self, tmp_path: Path) -> None:
         """A count by fewer labels is the sum over the others, so rates and ratios are the same."""
@@ -211,12 +200,6 @@ def test_the_rules_are_valid() -> None:
 
 def test_the_rules_do_what_they_say() -> None:
     promtool("test", "rules", *map(str, RULES_TESTS))
-
-
-def test_every_recorded_ratio_is_read() -> None:
-    recorded = {rule["record"] for rule in ALL_RULES if "record" in rule}
-    read = [alert["expr"] for alert in ALERTS] + QUERIES
-    assert recorded <= set().union(*map(names_in, read))
 
 
 def test_every_rule_is_tested() -> None:
@@ -327,11 +310,12 @@ def test_panels_never_overlap(page: dict[str, Any]) -> None:
     assert max(x for x, _ in cells) < 24
 
 
-@pytest.mark.parametrize(
-    ("what", "file"),
-    [("rules", "rules.yml"), ("dashboard", "dashboard.json")],
-)
-def test_the_command_prints_the_file(what: str, file: str) -> None:
-    result = invoke(["metrics", what])
-    assert result.exit_code == 0
-    assert result.stdout == (FOLDER / file).read_text(encoding="utf-8")
+@pytest.mark.parametrize("all_metrics", [False, True])
+def test_the_command_prints_the_files(tmp_path: Path, all_metrics: bool) -> None:
+    file = tmp_path / "system.toml"
+    file.write_text(f"all-metrics = {str(all_metrics).lower()}", encoding="utf-8")
+    for what, printed in (
+        ("rules", prometheus.rules(all_metrics=all_metrics)),
+        ("dashboard", prometheus.dashboard_json(all_metrics=all_metrics)),
+    ):
+        assert invoke(["metrics", what, "--system", str(file)]).stdout == printed
