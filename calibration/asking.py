@@ -31,6 +31,7 @@ from calibration.pools import IntArray, LabelledPools
 from calibration.replay import Progress
 from calibration.reranked_candidates import PAUSES_SECONDS
 from calibration.verdict import CONFIDENCE, mean_interval
+from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
 from ctxguard.core.value_of_information import (
@@ -166,8 +167,8 @@ def calibrate_asking(
         )
     own = answered[name]
     if model.effect == 0.0:
-        n = len(own.pools)
-        return unasked(f"{' nor '.join(answered)} is not shown to add anything to P on {n} queries")
+        on = count(len(own.pools), "query")
+        return unasked(f"{' nor '.join(answered)} is not shown to add anything to P on {on}")
     figures: dict[str, Any] = {each: significant(getattr(model, each), 8) for each in _FIGURES}
     model = replace(model, **figures)
     for choose_by in route.rules(route.settings.context):

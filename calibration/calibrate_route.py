@@ -28,6 +28,7 @@ from calibration.pools import IntArray, LabelledPools
 from calibration.settings import ChoiceSettings, Context, Family
 from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.settings import optional, setting
+from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import named_features, signal_of
@@ -408,7 +409,7 @@ class LabelledRoute:
         own = self.fitted.pools
         if own.n_answerable < FEWEST_LABELS:
             raise CalibrationError(
-                f"a probability needs {FEWEST_LABELS} answerable queries to choose on; there are "
+                f"a probability needs {FEWEST_LABELS} answerable queries to choose on, not "
                 f"{own.n_answerable}"
             )
         return _fit("expected_utility", own, self.settings)
@@ -553,7 +554,7 @@ def _family(pools: LabelledPools, chosen_on: Dataset, settings: Settings) -> tup
         return settings.policy, f"{settings.policy} was asked for"
     if labelled < FEWEST_LABELS:
         return "ratio", (
-            f"ratio: {labelled} answerable queries to choose on, but a probability needs "
+            f"ratio: {count(labelled, 'answerable query')} to choose on, but a probability needs "
             f"{FEWEST_LABELS}"
         )
     signals = len({signal_of(feature) for feature in named_features(pools.signals)})

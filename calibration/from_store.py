@@ -152,7 +152,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
     if n_failed:
         _, all_judged = rows.without_failed
         notes.append(failed_in_words(int(np.count_nonzero(~all_judged)), n_failed))
-    notes += [f"{n:,} judged samples are left out: {why}" for why, n in left_out.items()]
+    notes += [f"{count(n, 'judged sample')} left out: {why}" for why, n in left_out.items()]
     questions = tuple([Query(each.name, each.record.query or "") for each in used])
     return JudgedRequests(
         rows=rows,

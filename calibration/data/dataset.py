@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal, TypeVar
 
+from ctxguard._support.words import count
 from ctxguard.core.types import id_text
 from ctxguard.errors import CalibrationError, ConfigurationError
 
@@ -202,7 +203,7 @@ def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> 
     notes = list(dataset.notes)
     repeated = len(dataset) - len(groups)
     if repeated:
-        notes.append(f"{repeated} queries repeat another's text and stay in its part")
+        notes.append(f"{count(repeated, 'query')} with the text of another: kept in its part")
     groups.sort(key=lambda group: hashlib.sha256(f"{seed}\0{min(group)}".encode()).digest())
     bounds = list(accumulate(shares))[:-1]
     parts: list[list[str]] = [[] for _ in shares]

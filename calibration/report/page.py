@@ -20,7 +20,7 @@ from calibration.report.chart import frontier
 from calibration.report.content import ReportData
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
-from ctxguard._support.words import figure
+from ctxguard._support.words import count, figure
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.interval import CONFIDENCE
 
@@ -69,6 +69,7 @@ def _templates() -> Any:
     found.filters |= {
         "anchor": lambda route: f"route-{route.route.value.replace('+', '-')}",
         "count": "{:,}".format,
+        "counted": count,
         "markup": require("markupsafe", "report").Markup,
         "number": number,
     }

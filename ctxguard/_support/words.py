@@ -1,13 +1,17 @@
 """Numbers in sentences. Pure."""
 
+import re
+
 
 def count(n: int, noun: str) -> str:
     """Say how many, in the singular where there is one.
 
-    >>> count(1, "question"), count(1200, "question")
-    ('1 question', '1,200 questions')
+    >>> count(1, "query"), count(1200, "query"), count(0, "day")
+    ('1 query', '1,200 queries', '0 days')
     """
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    if n != 1:
+        noun = re.sub(r"(?<![aeiou])y$", "ie", noun) + "s"
+    return f"{n:,} {noun}"
 
 
 def figure(value: float, digits: int = 3, sign: str = "") -> str:

@@ -24,6 +24,7 @@ from calibration.compare.saved_comparison import (
 )
 from calibration.replay import encode_queries
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.words import count
 from ctxguard.cli._console import Output, as_json, picked
 from ctxguard.cli._inputs import Labelled, fitted, read_labelled
 from ctxguard.cli._results import checks_shown, comparison_shown
@@ -116,7 +117,7 @@ def compare_systems(
             stream.write((as_json(document) + "\n").encode())
     about = facts(
         ("queries", labelled.in_words),
-        ("measured on", f"{len(made.query_ids):,} queries that every candidate answered"),
+        ("measured on", f"{count(len(made.query_ids), 'query')} that every candidate answered"),
         ("unlabelled", made.unlabelled),
         ("saved to", None if asked.out is None else str(asked.out)),
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from ctxguard._support.words import count
 from ctxguard.cli._tables import (
     NO_DATA,
     Cells,
@@ -190,10 +191,10 @@ def differences_shown(
 
 def _route_heading(route: Route, summary: "Summary") -> RenderableType:
     """Say on which queries a route was measured."""
-    on = "held-out queries"
+    on = count(summary.queries, "held-out query")
     if summary.shown_by == "folds":
-        on = "queries, each left out of the choice that it measures"
-    return heading(f"route {route.value}, on {summary.queries:,} {on}")
+        on = f"{count(summary.queries, 'query')}, each left out of the choice that it measures"
+    return heading(f"route {route.value}, on {on}")
 
 
 def summary_shown(

@@ -14,6 +14,7 @@ from rich.text import Text
 import ctxguard
 from ctxguard._support.extras import foreign_distribution, install_line
 from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.words import count
 from ctxguard.cli._console import Output
 from ctxguard.cli._settings import read_file
 from ctxguard.cli._store import open_store
@@ -143,7 +144,7 @@ def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:
 def _index(opened: "list[Source]", system: dict[str, Any]) -> Iterator[Finding]:
     source = LabelledSystem(**system).open()
     opened.append(source)
-    size = f"{len(source):,} passages" if hasattr(source, "__len__") else "opened"
+    size = count(len(source), "passage") if hasattr(source, "__len__") else "opened"
     signals = getattr(source, "has_signals", None)
     level = "" if signals is None else (", with signals" if signals else ", without signals")
     yield "index", "ok", size + level
@@ -173,7 +174,11 @@ def _store(url: str) -> Iterator[Finding]:
     with open_store(url) as store:
         states = store.states()
         figures = f"{states[State.JUDGED]:,} judged, {states[State.PENDING]:,} waiting"
-        yield "store", "ok", f"reachable: {figures}, {len(store.labels()):,} labels of people"
+        yield (
+            "store",
+            "ok",
+            f"reachable: {figures}, {count(len(store.labels()), 'label')} of people",
+        )
         waited = store.clock() - (store.oldest_waiting() or store.clock())
         if waited > _IDLE_SECONDS:
             text = f"a sample has waited {waited / 3600:.0f} hours: run `ctxguard monitor`"

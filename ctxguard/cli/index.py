@@ -186,7 +186,9 @@ class IndexCommand(SettingsModel):
             try:
                 yield kept
             except KeyboardInterrupt:
-                output.note(f"interrupted; the same command goes on after {len(kept):,} passages")
+                output.note(
+                    f"interrupted; the same command goes on after {count(len(kept), 'passage')}"
+                )
                 raise
             kept.delete()
 

@@ -116,7 +116,7 @@ class JudgeCommand(JudgeModel, System):
             report = running.report()
             if report.waiting and report.outcomes[JudgingOutcome.JUDGE_FAILED]:
                 waiting = count(report.waiting, "sample")
-                fault = f"{running.why_judge_failed}; {waiting} wait for it"
+                fault = f"{running.why_judge_failed}; {waiting} still waiting"
             if series not in store.series():
                 output.findings([fault or "no sample waits, and this judge has judged none"])
             found = judged_store(store, series, READERS)

@@ -315,8 +315,8 @@ class ExportCommand(SettingsModel):
             "expected_passages": expected,
         }
         line = (
-            f"{'' if out is None else f'{out}: '}{len(samples):,} requests, about {expected:,} "
-            f"passages to grade, at most {len(rows):,}"
+            f"{'' if out is None else f'{out}: '}{count(len(samples), 'request')}, about "
+            f"{count(expected, 'passage')} to grade, at most {len(rows):,}"
         )
         output.result(document, [line], notes)
 
@@ -332,7 +332,7 @@ class ExportCommand(SettingsModel):
                 "`ctxguard label import`"
             )
         if bare := sum(not row.text and not row.title for row in rows):
-            notes.append(f"{bare:,} passages have no text in the store; look them up by their ids")
+            notes.append(f"the store has no text of {count(bare, 'passage')}: look it up by id")
         return notes
 
 
@@ -391,5 +391,5 @@ class ImportCommand(SettingsModel):
             "blank": len(ungraded),
             "usable": usable,
         }
-        words = f"{added:,} labels imported from {self.annotator}"
+        words = f"{count(added, 'label')} imported from {self.annotator}"
         output.result(document, [words], notes)

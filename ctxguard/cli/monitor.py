@@ -196,7 +196,9 @@ class MonitorCommand(JudgeModel, IndexSystem):
         if report.failed_passages:
             notes.append(failed_in_words(report.failed_requests, report.failed_passages))
         if judge_failed:
-            notes.append(f"{running.why_judge_failed}; {report.waiting:,} samples wait for it")
+            notes.append(
+                f"{running.why_judge_failed}; {count(report.waiting, 'sample')} still waiting"
+            )
         price = self.price_per_million
         tokens = {
             mode: {**found._asdict(), "saved_cost": found.saved_cost(price)}
@@ -321,7 +323,7 @@ def _shown(
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
         ("grades", _grades(report)),
-        ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
+        ("waiting", count(report.waiting, "sample") if report.waiting else None),
         *tokens_in_words(report.counts, price),
     )
     if mismatched := _totals(report)[MISMATCHED]:
@@ -349,9 +351,10 @@ def _grades(report: "Report") -> str | None:
     totals = _totals(report)
     if not totals["grades"]:
         return None
-    said = f"{totals['grades']:,.0f} passages, {totals['invalid_grades']:,.0f} without a grade"
+    said = count(int(totals["grades"]), "passage")
+    said += f", {totals['invalid_grades']:,.0f} without a grade"
     if totals["judge_calls"]:
-        said += f", {totals['judge_calls']:,.0f} calls"
+        said += f", {count(int(totals['judge_calls']), 'call')}"
     return said + (f", cost {totals['judge_cost']:,.2f}" if totals["judge_cost"] else "")
 
 
@@ -392,13 +395,13 @@ def _estimates_shown(report: "Report") -> Iterator[RenderableType]:
     live = report.live
     if live.judge_estimates:
         yield remark(
-            f"the judge makes errors, which {live.labelled:,} requests labelled by people correct. "
-            f"{_next_step(report)}"
+            "the judge makes errors, which the labels of people on "
+            f"{count(live.labelled, 'request')} correct. {_next_step(report)}"
         )
     if live.unpicked:
         yield remark(
-            f"{live.unpicked:,} labelled requests were not picked by `ctxguard label export`: "
-            "their probability is unknown, so no estimate uses them"
+            f"no estimate uses {count(live.unpicked, 'labelled request')} that `ctxguard label "
+            "export` did not pick: the probability is unknown"
         )
     titles = {
         Window.RECENT: "recent window",
@@ -448,7 +451,7 @@ def _population(about: "WindowPopulation") -> str:
             for seconds in (about.since_seconds, about.until_seconds)
         )
         span = f" from {since} to {until} UTC"
-    said = f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
+    said = f"{count(about.judged, 'judged request')}{span}, {about.labelled:,} of them labelled"
     return said + (f", {about.failed:,} lack a grade" if about.failed else "")
 
 

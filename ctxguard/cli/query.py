@@ -9,6 +9,7 @@ from rich.text import Text
 
 import ctxguard
 from ctxguard._support.settings import optional, optional_key, setting
+from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import on_route
@@ -104,7 +105,7 @@ class QueryCommand(System, AssessorSettings):
             ("query", context.query),
             ("route", context.route.value),
             ("keeps", describe_policy(context.decision.policy)),
-            ("kept", f"{len(kept)} of {context.candidates} candidates"),
+            ("kept", f"{len(kept)} of {count(context.candidates, 'candidate')}"),
             ("sufficient", sufficient),
             ("mode", in_mode),
         )

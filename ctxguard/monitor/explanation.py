@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from ctxguard._support.words import count
 from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.types import CandidateDecision, Flag, Mode
 from ctxguard.monitor.judges import Judgment
@@ -110,7 +111,7 @@ class Explanation:
         if record is None:
             facts.append(("text", "deleted to bound the store's size, or not readable"))
         else:
-            n = len(record.passage_ids)
+            candidates = count(len(record.passage_ids), "candidate")
             keeps = "would keep" if record.mode is Mode.SHADOW else "kept"
             facts[1:1] = [("query", record.query or "not stored")]
             facts += [
@@ -118,10 +119,7 @@ class Explanation:
                 ("mode", record.mode.value),
                 ("profile", record.profile_id or "none"),
                 ("session", record.session_id or ""),
-                (
-                    "policy",
-                    f"{keeps} {record.kept} of {n} candidates; {len(record.served)} were served",
-                ),
+                ("policy", f"{keeps} {record.kept} of {candidates}, served {len(record.served)}"),
                 ("tokens", record.tokens.in_words),
                 *[("flag", f"{flag}: {FLAGS[Flag(flag)]}") for flag in record.flags],
             ]

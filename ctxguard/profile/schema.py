@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, wi
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import first_fault
 from ctxguard._support.regular_file import read_regular
-from ctxguard._support.words import signed
+from ctxguard._support.words import count, signed
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -121,8 +121,8 @@ class Certificate(Frozen):
         if found is None or found.lower is None or found.value is None:
             return (
                 f"{said} queries for which {first} hold a relevant passage, mean recall loss is at "
-                f"most {self.alpha:g} ({self.test}; {self.n_recall} such test queries, observed "
-                f"{self.recall_loss:.3f})."
+                f"most {self.alpha:g} ({self.test}; {count(self.n_recall, 'such test query')}, "
+                f"observed {self.recall_loss:.3f})."
             )
         # In full: rounded to nearest, the words could claim more than the bound.
         least = f"at most {abs(found.lower):.3g} below"
@@ -130,7 +130,7 @@ class Certificate(Frozen):
             least = f"at least {found.lower:.3g} above"
         return (
             f"{said} queries that have a relevant passage, mean recall is {least} that of {first} "
-            f"({self.test}; {found.n} such test queries, observed {signed(found.value)})."
+            f"({self.test}; {count(found.n, 'such test query')}, observed {signed(found.value)})."
         )
 
 
@@ -227,12 +227,12 @@ class RouteVerdict(Frozen):
             if each is not None and each.value is not None:
                 ends = "" if each.bounds is None else " [{}, {}]".format(*map(signed, each.bounds))
                 differences.append(f"{name} by {signed(each.value)}{ends}")
-        on = {
-            "folds": "labelled queries, each measured by the choice of the others",
-            "held_out": "held-out queries",
-            "grades": "judged requests that people graded in part",
+        noun, rest = {
+            "folds": ("labelled query", ", each measured by the choice of the others"),
+            "held_out": ("held-out query", ""),
+            "grades": ("judged request", " that people graded in part"),
         }[self.shown_by]
-        said = f"{self.short}: {', '.join(differences)}, on {self.n} {on}"
+        said = f"{self.short}: {', '.join(differences)}, on {count(self.n, noun)}{rest}"
         if self.decision == "shadow":
             return (
                 f"{said}; at most {self.tolerance:g} of recall may be lost on the mean, and "
@@ -244,7 +244,8 @@ class RouteVerdict(Frozen):
 
     @property
     def _few(self) -> str:
-        return f"{self.n} labelled queries with a relevant passage are"
+        queries = count(self.n, "labelled query")
+        return f"{queries} with a relevant passage {'is' if self.n == 1 else 'are'}"
 
     @property
     def _is_untested(self) -> bool:
@@ -262,7 +263,7 @@ class RouteVerdict(Frozen):
             return "; more queries like these would not change that"
         if self._is_untested:
             return f"; it takes {self.n_needed} or more"
-        return f"; about {self.n_needed} such queries would probably decide"
+        return f"; about {count(self.n_needed, 'such query')} would probably decide"
 
 
 class SufficiencyProfile(Frozen):

@@ -380,7 +380,7 @@ def test_repeated_question_stays_in_part(seed: int) -> None:
     parts = split_by_query(Dataset("t", queries + twins, {}), (0.5, 0.5), seed)
     ids = [{query.query_id for query in part.queries} for part in parts]
     assert {"t1", "t2", "t3"} <= ids[0] or {"t1", "t2", "t3"} <= ids[1]
-    assert parts[0].notes == ("2 queries repeat another's text and stay in its part",)
+    assert parts[0].notes == ("2 queries with the text of another: kept in its part",)
     assert same_text(*parts) == ()
     twin = Dataset("a", (Query("x", "what  IS it?"),), {})
     first = Dataset("b", (Query("q1", "What is it?"), Query("q2", "Who?")), {})

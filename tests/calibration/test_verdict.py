@@ -99,6 +99,7 @@ def test_endangered_value_is_unsafe() -> None:
     ("differences", "words"),
     [
         (np.zeros(5), "5 labelled queries with a relevant passage are too few"),
+        (np.zeros(1), "1 labelled query with a relevant passage is too few"),
         (
             np.zeros(40),
             "enforce: safe, with fewer tokens than the first 5: tokens differ by -30%, recall",

@@ -179,7 +179,7 @@ class TestExport:
         judge(run, traffic)
         out = tmp_path / "out.jsonl"
         result = run("label", "export", "--store", traffic.url, "--out", out, "--whole")
-        assert "24 passages have no text in the store" in result.stdout
+        assert "the store has no text of 24 passages" in result.stdout
 
 
 class TestPlan:

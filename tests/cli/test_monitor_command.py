@@ -202,7 +202,7 @@ class TestLanguageModel:
         text = self.judge(run, endpoint, traffic).stdout
         assert "The judge's raw figures, not corrected" in text
         assert len(text.splitlines()) <= 40
-        assert "which 0 requests labelled by people correct" in text
+        assert "the labels of people on 0 requests correct" in text
 
     def test_cost_in_currency_bounds_days(
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
@@ -225,7 +225,7 @@ class TestLanguageModel:
             assert result.exit_code == 1
             said = " ".join((result.stderr if options else result.stdout).split())
             assert "it does not accept the key" in said
-            assert "8 samples wait for it" in said
+            assert "8 samples still waiting" in said
             if options:
                 assert json.loads(result.stdout)["outcomes"]["judge_failed"] == 5
             assert states(traffic) == {State.PENDING: 8}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from ctxguard._support.words import count
 from ctxguard.core.types import Passage
 from ctxguard.errors import JudgeError
 from ctxguard.measure.worth import Utilities
@@ -230,7 +231,8 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
     last = ledger.rejected()[-1:]
     said = "".join([f"; it said, {reason.value}: {reply[:200]!r}" for _, reason, reply in last])
     raise JudgeError(
-        f"the judge {judge.name} {judge.version} gave no valid grade in {calls:,} calls{said}. "
+        f"the judge {judge.name} {judge.version} gave no valid grade in "
+        f"{count(calls, 'call')}{said}. "
         "The samples wait. Name another model, one that keeps to a JSON schema (--model), or "
         "allow longer replies"
     )
