@@ -126,11 +126,9 @@ def _documents(
                 title, text, without = converter.convert(file)
             else:
                 text = decode(read_regular(file, MAX_BYTES))
-        except UnreadableError as error:
-            left_out.append(LeftOut(name, str(error), unread=True))
-            continue
-        except OSError as error:
-            left_out.append(LeftOut(name, _unopened(error), unread=True))
+        except (UnreadableError, OSError) as error:
+            why = _unopened(error) if isinstance(error, OSError) else str(error)
+            left_out.append(LeftOut(name, why, unread=True))
             continue
         left_out += [LeftOut(name, reason) for reason in without]
         if suffix in _PAGES:
@@ -200,71 +198,58 @@ def _files(path: Path, left_out: list[LeftOut]) -> dict[str, Path]:
     """
     if path.is_file():
         return {_BROKEN.sub(_quoted, path.name): path}
-    root = path.resolve()
-    found: dict[str, Path] = {}
-    taken: dict[Path, str] = {}
+    root, found, taken = path.resolve(), dict[str, Path](), dict[Path, str]()
     folders, links = deque([("", root)]), deque[tuple[str, Path]]()
+
+    def leave_out(name: str, reason: str, *, unread: bool = True) -> None:
+        left_out.append(LeftOut(name, reason, unread))
+
+    def take(name: str, file: Path) -> None:
+        suffix = Path(name).suffix.lower()
+        if suffix not in SUFFIXES:
+            kind = f"ends in {suffix}" if suffix else "has no ending"
+            leave_out(name, f"{kind}, a kind that is not read", unread=False)
+        elif not file.is_file():
+            leave_out(name, "is not a regular file")
+        elif file.stat().st_size > MAX_BYTES:
+            leave_out(name, f"is larger than {MAX_BYTES >> 20} MiB")
+        elif name in found:
+            leave_out(name, "has the name of another")
+        else:
+            found[name], taken[file] = file, name
+
+    def follow(name: str, link: Path) -> None:
+        try:
+            target = link.resolve(strict=True)
+        except (OSError, RuntimeError):
+            leave_out(name, "is a link that leads nowhere")
+            return
+        if not target.is_relative_to(root):
+            leave_out(name, "is a link that leads outside the folder")
+        elif target in taken:
+            leave_out(name, f"is a link to {taken[target] or './'}, which is read", unread=False)
+        elif target.is_dir():
+            folders.append((f"{name}/", target))
+        else:
+            take(name, target)
+
     while folders or links:
         if not folders:
-            name, link = links.popleft()
-            target = _followed(name, link, root, taken, left_out)
-            if target is not None and target.is_dir():
-                folders.append((f"{name}/", target))
-            elif target is not None:
-                _take(name, target, found, taken, left_out)
+            follow(*links.popleft())
             continue
         prefix, folder = folders.popleft()
         taken.setdefault(folder, prefix)
         try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            seen = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
         except OSError as error:
-            left_out.append(LeftOut(prefix or "./", _unopened(error), unread=True))
+            leave_out(prefix or "./", _unopened(error))
             continue
-        for entry in entries:
+        for entry in sorted(seen, key=lambda entry: entry.name):
             name, file = prefix + _BROKEN.sub(_quoted, entry.name), folder / entry.name
-            if entry.name.startswith("."):
-                continue
             if entry.is_symlink():
                 links.append((name, file))
             elif entry.is_dir():
                 folders.append((f"{name}/", file))
             else:
-                _take(name, file, found, taken, left_out)
+                take(name, file)
     return dict(sorted(found.items()))
-
-
-def _followed(
-    name: str, link: Path, root: Path, taken: dict[Path, str], left_out: list[LeftOut]
-) -> Path | None:
-    """Return a link's target; None if it is read under its own name."""
-    try:
-        target = link.resolve(strict=True)
-    except (OSError, RuntimeError):
-        left_out.append(LeftOut(name, "is a link that leads nowhere", unread=True))
-        return None
-    if not target.is_relative_to(root):
-        left_out.append(LeftOut(name, "is a link that leads outside the folder", unread=True))
-        return None
-    if target in taken:
-        left_out.append(LeftOut(name, f"is a link to {taken[target] or './'}, which is read"))
-        return None
-    return target
-
-
-def _take(
-    name: str, file: Path, found: dict[str, Path], taken: dict[Path, str], left_out: list[LeftOut]
-) -> None:
-    """Add a file to ``found`` and ``taken``, or to ``left_out`` if it cannot be read."""
-    suffix = Path(name).suffix.lower()
-    if suffix not in SUFFIXES:
-        kind = f"ends in {suffix}" if suffix else "has no ending"
-        left_out.append(LeftOut(name, f"{kind}, a kind that is not read"))
-    elif not file.is_file():
-        left_out.append(LeftOut(name, "is not a regular file", unread=True))
-    elif file.stat().st_size > MAX_BYTES:
-        left_out.append(LeftOut(name, f"is larger than {MAX_BYTES >> 20} MiB", unread=True))
-    elif name in found:
-        left_out.append(LeftOut(name, "has the name of another", unread=True))
-    else:
-        found[name] = file
-        taken[file] = name
