@@ -86,6 +86,14 @@ def raised_in_a_child(work: Callable[[], object]) -> str:
         return said.read()
 
 
+def build(url: str, passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:
+    return EngineRetriever.build(passages, url, **{"embedder": WordHashEmbedder(), **options})
+
+
+def open_index(url: str, **options: Any) -> EngineRetriever:
+    return EngineRetriever.open(url, **{"embedder": WordHashEmbedder(), **options})
+
+
 def scores_by_id(ranking: Ranking) -> dict[str, Any]:
     return dict(zip(ranking.passage_ids, ranking.scores, strict=True))
 
@@ -105,8 +113,7 @@ class EngineContract(RetrieverContract):
 
     def built(self, passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:
         url = self.url(f"index_{next(_names)}")
-        options = {"embedder": WordHashEmbedder(), "signals": "none", **options}
-        return EngineRetriever.build(passages, url, **options)
+        return build(url, passages, **{"signals": "none", **options})
 
     def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
         if passages is not self.PASSAGES:
@@ -117,29 +124,23 @@ class EngineContract(RetrieverContract):
 
     def test_opened_index_finds_the_same(self) -> None:
         url = self.url(f"index_{next(_names)}")
-        options: Any = {"embedder": WordHashEmbedder()}
-        with EngineRetriever.build(PASSAGES, url, **options) as built:
+        with build(url) as built:
             asked = "kettles and ladders", "violins"
             before = [built.retrieve(query, depth=5) for query in asked]
             fingerprint = built.fingerprint()
-        with EngineRetriever.open(url, **options) as opened:
+        with open_index(url) as opened:
             assert (len(opened), opened.fingerprint()) == (len(PASSAGES), fingerprint)
             for query, ranking in zip(asked, before, strict=True):
                 assert opened.retrieve(query, depth=5).passage_ids == ranking.passage_ids
 
     def test_an_index_is_never_replaced(self) -> None:
         url = self.url(f"index_{next(_names)}")
-        options: Any = {"embedder": WordHashEmbedder()}
-        with (
-            EngineRetriever.build(PASSAGES, url, **options) as built,
-            pytest.raises(ConfigurationError, match="--update"),
-        ):
-            EngineRetriever.build(PASSAGES[:2], url, **options)
-        del built
+        with build(url), pytest.raises(ConfigurationError, match="--update"):
+            build(url, PASSAGES[:2])
 
     def test_absent_index_is_named(self) -> None:
         with pytest.raises(ConfigurationError, match="no index of that name"):
-            EngineRetriever.open(self.url("absent"), embedder=WordHashEmbedder())
+            open_index(self.url("absent"))
 
     def test_swapped_embedder_is_told(self) -> None:
         """A model that changed behind its name is known by the texts that the profile keeps."""
@@ -155,9 +156,9 @@ class EngineContract(RetrieverContract):
 
     def test_another_embedder_is_refused(self) -> None:
         url = self.url(f"index_{next(_names)}")
-        EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder()).close()
+        build(url).close()
         with pytest.raises(ConfigurationError, match="embedder"):
-            EngineRetriever.open(url, embedder=WordHashEmbedder(dimension=32))
+            open_index(url, embedder=WordHashEmbedder(dimension=32))
 
     def test_candidates_have_a_folders_signals(self) -> None:
         """All passages are candidates, so that words are as rare among them as in the index."""
@@ -274,8 +275,8 @@ class EngineContract(RetrieverContract):
 
         url = self.url(f"index_{next(_names)}")
         with pytest.raises(OSError, match="stopped"):
-            EngineRetriever.build(PASSAGES, url, embedder=Stopping())
-        with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
+            build(url, embedder=Stopping())
+        with open_index(url) as opened:
             assert len(opened.retrieve("foxes", depth=5)) == 0
             assert (opened.upsert(PASSAGES).added, len(opened)) == (len(PASSAGES), len(PASSAGES))
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from engine_contract import PASSAGES, EngineContract, raised_in_a_child
+from engine_contract import PASSAGES, EngineContract, build, open_index, raised_in_a_child
 from fault_rows import FaultRows, Row
 
 pymilvus = pytest.importorskip("pymilvus")
@@ -26,7 +26,6 @@ from ctxguard.integrations.engines import milvus
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from tests.doubles import WordHashEmbedder
 
 _names = count(1)
 
@@ -48,12 +47,8 @@ def _file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def _built(passages: Sequence[Passage] = PASSAGES, server: str | None = None) -> EngineRetriever:
-    return EngineRetriever.build(
-        passages,
-        f"{server or f'milvus://{_File.path}'}#own_{next(_names)}",
-        embedder=WordHashEmbedder(),
-        signals="none",
-    )
+    url = f"{server or f'milvus://{_File.path}'}#own_{next(_names)}"
+    return build(url, passages, signals="none")
 
 
 @pytest.fixture(scope="module")
@@ -130,17 +125,6 @@ def test_unreadable_answer_is_an_outage(
     _answer(monkeypatch, answer)
     with pytest.raises(StageError, match="milvus"):
         retriever.retrieve("foxes")
-
-
-@pytest.mark.parametrize(
-    "entity", [None, {}, {"passage_id": "a", "title": "", "text": "t", "metadata": "{"}]
-)
-def test_row_without_passage_is_left_out(
-    retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch, entity: object
-) -> None:
-    rows = [{"distance": 0.9, "entity": entity}, _hit(Row("d1", "A text.", 0.8))]
-    _answer(monkeypatch, [rows])
-    assert retriever.on_route(Route.DENSE).retrieve("foxes").passage_ids == ("d1",)
 
 
 class _Code:
@@ -220,9 +204,9 @@ def test_refused_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(pymilvus.MilvusClient, "create_index", _refused)
         with pytest.raises(StageUnavailableError, match="error 1100: no sparse vectors x") as told:
-            EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
+            build(url)
     assert len(str(told.value)) < 500
-    with EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder()) as built:
+    with build(url) as built:
         assert len(built) == len(PASSAGES)
 
 
@@ -233,10 +217,10 @@ def test_collection_without_indexes_is_finished(monkeypatch: pytest.MonkeyPatch)
         patched.setattr(pymilvus.MilvusClient, "create_index", _refused)
         patched.setattr(pymilvus.MilvusClient, "drop_collection", _refused)
         with pytest.raises(StageUnavailableError, match="error 1100"):
-            EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
+            build(url)
     with pytest.raises(ConfigurationError, match="--update brings it up to date"):
-        EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
-    with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
+        build(url)
+    with open_index(url) as opened:
         opened.upsert(PASSAGES)
         assert len(opened) == len(PASSAGES)
         assert opened.retrieve("kettles").passage_ids
@@ -262,24 +246,24 @@ def test_a_version_without_bm25_is_refused(
 
 def test_silent_server_is_given_up(silent_server: str) -> None:
     with pytest.raises(StageError, match="milvus"):
-        EngineRetriever.open(f"{silent_server}#x", embedder=WordHashEmbedder())
+        open_index(f"{silent_server}#x")
 
 
 def test_file_without_suffix_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"\.db"):
-        EngineRetriever.build(PASSAGES, "milvus:///tmp/index", embedder=WordHashEmbedder())
+        build("milvus:///tmp/index")
 
 
 def test_absent_file_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no index of that name"):
-        EngineRetriever.open(f"milvus://{tmp_path}/a.db", embedder=WordHashEmbedder())
+        open_index(f"milvus://{tmp_path}/a.db")
     assert not list(tmp_path.iterdir())
 
 
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_text("no database")
     with pytest.raises(StageUnavailableError, match="not a file of Milvus Lite"):
-        EngineRetriever.open(f"milvus://{tmp_path}/a.db", embedder=WordHashEmbedder())
+        open_index(f"milvus://{tmp_path}/a.db")
 
 
 def test_foreign_collection_is_refused() -> None:
@@ -287,7 +271,7 @@ def test_foreign_collection_is_refused() -> None:
     client.create_collection("foreign", dimension=4)
     client.close()
     with pytest.raises(DataError, match="not made by ctxguard"):
-        EngineRetriever.open(_File().url("foreign"), embedder=WordHashEmbedder())
+        open_index(_File().url("foreign"))
 
 
 def test_unholdable_is_refused_and_named() -> None:
@@ -328,9 +312,7 @@ def test_split_terms_are_matched_whole() -> None:
         assert len(built.on_route(Route.LEXICAL).retrieve("for")) == 0
 
 
-def test_smallest_digests_need_no_order(
-    retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smallest_digests_need_no_order(retriever: EngineRetriever) -> None:
     engine = retriever._engine
     everything = engine.smallest_digests(1_000)
     assert len(everything) == len(PASSAGES)

@@ -5,22 +5,18 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from engine_contract import build
 
 pymilvus = pytest.importorskip("pymilvus")
 old = pytest.importorskip("milvus", reason="the package milvus 2.3.5 is a server for this test")
 
-from ctxguard import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.integrations.engines import milvus
-from ctxguard.integrations.engines.retriever import EngineRetriever
-from tests.doubles import WordHashEmbedder
 
 # The package leaves sockets open with which it looks for free ports.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-
-PASSAGES = [Passage("a", "A fox in a den.")]
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +36,6 @@ def collections(url: str) -> list[str]:
     host = url.partition("://")[2].partition("#")[0]
     with contextlib.closing(pymilvus.MilvusClient(f"http://{host}", dedicated=True)) as client:
         return list(client.list_collections())
-
-
-def build(url: str) -> EngineRetriever:
-    return EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder(), signals="none")
 
 
 def test_old_server_names_version_needed(server: str) -> None:

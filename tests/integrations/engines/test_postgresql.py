@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 pytest.importorskip("psycopg_pool", reason="the driver of PostgreSQL is not installed")
 
-from engine_contract import PASSAGES, EngineContract, scores_by_id
+from engine_contract import PASSAGES, EngineContract, build, open_index, scores_by_id
 from fault_rows import FaultRows, Row
 
 from ctxguard import ContextGuard, Passage, Route
@@ -49,8 +49,7 @@ def built() -> Iterator[EngineRetriever]:
 
 def _built(passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:
     url = f"{_server}#contract_{next(_names)}"
-    options = {"embedder": WordHashEmbedder(), "signals": "none", **options}
-    return EngineRetriever.build(passages, url, **options)
+    return build(url, passages, **{"signals": "none", **options})
 
 
 def _engine(retriever: EngineRetriever) -> Any:
@@ -82,10 +81,10 @@ def test_wrong_password_is_refused(postgresql_process: Any) -> None:
             rules.write_text(f"local all locked scram-sha-256\n{before}")
             connection.execute("SELECT pg_reload_conf()")
             with pytest.raises(ConfigurationError, match="refuses") as caught:
-                EngineRetriever.open(f"{url}#absent", embedder=WordHashEmbedder())
+                open_index(f"{url}#absent")
             assert "secret" not in str(caught.value)
             with pytest.raises(ConfigurationError, match="no index of that name"):
-                EngineRetriever.open(f"{url}#absent", key="right", embedder=WordHashEmbedder())
+                open_index(f"{url}#absent", key="right")
         finally:
             rules.write_text(before)
             connection.execute("SELECT pg_reload_conf()")
@@ -158,7 +157,7 @@ def test_read_only_role_can_search(built: EngineRetriever) -> None:
         connection.execute(f"GRANT USAGE ON SCHEMA {name} TO reader")
         connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO reader")
     url = f"{_server.replace('postgres:@', 'reader:@')}#{name}"
-    with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
+    with open_index(url) as opened:
         found = opened.retrieve("kettles", depth=3)
         assert found.passage_ids == built.retrieve("kettles", depth=3).passage_ids
         with pytest.raises(ConfigurationError, match="lacks a right"):
@@ -195,12 +194,12 @@ def test_foreign_index_is_refused(
         run(fault)
     url = f"{_server}#{_engine(built).address.name}"
     with pytest.raises(error, match=said):
-        EngineRetriever.open(url, embedder=WordHashEmbedder())
+        open_index(url)
 
 
 def test_slow_statement_is_an_outage(built: EngineRetriever) -> None:
     url = f"{_server}&timeout=0.2#{_engine(built).address.name}"
-    with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
+    with open_index(url) as opened:
         with pytest.raises(StageUnavailableError, match="57014"):
             _engine(opened)._query("SELECT pg_sleep(5)", {})
         assert len(opened.retrieve("kettles", depth=3)) == 3
@@ -212,7 +211,7 @@ def test_unreachable_server_hides_its_credentials(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(postgresql.psycopg, "connect", refuse)
     with pytest.raises(StageUnavailableError) as caught:
-        EngineRetriever.open("postgresql://secret:secret@h/db", embedder=WordHashEmbedder())
+        open_index("postgresql://secret:secret@h/db")
     assert "secret" not in str(caught.value)
 
 
@@ -294,11 +293,7 @@ class TestPooled:
         built = []
         for name in ("one", "two"):
             passages = [Passage(f"{name}-{n}", f"kettle {name} number {n}") for n in range(20)]
-            built.append(
-                EngineRetriever.build(
-                    passages, f"{pgbouncer_url}#{name}", embedder=WordHashEmbedder(), signals="none"
-                )
-            )
+            built.append(build(f"{pgbouncer_url}#{name}", passages, signals="none"))
         found: list[set[str]] = [set(), set()]
 
         def search(at: int) -> None:
@@ -322,10 +317,7 @@ class TestPooled:
     @pytest.mark.parametrize("change", ["postgres://", "&pgbouncer=true", "&schema=public"])
     def test_urls_of_other_clients_are_taken(self, change: str) -> None:
         url = _server.replace("postgresql://", change) if "://" in change else _server + change
-        name = f"contract_{next(_names)}"
-        with EngineRetriever.build(
-            PASSAGES, f"{url}#{name}", embedder=WordHashEmbedder(), signals="none"
-        ) as built:
+        with build(f"{url}#contract_{next(_names)}", signals="none") as built:
             assert len(built) == len(PASSAGES)
 
     def test_unsupported_options_name_the_mend(self) -> None:

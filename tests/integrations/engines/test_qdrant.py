@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("qdrant_client")
 
 import httpx
-from engine_contract import PASSAGES, EngineContract, raised_in_a_child
+from engine_contract import PASSAGES, EngineContract, build, open_index, raised_in_a_child
 from fault_rows import FaultRows, Row
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -31,12 +31,10 @@ from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.qdrant import bm25_weights, term_index
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.resilience import UnansweredError
-from tests.doubles import WordHashEmbedder
 from tests.rerank_endpoint import Answer, RerankEndpoint
 
 _folder = ""
 _names = iter(range(10_000))
-OPTIONS: dict[str, Any] = {"embedder": WordHashEmbedder()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +48,7 @@ def url(name: str = "") -> str:
 
 
 def built(passages: Sequence[Passage] = PASSAGES) -> EngineRetriever:
-    return EngineRetriever.build(passages, url(), **OPTIONS)
+    return build(url(), passages)
 
 
 class TestEngine(EngineContract):
@@ -228,7 +226,7 @@ def test_server_stopping_midway_is_an_outage(server: RerankEndpoint) -> None:
     """A server that stops in the middle of an answer is an outage in time."""
     server.script.extend([Answer(hang=True)] * 9)
     with pytest.raises(UnansweredError):
-        EngineRetriever.open(f"{server.url}?timeout=1#any".replace("http", "qdrant"), **OPTIONS)
+        open_index(f"{server.url}?timeout=1#any".replace("http", "qdrant"))
 
 
 def test_key_is_in_a_header_only(server: RerankEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,20 +236,20 @@ def test_key_is_in_a_header_only(server: RerankEndpoint, monkeypatch: pytest.Mon
         pytest.warns(UserWarning, match="insecure"),
         pytest.raises(StageUnavailableError, match="does not accept the key") as caught,
     ):
-        EngineRetriever.open(f"{server.url}#any".replace("http", "qdrant"), **OPTIONS)
+        open_index(f"{server.url}#any".replace("http", "qdrant"))
     assert server.headers[0]["api-key"] == "a-secret-key"
     assert "a-secret-key" not in str(caught.value)
 
 
 def test_address_with_password_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="CTXGUARD_ENGINE_KEY") as caught:
-        EngineRetriever.open("qdrant://user:secret@localhost#x", **OPTIONS)
+        open_index("qdrant://user:secret@localhost#x")
     assert "secret" not in str(caught.value)
 
 
 def test_opening_absent_folder_makes_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no index of that name"):
-        EngineRetriever.open(f"qdrant://{tmp_path}/absent#x", **OPTIONS)
+        open_index(f"qdrant://{tmp_path}/absent#x")
     assert not (tmp_path / "absent").exists()
 
 
@@ -261,7 +259,7 @@ def test_folder_open_elsewhere_is_refused(tmp_path: Path) -> None:
     other = QdrantClient(path=str(tmp_path))
     try:
         with pytest.raises(ConfigurationError, match="another process"):
-            EngineRetriever.build(PASSAGES, f"qdrant://{tmp_path}#x", **OPTIONS)
+            build(f"qdrant://{tmp_path}#x")
     finally:
         other.close()
 
@@ -271,13 +269,12 @@ def test_foreign_collection_is_left_alone(tmp_path: Path) -> None:
     other.create_collection("mine", models.VectorParams(size=2, distance=models.Distance.DOT))
     other.close()
     with pytest.raises(DataError, match="not made by ctxguard"):
-        EngineRetriever.open(f"qdrant://{tmp_path}#mine", **OPTIONS)
+        open_index(f"qdrant://{tmp_path}#mine")
 
 
 def test_indexes_share_a_folder(tmp_path: Path) -> None:
-    url = f"qdrant://{tmp_path}#one"
-    first = EngineRetriever.build(PASSAGES, url, signals="none", **OPTIONS)
-    second = EngineRetriever.build(PASSAGES[:3], f"qdrant://{tmp_path}#two", **OPTIONS)
+    first = build(f"qdrant://{tmp_path}#one", signals="none")
+    second = build(f"qdrant://{tmp_path}#two", PASSAGES[:3])
     first.close()
     first.close()
     assert len(second) == 3
