@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,16 @@ KEY = "secret-key"
 Call = Callable[[str], None]
 
 
-def judge(url: str) -> None:
-    made = LLMJudge("m-1", base_url=url, api_key=KEY, retries=0, timeout_seconds=5.0)
+def judge(url: str, key: str = KEY, seconds: float = 5.0) -> None:
+    made = LLMJudge("m-1", base_url=url, api_key=key, retries=0, timeout_seconds=seconds)
     with closing(made):
         (reply,) = made.questions([Passage("p", "fox")])
     if reply.why:
         raise StageError("judge", reply.why)
 
 
-def rerank(url: str) -> None:
-    with closing(RerankClient(url, key=KEY, model="m-1", timeout_seconds=5.0)) as client:
+def rerank(url: str, key: str = KEY, seconds: float = 5.0) -> None:
+    with closing(RerankClient(url, key=key, model="m-1", timeout_seconds=seconds)) as client:
         client.score("fox", ["fox"])
 
 
@@ -103,53 +104,37 @@ def test_other_proxies_are_refused(
     assert "to http://HOST:PORT" in said_by(call, "http://host/v1")
 
 
-@every_client
-def test_an_unknown_model_is_named(call: Call, endpoint: ChatEndpoint) -> None:
-    body = {"error": {"message": "The model `m-1` does not exist", "code": "model_not_found"}}
-    endpoint.script.append(Answer(status=404, body=json.dumps(body)))
-    assert "does not know the model 'm-1': check its name" in said_by(call, endpoint.url)
+UNKNOWN_MODEL = {"error": {"message": "The model `m-1` does not exist", "code": "model_not_found"}}
+WRONG_KEY = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
 
 
 @every_client
 @pytest.mark.parametrize(
-    "answer",
+    ("status", "body", "says"),
     [
-        Answer(status=404, body="<html>Not Found</html>"),
-        Answer(status=404, body='{"detail": "Not Found"}'),
-        Answer(body="<!doctype html><title>Welcome</title>"),
-        Answer(body="\n <html>"),
+        (404, json.dumps(UNKNOWN_MODEL), "does not know the model 'm-1': check its name"),
+        (404, "<html>Not Found</html>", "check the URL, which ends in /v1 at most servers"),
+        (404, '{"detail": "Not Found"}', "check the URL, which ends in /v1 at most servers"),
+        (200, "<!doctype html><title>Welcome</title>", "check the URL, which ends in /v1"),
+        (200, "\n <html>", "check the URL, which ends in /v1 at most servers"),
+        (401, json.dumps(WRONG_KEY), "does not accept the key"),
+        (402, json.dumps(WRONG_KEY), "to be paid"),
+        (429, json.dumps(WRONG_KEY), "or the quota"),
     ],
 )
-def test_a_wrong_path_is_said(call: Call, endpoint: ChatEndpoint, answer: Answer) -> None:
-    endpoint.script.append(answer)
-    assert "check the URL, which ends in /v1 at most servers" in said_by(call, endpoint.url)
-
-
-@every_client
-@pytest.mark.parametrize(
-    ("status", "says"),
-    [(401, "does not accept the key"), (402, "to be paid"), (429, "or the quota")],
-)
-def test_a_refused_account_is_said(
-    call: Call, endpoint: ChatEndpoint, status: int, says: str
+def test_refusal_says_its_mend(
+    call: Call, endpoint: ChatEndpoint, status: int, body: str, says: str
 ) -> None:
-    error = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
-    endpoint.script.append(Answer(status=status, body=json.dumps(error)))
+    endpoint.script.append(Answer(status=status, body=body))
     assert says in said_by(call, endpoint.url)
 
 
 @every_client
 def test_a_slow_answer_is_no_outage(call: Call, endpoint: ChatEndpoint) -> None:
     """A time-out says how long was waited."""
-
-    def brief(url: str) -> None:
-        if call is judge:
-            made = LLMJudge("m", base_url=url, api_key=KEY, retries=0, timeout_seconds=0.05)
-            made.judge("fox", [Passage("p", "fox")])
-        RerankClient(url, timeout_seconds=0.05).score("fox", ["fox"])
-
     endpoint.hanging_on = "fox"
-    assert "no whole answer from 127.0.0.1" in (said := said_by(brief, endpoint.url))
+    said = said_by(partial(call, seconds=0.05), endpoint.url)
+    assert "no whole answer from 127.0.0.1" in said
     assert "within 0.05 s" in said
 
 
@@ -157,8 +142,8 @@ def test_a_slow_answer_is_no_outage(call: Call, endpoint: ChatEndpoint) -> None:
 @pytest.mark.parametrize(
     ("ending", "says"),
     [
+        ("\r\nX: y", "a line break"),
         ("\n", "a line break"),
-        ("\r\n", "a line break"),
         ("”", "a curly quote"),
         ("é", "U+00E9"),
         ("\u200b", "U+200B"),
@@ -166,13 +151,7 @@ def test_a_slow_answer_is_no_outage(call: Call, endpoint: ChatEndpoint) -> None:
     ],
 )
 def test_an_unsendable_key_is_refused(call: Call, ending: str, says: str) -> None:
-
-    def with_key(url: str) -> None:
-        if call is judge:
-            LLMJudge("m", base_url=url, api_key=KEY + ending)
-        RerankClient(url, key=KEY + ending)
-
-    assert says in said_by(with_key, "http://host")
+    assert says in said_by(partial(call, key=KEY + ending), "http://host")
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -186,16 +165,19 @@ GOOD = (
 @pytest.mark.parametrize(
     ("start", "endless", "says"),
     [
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 999, "bytes that belong to no answer"),
+        *[
+            (b"", interim * 999, "bytes that belong to no answer")
+            for interim in (
+                b"HTTP/1.1 100 Continue\r\n\r\n",
+                b"\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n",
+            )
+        ],
+        (b"", b"HTTP/1.1 100\n\n" * 999, ""),
         (OK, b"A: b\r\n" * 999, "bytes that belong to no answer"),
         (OK + b"A: ", b"b" * 9999, "bytes that belong to no answer"),
         (OK + b"\r\n", b" " * 99_999, "an answer of more than"),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 9999, "answer of more than"),
-        (
-            OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n",
-            b"A: b\r\n" * 9999,
-            "bytes that belong to no answer",
-        ),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"A: b\r\n" * 9999, "to no answer"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", b"", "the answer is not HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", b"", ""),
         (OK + b"Content-Length: 10\r\n\r\n[", b"", "before its answer was whole"),

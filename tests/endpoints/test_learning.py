@@ -57,23 +57,27 @@ def unsupported(*names: str, param: bool = True) -> Refuse:
     def refuse(request: dict[str, Any]) -> dict[str, Any] | None:
         for name in names:
             if name in request:
-                error = {
-                    "message": f"Unsupported parameter: '{name}' is not supported with this model."
-                }
-                return {"error": error | ({"param": name} if param else {})}
+                said = f"Unsupported parameter: '{name}' is not supported with this model."
+                return {"error": {"message": said} | ({"param": name} if param else {})}
         return None
 
     return refuse
 
 
-def refusing_roles(request: dict[str, Any]) -> str | None:
-    roles = {each["role"] for each in request["messages"]}
-    return "System role not supported" if "system" in roles else None
+def saying(said: str | dict[str, Any], refuses: Callable[[dict[str, Any]], bool]) -> Refuse:
+    return lambda request: said if refuses(request) else None
 
 
-def refusing_schemas(request: dict[str, Any]) -> str | None:
-    kind = request.get("response_format", {}).get("type")
-    return "Invalid response_format type: json_schema" if kind == "json_schema" else None
+def has_system(request: dict[str, Any]) -> bool:
+    return "system" in {each["role"] for each in request["messages"]}
+
+
+def has_schema(request: dict[str, Any]) -> bool:
+    return request.get("response_format", {}).get("type") == "json_schema"
+
+
+def asks_more_than(most: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda request: request["max_tokens"] > most
 
 
 def of_fastapi(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -83,8 +87,10 @@ def of_fastapi(request: dict[str, Any]) -> dict[str, Any] | None:
     return {"detail": [fault | {"input": request}]}
 
 
-def streaming_alone(request: dict[str, Any]) -> str | None:
-    return None if request.get("stream") else "This model only supports streaming: set stream=true."
+OF_ROLE = {
+    "message": "Unsupported value: 'messages[0].role' does not support 'system'.",
+    "param": "messages[0].role",
+}
 
 
 @pytest.mark.parametrize(
@@ -95,38 +101,25 @@ def streaming_alone(request: dict[str, Any]) -> str | None:
         unsupported("max_tokens", "temperature", param=False),
         unsupported("max_tokens", "max_completion_tokens"),
         unsupported("response_format"),
-        lambda request: (
-            "Unsupported value: 'temperature' does not support 0 with this model."
-            if request.get("temperature") == 0
-            else None
+        saying(
+            "Unsupported value: 'temperature' does not support 0 with this model.",
+            lambda request: request.get("temperature") == 0,
         ),
-        refusing_roles,
-        lambda request: (
-            {
-                "error": {
-                    "message": "Unsupported value: 'messages[0].role' does not support 'system'.",
-                    "param": "messages[0].role",
-                }
-            }
-            if refusing_roles(request)
-            else None
-        ),
-        refusing_schemas,
+        saying("System role not supported", has_system),
+        saying({"error": OF_ROLE}, has_system),
+        saying("Invalid response_format type: json_schema", has_schema),
         of_fastapi,
-        lambda request: (
-            "max_tokens is too large: this model supports at most 100 completion tokens"
-            if request["max_tokens"] > 100
-            else None
+        saying(
+            "max_tokens is too large: this model supports at most 100 completion tokens",
+            asks_more_than(100),
         ),
-        lambda request: (
-            "max_tokens must be less than or equal to `100`, less than the `context_window`"
-            if request["max_tokens"] > 100
-            else None
+        saying(
+            "max_tokens must be less than or equal to `100`, less than the `context_window`",
+            asks_more_than(100),
         ),
-        lambda request: (
-            "'max_tokens' is too large: 256. This model's maximum context length is 300 tokens"
-            if request["max_tokens"] > 200
-            else None
+        saying(
+            "'max_tokens' is too large: 256. This model's maximum context length is 300 tokens",
+            asks_more_than(200),
         ),
     ],
 )
@@ -145,11 +138,10 @@ def test_refused_fields_are_left_out_once(
 
 def test_a_long_passage_teaches_nothing(endpoint: PickyEndpoint, judge: LLMJudge) -> None:
     """A refusal of one passage's length changes no later request, and is not a grade."""
-    endpoint.refuse = lambda request: (
+    endpoint.refuse = saying(
         "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens "
-        "(8744 in the messages, 256 in the completion). Please reduce max_tokens or the messages."
-        if "long" in json.dumps(request)
-        else None
+        "(8744 in the messages, 256 in the completion). Please reduce max_tokens or the messages.",
+        lambda request: "long" in json.dumps(request),
     )
     assert judge.judge("red fox", [Passage("q", "long"), OTHER]) == [None, GRADED[1]]
     assert judge.ledger.accounts().invalid[InvalidReason.REJECTED] == 1
@@ -173,7 +165,11 @@ def streamed(content: str) -> Answer:
 
 
 def test_a_streaming_endpoint_is_read(endpoint: PickyEndpoint, judge: LLMJudge) -> None:
-    endpoint.refuse, endpoint.transform = streaming_alone, streamed
+    endpoint.transform = streamed
+    endpoint.refuse = saying(
+        "This model only supports streaming: set stream=true.",
+        lambda request: not request.get("stream"),
+    )
     assert judge.judge("red fox", [PASSAGE, OTHER]) == GRADED
     accounts = judge.ledger.accounts()
     assert (accounts.input_tokens, accounts.output_tokens, accounts.calls) == (14, 6, 3)

@@ -81,9 +81,8 @@ def test_request_has_form_and_order(
     endpoint: RerankEndpoint, make: Make, protocol: Protocol, path: str, body: object
 ) -> None:
     """A request has its protocol's form and scores the order of the documents."""
-    scores = make(f"{endpoint.url}/v1", protocol=protocol, key=KEY, model="m").score(
-        QUERY, DOCUMENTS
-    )
+    client = make(f"{endpoint.url}/v1", protocol=protocol, key=KEY, model="m")
+    scores = client.score(QUERY, DOCUMENTS)
     assert (scores.tolist(), scores.dtype) == (EXPECTED, np.float64)
     assert (endpoint.requests, endpoint.paths) == ([body], [f"/v1{path}"])
     assert endpoint.headers[0]["Authorization"] == f"Bearer {KEY}"
@@ -150,14 +149,10 @@ def test_no_documents_are_no_request(endpoint: RerankEndpoint, make: Make) -> No
     assert (asyncio.run(client.ascore(QUERY, [])).shape, endpoint.requests) == ((0,), [])
 
 
-def test_lone_surrogates_become_replacement_characters(
-    endpoint: RerankEndpoint, make: Make
-) -> None:
+def test_lone_surrogates_are_replaced(endpoint: RerankEndpoint, make: Make) -> None:
     make().score("red\ud800 fox", ["a\udfffb", "é 🦊"])
-    assert (endpoint.requests[0]["query"], endpoint.requests[0]["documents"]) == (
-        "red� fox",
-        ["a�b", "é 🦊"],
-    )
+    (sent,) = endpoint.requests
+    assert (sent["query"], sent["documents"]) == ("red� fox", ["a�b", "é 🦊"])
 
 
 @pytest.mark.parametrize("text", ["é" * 500_000, "🦊" * 300_000, "\n" * 500_000 + "."])
@@ -180,9 +175,8 @@ def test_score_belongs_to_its_index(
     rows = [{"index": place, form.score: scores[place]} for place in order[:n_given]]
     answer = json.dumps(rows if form.results is None else {form.results: rows, "meta": None})
     read = read_scores(json.loads(answer), len(scores), protocol)
-    expected = [
-        scores[place] if place in order[:n_given] else np.nan for place in range(len(scores))
-    ]
+    expected = np.full(len(scores), np.nan)
+    expected[order[:n_given]] = [scores[place] for place in order[:n_given]]
     np.testing.assert_array_equal(read, expected)
 
 
@@ -209,20 +203,19 @@ def test_document_without_score_has_none(score: str) -> None:
         ('{"results": []}', "has no finite relevance_score"),
         ('{"results": [{"index": 0, "relevance_score": NaN}]}', "has no finite relevance_score"),
         ('{"results": [{"index": 0, "score": 1}]}', "has no finite relevance_score"),
-        ('{"results": [{"index": 2, "relevance_score": 1}]}', "a document that was not sent"),
-        ('{"results": [{"index": -1, "relevance_score": 1}]}', "a document that was not sent"),
-        ('{"results": [{"index": 0.0, "relevance_score": 1}]}', "a document that was not sent"),
-        ('{"results": [{"index": "0", "relevance_score": 1}]}', "a document that was not sent"),
-        ('{"results": [{"index": true, "relevance_score": 1}]}', "a document that was not sent"),
-        ('{"results": [{"relevance_score": 1}]}', "a document that was not sent"),
+        *[
+            (f'{{"results": [{{"index": {index}, "relevance_score": 1}}]}}', "that was not sent")
+            for index in ("2", "-1", "0.0", '"0"', "true", "null")
+        ],
         ('{"results": [1]}', "a document that was not sent"),
         (
             '{"results": [{"index": 0, "relevance_score": 1}, {"index": 0, "relevance_score": 1}]}',
             "two results for one document",
         ),
-        ('{"results": [{"index": 0, "relevance_score": "1"}]}', "a score that is not a number"),
-        ('{"results": [{"index": 0, "relevance_score": true}]}', "a score that is not a number"),
-        ('{"results": [{"index": 0, "relevance_score": [1]}]}', "a score that is not a number"),
+        *[
+            (f'{{"results": [{{"index": 0, "relevance_score": {score}}}]}}', "is not a number")
+            for score in ('"1"', "true", "[1]")
+        ],
     ],
 )
 def test_answer_to_another_is_garbage(
@@ -280,11 +273,8 @@ def test_refusal_says_mend_quotes_nothing(
     ids=["hangs", "drips headers", "drips its body"],
 )
 def test_whole_call_has_a_limit(endpoint: RerankEndpoint, make: Make, answer: Answer) -> None:
-    client = make()
-    client.score(QUERY, DOCUMENTS)
-    late = make(timeout_seconds=SOON)
     endpoint.script.append(answer)
-    error = failure(late)
+    error = failure(make(timeout_seconds=SOON))
     assert kind(error) is FailureKind.TIMEOUT
     assert "within 0.05 s" in str(error)
 
@@ -304,35 +294,16 @@ def test_callers_limit_ends_the_call(endpoint: RerankEndpoint, make: Make) -> No
     assert kind(raised.value) is FailureKind.TIMEOUT
 
 
-def test_oversized_answer_is_broken_off(endpoint: RerankEndpoint, make: Make) -> None:
-    """An answer of too many bytes is broken off and a packed one not unpacked."""
+def test_packed_answer_is_not_unpacked(endpoint: RerankEndpoint, make: Make) -> None:
     packed = gzip.compress(b" " * 100_000_000, compresslevel=1)
-    endpoint.script.append(Answer(b" " * 3_000_000))
     endpoint.script.append(Answer(packed, headers={"Content-Encoding": "gzip"}))
-    for says in ("an answer of more than", "is not JSON"):
-        error = failure(make())
-        assert (kind(error), says in str(error)) == (FailureKind.GARBAGE, True)
-    assert endpoint.headers[1]["Accept-Encoding"] == "identity"
+    error = failure(make())
+    assert (kind(error), "is not JSON" in str(error)) == (FailureKind.GARBAGE, True)
+    assert endpoint.headers[0]["Accept-Encoding"] == "identity"
 
 
 ANSWER = b'[{"index": 0, "score": 0.5}]'
 ANSWERED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
-
-
-@pytest.mark.parametrize(
-    "interim",
-    [
-        b"HTTP/1.1 100\r\n\r\n",
-        b"HTTP/1.1 100\n\n",
-        b"\r\nHTTP/1.1 102 Processing\r\nA: b\r\n\r\n",
-        b"HTTP/1.1 103 Early Hints\r\n" + b"Link: </a>\r\n" * 50 + b"\r\n",
-    ],
-)
-def test_many_interim_answers_break_off(make: Make, interim: bytes) -> None:
-    """Each takes the event loop some time, and no deadline ends it."""
-    many = interim * (200_000 // len(interim))
-    with sending(many, many, ANSWERED, stays_open=True) as url:
-        assert isinstance(failure(make(url, protocol="tei"), ["a"]), StageUnavailableError)
 
 
 def test_few_interim_answers_are_skipped(make: Make) -> None:
@@ -348,17 +319,12 @@ def test_few_interim_answers_are_skipped(make: Make) -> None:
 
 
 def test_broken_connection_is_an_outage(endpoint: RerankEndpoint, make: Make) -> None:
-    """A broken connection, or one without TLS, is an outage, and the next call may do."""
+    """The next call may do; so is a server without TLS."""
     endpoint.script.append(Answer(b'{"results": []}', cut=True))
     client, plain = make(), make(endpoint.url.replace("http:", "https:"))
-    for each, says in (
-        (client, "closed the connection before its answer was whole"),
-        (plain, "does not speak TLS there"),
-    ):
-        error = failure(each)
-        assert isinstance(error, StageUnavailableError)
-        assert says in str(error)
+    assert isinstance(failure(client), StageUnavailableError)
     assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
+    assert "does not speak TLS there" in str(failure(plain))
 
 
 def test_environments_proxy_is_asked(
@@ -382,8 +348,6 @@ def test_environments_proxy_is_asked(
         ({"protocol": "grpc"}, "'grpc' is unknown; use one of cohere, voyage, tei, score"),
         ({"timeout_seconds": 0.0}, "must be finite and > 0"),
         ({"timeout_seconds": float("inf")}, "must be finite and > 0"),
-        ({"key": f"{KEY}\r\nX: y"}, "printable ASCII"),
-        ({"key": "ключ"}, "printable ASCII"),
         ({"key": ""}, "printable ASCII"),
     ],
 )
