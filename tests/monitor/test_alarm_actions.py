@@ -8,12 +8,7 @@ import pytest
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
-from ctxguard.monitor.alarms import (
-    Alarm,
-    AlarmKind,
-    ReferenceKind,
-    act_on,
-)
+from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind, act_on
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import profile_with
 
@@ -24,7 +19,7 @@ PROFILE = profile_with(
             score_kind=ScoreKind.RATIO,
             safe_policy=RatioPolicy(k=10),
         )
-    },
+    }
 )
 OTHER = PROFILE.model_copy(update={"fingerprint": {"embedder": "another"}})
 UNSAFE = PROFILE.model_copy(

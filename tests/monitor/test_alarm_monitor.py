@@ -33,7 +33,7 @@ PROFILE = profile_with(
             certificate=CERTIFICATE,
             safe_policy=RatioPolicy(k=10),
         )
-    },
+    }
 )
 PROFILE_ID = PROFILE.profile_id
 

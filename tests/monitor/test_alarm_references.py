@@ -114,9 +114,7 @@ def test_erring_judge_never_rings() -> None:
     assert traffic.scraped("ctxguard_alarm_target", "promise") is None
 
 
-def test_rise_above_own_mean_rings(
-    tmp_path: Path,
-) -> None:
+def test_rise_above_own_mean_rings(tmp_path: Path) -> None:
     """A rise above the judge's own mean rings and labels show whether to switch."""
     path = tmp_path / "profile.json"
     PROFILE.save(path)
@@ -149,9 +147,7 @@ def test_rise_above_own_mean_rings(
     ],
     ids=["fewer than promised", "none"],
 )
-def test_unobservable_promise_warns_with_mend(
-    rates: JudgingRates,
-) -> None:
+def test_unobservable_promise_warns_with_mend(rates: JudgingRates) -> None:
     """Samples that never show what is promised are a warning with its mend."""
     traffic = Traffic(rates=rates)
     traffic.watch(40, loss=0.2)

@@ -70,12 +70,7 @@ def row(loss: float | None, harm: float | None = None, route: Route = Route.HYBR
 
 
 def lose(
-    state: AlarmState,
-    loss: float | None,
-    times: int,
-    *,
-    harm: float | None = None,
-    at: float = 1.0,
+    state: AlarmState, loss: float | None, times: int, *, harm: float | None = None, at: float = 1.0
 ) -> list[Alarm]:
     """A day of requests of different questions, each with the same loss."""
     return state.add_day([row(loss, harm) for _ in range(times)], at)[0]
@@ -252,9 +247,7 @@ class TestActiveAlarms:
         assert state.report().raised[AlarmKind.RECALL_LOSS] == 1
         assert [alarm.kind for alarm in state.report().active] == [AlarmKind.RECALL_LOSS]
 
-    def test_promise_evidence_replaces_baseline_alarm(
-        self,
-    ) -> None:
+    def test_promise_evidence_replaces_baseline_alarm(self) -> None:
         """Evidence against the promise takes the place of an alarm against a baseline."""
         state = state_of(exact=False)
         recall = promises_of(PROFILE)[AlarmKind.RECALL_LOSS]

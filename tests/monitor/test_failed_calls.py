@@ -174,10 +174,7 @@ def test_figures_hold_the_truth_over_seeds() -> None:
 def test_people_correct_a_judge_that_fails(refuses: tuple[float, float]) -> None:
     """Also where it fails on relevant passages more often, or less often, than on others."""
     scenario = Scenario(
-        "failing",
-        JudgeErrors(0.85, 0.9, *refuses),
-        Shape(n=2_000),
-        picks=(Pick(10, 300),),
+        "failing", JudgeErrors(0.85, 0.9, *refuses), Shape(n=2_000), picks=(Pick(10, 300),)
     )
     held: dict[object, list[bool]] = {}
     with SQLITE.stores() as urls:

@@ -15,17 +15,8 @@ from ctxguard.measure.metrics import Metric
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.evidence import (
-    Scale,
-    asked_probabilities,
-    judged_request,
-)
-from ctxguard.monitor.labels.human import (
-    ALWAYS,
-    IF_NONE_ABOVE,
-    human_grades,
-    rows_left,
-)
+from ctxguard.monitor.labels.evidence import Scale, asked_probabilities, judged_request
+from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_grades, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind

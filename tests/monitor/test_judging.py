@@ -15,11 +15,7 @@ from ctxguard.measure.metrics import Metric, losses
 from ctxguard.measure.rows import FAILED, NO, UNGRADED, YES, Rows
 from ctxguard.measure.worth import READERS, STRICT, Negative
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.evidence import (
-    Scale,
-    judged_request,
-    recall_loss,
-)
+from ctxguard.monitor.labels.evidence import Scale, judged_request, recall_loss
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
 from ctxguard.monitor.sampling.sampler import JudgingRates
@@ -284,12 +280,7 @@ def test_grades_count_by_their_scale() -> None:
         "p2": Judgment("p2", 1),
     }
     given = {"p0": Judgment("p0", 1), "p2": Judgment("p2", 0)}
-    rows = judged_request(
-        record_of(ONLY_SERVED),
-        grades,
-        Scale(STRICT, 3, 1),
-        people=given,
-    )
+    rows = judged_request(record_of(ONLY_SERVED), grades, Scale(STRICT, 3, 1), people=given)
     passages = rows.passages
     assert passages["judge_grade"].tolist() == [YES, NO, YES]
     assert passages["worth"].tolist() == [1.0, -1.0, 0.5]

@@ -24,11 +24,7 @@ from ctxguard.monitor.judging.sample_judge import SampleJudge
 from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import JudgingOutcome, Monitor
-from ctxguard.monitor.store import (
-    Finished,
-    SampleStore,
-    State,
-)
+from ctxguard.monitor.store import Finished, SampleStore, State
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
 
@@ -137,9 +133,7 @@ class TestQuickJudge:
         assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 5
 
     def test_a_grade_that_cannot_be_written_is_given_up_and_the_others_are_kept(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def spoilt(judge: SampleJudge, sample_id: int, *rest: Any) -> Finished:
             found = as_graded(judge, sample_id, *rest)

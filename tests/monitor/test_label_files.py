@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges.prompt import INSTRUCTIONS
-from ctxguard.monitor.labels.files import (
-    RowToLabel,
-    read_label_file,
-    write_label_file,
-)
+from ctxguard.monitor.labels.files import RowToLabel, read_label_file, write_label_file
 from ctxguard.monitor.labels.guide import grading_guide, meanings
 
 SIGNS = "=+-@＝＋－＠"

@@ -82,9 +82,7 @@ def test_people_are_asked_within_budget(live: Watching, say: Callable[[RowToLabe
         assert len([one for one in kinds if one in OPENED]) == 1 < len(kinds)
 
 
-def test_ample_budget_buys_equal_coins(
-    truth: Mapping[str, set[str]],
-) -> None:
+def test_ample_budget_buys_equal_coins(truth: Mapping[str, set[str]]) -> None:
     few = Watching(ErringJudge(truth), min_n=30, rates=JudgingRates(dropped_rate=1.0))
     few.watch(*[make_context(POOL, 5, query=name, request_id=name) for name in list(truth)[:40]])
     samples = to_label(few.store, few.monitor.series, 400)

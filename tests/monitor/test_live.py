@@ -16,15 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks._live_runs import SQLITE, Run
-from benchmarks._live_scenarios import (
-    CAPPED,
-    DRAWN,
-    GOOD,
-    SCENARIOS,
-    UNEQUAL,
-    Scenario,
-    crossed,
-)
+from benchmarks._live_scenarios import CAPPED, DRAWN, GOOD, SCENARIOS, UNEQUAL, Scenario, crossed
 from benchmarks._live_service import Pick, Service, Setting, check_counts, label_some
 from benchmarks._live_traffic import (
     DAY_SECONDS,
@@ -79,19 +71,12 @@ def assert_covered(cells: Sequence[Cell], *, always_shown: bool = True) -> None:
 @pytest.fixture(scope="module")
 def traffic() -> Traffic:
     shape = Shape(
-        n=400,
-        popular=5,
-        session_length=3,
-        precision=(0.6, 0.3),
-        abstention=0.3,
-        top_grade=3,
+        n=400, popular=5, session_length=3, precision=(0.6, 0.3), abstention=0.3, top_grade=3
     )
     return draw_traffic(shape, np.random.default_rng(1))
 
 
-def test_simulated_truth_is_the_librarys(
-    traffic: Traffic,
-) -> None:
+def test_simulated_truth_is_the_librarys(traffic: Traffic) -> None:
     """The truth of simulated traffic is what the library says of every request."""
     found: dict[Metric, list[float]] = {metric: [] for metric in Metric}
     kept = in_pool = 0

@@ -27,15 +27,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.evidence import Scale, update_graded
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.store import (
-    Batch,
-    Finished,
-    GradedRows,
-    LabelRow,
-    Limits,
-    SampleStore,
-    State,
-)
+from ctxguard.monitor.store import Batch, Finished, GradedRows, LabelRow, Limits, SampleStore, State
 
 REQUESTS = 30_000
 EVERY = 10
@@ -307,9 +299,7 @@ def test_tenants_file_stands_for_itself(truth: FloatArray, open_store: OpenStore
     for tenant in numbers:
         samples = to_label(store, SERIES, 400, tenant=tenant)
         people.grade(
-            store,
-            samples,
-            lambda row: int(truth[int(row.request_id[1:]), int(row.passage_id[1:])]),
+            store, samples, lambda row: int(truth[int(row.request_id[1:]), int(row.passage_id[1:])])
         )
         found = estimated(store).estimates[Window.ALL_RETAINED][Metric.PRECISION]
         assert (found.value is None) == (tenant == "good")

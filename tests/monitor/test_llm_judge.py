@@ -70,9 +70,7 @@ class TestLLMJudge(JudgeContract):
         raise NotImplementedError
 
 
-def test_call_is_strict_for_one_passage(
-    endpoint: JudgedEndpoint,
-) -> None:
+def test_call_is_strict_for_one_passage(endpoint: JudgedEndpoint) -> None:
     """A call asks for one passage at temperature 0 with a strict schema."""
     grades = endpoint.judge("m-2026-01-01", max_reply_tokens=99).judge(QUERY, [PASSAGE, OTHER])
     assert grades == [Judgment("p", 2), Judgment("other", 1)]

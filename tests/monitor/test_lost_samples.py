@@ -53,9 +53,7 @@ CLOCKS = {"monotonic": time.monotonic, "sleep": time.sleep}
 
 
 def test_counts_never_fall(
-    open_store: OpenStore,
-    any_store_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    open_store: OpenStore, any_store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = Watching(LabelJudge({}), store=open_store(any_store_url), capacity=5)
     append, calls = SampleStore.append, count()

@@ -104,9 +104,7 @@ def test_requests_add_up_in_parts(judged: list[Judged], size: int) -> None:
 
 
 @given(some_requests)
-def test_blocks_read_the_same_either_way(
-    judged: list[Judged],
-) -> None:
+def test_blocks_read_the_same_either_way(judged: list[Judged]) -> None:
     """Blocks are read as they were written in one go or one by one."""
     rows, number = rows_of(judged), np.arange(len(judged))
     own = [rows.take(number == one) for one in number]

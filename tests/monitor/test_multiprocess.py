@@ -87,9 +87,7 @@ def counter_file(folder: Path, pid: int, values: dict[str, float], metric: str =
     return file
 
 
-def test_four_workers_add_up_despite_death(
-    tmp_path: Path,
-) -> None:
+def test_four_workers_add_up_despite_death(tmp_path: Path) -> None:
     """Four forked workers add up though one was killed and a file is empty."""
     run(tmp_path, SERVER)
     (tmp_path / "counter_999999.db").touch()
@@ -144,9 +142,7 @@ def sparse(file: Path, size: int) -> None:
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_broken_file_is_left_out_once(
-    tmp_path: Path,
-    broken: bytes | Callable[[Path], object],
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, broken: bytes | Callable[[Path], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     """And takes no memory, whatever it says of its length."""
     counter_file(tmp_path, 1, {"a": 5})

@@ -175,11 +175,7 @@ class TestCorrupt:
 
     @pytest.mark.parametrize("is_closed", [False, True])
     def test_deleted_store_begins_anew_once(
-        self,
-        file: Path,
-        open_store: OpenStore,
-        caplog: pytest.LogCaptureFixture,
-        is_closed: bool,
+        self, file: Path, open_store: OpenStore, caplog: pytest.LogCaptureFixture, is_closed: bool
     ) -> None:
         """A store that was deleted is begun anew and that is said once."""
         store = open_store(f"sqlite:///{file}")

@@ -53,9 +53,7 @@ def test_samples_are_stored_redacted_and_weighted() -> None:
     assert (accounts.sampled, accounts.stored, accounts.pending) == (1, 1, 0)
 
 
-def test_raising_redactor_loses_the_sample(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_raising_redactor_loses_the_sample(caplog: pytest.LogCaptureFixture) -> None:
     def broken(text: str) -> str:
         raise ValueError(f"cannot redact {text}")
 

@@ -44,10 +44,7 @@ class Watching:
         )
         self.store = SampleStore.open(url, clock=clock) if store is None else store
         self.writer = SampleWriter(
-            self.sampler,
-            self.store,
-            rates=rates,
-            privacy=Privacy() if privacy is None else privacy,
+            self.sampler, self.store, rates=rates, privacy=Privacy() if privacy is None else privacy
         )
         self.monitor = Monitor(self.store, judge, min_n=min_n, clock=clock, **settings)
         self.registry = CollectorRegistry() if registry is None else registry

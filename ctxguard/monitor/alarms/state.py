@@ -20,12 +20,7 @@ from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
-from ctxguard.monitor.alarms.decision import (
-    SAME_TARGET,
-    LossMonitor,
-    PromisedLoss,
-    promises,
-)
+from ctxguard.monitor.alarms.decision import SAME_TARGET, LossMonitor, PromisedLoss, promises
 from ctxguard.monitor.alarms.ecusum import Day, groups
 from ctxguard.monitor.alarms.reference import ReferenceKind
 from ctxguard.monitor.store import LossRow

@@ -86,12 +86,7 @@ _SHOWN = (
 _REPORTED: tuple[tuple[str, ...], ...] = (
     ("samples_total", "accounts.sampled", "Sampled requests of all processes."),
     ("stored_samples_total", "accounts.stored", "Samples written to the store."),
-    (
-        "lost_samples_total",
-        "accounts.lost",
-        "Samples that were never stored, by reason.",
-        "reason",
-    ),
+    ("lost_samples_total", "accounts.lost", "Samples that were never stored, by reason.", "reason"),
     ("pending_samples", "accounts.pending", "Samples in the memory of processes."),
     (
         "unaccounted_samples",
@@ -104,11 +99,7 @@ _REPORTED: tuple[tuple[str, ...], ...] = (
         "oldest_waiting_seconds",
         "Age of the oldest sample not yet judged; absent where none waits.",
     ),
-    (
-        "report_time_seconds",
-        "time_seconds",
-        "Time of the last report, in seconds since the epoch.",
-    ),
+    ("report_time_seconds", "time_seconds", "Time of the last report, in seconds since the epoch."),
     (
         "judging_sampling_probability",
         "judging_sampling_probability",

@@ -6,11 +6,7 @@ cross-encoder (extra ``embedded``) are imported when their judge is constructed.
 
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.endpoints.usage import JudgeAccounts, Ledger
-from ctxguard.monitor.judges.known_labels import (
-    PEOPLE_ALONE,
-    LabelJudge,
-    PeopleAlone,
-)
+from ctxguard.monitor.judges.known_labels import PEOPLE_ALONE, LabelJudge, PeopleAlone
 from ctxguard.monitor.judges.llm import LLMJudge
 from ctxguard.monitor.judges.protocol import Judge
 from ctxguard.monitor.judges.scores import CrossEncoderJudge, RerankJudge

@@ -11,12 +11,7 @@ from typing import TypeVar, Unpack
 
 from ctxguard._support.checks import check_at_least
 from ctxguard.core.types import Passage
-from ctxguard.endpoints.chat import (
-    ChatClient,
-    ChatSettings,
-    Conversation,
-    why_failed,
-)
+from ctxguard.endpoints.chat import ChatClient, ChatSettings, Conversation, why_failed
 from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
 from ctxguard.endpoints.replies import Reply
 from ctxguard.endpoints.usage import Ledger

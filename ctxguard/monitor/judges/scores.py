@@ -126,11 +126,7 @@ class CrossEncoderJudge(ScoreJudge):
     name = "cross-encoder"
 
     def __init__(
-        self,
-        name_or_path: str | Path,
-        *,
-        min_score: float = 0.0,
-        reranker: Reranker | None = None,
+        self, name_or_path: str | Path, *, min_score: float = 0.0, reranker: Reranker | None = None
     ) -> None:
         super().__init__(min_score)
         self._scorer = model = CrossEncoderReranker(name_or_path)

@@ -315,9 +315,7 @@ def snapshot(store: Store) -> Iterator[None]:
             del store.of_thread.reading
 
 
-def reads(
-    function: Callable[Concatenate[Transaction, P], T],
-) -> Callable[Concatenate[Store, P], T]:
+def reads(function: Callable[Concatenate[Transaction, P], T]) -> Callable[Concatenate[Store, P], T]:
     """Turn a function of a transaction into one of a store, in a reading transaction."""
     return _of_store(function, writes=False)
 

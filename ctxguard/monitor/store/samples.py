@@ -290,8 +290,7 @@ def _stored() -> sa.Select[Any]:
         )
         .outerjoin(schema.payloads, _payloads.sample_id == _samples.sample_id)
         .outerjoin(
-            schema.judged,
-            sa.and_(_judged.sample_id == _samples.sample_id, _judged.is_counted),
+            schema.judged, sa.and_(_judged.sample_id == _samples.sample_id, _judged.is_counted)
         )
         .outerjoin(schema.series, series.series_id == _judged.series_id)
     )

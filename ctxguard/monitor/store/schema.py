@@ -52,9 +52,7 @@ def _key(*names: str, kind: Any = _Id) -> list[sa.Column[Any]]:
 
 
 schema_version = sa.Table(
-    "ctxguard_schema",
-    metadata,
-    sa.Column("version", sa.Integer, primary_key=True),
+    "ctxguard_schema", metadata, sa.Column("version", sa.Integer, primary_key=True)
 )
 
 samples = sa.Table(
