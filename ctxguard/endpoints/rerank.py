@@ -30,7 +30,7 @@ from ctxguard.endpoints.forms import FORMS, Protocol
 from ctxguard.endpoints.http import BACKGROUND, HttpClient
 from ctxguard.endpoints.replies import document_of
 from ctxguard.errors import ConfigurationError, StageError, StageRefusedError
-from ctxguard.retrieval.hybrid.candidates import RERANK
+from ctxguard.retrieval.hybrid.search import RERANK
 from ctxguard.retrieval.index.passages import without_surrogates
 
 _MAX_ANSWER_BYTES = 2**20

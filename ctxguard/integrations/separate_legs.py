@@ -16,7 +16,7 @@ from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName, StageFailure,
 from ctxguard.errors import ConfigurationError, CtxguardError, StageError, StageUnavailableError
 from ctxguard.guard.wrapped_retriever import calls_of
 from ctxguard.resilience import Stage, StageCall, Watcher, failure_of
-from ctxguard.retrieval.hybrid.candidates import united
+from ctxguard.retrieval.hybrid.search import united
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
@@ -29,7 +29,7 @@ class SeparateLegs:
 
     Candidates are united by passage id and ordered by reciprocal ranks, which carry order only.
     Each leg's own scores are in ``Ranking.legs``, where a calibrated model reads them; see
-    `ctxguard.retrieval.hybrid.candidates.united`.
+    `ctxguard.retrieval.hybrid.search.united`.
 
     The legs are searched at once. One that fails or is late is left out of the answer, which is
     then flagged ``degraded``. If a leg's order contradicts its scores, only the order counts and

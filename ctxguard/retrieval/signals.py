@@ -251,7 +251,7 @@ class Cosines(NamedTuple):
         return better
 
     def smoothed(self, weights: FloatArray | Float32Array, own: float, r: FloatArray) -> FloatArray:
-        """Average scores by weights, shape (n, m); a candidate outside the m has ``own`` for itself."""
+        """Average scores by weights, shape (n, m); the others weigh themselves by ``own``."""
         own_weights = np.full(r.size, own)
         own_weights[self.compared] = 0.0
         totals = weights @ r[self.compared] + own_weights * r

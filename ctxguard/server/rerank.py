@@ -24,7 +24,7 @@ from ctxguard.core.types import CheckedPassages, Ranking, ScoreKind, StageFailur
 from ctxguard.endpoints.forms import FORMS, MARKS, RerankForm
 from ctxguard.guard.context_guard import DEFAULT_MAX_QUERY_CHARS
 from ctxguard.resilience import failure_of
-from ctxguard.retrieval.hybrid.candidates import RERANK
+from ctxguard.retrieval.hybrid.search import RERANK
 from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import BoundedScorer
 from ctxguard.server.service import Service

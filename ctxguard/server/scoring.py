@@ -10,7 +10,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import OverloadedError, StageError, StageRefusedError
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import Stage
-from ctxguard.retrieval.hybrid.candidates import RERANK
+from ctxguard.retrieval.hybrid.search import RERANK
 from ctxguard.retrieval.protocols import Reranker
 
 _LOCAL_WORKERS = 2

@@ -12,8 +12,7 @@ from ctxguard.core.types import FailureKind, Passage, Route, ScoreKind
 from ctxguard.errors import OverloadedError, StageUnavailableError
 from ctxguard.resilience import Deadlines, Stage
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
-from ctxguard.retrieval.hybrid.pipeline import SearchSettings
-from ctxguard.retrieval.hybrid.search import Search
+from ctxguard.retrieval.hybrid.search import Search, SearchSettings
 from tests.doubles import FaultyEmbedder, FaultyReranker, FaultyRetriever
 from tests.timing import NEVER, SOON, Clock
 

@@ -41,7 +41,7 @@ from ctxguard.integrations.engines.engine import (
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
 from ctxguard.resilience import Stage
-from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
+from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import K1, B
 
 MAX_BYTES = 65_535

@@ -31,7 +31,7 @@ from ctxguard.integrations.engines.engine import (
     number,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
-from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
+from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import K1, B
 from ctxguard.retrieval.protocols import Float32Array
 

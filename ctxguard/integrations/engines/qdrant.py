@@ -38,7 +38,7 @@ from ctxguard.integrations.engines.engine import (
     Legs,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
-from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
+from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import K1, B
 
 _WRITE_SECONDS = 120

@@ -30,7 +30,8 @@ from ctxguard.integrations.engines.stored import (
     where_tokens,
 )
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
-from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
+from ctxguard.retrieval.hybrid.pipeline import Hybrid
+from ctxguard.retrieval.hybrid.search import DEFAULT_MAX_QUERY_CHARS, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes, SignalLevel, check_embedder, encode
 from ctxguard.retrieval.index.passages import (
     PassageTable,

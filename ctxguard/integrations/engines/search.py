@@ -13,15 +13,15 @@ from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind, StageFailur
 from ctxguard.errors import StageUnavailableError
 from ctxguard.integrations.engines.engine import Engine, LegQuery
 from ctxguard.resilience import Budget, attempt, failure_of
-from ctxguard.retrieval.hybrid.candidates import (
+from ctxguard.retrieval.hybrid.search import (
     DENSE,
     LEG_KINDS,
     LEXICAL,
     Candidates,
+    LegSearch,
     alone,
     united,
 )
-from ctxguard.retrieval.hybrid.pipeline import LegSearch
 from ctxguard.retrieval.protocols import Analyser, Float32Array
 from ctxguard.retrieval.signals import signals
 from ctxguard.retrieval.text_signals import TextReader

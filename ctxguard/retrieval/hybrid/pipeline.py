@@ -7,14 +7,12 @@ stages, and reads the clock.
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
 from time import perf_counter, time
 from typing import Any, Self
 
 import numpy as np
 
-from ctxguard._support.checks import check_at_least
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
@@ -22,155 +20,30 @@ from ctxguard.core.types import (
     FloatArray,
     Ranking,
     Route,
-    ScoreKind,
     StageFailure,
     StageTiming,
 )
 from ctxguard.errors import ConfigurationError, QueryError, StageError
-from ctxguard.resilience import Budget, Deadlines, Stage, Watcher, attempt
-from ctxguard.retrieval.hybrid.candidates import (
-    DENSE,
+from ctxguard.resilience import Budget, Stage, Watcher, attempt
+from ctxguard.retrieval.hybrid.search import (
+    DEFAULT_RERANK_DEPTH,
     RERANK,
+    RERANK_WORKERS,
     ROUTES,
     SEARCH,
     SIGNALS,
     STAGES,
     Candidates,
-    Pool,
+    LegSearch,
+    SearchSettings,
     check_finite,
 )
 from ctxguard.retrieval.index.hybrid_index import SignalLevel
-from ctxguard.retrieval.index.passages import PassageTable, searchable_text, without_surrogates
-from ctxguard.retrieval.protocols import (
-    Embedder,
-    Float32Array,
-    QueryStates,
-    Reranker,
-    TokenEncoder,
-)
-from ctxguard.retrieval.signals import Ranker
-
-DEFAULT_RERANK_DEPTH = 50
-DEFAULT_MAX_QUERY_CHARS = 10_000
+from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
+from ctxguard.retrieval.protocols import Float32Array, QueryStates, Reranker
 
 SIGNAL_DEPTH = 60
 """Candidates that have signals at the default depth; of a deeper search, six tenths."""
-
-_RERANK_WORKERS = 4
-"""Few calls run at once: models are slow and hold a lock."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings:
-    """The settings of one view; see `ctxguard.retrieval.hybrid.retriever.HybridOptions`.
-
-    Attributes:
-        embedder: The model that made the index's vectors.
-        rerank_stage: The reranker's thread pool and circuit breaker.
-        stages: The stages to run, one of the values of ``STAGES``.
-        leg_fusion: Finds the candidates: ``fusion``, or reciprocal ranks for ``ranker``.
-        leg_kind: The kind of ``leg_fusion``'s scores.
-        with_signals: Whether the candidates' signals are computed, which the ranker reads.
-
-    Raises:
-        ConfigurationError: a setting is out of range.
-    """
-
-    embedder: Embedder
-    fusion: Fusion
-    reranker: Reranker | None = None
-    rerank_depth: int = DEFAULT_RERANK_DEPTH
-    rerank_stage: Stage = field(default_factory=partial(Stage, RERANK, workers=_RERANK_WORKERS))
-    max_query_chars: int = DEFAULT_MAX_QUERY_CHARS
-    deadlines: Deadlines | None = None
-    stages: tuple[str, ...] = STAGES[Route.HYBRID]
-    ranker: Ranker = field(default_factory=Ranker.default)
-    leg_fusion: Fusion = field(init=False)
-    leg_kind: ScoreKind = field(init=False)
-    with_signals: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        check_at_least(1, rerank_depth=self.rerank_depth, max_query_chars=self.max_query_chars)
-        by_ranker = self.fusion.method == "ranker"
-        found_by = replace(self.fusion, method="reciprocal_rank") if by_ranker else self.fusion
-        object.__setattr__(self, "leg_fusion", found_by)
-        object.__setattr__(self, "leg_kind", found_by.kind)
-        object.__setattr__(self, "with_signals", by_ranker)
-
-
-@dataclass(eq=False, kw_only=True)
-class LegSearch(ABC):
-    """One checked query over one generation of an index.
-
-    Attributes:
-        query: Without lone surrogates.
-        depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
-        given: The caller's vector of the query, shape (dimension,), of any norm, optionally with
-            its word pieces; None to encode the query.
-        dimension: Length of the index's vectors.
-        encoder: Reads the query's word pieces; None if there are no signals of them.
-        passages: By row, once the legs have been searched.
-    """
-
-    settings: SearchSettings
-    query: str
-    depth: int
-    given: Float32Array | QueryStates | None = None
-    dimension: int
-    encoder: TokenEncoder | None = None
-    passages: Pool | PassageTable = field(default=Pool((), ()))
-
-    @abstractmethod
-    def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
-        """Search the legs; return their fused candidates, and the failures of legs.
-
-        Raises:
-            StageUnavailableError: no leg answered.
-            OverloadedError: no leg had a free thread.
-        """
-
-    @abstractmethod
-    def signalled(self, candidates: Candidates) -> Candidates:
-        """Add the candidates' signals; order those of both legs by the ranker.
-
-        Errors of the embedder are raised.
-        """
-
-    @cached_property
-    def states(self) -> QueryStates | None:
-        """The query's word pieces, given or encoded once; None without an encoder."""
-        if isinstance(self.given, QueryStates):
-            return self.given
-        return None if self.encoder is None else self.encoder.query(self.query)
-
-    def unit_vector(self) -> Float32Array:
-        """Return the query's vector at unit length, shape (dimension,).
-
-        Raises:
-            StageError: the embedder gave no usable vector; its own errors are raised too.
-            ConfigurationError: the given one has no direction.
-        """
-        found = self.given
-        if found is None and self.encoder is not None and self.settings.with_signals:
-            found = self.states
-        if found is None:
-            found = self.settings.embedder.encode_query(self.query)
-        vector = np.ascontiguousarray(vector_of(found), np.float32)
-        if vector.shape != (self.dimension,):
-            raise StageError(
-                DENSE,
-                f"the query's vector has shape {vector.shape}, the index has ({self.dimension},)",
-            )
-        length = float(np.linalg.norm(vector))
-        if not 0.0 < length < np.inf:
-            message = f"the query's vector has length {length}, so no direction"
-            raise StageError(DENSE, message) if self.given is None else ConfigurationError(message)
-        return vector / np.float32(length)
-
-
-def vector_of(query_vector: Float32Array | QueryStates) -> Float32Array:
-    """Return a query's vector, without its word pieces."""
-    return query_vector.vector if isinstance(query_vector, QueryStates) else query_vector
 
 
 class Hybrid(ABC):
@@ -248,13 +121,12 @@ class Hybrid(ABC):
         is_reranked = RERANK in settings.stages and settings.reranker is not None
         fetched = max(depth, settings.rerank_depth) if is_reranked else depth
         search = self._search(text, fetched, query_vector, where)
-        if query_vector is not None:
-            shape = np.shape(vector_of(query_vector))
-            if shape != (search.dimension,):
-                raise ConfigurationError(
-                    f"query_vector has shape {shape}, the index's vectors have "
-                    f"({search.dimension},): encode the query with the index's embedder"
-                )
+        given = query_vector.vector if isinstance(query_vector, QueryStates) else query_vector
+        if given is not None and np.shape(given) != (search.dimension,):
+            raise ConfigurationError(
+                f"query_vector has shape {np.shape(given)}, the index's vectors have "
+                f"({search.dimension},): encode the query with the index's embedder"
+            )
         began_at, began = time(), perf_counter()
         candidates, failures = search.legs(budget)
         timings = [StageTiming(SEARCH, began_at, perf_counter() - began)]
@@ -351,7 +223,7 @@ class Hybrid(ABC):
         return self._view(
             reranker=reranker,
             rerank_depth=rerank_depth,
-            rerank_stage=Stage(RERANK, workers=_RERANK_WORKERS),
+            rerank_stage=Stage(RERANK, workers=RERANK_WORKERS),
             stages=STAGES[Route.HYBRID_RERANK],
         )
 

@@ -21,9 +21,8 @@ from ctxguard.resilience import Deadlines, Stage, Watcher
 from ctxguard.resilience.stage import WORKERS
 from ctxguard.resilience.threads import processors
 from ctxguard.retrieval.analysers import LANGUAGES, as_analyser
-from ctxguard.retrieval.hybrid.candidates import LEG_KINDS, STAGES
-from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
-from ctxguard.retrieval.hybrid.search import Search
+from ctxguard.retrieval.hybrid.pipeline import Hybrid
+from ctxguard.retrieval.hybrid.search import LEG_KINDS, STAGES, Search, SearchSettings
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel, check_embedder
 from ctxguard.retrieval.index.lexical import LexicalEngine

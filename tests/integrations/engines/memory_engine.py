@@ -10,7 +10,7 @@ from ctxguard.errors import CtxguardError, StageError
 from ctxguard.integrations.engines.address import EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import Engine, LegQuery
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings
-from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
+from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import Bm25sIndex
 
 

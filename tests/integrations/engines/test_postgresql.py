@@ -25,7 +25,6 @@ from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.resilience import RequestLimits
-from ctxguard.retrieval.hybrid.pipeline import vector_of
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import WordHashEmbedder
 from tests.timing import until
@@ -138,7 +137,7 @@ def test_concurrent_writers_count_each_once(built: EngineRetriever) -> None:
 
 
 def test_vectors_have_a_usable_index(built: EngineRetriever) -> None:
-    vector = vector_of(built.encode_query("kettles and ladders"))
+    vector = WordHashEmbedder().encode_query("kettles and ladders")
     with _engine(built)._transaction() as run:
         # Of so few passages the planner would rather compare all.
         run("SET LOCAL enable_seqscan = off")
