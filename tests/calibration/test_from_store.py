@@ -117,7 +117,7 @@ def test_commonest_route_is_taken() -> None:
     live.watch(*contexts)
     found = read(live)
     assert (found.pools.route, len(found.questions)) == (Route.HYBRID, 6)
-    assert found.questions.notes == ("2 judged samples are left out: of another route (lexical)",)
+    assert found.questions.notes == ("2 judged samples left out: of another route (lexical)",)
     with pytest.raises(CalibrationError, match="no sample judged by 'labels 2'"):
         read(live, series="labels 2")
 
