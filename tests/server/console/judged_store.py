@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from http_service import listening
 from live_traffic import EVERYTHING, profile_of, serve
@@ -30,6 +31,11 @@ HOSTILE = (
 )
 SHOWN = "⟨U+202E⟩gnp.exe⟨U+202C⟩ a⟨U+200B⟩b ⟨2 hidden characters⟩"
 """Its end as a person sees it."""
+
+
+def hostile(number: int, rank: int) -> str:
+    """An id, and so a part of the passage's text, that is hostile."""
+    return f"d{number}-{rank} {HOSTILE}"
 
 
 class WordJudge:
@@ -86,16 +92,9 @@ def application(
     return Starlette(routes=[Mount("/console", routes=routes)])
 
 
-def visitor(
-    store: SampleStore,
-    *,
-    token: str | None = None,
-    clock: Callable[[], float] = time.time,
-    profile: Profile = PROFILE,
-) -> TestClient:
+def visitor(store: SampleStore, **options: Any) -> TestClient:
     """A client of the console that says, as browsers do, that it is on the site."""
-    app = application(store, token=token, clock=clock, profile=profile)
-    return TestClient(app, headers=SAME_SITE)
+    return TestClient(application(store, **options), headers=SAME_SITE)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from judged_store import HOSTILE, SHOWN, WordJudge, console_at, filled
+from judged_store import HOSTILE, SHOWN, WordJudge, console_at, filled, hostile
 
 from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.estimation.live import Window
@@ -24,8 +24,7 @@ BEGUN = "?annotator=ann"
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleStore]:
     """Requests of which the judge reads a part wrongly; the passages' ids and texts are hostile."""
     folder = tmp_path_factory.mktemp("store")
-    hostile = "d{}-{} ".format
-    url = filled(folder, N, misleading=0.3, ids=lambda *place: hostile(*place) + 2 * HOSTILE)
+    url = filled(folder, N, misleading=0.3, ids=lambda *place: hostile(*place) + HOSTILE)
     with SampleStore.open(url) as opened:
         yield opened
 

@@ -6,7 +6,7 @@ from re import findall
 
 import pytest
 from httpx2 import Response
-from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
+from judged_store import HOSTILE, REQUEST, SHOWN, filled, hostile, visitor
 from starlette.testclient import TestClient
 
 from ctxguard.core.metadata_filter import Where
@@ -256,8 +256,7 @@ def test_the_guide_is_the_files_guide(client: TestClient) -> None:
 
 
 def test_hostile_passage_and_name_are_text(tmp_path: Path) -> None:
-    url = filled(tmp_path, 1, ids=lambda number, rank: f"d{number}-{rank} {HOSTILE}")
-    with SampleStore.open(url) as store:
+    with SampleStore.open(filled(tmp_path, 1, ids=hostile)) as store:
         client = visitor(store)
         pick(client, 12, annotator=HOSTILE[:90], **WHOLE)
         text = page(client, annotator=HOSTILE[:90])

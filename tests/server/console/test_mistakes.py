@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
+from judged_store import REQUEST, SHOWN, filled, hostile, visitor
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.monitor.store import SampleStore
@@ -18,9 +18,7 @@ def day_of(store: SampleStore) -> str:
 
 def test_page_shows_drops_and_reasons(tmp_path: Path) -> None:
     """The guard keeps four passages; the fifth is the relevant one."""
-    hostile = "d{}-{} ".format
-    url = filled(tmp_path, 3, relevant=4, ids=lambda *place: hostile(*place) + HOSTILE)
-    with SampleStore.open(url) as store:
+    with SampleStore.open(filled(tmp_path, 3, relevant=4, ids=hostile)) as store:
         client, day = visitor(store), day_of(store)
         page = client.get("/console/mistakes", params={"day": day}).text
         assert all(f"request?id={REQUEST(number)}" in page for number in range(3))
