@@ -1,6 +1,6 @@
 """A retriever and labelled queries whose truth is known, made from a seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.pools import LabelledPools, Pools, label
 from calibration.replay import replay
 from ctxguard.core.scores import discounts
-from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
+from ctxguard.core.types import FloatArray, Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
@@ -125,6 +125,15 @@ def simulate(
             f"{query.query_id}-{position}": 1 for position in np.flatnonzero(truth)
         }
     return Recorded(rankings, {"simulated": str(seed)}), Dataset("simulated", tuple(queries), qrels)
+
+
+def with_texts(retriever: Recorded, text: Callable[[str], str]) -> Recorded:
+    """The same passages with the texts that a function gives to their ids."""
+    rankings = {
+        query: replace(own, passages=[Passage(each, text(each)) for each in own.passage_ids])
+        for query, own in retriever.rankings.items()
+    }
+    return Recorded(rankings, {"simulated": "0"})
 
 
 def served_today(pools: LabelledPools) -> FloatArray:

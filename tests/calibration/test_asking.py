@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_pools import DEPTH, Recorded, indistinct, outcome_of, simulate
+from simulated_pools import DEPTH, Recorded, indistinct, outcome_of, simulate, with_texts
 
 from calibration.asking import FIRST, Asking, forecast_of
 from calibration.calibrate import Calibration, calibrate
@@ -16,7 +16,7 @@ from calibration.data.dataset import Dataset
 from calibration.report.summary import summarise
 from calibration.verdict import mean_interval
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
-from ctxguard.core.types import FloatArray, Passage, Ranking
+from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import CalibrationError, OverloadedError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.assess import AssessorStage
@@ -85,7 +85,9 @@ def assessor_of(made: Calibration | Profile) -> AssessorProfile:
 
 
 def test_good_answer_is_enforced() -> None:
-    found = assessor_of(asked(150, 1.5))
+    made = asked(150, 1.5)
+    found = assessor_of(made)
+    assert assessor_of(Profile.model_validate_json(made.profile.to_json(), strict=True)) == found
     assert (found.name, found.decision, found.fingerprint) == ("relevant", "enforce", "simulated")
     assert 1.0 < found.model.distance < 1.8
     assert found.verdict is not None
@@ -96,13 +98,6 @@ def test_good_answer_is_enforced() -> None:
     assert 0.0 < found.share < 1.0
     assert 0.0 < found.calls <= 1_000.0
     assert found.statement.startswith("enforce: relevant has d′")
-
-
-def test_labelled_queries_are_asked_once() -> None:
-    retriever, dataset = simulate(30, noise=0.25)
-    assessor = Simulated(dataset, 1.5)
-    made_with(assessor, retriever)
-    assert assessor.calls == 30
 
 
 def test_choice_is_made_with_answers() -> None:
@@ -121,13 +116,16 @@ def test_route_without_assessor_is_unchanged() -> None:
 
 @pytest.mark.parametrize("d", [0.0, -1.0])
 def test_worthless_answer_is_not_asked(d: float) -> None:
-    """An answer of no worth is not asked for and a line says so."""
-    own = route_of(asked(150, d))
-    assert own.assessor is None
-    assert own.asking == (
+    """And a line says so."""
+    made = asked(150, d)
+    assert route_of(made).assessor is None
+    summary = summarise(outcome_of(made))
+    assert summary.asked == route_of(made).asking
+    assert summary.asked == (
         "the assessor is not asked: noise nor relevant is not shown to add anything to P on 150 "
         "queries"
     )
+    assert not [each for each in summary.results.policies if each.startswith("with answers")]
 
 
 def test_below_twenty_labels_nobody_asked() -> None:
@@ -148,7 +146,6 @@ def test_assessor_enforced_where_first_k() -> None:
 
 
 def test_manual_ratio_has_a_probability() -> None:
-    """A ratio asked for by hand has a probability for the assessor."""
     made = asked(60, 2.5, policy="ratio")
     assert isinstance(route_of(made).policy, RatioPolicy)
     assert assessor_of(made).model.effect > 0.0
@@ -162,53 +159,34 @@ def test_a_single_score_is_enough() -> None:
 
 
 def test_held_out_queries_ask_nobody() -> None:
-    """Where queries are held out nobody is asked and a line says so."""
     own = route_of(asked(60, 1.5, held_out=0.4))
     assert own.assessor is None
     assert own.asking.endswith("what it adds is measured by folds, and queries are held out")
 
 
 def test_costly_gain_stays_in_shadow() -> None:
-    """A gain that costs recall stays in shadow and the line says why."""
     found = assessor_of(asked(150, 1.5, context="utility", utilities=STRICT))
     assert found.decision == "shadow"
     assert found.statement.endswith("recorded, not applied: recall is not shown to hold")
 
 
 def test_a_busy_assessor_is_waited_for() -> None:
+    """Each labelled query is asked about once; one that stays silent is an error."""
     retriever, dataset = simulate(30, noise=0.25)
-    pauses: list[float] = []
-    made_with(Simulated(dataset, 2.5, faults=3), retriever, pauses=pauses)
-    assert pauses == [1.0, 2.0, 4.0]
-
-
-def test_silent_assessor_is_an_error() -> None:
-    retriever, dataset = simulate(30, noise=0.25)
+    assessor, pauses = Simulated(dataset, 2.5, faults=3), list[float]()
+    made_with(assessor, retriever, pauses=pauses)
+    assert (pauses, assessor.calls) == ([1.0, 2.0, 4.0], 3 + 30)
     with pytest.raises(CalibrationError, match="did not answer for"):
         made_with(Simulated(dataset, 1.5, faults=10_000), retriever)
-
-
-def with_texts(rankings: Mapping[str, Ranking]) -> dict[str, Ranking]:
-    return {
-        query: replace(ranking, passages=[Passage(each, each) for each in ranking.passage_ids])
-        for query, ranking in rankings.items()
-    }
-
-
-def test_profile_carries_it_to_guard() -> None:
-    made = asked(150, 1.5)
-    loaded = Profile.model_validate_json(made.profile.to_json(), strict=True)
-    assert assessor_of(loaded) == assessor_of(made)
 
 
 def test_forecast_is_others_gain() -> None:
     gains = []
     retriever, dataset = simulate(250, seed=9, noise=0.25)
-    rankings = with_texts(retriever.rankings)
+    recorded = with_texts(retriever, str)
     for d in (1.5, 2.0):
         profile = asked(150, d).profile
         stage = AssessorStage(Simulated(dataset, d), max_per_second=1e9)
-        recorded = Recorded(rankings, {"simulated": "0"})
         having = ContextGuard(recorded, profile=profile, assessor=stage)
         alone = ContextGuard(recorded, profile=without_assessor(profile))
         found = []
@@ -264,13 +242,6 @@ def test_a_model_asked_has_a_row(n: int, d: float, words: str) -> None:
     found = summarise(outcome_of(made))
     assert f"with answers, {words}" in found.results.policies
     assert found.asked == route_of(made).asking
-
-
-def test_a_model_not_asked_has_a_line() -> None:
-    made = asked(150, 0.0)
-    found = summarise(outcome_of(made))
-    assert not [each for each in found.results.policies if each.startswith("with answers")]
-    assert found.asked.startswith("the assessor is not asked:")
 
 
 def without_assessor(profile: Profile) -> Profile:

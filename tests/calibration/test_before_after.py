@@ -1,47 +1,34 @@
 """Questions before and after: answers kept, gained and lost, and the questions that are shown."""
 
 import numpy as np
+import pytest
 from simulated_pools import calibrated
 
 from calibration.report.before_after import BeforeAfter
 
 
-def before_after(before: list[bool], after: list[bool], gain: list[float]) -> BeforeAfter:
-    return BeforeAfter((np.array(before), np.array(after)), (0, 0), (0, 0), np.array(gain))
+@pytest.mark.parametrize(
+    ("before", "after", "gain", "shown"),
+    [
+        # The gain is the median of those that gain an answer, or the highest without any.
+        ([0, 0, 0, 1], [1, 1, 1, 1], [0.9, 0.5, 0.2, 2.0], {"gains": 1, "typical": 0, "loses": 2}),
+        ([1, 1, 0], [1, 1, 0], [0.1, 0.4, 0.2], {"gains": 1, "loses": 0}),
+        # Gains of those with an answer: -3, 0.1, 0.2, 0.3; the third gains its answer.
+        ([1, 1, 0, 0, 1], [1, 1, 1, 0, 0], [0.3, 0.1, 0.2, 9.0, -3.0], {"gains": 2, "loses": 4}),
+        ([1], [1], [0.5], {"gains": 0}),
+    ],
+)
+def test_median_questions_are_shown_once(
+    before: list[int], after: list[int], gain: list[float], shown: dict[str, int]
+) -> None:
+    answered = np.array(before) > 0, np.array(after) > 0
+    assert BeforeAfter(answered, (0, 0), (0, 0), np.array(gain)).shown() == shown
 
 
 def test_answers_are_kept_gained_and_lost() -> None:
-    found = before_after([True, True, False, False], [True, False, True, False], [0] * 4)
+    answered = np.array([True, True, False, False]), np.array([True, False, True, False])
+    found = BeforeAfter(answered, (0, 0), (0, 0), np.zeros(4))
     assert found.answers == {"kept": 1, "gained": 1, "lost": 1}
-
-
-def test_gain_shown_is_median_of_answers_gained() -> None:
-    found = before_after(
-        [False, False, False, True],
-        [True, True, True, True],
-        [0.9, 0.5, 0.2, 2.0],
-    )
-    assert found.shown()["gains"] == 1
-
-
-def test_highest_gain_shown_without_answers_gained() -> None:
-    found = before_after([True, True, False], [True, True, False], [0.1, 0.4, 0.2])
-    assert found.shown()["gains"] == 1
-
-
-def test_typical_question_is_median_of_answered() -> None:
-    found = before_after(
-        [True, True, False, False, True],
-        [True, True, True, False, False],
-        [0.3, 0.1, 0.2, 9.0, -3.0],
-    )
-    # Gains of those with an answer: -3, 0.1, 0.2, 0.3; the third gains its answer.
-    assert found.shown() == {"gains": 2, "loses": 4}
-
-
-def test_a_question_is_shown_once() -> None:
-    found = before_after([True], [True], [0.5])
-    assert found.shown() == {"gains": 0}
 
 
 def test_counts_are_of_contexts() -> None:

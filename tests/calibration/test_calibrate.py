@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +59,9 @@ class TestBadLabels:
             {"context": "short"},
             {"policy": "boosted"},
             {"delta": 0.0},
+            {"delta": 1.5},
+            {"alpha": 0.0},
+            {"alpha": 1.0},
         ],
     )
     def test_settings_that_cannot_work_are_refused(self, settings: dict[str, object]) -> None:
@@ -149,19 +151,11 @@ def result() -> Calibration:
 
 
 class TestWhatTheProfileIsFor:
-    @dataclass
-    class Anonymous:
-        """A retriever that says nothing of itself."""
-
-        inner: Any
-
-        def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
-            return self.inner.retrieve(query, depth=depth)
-
     def made(self, **given: object) -> Profile:
+        """Of a retriever that says nothing of itself."""
         retriever, dataset = simulate(60)
-        settings = Settings(policy="ratio", depth=DEPTH)
-        return calibrate(self.Anonymous(retriever), dataset, settings, **given).profile
+        retriever.identity.clear()
+        return calibrate(retriever, dataset, Settings(policy="ratio", depth=DEPTH), **given).profile
 
     def test_nameless_system_gives_unverified_profile(self) -> None:
         """A system without a fingerprint gives an unverified profile that says so."""

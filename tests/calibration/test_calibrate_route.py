@@ -35,7 +35,6 @@ from calibration.replay import replay
 from calibration.settings import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, Route, ScoreKind
-from ctxguard.errors import ConfigurationError
 from ctxguard.measure import risk
 from ctxguard.measure.worth import STRICT
 from ctxguard.profile.schema import Profile
@@ -44,7 +43,6 @@ from ctxguard.profile.schema import Profile
 class TestChoice:
     @pytest.mark.parametrize("family", ["ratio", "expected_utility"])
     def test_highest_utility_is_grids_best(self, family: str) -> None:
-        """Highest utility is the best of the grid on the choosing queries."""
         outcome = outcome_of(calibrated(120, policy=family, context="utility"))
         grid = outcome.route.choosing.grid
         assert outcome.profile.policy.kind == family
@@ -55,7 +53,6 @@ class TestChoice:
 
     @pytest.mark.parametrize("context", ["leaner", "balanced", "richer"])
     def test_asked_choice_stands_beside_others(self, context: str) -> None:
-        """What was asked for is chosen and the others stand beside it."""
         outcome = outcome_of(calibrated(150, noise=0.15, relevant=3, context=context))
         found = {**outcome.others, context: outcome.chosen}
         assert {*found} == {"leaner", "balanced", "richer"}
@@ -96,19 +93,6 @@ class TestChoice:
     def test_policies_share_min_keep(self) -> None:
         policy = outcome_of(calibrated(80, min_keep=0, context="utility")).profile.policy
         assert policy.min_keep == 0
-
-
-def perfect_reranker(n: int) -> tuple[Recorded, Dataset]:
-    """One score, which is high for all that is relevant and low for all else."""
-    random = np.random.default_rng(0)
-    queries = tuple(Query(f"q{i}", f"question {i}") for i in range(n))
-    rankings, qrels = {}, {}
-    for query in queries:
-        relevant = np.arange(DEPTH) < random.integers(1, 8)
-        scores = np.sort(np.where(relevant, 0.9, 0.1) + random.normal(0.0, 0.02, DEPTH))[::-1]
-        rankings[query.text] = ranking_of(scores.tolist(), kind=ScoreKind.PROBABILITY)
-        qrels[query.query_id] = {f"p{i}": int(each) for i, each in enumerate(relevant)}
-    return Recorded(rankings), Dataset("perfect", queries, qrels)
 
 
 def as_ranks(ranking: Ranking) -> Ranking:
@@ -204,12 +188,6 @@ class TestVerdict:
         assert (verdict.decision, verdict.n, verdict.shown_by) == ("enforce", 150, "held_out")
         assert outcome.profile.certificate is not None
         assert outcome_of(calibrated(300, noise=0.1)).profile.certificate is None
-
-    @pytest.mark.parametrize("n", [5, 19])
-    def test_fewer_labels_than_twenty_never_enforce(self, n: int) -> None:
-        verdict = calibrated(n, noise=0.1).profile.verdict
-        assert verdict.decision != "enforce"
-        assert verdict.recall is None
 
     def test_few_labels_enforce_more_answer(self) -> None:
         result = calibrated(30, noise=0.1, relevant=8, context="richer")
@@ -309,14 +287,6 @@ class TestVerdict:
         assert verdict.tokens.upper < 0.0
         assert outcome.chosen.metrics["kept"].mean() < 9.0
 
-    def test_perfect_score_is_switched_on(self) -> None:
-        """Fifty questions with one to seven relevant passages, each candidate graded."""
-        outcome = outcome_of(calibrate(*perfect_reranker(50), Settings(depth=DEPTH)))
-        verdict = outcome.profile.verdict
-        assert verdict.decision == "enforce"
-        assert verdict.recall.lower > 0.0
-        assert verdict.tokens.value <= 0.0
-
     def refuted(self, asked: Settings) -> RouteOutcome:
         """A calibration whose held-out queries have their relevant passages at the end."""
         retriever, dataset = simulate(300, noise=0.1, relevant=2)
@@ -332,7 +302,6 @@ class TestVerdict:
         return outcome_of(calibrate(retriever, replace(dataset, qrels=qrels), asked))
 
     def test_refuted_choice_yields_to_today(self) -> None:
-        """A choice that the held out queries refute gives way to today."""
         outcome = self.refuted(Settings(depth=DEPTH, held_out=0.5))
         verdict = outcome.profile.verdict
         assert verdict.decision == "keep"
@@ -357,10 +326,6 @@ class TestVerdict:
         kept = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH))).profile
         assert kept.recall_promise is None
 
-    def test_promise_accepts_its_loss(self) -> None:
-        verdict = outcome_of(calibrated(400, alpha=0.1)).profile.verdict
-        assert (verdict.tolerance, verdict.max_loss) == (0.1, 0.1)
-
 
 class TestBudget:
     def test_no_mean_exceeds_the_budget(self) -> None:
@@ -378,7 +343,7 @@ class TestBudget:
 
 
 class TestFewLabels:
-    @pytest.mark.parametrize("n", [1, 5, 20, 34])
+    @pytest.mark.parametrize("n", [1, 5, 19, 20, 34])
     def test_few_labels_certify_nothing(self, n: int, tmp_path: Path) -> None:
         result = calibrated(n)
         assert result.held_out is None
@@ -386,6 +351,9 @@ class TestFewLabels:
         route = Profile.load(tmp_path / "profile.json").routes[Route.HYBRID]
         assert route.certificate is None
         assert route.evidence.shown_by == "folds"
+        if n < 20:
+            assert route.verdict.decision != "enforce"
+            assert route.verdict.recall is None
 
     @pytest.mark.parametrize("seed", range(5))
     def test_42_labels_lose_little_recall(self, seed: int) -> None:
@@ -421,7 +389,6 @@ class TestCostOfTheChoice:
         assert bound - 1e-4 <= found.lower <= bound
 
     def test_total_loss_is_certified_so(self) -> None:
-        """A choice that loses everything is certified to lose at most everything."""
         # One passage of five is relevant and is ranked last: keeping the first alone harms least.
         queries = tuple(Query(f"q{i}", f"question {i}") for i in range(60))
         ranking = ranking_of([10.0 - rank for rank in range(10)])
@@ -463,6 +430,8 @@ class TestPromise:
         assert "at most 0.1" in certificate.statement
         assert certification.grid_index is not None
         assert outcome.profile.evidence.metrics["recall_loss"].value <= 0.1
+        verdict = outcome.profile.verdict
+        assert (verdict.tolerance, verdict.max_loss) == (0.1, 0.1)
 
     def test_few_labels_keep_today(self) -> None:
         """Few labels keep what is served today and say what would do."""
@@ -471,8 +440,3 @@ class TestPromise:
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert "no other policy that gains utility is certified" in outcome.profile.why
         assert outcome.profile.certificate is None
-
-    @pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"alpha": 1.0}, {"delta": 1.5}])
-    def test_meaningless_promise_is_refused(self, settings: dict[str, float]) -> None:
-        with pytest.raises(ConfigurationError, match=str(next(iter(settings)))):
-            Settings(**settings)

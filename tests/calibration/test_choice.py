@@ -118,9 +118,9 @@ class TestChoose:
         most = {"leaner": 1.0, "balanced": 0.9, "richer": 2.0}[context]
         assert ours["kept"].mean() <= most * today["kept"].mean() + 1e-9
 
-    def test_far_below_top_is_dropped(self) -> None:
-        pools = two_of_five(150)
-        grid, index = chosen(pools, 5)
+    @pytest.mark.parametrize("context", ["balanced", "leaner"])
+    def test_far_below_top_is_dropped(self, context: Context) -> None:
+        grid, index = chosen(two_of_five(150), 5, context)
         assert index is not None
         assert grid.kept([index]).tolist() == [[2]] * 150
         assert recall_gained(grid, index).tolist() == [[0.0]] * 150
@@ -144,7 +144,7 @@ class TestChoose:
 
     def test_only_richer_costs_more(self) -> None:
         pools = eight_of_many(60)
-        assert chosen(pools, 5)[1] is None
+        assert chosen(pools, 5)[1] is chosen(pools, 5, "leaner")[1] is None
         grid, index = chosen(pools, 5, "richer")
         assert index is not None
         assert grid.kept([index])[0, 0] == 8
@@ -157,14 +157,6 @@ class TestChoose:
         grid, richer = chosen(pools, 5, "richer")
         assert richer is not None
         assert grid.kept([richer])[0, 0] == 10
-
-    def test_leanest_of_same_recall_chosen(self) -> None:
-        pools = two_of_five(150)
-        grid, index = chosen(pools, 5, "leaner")
-        assert index is not None
-        assert grid.kept([index])[0, 0] == 2
-        # Where more would gain, it still does not.
-        assert chosen(eight_of_many(60), 5, "leaner")[1] is None
 
     def test_unanswerable_queries_ignore_recall(self) -> None:
         ranking = ranking_of([1.0, 0.1])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from calibration.data.dataset import Dataset, Query, unknown_passages
-from calibration.pools import Pools, label
+from calibration.pools import label
 from calibration.replay import replay
 from ctxguard.core.types import Passage, Route
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -39,37 +39,31 @@ def dataset(**grades: int) -> Dataset:
     return Dataset("documents", (QUERY,), {"q": qrels})
 
 
-def grades_by_id(pools: Pools, labels: Dataset) -> dict[str, int]:
-    grades = label(pools, labels).grades[0]
-    return dict(zip(pools.passage_ids[0], grades.tolist(), strict=False))
-
-
-def test_documents_label_is_best_chunks(retriever: HybridRetriever) -> None:
+@pytest.mark.parametrize(
+    ("labels", "relevant"),
+    [
+        # A document's label is that of its best chunk.
+        ({"fox": 2, "dog": 1, "short": 1}, {"fox#2": 2, "dog#1": 1, "short": 1}),
+        # A chunk's own label comes first.
+        ({"fox_2": 1, "fox_3": 1}, {"fox#2": 1, "fox#3": 1}),
+        # What only looks like the id of a chunk is none.
+        ({"song": 1, "fox": 1}, {"fox#2": 1}),
+    ],
+)
+def test_documents_label_is_best_chunks(
+    retriever: HybridRetriever, labels: dict[str, int], relevant: dict[str, int]
+) -> None:
     pools = replay(retriever, [QUERY], depth=10)
     assert pools.passage_ids[0][0] == "fox#2"
-    grades = grades_by_id(pools, dataset(fox=2, dog=1, short=1))
-    assert {each: grade for each, grade in grades.items() if grade} == {
-        "fox#2": 2,
-        "dog#1": 1,
-        "short": 1,
-    }
+    grades = label(pools, dataset(**labels)).grades[0].tolist()
+    found = dict(zip(pools.passage_ids[0], grades, strict=False))
+    assert {each: grade for each, grade in found.items() if grade} == relevant
 
 
 def test_recall_counts_a_document_once(retriever: HybridRetriever) -> None:
     labels = label(replay(retriever, [QUERY], depth=10), dataset(fox=1, short=1))
     assert labels.n_relevant.tolist() == [2]
     assert np.count_nonzero(labels.at_stake) == 2
-
-
-def test_a_chunks_own_label_comes_first(retriever: HybridRetriever) -> None:
-    pools = replay(retriever, [QUERY], depth=10)
-    grades = grades_by_id(pools, dataset(fox_2=1, fox_3=1))
-    assert (grades["fox#2"], grades["fox#3"], grades["fox#1"]) == (1, 1, 0)
-
-
-def test_lookalike_chunk_id_is_none(retriever: HybridRetriever) -> None:
-    grades = grades_by_id(replay(retriever, [QUERY], depth=10), dataset(song=1, fox=1))
-    assert grades["song#4"] == 0
 
 
 def test_what_is_judged_follows(retriever: HybridRetriever) -> None:

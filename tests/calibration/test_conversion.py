@@ -12,7 +12,7 @@ pytest.importorskip("pptx")
 pytest.importorskip("pypdfium2")
 pytest.importorskip("openpyxl")
 
-from calibration.data.documents import conversion, converters
+from calibration.data.documents import conversion
 from calibration.data.documents.conversion import Converter
 from calibration.data.documents.converters import convert
 from calibration.data.documents.encodings import UnreadableError
@@ -173,7 +173,3 @@ def test_hidden_slides_are_named(tmp_path: Path) -> None:
     _, markdown, left_out = convert(".pptx", raw)
     assert "workshop" not in markdown
     assert left_out == ["slide 2 is hidden"]
-
-
-def test_every_kind_has_a_converter() -> None:
-    assert {*WRITERS} - {".md", ".txt"} <= {*converters.CONVERTERS}

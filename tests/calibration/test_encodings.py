@@ -7,6 +7,7 @@ from calibration.data.documents.encodings import UnreadableError, decode
 RUSSIAN = "Чайник нужно чистить уксусом раз в месяц."
 CHINESE = "水壶需要每月用醋清洗一次，然后用清水冲洗。"
 JAPANESE = "やかんは月に一度、酢で洗ってください。"
+ENGLISH = "A line of English, which is plain.\n" * 2_000
 FRENCH = "Le café est fermé l’été ; la façade coûte 500 €."
 
 
@@ -42,9 +43,20 @@ def test_texts_are_read_as_written(text: str, encoding: str) -> None:
     assert decode(text.encode(encoding)) == text
 
 
-def test_one_foreign_line_is_read() -> None:
-    text = "A line of English, which is plain.\n" * 2_000 + "Café – déjà vu, 5 €.\n"
-    assert decode(text.encode("cp1252")) == text
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (ENGLISH.encode() + FRENCH.encode("cp1252"), ENGLISH + FRENCH),
+        ("é".encode() * 200 + b"\xff", "é" * 200 + "\ufffd"),
+        *[
+            ("\ufeffone\n\ufefftwo".encode(encoding), "one\ntwo")
+            for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le")
+        ],
+    ],
+)
+def test_odd_texts_are_read(raw: bytes, text: str) -> None:
+    """One foreign line, a stray byte, and marks of byte order wherever they stand."""
+    assert decode(raw) == text
 
 
 @pytest.mark.parametrize(
@@ -62,15 +74,6 @@ def test_one_foreign_line_is_read() -> None:
 def test_undecidable_is_no_text(raw: bytes) -> None:
     with pytest.raises(UnreadableError, match="save it as UTF-8"):
         decode(raw)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le"])
-def test_byte_order_mark_stays_out(encoding: str) -> None:
-    assert decode("\ufeffone\n\ufefftwo".encode(encoding)) == "one\ntwo"
-
-
-def test_stray_byte_is_replaced() -> None:
-    assert decode("é".encode() * 200 + b"\xff") == "é" * 200 + "\ufffd"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from simulated_pools import DEPTH, Recorded, guard_of, outcome_of, simulate
+from simulated_pools import DEPTH, Recorded, guard_of, outcome_of, simulate, with_texts
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import LabelledRoute, Settings
@@ -20,26 +20,18 @@ from ctxguard.monitor.sampling.record import record_of
 from ctxguard.profile.schema import Profile
 
 
-def with_texts(retriever: Recorded, seed: int = 0) -> Recorded:
+def lengthened(retriever: Recorded, seed: int = 0) -> Recorded:
     """The same passages with texts of ten to some eight hundred words."""
     random = np.random.default_rng(seed)
-    rankings = {
-        query: replace(
-            ranking,
-            passages=[
-                Passage(each, f"{each} " + "some words " * int(random.geometric(0.02) + 5))
-                for each in ranking.passage_ids
-            ],
-        )
-        for query, ranking in retriever.rankings.items()
-    }
-    return Recorded(rankings, retriever.identity)
+    return with_texts(
+        retriever, lambda name: f"{name} " + "some words " * int(random.geometric(0.02) + 5)
+    )
 
 
 @cache
 def made(n: int = 120) -> tuple[Recorded, Dataset, Calibration]:
     retriever, dataset = simulate(n, noise=0.2)
-    texts = with_texts(retriever)
+    texts = lengthened(retriever)
     return texts, dataset, calibrate(texts, dataset, Settings(depth=DEPTH, context="richer"))
 
 
@@ -69,7 +61,7 @@ def test_guard_serves_measured_contexts() -> None:
     assert policy_of(calibration).per_token
     profile = Profile.model_validate_json(calibration.profile.to_json())
     retriever, dataset = simulate(60, seed=5, noise=0.2)
-    texts = replace(with_texts(retriever, 1), identity={"simulated": "0"})
+    texts = lengthened(retriever, 1)
     guard = guard_of(texts, profile, mode="enforce", depth=DEPTH)
     pools = replay(texts, dataset.queries, depth=DEPTH)
     order, kept = contexts(pools, policy_of(calibration))
