@@ -249,15 +249,6 @@ def test_tokens_and_cost_are_counted_for_replies_without_a_grade_too(
     assert endpoint.judge().ledger.accounts().cost is None
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "300", "completion_tokens": -8}])
-def test_tokenless_reply_counts_no_tokens(endpoint: JudgedEndpoint, usage: object) -> None:
-    endpoint.script.append(Answer(usage=usage))
-    judge = endpoint.judge()
-    assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 1)]
-    accounts = judge.ledger.accounts()
-    assert (accounts.input_tokens, accounts.output_tokens) == (0, 0)
-
-
 def test_the_version_pins_model_prompt_and_whatever_changes_a_grade(
     endpoint: JudgedEndpoint,
 ) -> None:
@@ -297,13 +288,6 @@ def test_retries_are_paced_too(endpoint: JudgedEndpoint, monkeypatch: pytest.Mon
     endpoint.script.append(Answer(status=500))
     endpoint.judge(retries=1).judge(QUERY, [PASSAGE])
     assert len(waits) == 2
-
-
-def test_a_closed_judge_opens_new_connections(endpoint: JudgedEndpoint) -> None:
-    judge = endpoint.judge()
-    judge.close()
-    judge.close()
-    assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 2)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -13,7 +13,6 @@ from contexts import make_context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.sampler import LostReason, Sampler, Tally
 
@@ -166,26 +165,6 @@ def test_forked_child_starts_empty() -> None:
     os.close(reading)
     os.close(writing)
     assert (sampler.sampled(), len(sampler.drain(9))) == (5, 2)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_failing_reset_leaves_no_other() -> None:
-    class Thing:
-        def __init__(self, *, fails: bool) -> None:
-            self.fails, self.is_fresh = fails, False
-            reset_in_children(self)
-
-        def _reset_after_fork(self) -> None:
-            if self.fails:
-                raise OSError("no space")
-            self.is_fresh = True
-
-    things = [Thing(fails=n % 2 == 0) for n in range(10)]
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if all(thing.is_fresh for thing in things[1::2]) else 1)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_tally_loses_no_count() -> None:

@@ -27,10 +27,19 @@ class Writer(Thing):
         self.noted.append("resumed")
 
 
+class Failing(Thing):
+    def _reset_after_fork(self) -> None:
+        raise OSError("no space")
+
+
 def test_all_reset_before_any_resume(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that began before its store was reset waited for its parent's transactions."""
+    """A thread that began before its store was reset waited for its parent's transactions.
+
+    One that cannot be reset leaves the others alone.
+    """
     noted: list[str] = []
-    monkeypatch.setattr(fork_safety, "_registered", [Writer(noted), Thing(noted), Thing(noted)])
+    things = [Writer(noted), Failing(noted), Thing(noted), Thing(noted)]
+    monkeypatch.setattr(fork_safety, "_registered", things)
     fork_safety._reset_all()
     assert noted == ["reset", "reset", "reset", "resumed"]
 
