@@ -59,16 +59,6 @@ class TestActions:
             "n=300 profile=" + PROFILE.profile_id
         ]
 
-    @pytest.mark.parametrize("reference", [ReferenceKind.PROMISE, ReferenceKind.CORRECTED])
-    def test_broken_recall_promise_switches_if_asked(
-        self, file: Path, reference: ReferenceKind
-    ) -> None:
-        act_on(replace(RECALL, reference=reference), PROFILE)
-        assert Profile.load(file) == PROFILE
-        for _ in range(2):
-            act_on(replace(RECALL, reference=reference), PROFILE, file)
-            assert Profile.load(file) == PROFILE.safe()
-
     @pytest.mark.parametrize(
         ("alarm", "said"),
         [

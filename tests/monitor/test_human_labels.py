@@ -11,7 +11,6 @@ from storing import replace_payload
 from stub_judges import ErringJudge
 from watching import Watching
 
-from ctxguard.measure.metrics import Metric
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
@@ -157,14 +156,6 @@ def live_with_labels(n_labelled: int) -> tuple[Watching, dict[str, set[str]]]:
             lambda row: row.passage_id in truth[row.query],
         )
     return live, truth
-
-
-def test_uncorrected_judge_gives_no_estimate() -> None:
-    live, _ = live_with_labels(0)
-    report = live.monitor.report()
-    assert all(found.value is None for found in report.estimates[Window.ALL_RETAINED].values())
-    assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].grades_needed == 60
-    assert report.live.judge_estimates[Window.ALL_RETAINED][Metric.UDCG].value is not None
 
 
 def test_unpicked_labels_correct_nothing() -> None:

@@ -80,16 +80,11 @@ def watching(n: int, judge: TellingJudge | None = None, **settings: object) -> W
 
 @pytest.mark.usefixtures("patient")
 class TestQuickJudge:
-    def test_a_batch_is_written_together(self, writes: list[int]) -> None:
-        live = watching(30)
-        assert live.monitor.step() == 30
-        assert writes == [30]
-        assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 30
-
     def test_at_most_hundred_await_a_transaction(self, writes: list[int]) -> None:
         live = watching(130)
-        live.monitor.step(130)
+        assert live.monitor.step(130) == 130
         assert writes == [100, 30]
+        assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 130
 
     def test_budget_holds_within_a_batch(self) -> None:
         """The budget holds within a batch and what was spent is kept with it."""

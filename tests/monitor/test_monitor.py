@@ -112,13 +112,6 @@ def test_empty_context_has_no_rank() -> None:
     assert live.monitor.report().estimates[Window.RECENT][Metric.PRECISION].value is None
 
 
-def test_without_data_every_metric_says_so() -> None:
-    live = Watching(ScriptedJudge())
-    for estimates in live.monitor.report().estimates.values():
-        assert all(found.value is None for found in estimates.values())
-    assert live.monitor.report().live.age_seconds is None
-
-
 def test_expired_requests_stay_while_kept() -> None:
     live = Watching(ScriptedJudge(), window_seconds=60.0)
     live.watch(make_context(POOL, 2))
