@@ -129,10 +129,11 @@ def parsed_json(text: str) -> Any:
     ...
     ValueError: the key 'a' occurs twice; leave one of them out
     """
-    return json.loads(text, object_pairs_hook=_once)
+    return json.loads(text, object_pairs_hook=distinct_keys)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object; readers differ in which value of a repeated key they take."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         seen: set[str] = set()

@@ -6,7 +6,7 @@ I/O, no clock, no logging.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
@@ -164,10 +164,7 @@ class Context:
                 "p_sufficient": self.p_sufficient,
                 "flags": self.flags,
                 "differences": self.differences,
-                "failures": [
-                    {"stage": each.stage, "kind": each.kind, "cause": each.cause}
-                    for each in self.failures
-                ],
+                "failures": [asdict(each) for each in self.failures],
                 "text": self.text,
                 "candidates": self.candidates,
                 "kept_ids": self.kept_ids,
@@ -184,13 +181,8 @@ class Context:
                 ],
                 "decisions": [
                     {
-                        "passage_id": candidate.passage_id,
-                        "rank": candidate.rank,
-                        "score": candidate.score,
-                        "relative_score": candidate.relative_score,
-                        "probability": candidate.probability,
+                        **candidate._asdict(),
                         "kept": candidate.kept,
-                        "reason": candidate.reason,
                         "kept_if": [each._asdict() for each in candidate.kept_if],
                     }
                     for candidate in self.decisions

@@ -7,10 +7,10 @@ read. Pure: no I/O, no clock, no logging.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import islice, repeat
+from functools import cached_property
+from itertools import islice
 from operator import gt
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -46,10 +46,6 @@ _THRESHOLD_REASON = {
 }
 _FAISS_PADDING_ID = "-1"
 _K_ALONE = frozenset({Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS, Flag.SCORES_CONTRADICTED})
-
-# Takes a third of the time of the class's own call, which is in Python.
-_decision_on = partial(tuple.__new__, CandidateDecision)
-_threshold = partial(tuple.__new__, Threshold)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,33 +120,26 @@ class Decision:
         """One decision per candidate: the usable ones best first, then those set aside."""
         ids, scores, policy = self.ranking.passage_ids, self.ranking.scores, self.policy
         order, n = self.order, len(self.order)
-        relative: list[Any] = self._relative_scores() or [None] * n
-        probabilities: list[Any] = [*(self.probabilities or repeat(None, n))]
+        unknown: Sequence[None] = [None] * n
+        relative, probabilities = self._relative_scores() or unknown, self.probabilities or unknown
         setting, least, values = (
-            ("min_probability", policy.min_probability, [*(self.weighed or repeat(None, n))])
+            ("min_probability", policy.min_probability, self.weighed or unknown)
             if isinstance(policy, ExpectedUtilityPolicy)
             else ("min_ratio", policy.min_ratio, relative)
         )
+        candidates: list[CandidateDecision] = []
         # A prefix is kept, the rest up to k is below the threshold, and the others are beyond k.
-        kept, within = self.n_kept, max(self.n_kept, min(policy.k, n))
-        kept_if: list[tuple[Threshold, ...]] = [
-            () if value is None or value >= least else (_threshold((setting, value)),)
-            for value in values[kept:]
-        ]
-        for index in range(within, n):
-            kept_if[index - kept] = (_threshold(("k", index + 1)), *kept_if[index - kept])
-        columns = (
-            map(ids.__getitem__, order),
-            range(1, n + 1),
-            map(scores.__getitem__, order),
-            relative,
-            probabilities,
-            [None] * kept
-            + [_THRESHOLD_REASON[policy.kind]] * (within - kept)
-            + [DropReason.BEYOND_K] * (n - within),
-            [()] * kept + kept_if,
-        )
-        candidates = [*map(_decision_on, zip(*columns, strict=True))]
+        for index, at in enumerate(order):
+            reason, kept_if, value = None, list[Threshold](), values[index]
+            if index >= self.n_kept:
+                reason = _THRESHOLD_REASON[policy.kind]
+                if index >= policy.k:
+                    reason = DropReason.BEYOND_K
+                    kept_if.append(Threshold("k", index + 1))
+                if value is not None and value < least:
+                    kept_if.append(Threshold(setting, value))
+            own = (ids[at], index + 1, scores[at], relative[index], probabilities[index])
+            candidates.append(CandidateDecision(*own, reason, tuple(kept_if)))
         copies = self.ranking.copies
         first_of = {copies.get(at, at): index for index, at in enumerate(order)} if copies else {}
         for position, reason in self.set_aside:

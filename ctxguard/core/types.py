@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import repeat
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 from uuid import UUID
 
@@ -240,9 +238,6 @@ class ReadTogether:
         return self.many([position])[0]
 
 
-_item_of = attrgetter("__getitem__")
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedPassages(ReadTogether):
     """Passages built on reading from fields that were already checked.
@@ -254,7 +249,8 @@ class CheckedPassages(ReadTogether):
     columns: tuple[Sequence[Any], ...] = field(repr=False)
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
-        return [*map(Passage, *map(map, map(_item_of, self.columns), repeat(positions)))]
+        columns = [map(column.__getitem__, positions) for column in self.columns]
+        return [*map(Passage, *columns)]
 
 
 @dataclass(frozen=True, slots=True)

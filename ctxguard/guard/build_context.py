@@ -50,9 +50,8 @@ class Request(NamedTuple):
 
     Attributes:
         bound: The profile and the retriever that answer it, from retrieval to decision.
-        mode: The guard's mode when the request began.
-        follows_verdict: Whether the profile's verdict on the answering route decides the mode,
-            because the guard was given none.
+        mode: The mode given to the guard; None follows the profile's verdict on the answering
+            route.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
         is_retrieved: Whether the guard's retriever answers it: a retriever's order is evidence of
             what its scores mean; the order of the caller's own results is not, unless ranked.
@@ -65,8 +64,7 @@ class Request(NamedTuple):
     sample: bool
     where: Where | None
     bound: BoundProfile
-    mode: Mode
-    follows_verdict: bool
+    mode: Mode | None
     probability: float
     span: RequestSpan | None
     is_retrieved: bool
@@ -96,7 +94,7 @@ def decide_request(
     applies = bound.policies[route]
     if k is not None:
         applies = replace(applies, today=_first(k))
-    mode = applies.mode if request.follows_verdict else request.mode
+    mode = applies.mode if request.mode is None else request.mode
     if mode is Mode.OFF:
         # It decides nothing, but samples are decided on again.
         opposed = request.is_retrieved and is_contradicted(ranking)
@@ -241,7 +239,7 @@ def build_context(
     Raises:
         StageUnavailableError: there are candidates, but none can be read.
     """
-    mode = applies.mode if request.follows_verdict else request.mode
+    mode = applies.mode if request.mode is None else request.mode
     flags, differences = (*applies.flags, *decision.flags), applies.differences
     sufficiency, read = applies.sufficiency, None
     if mode is not Mode.OFF:
@@ -252,7 +250,7 @@ def build_context(
     ranking = decision.ranking
     # The threshold was certified for P without answers.
     uncertified = assessment is not None and assessment.applied
-    if uncertified and request.follows_verdict:
+    if uncertified and request.mode is None:
         # The answers have a verdict of their own, whatever that on the route alone is.
         mode = Mode.ENFORCE
     p_sufficient = sufficient = None

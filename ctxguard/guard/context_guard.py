@@ -61,8 +61,6 @@ from ctxguard.resilience import (
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
 
-__all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
-
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
@@ -392,21 +390,26 @@ class ContextGuard:
         k: int | None = None,
     ) -> Request:
         """Count a request, check its input, and pick the state that answers it."""
-        given_mode, bound, most = self._mode, self._bound, self.max_query_chars
+        mode, bound, most = self._mode, self._bound, self.max_query_chars
         sampler, span = self._sampler, None
         if self._begin_span is not None:
             begin = partial(self._begin_span, query, self.depth, request_id)
             span = self._safely("tracing", begin, None)
         if request_id is None:
             request_id = (None if span is None else span.request_id) or os.urandom(8).hex()
-        mode = bound.mode if given_mode is None else given_mode
+        counted = bound.mode if mode is None else mode
         try:
-            self._telemetry.received(mode)
+            self._telemetry.received(counted)
         except Exception:
             self._observer_failed("telemetry")
         try:
-            if not isinstance(query, str) or len(query) > most:
-                raise _bad_query(query, most)
+            if not isinstance(query, str):
+                raise QueryError(f"a query must be a string, not {describe(query)}")
+            if len(query) > most:
+                raise QueryError(
+                    f"the query has {len(query):,} characters, the limit is {most:,} "
+                    "(max_query_chars of the guard)"
+                )
             if where is not None and not isinstance(where, Where):
                 raise ConfigurationError(f"where must be a ctxguard.Where, not {describe(where)}")
             if k is not None and k < 1:
@@ -414,7 +417,7 @@ class ContextGuard:
             if bound.swaps and bound.generation is not bound.retriever.generation:
                 bound = self._current()
         except BaseException as error:
-            raise self._counted(mode, error, span)  # noqa: B904
+            raise self._counted(counted, error, span)  # noqa: B904
         # Selected before retrieval, so that a sample cannot depend on how the request went.
         probability = 0.0
         if sampler is not None:
@@ -428,7 +431,6 @@ class ContextGuard:
             where=where,
             bound=bound,
             mode=mode,
-            follows_verdict=given_mode is None,
             probability=probability,
             span=span,
             is_retrieved=is_retrieved,
@@ -493,7 +495,8 @@ class ContextGuard:
                 waited = perf_counter() - asked
             context = build_context(request, applies, decision, self.assembly, assessment)
         except BaseException as error:
-            raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
+            mode = request.bound.mode if request.mode is None else request.mode
+            raise self._counted(mode, error, span)  # noqa: B904  it sets the cause
         probability = request.probability
         if sampler is not None and (request.sample or probability > 0.0):
             self._safely("sampler", lambda: sampler.offer(context, probability, time()), None)
@@ -554,15 +557,6 @@ def _run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
         result: _T = ended.value
         return result
     raise RuntimeError("it waited for an event loop")
-
-
-def _bad_query(query: object, most: int) -> QueryError:
-    if not isinstance(query, str):
-        return QueryError(f"a query must be a string, not {describe(query)}")
-    return QueryError(
-        f"the query has {len(query):,} characters, the limit is {most:,} (max_query_chars of the "
-        "guard)"
-    )
 
 
 def _standing(comparison: SystemComparison) -> str:

@@ -8,13 +8,14 @@ that file.
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
 
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import first_fault
 from ctxguard._support.regular_file import read_regular
+from ctxguard._support.rows import distinct_keys
 from ctxguard._support.words import count, signed
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
@@ -563,7 +564,7 @@ class Profile(Frozen):
                 text,
                 parse_constant=_refuse_constant,
                 parse_int=_whole_number,
-                object_pairs_hook=_distinct,
+                object_pairs_hook=distinct_keys,
             )
         except (ValueError, RecursionError) as error:
             raise ProfileFormatError(f"{path}: not JSON ({error})") from error
@@ -583,14 +584,6 @@ class Profile(Frozen):
                 raise ProfileFormatError(f"{path}: {first_fault(error)}") from error
         # Raised outside the handler, or this error would keep that one and everything it found.
         raise ProfileFormatError(f"{path}: {n_errors:,} fields do not match the schema")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object; readers differ in which value of a repeated key they take."""
-    read = dict(pairs)
-    if len(read) != len(pairs):
-        raise ValueError("an object has the same key twice")
-    return read
 
 
 def _refuse_constant(name: str) -> None:
