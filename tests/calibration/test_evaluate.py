@@ -297,24 +297,14 @@ class TestAsLive:
         assert means == pytest.approx([2 / 4, 3 / 4])
         assert table.of("two", "pooled_recall").difference.value == pytest.approx(1 / 4)
 
-    def test_served_mrr_keeps_unanswerable_queries(
-        self,
-    ) -> None:
-        """MRR leaves out queries without a relevant passage and served MRR does not."""
-        pools = labelled([ranking_of([2.0])] * 2, [{"p0": 1}, {"p0": 0}])
-        found = means(per_query(pools, K2))
-        assert (found["mrr"].value, found["mrr"].n) == (1.0, 1)
-        assert (found["served_mrr"].value, found["served_mrr"].n) == (0.5, 2)
-
-
-class TestUndefined:
     def test_mean_says_its_query_count(self) -> None:
-        pools = labelled([ranking_of([2.0])] * 3, [{"p0": 1}, {}, {"far": 1}])
+        """MRR leaves out queries without a relevant passage, and served MRR does not."""
+        pools = labelled([ranking_of([2.0])] * 4, [{"p0": 1}, {"p0": 0}, {}, {"far": 1}])
         found = means(per_query(pools, K2))
-        assert found["recall"].n == 2
-        assert found["recall"].value == 0.5
+        counts = {name: (found[name].value, found[name].n) for name in ("recall", "mrr", "kept")}
+        assert counts == {"recall": (0.5, 2), "mrr": (0.5, 2), "kept": (1.0, 4)}
+        assert (found["served_mrr"].value, found["served_mrr"].n) == (0.25, 4)
         assert found["recall_loss"].n == 1
-        assert found["kept"].n == 3
 
 
 class TestBootstrap:

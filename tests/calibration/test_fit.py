@@ -19,7 +19,6 @@ from calibration.fit import (
 from calibration.pools import LabelledPools, label
 from calibration.replay import replay
 from ctxguard.core.decision import decide
-from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError
@@ -40,28 +39,28 @@ def two_legs(dense: list[float], lexical: list[float]) -> Ranking:
     )
 
 
+GOOD_DENSE = two_legs([0.9, 0.1, 0.0], [0.0, 1.0, 5.0])
+GOOD_LEXICAL = two_legs([-0.5, 0.1, 0.9], [5.0, 1.0, 0.0])
+
+
 class TestFusion:
-    def test_weight_goes_to_better_leg(self) -> None:
-        right, wrong = [0.9, 0.1, 0.0], [0.0, 1.0, 5.0]
-        good_dense = [two_legs(right, wrong)] * 3
-        pools = labelled(good_dense, [{"p0": 1}] * 3)
-        assert fit_fusion(pools).weight > 0.5
-        good_lexical = [two_legs([-0.5, 0.1, 0.9], [5.0, 1.0, 0.0])] * 3
-        pools = labelled(good_lexical, [{"p0": 1}] * 3)
-        assert fit_fusion(pools).weight < 0.5
-
-    def test_middle_of_plateau_is_taken(self) -> None:
-        agreeing = two_legs([0.9, 0.1], [5.0, 1.0])
-        pools = labelled([agreeing], [{"p0": 1}])
-        assert fit_fusion(pools) == Fusion("convex", 0.5)
-
-    def test_unanswered_queries_have_no_say(self) -> None:
-        good_dense, good_lexical = (
-            two_legs([0.9, 0.1, 0.0], [0.0, 1.0, 5.0]),
-            two_legs([-0.5, 0.1, 0.9], [5.0, 1.0, 0.0]),
-        )
-        pools = labelled([good_dense, *[good_lexical] * 5], [{"p0": 1}, *[{}] * 5])
-        assert fit_fusion(pools).weight > 0.5
+    @pytest.mark.parametrize(
+        ("rankings", "qrels", "least", "most"),
+        [
+            ([GOOD_DENSE] * 3, [{"p0": 1}] * 3, 0.51, 1.0),
+            ([GOOD_LEXICAL] * 3, [{"p0": 1}] * 3, 0.0, 0.49),
+            # The middle of a plateau.
+            ([two_legs([0.9, 0.1], [5.0, 1.0])], [{"p0": 1}], 0.5, 0.5),
+            # Queries without an answer have no say.
+            ([GOOD_DENSE, *[GOOD_LEXICAL] * 5], [{"p0": 1}, *[{}] * 5], 0.51, 1.0),
+        ],
+    )
+    def test_weight_goes_to_better_leg(
+        self, rankings: list[Ranking], qrels: list[dict[str, int]], least: float, most: float
+    ) -> None:
+        found = fit_fusion(labelled(rankings, qrels))
+        assert found.method == "convex"
+        assert least <= found.weight <= most
 
     def test_nothing_to_fit_without_any(self) -> None:
         pools = labelled([two_legs([0.9], [1.0])] * 2, [{"p0": 1}, {}])

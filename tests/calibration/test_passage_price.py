@@ -32,22 +32,20 @@ def test_the_interval_covers_the_truth(n: int, gain: float, utility: float) -> N
     assert np.median(values) == pytest.approx(utility, abs=0.015)
 
 
-@pytest.mark.parametrize("n", [0, 1, 50, 99])
-def test_few_questions_tell_no_price(n: int) -> None:
-    assert irrelevant_utility(*answers(n, 0.5, -0.1, 1)).value is None
-
-
-def test_equal_contexts_are_no_questions() -> None:
-    correct, relevant, others = answers(150, 0.5, -0.1, 1)
-    relevant[:125] = others[:125] = 0.0
-    found = irrelevant_utility(correct, relevant, others)
-    assert (found.value, found.n) == (None, 150)
-
-
 @pytest.mark.parametrize("gain", [0.0, 0.01])
 def test_without_a_gain_no_price_is_told(gain: float) -> None:
     found = [irrelevant_utility(*answers(150, gain, -0.1, seed)) for seed in range(100)]
     assert np.mean([each.value is not None for each in found]) < 0.1
+
+
+@pytest.mark.parametrize(("n", "same"), [(0, ()), (1, ()), (50, ()), (99, ()), (150, (1, 2))])
+def test_few_questions_tell_no_price(n: int, same: tuple[int, ...]) -> None:
+    """Nor do many whose contexts are mostly the same."""
+    found = list(answers(n, 0.5, -0.1, 1))
+    for column in same:
+        found[column][:125] = 0.0
+    price = irrelevant_utility(*found)
+    assert (price.value, price.n) == (None, n)
 
 
 @pytest.mark.parametrize("column", [1, 2])

@@ -1,6 +1,7 @@
 """The labels of every candidate, as tables beside its scores."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,30 +42,45 @@ class TestLabelledPools:
     def test_unlabelled_is_worth_unjudged(self) -> None:
         assert self.of(utilities=Utilities(unjudged=-0.05)).utilities[0, 4] == -0.05
 
-    def test_relevant_only_labels_judge_others(
+    @pytest.mark.parametrize(
+        ("qrels", "distractors", "judged", "utilities"),
+        [
+            # Where labels hold relevant passages only, an unlabelled one is not relevant.
+            ([{"p0": 1}], [], None, [[1.0, READERS.irrelevant]]),
+            ([{"p0": 1}, None], [], None, [[1.0, READERS.irrelevant], [READERS.irrelevant] * 2]),
+            # A distractor is a label of one that is not.
+            (
+                [{"p0": 1}, None],
+                [{"p1": "distractor"}],
+                [[True, True], [False, False]],
+                [[1.0, READERS.distractor], [READERS.unjudged] * 2],
+            ),
+            # An empty list of relevant passages judges every candidate of its query.
+            (
+                [{"p0": 1}, {}],
+                [],
+                [[True, False], [True, True]],
+                [[1.0, READERS.unjudged], [READERS.irrelevant] * 2],
+            ),
+        ],
+    )
+    def test_what_judges_the_unlabelled(
         self,
+        qrels: list[dict[str, int] | None],
+        distractors: list[dict[str, Any]],
+        judged: list[list[bool]] | None,
+        utilities: list[list[float]],
     ) -> None:
-        """Where labels hold relevant passages only an unlabelled one is not relevant."""
-        labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}], depth=2)
-        assert labels.positives_only
-        assert labels.utilities.tolist() == [[1.0, READERS.irrelevant]]
-
-    def test_named_distractor_is_irrelevant_label(self) -> None:
-        ranking = [ranking_of([3.0, 2.0, 1.0])]
-        labels = labelled(ranking, [{"p0": 1}], depth=3, distractors=[{"p1": "distractor"}])
-        assert not labels.positives_only
-        assert labels.utilities.tolist() == [[1.0, READERS.distractor, READERS.unjudged]]
-        assert labels.judged.tolist() == [[True, True, False]]
-
-    def test_empty_list_judges_every_candidate(self) -> None:
-        """An empty list of relevant passages judges every candidate of its query."""
-        rankings = [ranking_of([2.0, 1.0]), ranking_of([2.0, 1.0])]
-        pools = labelled(rankings, [{"p0": 1}, {}], depth=2)
-        queries = (Query("q0", "question 0"), Query("q1", "question 1"))
-        labels = label(pools, Dataset("d", queries, {"q0": {"p0": 1}, "q1": {}}), STRICT)
-        assert not labels.positives_only
-        assert labels.judged.tolist() == [[True, False], [True, True]]
-        assert labels.utilities.tolist() == [[1.0, -0.2], [-0.5, -0.5]]
+        names = [f"q{n}" for n in range(len(qrels))]
+        pools = labelled([ranking_of([2.0, 1.0])] * len(qrels), [{"p0": 1}] * len(qrels), depth=2)
+        graded = {name: own for name, own in zip(names, qrels, strict=True) if own is not None}
+        kinds = dict(zip(names, distractors, strict=False))
+        queries = tuple(Query(name, f"question {name[1:]}") for name in names)
+        labels = label(pools, Dataset("d", queries, graded, kinds))
+        assert labels.positives_only == (judged is None)
+        assert labels.utilities.tolist() == utilities
+        if judged is not None:
+            assert labels.judged.tolist() == judged
 
     def test_recall_loss_is_against_baseline(self) -> None:
         assert np.flatnonzero(self.of().at_stake).tolist() == [0, 2]
@@ -93,9 +109,3 @@ class TestLabelledPools:
     def test_no_relevant_labels_calibrate_nothing(self) -> None:
         with pytest.raises(CalibrationError, match="no passage is labelled relevant"):
             labelled([ranking_of([1.0])], [{"p0": 0}])
-
-    def test_unlabelled_query_is_all_unjudged(self) -> None:
-        labels = labelled([ranking_of([1.0]), ranking_of([1.0])], [{"p0": 1}, {}], depth=1)
-        assert labels.utilities.tolist() == [[1.0], [READERS.irrelevant]]
-        assert labels.judged.tolist() == [[True], [False]]
-        assert labels.n_answerable == 1

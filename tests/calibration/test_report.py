@@ -72,7 +72,6 @@ class TestFigures:
         assert re.search(r"About \d+ test queries|No number", words)
 
     def test_evidence_says_folds_or_held_out(self) -> None:
-        """Evidence by folds is marked as such and evidence held out by hand too."""
         folded, by_hand = reported(60), reported(60, held_out=0.5)
         assert folded.routes[0].summary.shown_by == "folds"
         assert "by queries left out of the choice in turn" in folded.routes[0].certificate
@@ -158,6 +157,9 @@ class TestSummary:
         assert all(each is not None and each.value in (0.0, None) for each in changes)
         assert summary.judged.value == 1.0
         assert summary.warnings == ()
+        assert summary.missing == ("leaner", "balanced", "richer")
+        assert list(summary.by_size) == ["today"]
+        assert "Leaner and balanced and richer: no policy is shown to keep" in page(report(found))
 
     def test_few_labels_make_a_guess(self) -> None:
         retriever, dataset = simulate(100, relevant=1)
@@ -183,16 +185,7 @@ class TestSummary:
         many = self.of(calibrated(200, context="utility", held_out=0.5))
         assert not any("promises nothing" in line for line in many.warnings)
 
-    def test_unbeaten_sizes_are_named(self) -> None:
-        found = calibrate(*indistinct(100), Settings(depth=DEPTH))
-        summary = self.of(found)
-        assert summary.missing == ("leaner", "balanced", "richer")
-        assert list(summary.by_size) == ["today"]
-        written = page(report(found))
-        assert "Leaner and balanced and richer: no policy is shown to keep" in written
-
     def test_other_policy_is_named_chosen(self) -> None:
-        """A policy that is not a size of context is named as chosen."""
         summary = self.of(calibrated(120, noise=0.25, context="utility"))
         assert list(summary.by_size)[:2] == ["today", "chosen"]
         assert summary.missing == ()
@@ -396,25 +389,26 @@ class TestDial:
             for number, places in enumerate(stop.contexts):
                 assert lists.nth(number).locator(".name").count() == len(places)
 
+        assert opened.locator("#dial article").count() == 3
+        box = slider.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= opened.viewport_size["width"]
+
     def test_todays_end_drops_nothing(self, opened: "BrowserPage") -> None:
-        """At today's place nothing is dropped and at the leanest most is."""
-        dial = report(hostile_calibration(), hostile_passage).dial
-        opened.get_by_role("slider").focus()
+        """At today's place nothing is dropped and at the leanest most is; hostile text stays."""
+        dial, slider = (
+            report(hostile_calibration(), hostile_passage).dial,
+            opened.get_by_role("slider"),
+        )
+        slider.focus()
         opened.keyboard.press("Home")
         assert opened.locator("#dial s").count() > 0
+        assert "<script>" in opened.locator("#dial").inner_text()
+        assert opened.locator("#dial b").count() == 0
         for _ in range(dial.today):
             opened.keyboard.press("ArrowRight")
         assert opened.locator("#dial s").count() == 0
-        assert "today" in opened.get_by_role("slider").get_attribute("aria-valuetext")
-
-    def test_dial_is_seen_text_stays(self, opened: "BrowserPage") -> None:
-        """It is seen beside what follows it and hostile text stays text."""
-        assert opened.locator("#dial article").count() == 3
-        assert "<script>" in opened.locator("#dial").inner_text()
-        assert opened.locator("#dial b").count() == 0
-        box = opened.get_by_role("slider").bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= opened.viewport_size["width"]
+        assert "today" in slider.get_attribute("aria-valuetext")
 
     def test_without_script_the_table_stands(self, browser: "Browser", hostile_page: Path) -> None:
         context = browser.new_context(java_script_enabled=False)

@@ -73,8 +73,7 @@ class TestThreshold:
         values = np.linspace(0.01, 0.77, 77)
         assert certified_threshold(values, ALPHA, DELTA) == pytest.approx(0.02)
         assert certified_threshold(values[:76], ALPHA, DELTA) == pytest.approx(0.01)
-
-    def test_ties_are_not_counted_below_it(self) -> None:
+        # Ties are not counted below it.
         assert certified_threshold([0.3] * 200, ALPHA, DELTA) == 0.3
 
     def test_one_label_more_gives_one(self) -> None:
@@ -91,6 +90,7 @@ class TestCalibration:
         assert own.false_alarms <= ALPHA * own.n_sufficient
         assert own.detected > 0.2 * own.n_insufficient
         calibration = calibrated(600, noise=0.2, unanswerable=0.4)
+        assert calibration.profile.safe().routes[Route.HYBRID].sufficiency is None
         route = calibration.profile.routes[Route.HYBRID]
         retriever, dataset = simulate(1_000, seed=1, noise=0.2, unanswerable=0.4)
         alarms = []
@@ -128,10 +128,6 @@ class TestCalibration:
         strict, lax = certified(200), certified(200, false_alarms=0.2)
         assert (strict.threshold or 1.0) < (lax.threshold or 0.0)
         assert "at most 0.2 are called insufficient" in lax.statement
-
-    def test_the_safe_profile_has_none(self) -> None:
-        calibration = calibrated(600, noise=0.2, unanswerable=0.4)
-        assert calibration.profile.safe().routes[Route.HYBRID].sufficiency is None
 
     def test_the_report_says_it(self) -> None:
         calibration = calibrated(60, noise=0.2, unanswerable=0.4)
