@@ -7,7 +7,6 @@ from benchmarks.index_update import main
 
 
 def test_timed_update_agrees_with_building(tmp_path: Path) -> None:
-    """An update is timed and the updated index agrees with one built anew."""
     file = tmp_path / "report.json"
     size = ("--passages", "300", "--queries", "5")
     assert main([*size, "--folder", str(tmp_path), "--json", str(file)]) == 0

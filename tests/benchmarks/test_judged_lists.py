@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks._served import Answers, Recorded
-from benchmarks.judged_lists import (
-    bars,
-    figures,
-    graded,
-    judged_list,
-    means,
-)
+from benchmarks.judged_lists import bars, figures, graded, judged_list, means
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.replay import replay

@@ -79,7 +79,6 @@ def test_risk_control_adds_one_loss() -> None:
 
 
 def test_risk_control_judges_by_worst_before() -> None:
-    """Risk control judges a candidate by the worst that came before it."""
     losses = np.array([[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]] * 100)
     assert conformal_risk_control(losses[:, [0, 2]], 0.3) == 2
     assert conformal_risk_control(losses, 0.3) == 1

@@ -72,7 +72,6 @@ def test_direct_engines_find_exact_legs(corpus: Corpus) -> None:
 
 
 def test_slow_system_is_stopped(corpus: Corpus) -> None:
-    """A system over its limit of time is stopped and says so."""
     limits = Limits(0.2, total_seconds=0.0, gibibytes=8.0, build_threads=1, threads=1)
     figures = run("ctxguard", corpus, [1], limits)
     assert figures["ended"] == "stopped after 0 s"
@@ -80,7 +79,6 @@ def test_slow_system_is_stopped(corpus: Corpus) -> None:
 
 
 def test_memory_hungry_system_is_stopped(corpus: Corpus) -> None:
-    """A system over its limit of memory is stopped and says so."""
     limits = Limits(0.2, total_seconds=60.0, gibibytes=0.001, build_threads=1, threads=1)
     assert run("ctxguard-none", corpus, [1], limits)["ended"] == "stopped above 0.001 GiB"
 
@@ -102,7 +100,6 @@ def test_unknown_system_is_refused() -> None:
 
 
 def test_bars_use_the_nearest_peer() -> None:
-    """Bars are read against the nearest peer and not the engines alone."""
 
     def system(p50: float, rate: float) -> dict[str, object]:
         return {

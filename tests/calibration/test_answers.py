@@ -11,7 +11,6 @@ from ctxguard.errors import DataError
 
 @pytest.mark.parametrize("name", ["query_id", "pipeline", "reader", "context_digest"])
 def test_nameless_row_is_refused_by_line(tmp_path: Path, name: str) -> None:
-    """A row whose name is not a text is refused with its line."""
     file = tmp_path / "answers.jsonl"
     row = {"query_id": "q", "pipeline": "guard", "reader": "r", "context_digest": "0"}
     file.write_text("\n".join(map(json.dumps, (row, {**row, name: ["x"]}))))

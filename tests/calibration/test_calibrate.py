@@ -37,7 +37,6 @@ class TestBadLabels:
         )
 
     def test_unanswered_choosers_leave_no_choice(self) -> None:
-        """Where no choosing query was answered there is nothing to choose on."""
         retriever, dataset = simulate(60)
         unasked = {query.text for query in calibrated(60, held_out=0.5).chosen_on.queries}
         rest = {t: ranking for t, ranking in retriever.rankings.items() if t not in unasked}
@@ -158,7 +157,6 @@ class TestWhatTheProfileIsFor:
         return calibrate(retriever, dataset, Settings(policy="ratio", depth=DEPTH), **given).profile
 
     def test_nameless_system_gives_unverified_profile(self) -> None:
-        """A system without a fingerprint gives an unverified profile that says so."""
         profile = self.made()
         assert profile.unverified
         assert profile.corpus is None
@@ -181,7 +179,6 @@ class TestRoutes:
         assert routes[Route.DENSE].score_kind is ScoreKind.COSINE
 
     def test_fusion_is_fitted_and_kept(self, result: Calibration) -> None:
-        """The fusion is fitted and is part of what the profile is for."""
         assert result.profile.fusion.method == "convex"
         assert result.profile.fusion.weight > 0.6
         assert result.profile.fingerprint == {"fusion": f"convex {result.profile.fusion.weight}"}
@@ -201,7 +198,6 @@ class TestRoutes:
         assert other.profile.fusion == fitted.profile.fusion
 
     def test_uncertified_route_fails_no_other(self) -> None:
-        """A route that cannot be certified keeps the first k and fails no other."""
         retriever, dataset = switchable(reversed_lexical=True)
         found = calibrate(retriever, dataset, Settings(depth=DEPTH, alpha=0.3))
         hybrid, lexical = (found.profile.routes[r] for r in (Route.HYBRID, Route.LEXICAL))

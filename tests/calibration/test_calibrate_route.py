@@ -434,7 +434,6 @@ class TestPromise:
         assert (verdict.tolerance, verdict.max_loss) == (0.1, 0.1)
 
     def test_few_labels_keep_today(self) -> None:
-        """Few labels keep what is served today and say what would do."""
         outcome = outcome_of(calibrated(60, noise=0.25, alpha=0.02, policy="ratio"))
         assert outcome.certification.grid_index is None
         assert outcome.profile.policy == RatioPolicy(k=5)

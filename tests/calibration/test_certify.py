@@ -53,7 +53,6 @@ class TestCertify:
         assert certified > 0.8 * repeats
 
     def test_worthiest_certified_is_chosen(self) -> None:
-        """Of the certified the one worth most on all these queries is chosen."""
         ordering, testing = parts(population(400, noise=0.25), 160, 400)
         found = certify(ordering, testing, **PROMISE, seed=3)
         udcg, recall_loss = ordering.means
@@ -85,7 +84,6 @@ class TestCertify:
                 assert gain(ordering)[found.grid_index] > 0.0
 
     def test_gainless_keeps_first_k(self) -> None:
-        """Where nothing gains utility nothing is tested and the first k is kept."""
         # The only passage of each query is relevant and is served.
         pools = labelled([ranking_of([1.0])] * 20, [{"p0": 1}] * 20, depth=1, baseline_k=5)
         found = certify(*parts(ratio_grid(pools), 10, 20), **PROMISE)
@@ -95,7 +93,6 @@ class TestCertify:
 
     @pytest.mark.parametrize("k", [2, 5, 10])
     def test_choice_beats_first_k_overall(self, k: int) -> None:
-        """The choice has more utility than the first k on all these queries."""
         grid = population(600, noise=0.3, k=k)
         random = np.random.default_rng(k)
         for repeat in range(20):

@@ -30,10 +30,7 @@ def simulated(
 
 
 def chosen(
-    pools: LabelledPools,
-    k: int,
-    context: Context = "balanced",
-    tolerance: float = TOLERANCE,
+    pools: LabelledPools, k: int, context: Context = "balanced", tolerance: float = TOLERANCE
 ) -> tuple[Grid, GridIndex | None]:
     grid = ratio_grid(pools)
     folded = Folded(grid, tried(grid, k))

@@ -90,7 +90,6 @@ def test_curve_adds_gain_and_harm() -> None:
 
 
 def test_indistinguishable_sizes_are_within_noise() -> None:
-    """Sizes that the queries cannot tell apart are said to be within noise."""
     dataset, shelf = questions([1, 2, 1, 2, 1, 1, 2])
     curve = compared([fixed("only", 3)], shelf, dataset, utilities=STRICT).candidates[0]
     assert curve.optimal_k == 2
@@ -103,10 +102,7 @@ def test_indistinguishable_sizes_are_within_noise() -> None:
 def test_curve_at_k_is_udcg(ranks: list[int | None], k: int) -> None:
     dataset, shelf = questions(ranks)
     found = compared([fixed("only", k)], shelf, dataset)
-    own, expected = (
-        found.candidates[0].udcg_by_k[k - 1],
-        found.results.of("only", "udcg").mean,
-    )
+    own, expected = (found.candidates[0].udcg_by_k[k - 1], found.results.of("only", "udcg").mean)
     assert own.value == pytest.approx(expected.value)
     assert own.n == expected.n
 
@@ -135,7 +131,6 @@ def test_risk_looks_at_interval_ends(lower: float, upper: float, n: int, risk: s
 
 
 def test_rank_only_looks_no_safer() -> None:
-    """Scores that carry rank only do not make a candidate look safe."""
     dataset, shelf = questions([1] * 30)
     answers = {text: ranking.passage_ids for text, ranking in shelf.rankings.items()}
     by_rank = shelf_of(answers, ScoreKind.RANK, Route.DENSE)
@@ -171,7 +166,6 @@ def test_alike_rankings_replay_once() -> None:
 
 
 def test_latency_is_median_after_warmup() -> None:
-    """Latency is the median of the retrievals after one to warm up."""
     dataset, shelf = questions([1, 2, 3])
     # The clock is read before and after each answer: 9 s to warm up, then 1, 3 and 8 ms.
     readings = iter([0.0, 9.0, 10.0, 10.001, 11.0, 11.003, 12.0, 12.008])
@@ -180,7 +174,6 @@ def test_latency_is_median_after_warmup() -> None:
 
 
 def test_only_commonly_answered_count() -> None:
-    """Only queries that every candidate answered count and the others are named."""
     dataset, shelf = questions([1, 1, 3])
     partly = shelf_of({"question 0": ["good-0"], "question 2": ["bad"]}, route=Route.DENSE)
     candidates = [fixed("all", 1), fixed("some", 1, Route.DENSE)]
@@ -202,7 +195,6 @@ def test_nothing_in_common_cannot_compare() -> None:
 
 
 def test_worth_is_shared_and_kept() -> None:
-    """The worth of a passage is the same for all and kept with the figures."""
     dataset, shelf = questions([1, 1])
     found = compared([fixed("only", 2)], shelf, dataset, utilities=BLOG)
     assert found.utilities is BLOG
@@ -261,7 +253,6 @@ def test_unreadable_candidate_names_the_part(text: str, message: str) -> None:
 
 
 def test_default_compares_legs_and_fusions() -> None:
-    """Without candidates both legs and every fusion are compared at k 5."""
     found = default_candidates()
     names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
     assert [each.name for each in found] == names

@@ -39,10 +39,7 @@ def answered(hits: Sequence[Hit], qrels: Mapping[str, int], depth: int = 10) -> 
 
 
 def replayed(
-    hits: Sequence[Hit],
-    qrels: Mapping[str, int],
-    depth: int = 10,
-    distractors: Sequence[str] = (),
+    hits: Sequence[Hit], qrels: Mapping[str, int], depth: int = 10, distractors: Sequence[str] = ()
 ) -> tuple[Pools, Dataset]:
     dataset = Dataset("d", (QUERY,), {"q": qrels}, {"q": dict.fromkeys(distractors, "distractor")})
     source = RankingSource(lambda query, *, depth: hits[:depth], score_kind="ratio")

@@ -155,10 +155,7 @@ def test_label_figures_equal_ir_measures() -> None:
         (AP, ours[45]["average_precision"]),
         (nDCG @ 10, ours[45]["ndcg"]),
         (nDCG @ 10, ours[5]["ndcg_at_10"]),
-        (
-            nDCG(gains={1: 1, 2: 3, 3: 7}) @ 10,
-            per_query(exponential, RatioPolicy(k=45))["ndcg"],
-        ),
+        (nDCG(gains={1: 1, 2: 3, 3: 7}) @ 10, per_query(exponential, RatioPolicy(k=45))["ndcg"]),
     ):
         # One call each: asked together, ir_measures may apply the gains of one nDCG to the other.
         theirs = {each.query_id: each.value for each in measure.iter_calc(by_name, scored)}
@@ -280,7 +277,6 @@ class TestAsLive:
     """Figures that the board shows of live traffic under the same names."""
 
     def test_pooled_recall_is_one_ratio(self) -> None:
-        """Pooled recall is one ratio over all and recall the mean of queries."""
         two = ranking_of([3.0, 2.0, 1.0])
         pools = labelled([two, two], [{"p0": 1}, {"p0": 1, "p1": 1, "p2": 1, "far": 1}])
         found = means(per_query(pools, RatioPolicy(k=1)))

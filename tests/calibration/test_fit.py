@@ -158,7 +158,6 @@ class TestOutOfFold:
         assert not np.allclose(before, after, rtol=1e-3, equal_nan=True)
 
     def test_empty_folds_use_everyones_model(self) -> None:
-        """Where a fold leaves nothing to fit on the model of all stands in."""
         pools = replayed(1)
         expected = predicted(fit_relevance(pools), pools)
         assert unseen(pools) == pytest.approx(expected, nan_ok=True)

@@ -67,15 +67,12 @@ class TestGridEqualsNaiveLoop:
     @settings(max_examples=25, deadline=None)
     @given(cases(kinds=[ScoreKind.RATIO], strangers=False))
     def test_ratio_is_exact_at_threshold(self, case: LabelledPools) -> None:
-        """At temperature one a ratio scale is exact even at the threshold."""
         ratios = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
         assert_equals_the_naive_loop(case, ratio_grid(case, temperature=1.0, ratios=ratios))
 
     @settings(max_examples=25, deadline=None)
     @given(
-        cases(legs=True),
-        st.lists(st.floats(-2.0, 2.0), min_size=5, max_size=5),
-        st.integers(0, 3),
+        cases(legs=True), st.lists(st.floats(-2.0, 2.0), min_size=5, max_size=5), st.integers(0, 3)
     )
     def test_expected_utility_policies(
         self, case: LabelledPools, coefficients: list[float], min_keep: int
@@ -85,12 +82,7 @@ class TestGridEqualsNaiveLoop:
         values = predicted(model, case)
         assume(not (np.abs(values[..., None] - thresholds) < 1e-6).any())
         grid = utility_grid(
-            case,
-            values,
-            model,
-            ks=[1, 2, 3, 8],
-            thresholds=thresholds,
-            min_keep=min_keep,
+            case, values, model, ks=[1, 2, 3, 8], thresholds=thresholds, min_keep=min_keep
         )
         assert_equals_the_naive_loop(case, grid)
 
@@ -147,7 +139,6 @@ class TestBeyondToday:
     @settings(max_examples=30, deadline=None)
     @given(cases())
     def test_gain_by_labels_is_difference(self, case: LabelledPools) -> None:
-        """By labels alone it is what a policy gives less what today does."""
         grid = ratio_grid(case, ks=[1, 3, 8], ratios=np.array([0.0, 0.4999]))
         indices = [(0, 0), (1, grid.thresholds.size - 1), (2, 0)]
         found = np.take_along_axis(grid.beyond_today, grid.kept(indices)[None], axis=2)
@@ -219,7 +210,6 @@ class TestKept:
         return Grid(pools, ks, thresholds, reached, RatioPolicy, order)
 
     def test_kept_by_thresholds_or_min_keep(self) -> None:
-        """A candidate is kept by the thresholds it reaches and `min_keep` by all."""
         one = self.grid([[1.0, 0.7, 0.2, np.nan]], [1, 2, 3])
         assert one.reached.tolist() == [[4, 3, 2, -1]]
         assert one.kept([(2, 0), (2, 1), (2, 2), (2, 3), (0, 0)]).tolist() == [[3, 3, 2, 1, 1]]

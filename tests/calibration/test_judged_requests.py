@@ -85,7 +85,6 @@ def holds(found: Interval, truth: float) -> bool:
 
 
 def test_judges_view_has_no_interval() -> None:
-    """The judge's own view is the mean of its grades and has no interval."""
     yes = np.array([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     own = judged(np.tile([4.0, 3.0, 2.0, 1.0], (2, 1)), yes)
     table = table_by_k(own)
@@ -135,7 +134,6 @@ def test_recall_takes_dropped_grades() -> None:
 
 
 def test_perfect_ranking_is_kept_worthwhile() -> None:
-    """A perfect ranking is kept as far as it is worth it."""
     rng = np.random.default_rng(1)
     own, truth = drawn(rng, 120, 0.4, judge=(1.0, 1.0))
     policy = fitted_policy(own, Settings(utilities=STRICT))
@@ -152,9 +150,7 @@ def test_without_scores_there_is_no_policy() -> None:
 
 
 @pytest.mark.parametrize("judge", [(0.87, 0.56), (0.85, 0.21)])
-def test_intervals_survive_yes_sayers(
-    judge: tuple[float, float],
-) -> None:
+def test_intervals_survive_yes_sayers(judge: tuple[float, float]) -> None:
     """The gain of serving the first 8 in place of the first 3, of all questions like these."""
     rng = np.random.default_rng(2)
     _, truth = ranked(rng, 20_000)
@@ -181,7 +177,6 @@ def test_intervals_survive_yes_sayers(
 
 
 def test_uninvolved_policys_gain_is_real() -> None:
-    """The gain of a policy that had no part in a question is what it seems."""
     rng = np.random.default_rng(3)
     n, held = 8, 0
     for _ in range(n):

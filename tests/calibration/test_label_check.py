@@ -53,7 +53,6 @@ def test_colliding_ids_are_refused(named: tuple[str, ...], compared: int, tmp_pa
     ids=["other white space", "not in the index", "no passage", "no file"],
 )
 def test_equal_or_unreadable_says_nothing(texts: dict[str, str] | None, tmp_path: Path) -> None:
-    """Nothing is said where no text differs or none can be read."""
     file = tmp_path / "corpus.jsonl" if texts is None else corpus(tmp_path, texts)
     assert check_texts(labels("d3", "elsewhere"), file, set(IDS), indexed) == ()
 

@@ -149,7 +149,6 @@ class TestPools:
 
     @pytest.mark.parametrize("lacking", [{}, *[{"age": [1.0, n, 2.0]} for n in GARBAGE]])
     def test_lacking_signal_is_left_out(self, lacking: dict[str, list[float]]) -> None:
-        """A signal that a candidate or an answer lacks is left out with a note."""
         rankings = [
             with_signals(price=[1.0, 2.0, 3.0], **lacking),
             with_signals(price=[1.0, 2.0, 3.0], age=[1.0, 1.0, 2.0]),

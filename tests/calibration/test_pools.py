@@ -27,7 +27,6 @@ class TestLabelledPools:
         return label(pools, self.DATASET, **settings)  # type: ignore[arg-type]
 
     def test_candidates_have_grade_and_worth(self) -> None:
-        """Each candidate has its grade its worth and whether it was judged."""
         labels = self.of(utilities=STRICT)
         assert labels.grades.tolist() == [[2, 0, 1, 0, 0, 0]]
         assert labels.judged.tolist() == [[True, True, True, True, False, False]]

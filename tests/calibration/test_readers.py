@@ -66,7 +66,6 @@ def test_split_holds_qrels_queries(folder: Path) -> None:
 
 
 def test_unanswered_query_takes_part(folder: Path) -> None:
-    """A query judged but not answered takes part and is not answerable."""
     data = read_beir(folder)
     assert data.answerable == ("q1",)
     assert data.relevant("q1") == {"a": 2}
@@ -344,7 +343,6 @@ def test_broken_run_says_whats_wrong(
 
 
 def test_digest_is_of_content() -> None:
-    """A digest is of the content and not of its order or name."""
     data = make(3)
     shuffled = Dataset("other", data.queries[::-1], dict(reversed(data.qrels.items())))
     assert shuffled.digest() == data.digest()
@@ -364,7 +362,6 @@ def test_parts_partition_by_shares(n: int, seed: int, first: float) -> None:
 
 
 def test_split_is_reproducible_anywhere() -> None:
-    """A split is the same for the same seed on any platform and in any order."""
     data = make(10)
     first = split_by_query(data, (0.5, 0.5), seed=7)[0]
     assert {query.query_id for query in first.queries} == {"q1", "q2", "q3", "q6", "q7"}

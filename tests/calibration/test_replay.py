@@ -82,7 +82,6 @@ class TestColumns:
 
 class TestSkipped:
     def test_garbage_only_query_is_skipped(self) -> None:
-        """A query whose scores are all garbage is left out with the mend."""
         garbage = ranking_of([None, float("nan")])
         pools = replay(retriever_of(garbage, ranking_of([1.0])), QUERIES)
         assert pools.query_ids == ("q1",)

@@ -63,7 +63,6 @@ def hostile_calibration() -> Calibration:
 
 class TestFigures:
     def test_unkeepable_promise_names_labels_needed(self) -> None:
-        """A promise that cannot be kept says how many labels it would take."""
         found = reported(60, 0.02)
         words = found.routes[0].certificate
         assert found.profile.routes[Route.HYBRID].certificate is None
@@ -110,7 +109,6 @@ class TestDropped:
         assert example.snippet is None
 
     def test_expected_stands_beside_labelled(self) -> None:
-        """What probability expects of the kept passages stands beside what is labelled."""
         route = reported().routes[0]
         assert route.found.lower - 0.05 <= route.expected <= route.found.upper + 0.05
         assert route.found.value == pytest.approx(
@@ -422,7 +420,6 @@ class TestDial:
 
 
 def test_dial_runs_leanest_to_richest() -> None:
-    """The dial goes from the leanest to the richest policy by contexts out of fold."""
     found = calibrated(150, relevant=3)
     data = report(found, hostile_passage)
     dial, outcome = data.dial, found.outcomes[Route.HYBRID]

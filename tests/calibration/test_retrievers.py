@@ -143,7 +143,6 @@ def test_runs_beside_a_running_loop() -> None:
 
 @pytest.mark.parametrize("kind", ["rank", ScoreKind.RANK, None])
 def test_scoreless_chooses_only_k(kind: str | None) -> None:
-    """Without scores only k is chosen and the guard serves by it."""
     profile = calibrated(without_scores, kind).profile
     route = profile.routes[Route.EXTERNAL]
     assert route.score_kind is ScoreKind.RANK

@@ -92,7 +92,6 @@ def test_values_read_back_as_were() -> None:
 def test_candidate_meets_its_saved_namesake(
     new: dict[str, int], earlier: dict[str, int], expected: dict[str, str | None]
 ) -> None:
-    """A candidate is compared with the saved one of its name or the only one."""
     made = checks(compared(new), saved(compared(earlier)))
     assert {name: check.saved for name, check in made.items()} == expected
     for name, check in made.items():

@@ -68,7 +68,6 @@ def test_safe_gains_are_enforced(
 
 
 def test_only_shadow_means_shadow() -> None:
-    """A shadow verdict puts a guard in shadow and no other does."""
     modes = [judged(values).mode for values in (np.zeros(40), np.zeros(20), np.full(40, -0.5))]
     assert modes == [Mode.ENFORCE, Mode.SHADOW, Mode.ENFORCE]
 
@@ -110,7 +109,6 @@ def test_words_say_seen_and_next(differences: object, words: str) -> None:
 
 
 def test_deciding_queries_are_said() -> None:
-    """It says how many queries would decide and nothing where none would."""
     found = judged([*np.zeros(38), -0.1, -0.1], max_loss=0.03)
     assert found.decision == "shadow"
     assert found.n_needed is not None
@@ -147,7 +145,6 @@ def _shares(losses: float, share: float, gains: float = 0.0) -> Draw:
     "draw", [_shares(0.1, 0.5), _shares(0.15, 0.5, 0.05), _shares(0.2, 0.25), _shares(0.1, 1, 0.05)]
 )
 def test_limit_policy_serves_a_tenth(draw: Draw, n: int) -> None:
-    """A policy at the limit is served in a tenth of calibrations at most."""
     rng = np.random.default_rng(n)
     assert abs(draw(rng, 200_000).mean() + 0.05) < 0.01
     served = [judged(draw(rng, n)).decision == "enforce" for _ in range(1_000)]
@@ -164,7 +161,6 @@ def test_total_losses_escape_on_few() -> None:
 
 
 def test_even_policy_serves_more_later() -> None:
-    """A policy that loses as little as it gains is served more often with more queries."""
     rng, draw = np.random.default_rng(2), _shares(0.04, 0.5, 0.04)
     shares = [
         np.mean([judged(draw(rng, n)).decision == "enforce" for _ in range(500)])

@@ -35,7 +35,7 @@ def allowed(rate: float, repeats: int) -> float:
     return rate + 3.0 * sqrt(rate * (1.0 - rate) / repeats)
 
 
-def test_betting_equals_the_wealth_counted_query_by_query() -> None:
+def test_betting_equals_wealth_by_query() -> None:
     rng = np.random.default_rng(3)
     for n, alpha in ((1, 0.1), (7, 0.3), (60, 0.15), (300, 0.5)):
         losses = fractional_losses(rng, (n,), 0.7 * alpha, 0.5)
@@ -53,9 +53,7 @@ def test_betting_equals_the_wealth_counted_query_by_query() -> None:
 
 @pytest.mark.parametrize("n", [20, 60, 200])
 @pytest.mark.parametrize("mean", [0.02, 0.15, 0.5])
-def test_the_upper_bound_misses_the_true_mean_at_most_delta_of_the_time(
-    n: int, mean: float
-) -> None:
+def test_upper_bound_misses_at_most_delta(n: int, mean: float) -> None:
     rng = np.random.default_rng(n)
     repeats = 150
     samples = fractional_losses(rng, (repeats, n), mean, certain=0.5)
@@ -63,7 +61,7 @@ def test_the_upper_bound_misses_the_true_mean_at_most_delta_of_the_time(
     assert missed <= allowed(DELTA, repeats)
 
 
-def test_where_every_loss_is_1_so_is_the_upper_bound() -> None:
+def test_total_losses_bound_at_1() -> None:
     assert betting_upper_bound([1.0] * 20) == 1.0
     assert betting_upper_bound([1.0 - 1e-16, 1.0]) == 1.0
 
@@ -96,9 +94,7 @@ TRUE_DIFFERENCE = {
 
 @pytest.mark.parametrize("n", [10, 50, 400])
 @pytest.mark.parametrize("name", TRUE_DIFFERENCE)
-def test_the_bound_of_the_recall_difference_is_false_at_most_delta_of_the_time(
-    name: str, n: int
-) -> None:
+def test_difference_bound_errs_at_most_delta(name: str, n: int) -> None:
     """A thousand certificates of one truth; the bound exceeds a truth that its test rejects."""
     repeats, truth = 1_000, TRUE_DIFFERENCE[name]
     samples = differences_of(name, np.random.default_rng(n), (n, repeats))
@@ -112,26 +108,24 @@ def test_the_bound_of_the_recall_difference_is_false_at_most_delta_of_the_time(
 
 
 @given(arrays(np.float64, st.integers(1, 40), elements=st.floats(-1.0, 1.0)))
-def test_the_lower_bound_lies_between_minus_1_and_the_mean(differences: FloatArray) -> None:
+def test_lower_bound_lies_below_mean(differences: FloatArray) -> None:
     assert -1.0 <= betting_lower_bound(differences) <= differences.mean() + 1e-9
 
 
-def test_gains_on_some_queries_count_against_losses_on_others() -> None:
+def test_gains_count_against_losses() -> None:
     losing, mixed = [-0.2, 0.0] * 100, [-0.2, 0.2] * 100
     assert betting_lower_bound(mixed) > betting_lower_bound(losing)
     assert betting_lower_bound([0.5] * 100) > 0.0
 
 
-def test_candidates_tested_together_get_what_each_gets_alone() -> None:
+def test_candidates_together_equal_each_alone() -> None:
     losses = np.random.default_rng(0).random((30, 6)) ** 4
     alone = [float(betting_p_value(losses[:, j], 0.25)) for j in range(6)]
     assert betting_p_value(losses, 0.25).tolist() == pytest.approx(alone)
 
 
 @given(loss_columns, st.tuples(level, level))
-def test_a_looser_limit_never_raises_the_p_value(
-    losses: FloatArray, limits: tuple[float, float]
-) -> None:
+def test_looser_limit_never_raises_p_value(losses: FloatArray, limits: tuple[float, float]) -> None:
     """The upper bound bisects by that."""
     values = [float(betting_p_value(losses, at)) for at in np.linspace(*sorted(limits), 20)]
     assert (np.diff(values) <= 1e-9).all()
@@ -139,18 +133,14 @@ def test_a_looser_limit_never_raises_the_p_value(
 
 
 @given(losses=loss_columns, alpha=level, by=unit)
-def test_losses_that_all_reach_alpha_are_no_evidence_at_all(
-    losses: FloatArray, alpha: float, by: float
-) -> None:
+def test_losses_above_alpha_are_no_evidence(losses: FloatArray, alpha: float, by: float) -> None:
     above = alpha + (1.0 - alpha) * by * losses
     assert betting_p_value(np.clip(above, 0.0, 1.0), alpha) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("n", [50, 100, 200, 400])
 @pytest.mark.parametrize("certain", [0.0, 0.6, 1.0])
-def test_a_mean_of_exactly_alpha_is_certified_at_most_delta_of_the_time(
-    n: int, certain: float
-) -> None:
+def test_mean_of_alpha_rarely_certified(n: int, certain: float) -> None:
     repeats = 2000
     for alpha in (0.05, 0.2):
         losses = fractional_losses(np.random.default_rng(n), (n, repeats), alpha, certain)
@@ -159,7 +149,7 @@ def test_a_mean_of_exactly_alpha_is_certified_at_most_delta_of_the_time(
             assert (p_values <= delta).mean() <= allowed(delta, repeats)
 
 
-def test_betting_is_valid_at_levels_that_its_stakes_were_not_tuned_for() -> None:
+def test_betting_is_valid_at_untuned_levels() -> None:
     repeats = 4000
     losses = fractional_losses(np.random.default_rng(5), (100, repeats), 0.15, 0.6)
     for target_delta in (0.001, 0.5):
@@ -174,16 +164,14 @@ def test_betting_is_valid_at_levels_that_its_stakes_were_not_tuned_for() -> None
         ([0.1, 0.1], [0.5, 0.5], [0]),  # of candidates alike in everything one
     ],
 )
-def test_candidates_of_equal_risk_are_tested_by_their_benefit(
+def test_equal_risks_order_by_benefit(
     risk: list[float], benefit: list[float], order: list[int]
 ) -> None:
     assert pareto_order(risk, benefit).tolist() == order
 
 
 @given(figures=st.lists(st.tuples(st.integers(0, 6), st.integers(-6, 6)), min_size=1, max_size=30))
-def test_the_order_rises_in_risk_and_leaves_out_only_what_another_dominates(
-    figures: list[tuple[int, int]],
-) -> None:
+def test_order_leaves_out_only_dominated(figures: list[tuple[int, int]]) -> None:
     risk, benefit = np.array(figures).T
     order = pareto_order(risk, benefit)
     assert (np.diff(risk[order]) >= 0).all()
@@ -196,13 +184,11 @@ def test_the_order_rises_in_risk_and_leaves_out_only_what_another_dominates(
 @pytest.mark.parametrize(
     ("p_values", "certified"), [([0.01, 0.1, 0.11, 0.0001], 2), ([0.2, 0.0], 0), ([0.01, 0.02], 2)]
 )
-def test_fixed_sequence_stops_at_the_first_failure_and_never_looks_beyond(
-    p_values: list[float], certified: int
-) -> None:
+def test_fixed_sequence_stops_at_first_failure(p_values: list[float], certified: int) -> None:
     assert fixed_sequence(p_values, 0.1) == certified
 
 
-def test_an_order_from_a_disjoint_split_keeps_the_error_of_the_family_at_delta() -> None:
+def test_disjoint_order_keeps_family_error() -> None:
     """Twenty candidates on both sides of alpha; one false certificate spoils a repeat."""
     rng, repeats, n, alpha = np.random.default_rng(11), 400, 100, 0.2
     means = np.linspace(0.10, 0.30, 20)
@@ -220,9 +206,7 @@ def test_an_order_from_a_disjoint_split_keeps_the_error_of_the_family_at_delta()
     ("mean", "certain", "alpha"),
     [(0.05, 0.5, 0.1), (0.1, 1.0, 0.15), (0.1, 0.0, 0.15), (0.02, 0.8, 0.1), (0.13, 0.3, 0.15)],
 )
-def test_the_labels_needed_certify_about_as_often_as_planned(
-    mean: float, certain: float, alpha: float
-) -> None:
+def test_labels_needed_certify_as_planned(mean: float, certain: float, alpha: float) -> None:
     rng = np.random.default_rng(9)
     typical = fractional_losses(rng, (20_000,), mean, certain)
     n = labels_needed(typical, alpha, DELTA)
@@ -231,7 +215,7 @@ def test_the_labels_needed_certify_about_as_often_as_planned(
     assert 0.7 <= (p_values <= DELTA).mean() <= 0.93
 
 
-def test_a_rounding_error_outside_0_to_1_is_not_a_fault() -> None:
+def test_rounding_errors_are_no_fault() -> None:
     rounded = betting_p_value(np.array([1.0 - 10 * 0.1 - 1e-15, 1.0 + 1e-15, 0.2]), 0.5)
     assert rounded == pytest.approx(float(betting_p_value(np.array([0.0, 1.0, 0.2]), 0.5)))
 

@@ -106,7 +106,6 @@ def test_worst_utility_is_the_lowest() -> None:
 
 
 def test_presets_charge_labelled_negatives_most() -> None:
-    """No preset charges less for a labelled negative than for a suspected one."""
     for preset in PRESETS.values():
         assert preset.distractor <= preset.hard_negative <= preset.irrelevant <= preset.unjudged
 
