@@ -18,10 +18,10 @@ from rich.table import Table
 from benchmarks._timing import environment
 from calibration.asking import DEFAULT_PRICE, FIRST, Asking
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.pools import IntArray, Pools, label
 from calibration.retrievers import RecordedRankings
+from calibration.settings import Settings
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import DEFAULT_K, FloatArray, ModeName, Passage, PassagesBy
 from ctxguard.guard import ContextGuard

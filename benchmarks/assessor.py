@@ -43,7 +43,7 @@ from benchmarks._served import (
     write_report,
 )
 from benchmarks.verdict import DATA, recorded
-from calibration.calibrate_route import Settings
+from calibration.settings import Settings
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Ask a simulated assessor where it pays."

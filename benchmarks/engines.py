@@ -25,12 +25,12 @@ from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._processes import postgresql
 from benchmarks._timing import Timing, environment, interleaved
 from calibration.calibrate import calibrate
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_corpus
 from calibration.evaluate import per_query
 from calibration.pools import label
 from calibration.replay import replay
+from calibration.settings import Settings
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route

@@ -25,9 +25,9 @@ from rich.console import Console
 from benchmarks._served import Answers, Bars, Recorded, plain_table, print_bars, write_report
 from benchmarks.real_lists import DATA, read_lists, read_verdicts
 from calibration.asked_questions import JUDGED_DEPTH
-from calibration.calibrate_route import Settings
 from calibration.fit import fold_numbers
 from calibration.judged_requests import JudgedRequests, decided, decided_by_others
+from calibration.settings import Settings
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray

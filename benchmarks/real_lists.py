@@ -43,14 +43,13 @@ from benchmarks._served import (
     print_bars,
     write_report,
 )
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_trec_run
 from calibration.fit import fit_relevance, predicted
 from calibration.pools import IntArray
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
-from calibration.settings import Context
+from calibration.settings import Context, Settings
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, ScoreKind
 

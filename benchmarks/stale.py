@@ -33,11 +33,12 @@ import numpy as np
 from benchmarks._collection import default_cache, indexed_passages
 from benchmarks._command import CONSOLE, command, ended, figures
 from benchmarks._gains import environment
-from calibration.calibrate_route import Settings, calibrate_route
+from calibration.calibrate_route import calibrate_route
 from calibration.data.dataset import Dataset, DistractorKind, Query
 from calibration.pools import LabelledPools, Pools, label
 from calibration.replay import replay
 from calibration.retrievers import wrapped
+from calibration.settings import Settings
 from calibration.signal_columns import read_columns, without
 from ctxguard.core.columns import with_columns
 from ctxguard.core.decision import decide

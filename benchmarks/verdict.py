@@ -44,10 +44,9 @@ from benchmarks._served import (
     print_bars,
     write_report,
 )
-from calibration.calibrate_route import Settings
 from calibration.fit import fit_relevance, out_of_fold
 from calibration.replay import replay
-from calibration.settings import TOLERANCE, Context
+from calibration.settings import TOLERANCE, Context, Settings
 from calibration.verdict import CONFIDENCE
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.passages import weight_of

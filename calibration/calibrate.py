@@ -9,12 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from calibration.asking import Asking, calibrate_asking
-from calibration.calibrate_route import (
-    RouteOutcome,
-    Settings,
-    calibrate_route,
-    ordering_and_test_parts,
-)
+from calibration.calibrate_route import RouteOutcome, calibrate_route, ordering_and_test_parts
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
 from calibration.pools import (
@@ -26,6 +21,7 @@ from calibration.pools import (
 )
 from calibration.replay import Progress, Readings, encode_queries, replay
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
+from calibration.settings import Settings
 from calibration.signal_columns import leaks, needed, read_columns, without
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch

@@ -4,11 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
 
 from calibration.certify import Certification, calibrate_sufficiency, certify
 from calibration.choice import (
@@ -25,18 +24,16 @@ from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals,
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted, significant
 from calibration.grid import Grid, ratio_grid, sizes, utility_grid
 from calibration.pools import IntArray, LabelledPools
-from calibration.settings import ChoiceSettings, Context, Family
+from calibration.settings import SIZES, Context, Family, Settings, Wanted
 from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
-from ctxguard._support.settings import optional, setting
 from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import named_features, signal_of
-from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, ScoreKind
-from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.core.types import FloatArray, ScoreKind
+from ctxguard.errors import CalibrationError
 from ctxguard.measure import risk
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import (
     Certificate,
     RouteEvidence,
@@ -54,46 +51,6 @@ ORDERING_SHARE = 0.4
 LEAST_SHARE_CHOSEN = 0.5
 """Where at most this share of the queries is measured by a choice, their figures are today's own,
 and nothing is decided by them."""
-
-SIZES: tuple[Context, ...] = get_args(Context)
-"""How much a context may cost, the least first."""
-
-Wanted = Context | Literal["utility"]
-"""The aim of a choice: a context of such a cost, or the highest utility."""
-
-
-class Settings(ChoiceSettings):
-    """How to choose and certify, with what a calibration in Python alone takes."""
-
-    context: Wanted = setting(  # type: ignore[assignment]  # one more than the command has
-        "See ``ChoiceSettings``; ``utility`` takes the policy of highest UDCG, whatever its "
-        "recall.",
-        value="balanced",
-    )
-    alpha: float | None = optional(
-        "The mean recall loss that the certificate must promise not to exceed. The policy of "
-        "highest UDCG that keeps the promise is chosen, whatever the context. None for a "
-        "certificate that says what the choice costs.",
-        gt=0,
-        lt=1,
-    )
-    depth: int = setting("Candidates per query.", ge=1, value=DEFAULT_DEPTH)
-    utilities: Utilities = setting("The worth of a passage.", value=READERS)
-    utilities_source: str | None = optional(
-        "Where the utilities come from, in words; None for the preset."
-    )
-    signal_columns: tuple[str, ...] = setting(
-        "Columns of the passages' metadata whose signals P(relevant) may use.", value=()
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.serving_k > self.depth:
-            raise ConfigurationError(
-                f"serving_k {self.serving_k!r} is more than the {self.depth!r} candidates that are "
-                "retrieved: raise depth"
-            )
-        return self
 
 
 @dataclass(frozen=True)
@@ -198,36 +155,13 @@ def calibrate_route(
             for size, each in offered.items()
             if size != settings.context and each.policy != today
         }
-    is_today, found = chosen.policy == route.today.policy, chosen.metrics
-    certificate = None
-    if certification is not None and settings.alpha is not None and not is_today:
-        certificate = Certificate(
-            alpha=settings.alpha,
-            delta=settings.delta,
-            baseline_k=settings.serving_k,
-            test="betting p-values, fixed sequence",
-            recall_loss=significant(certification.recall_loss),
-            n_recall=certification.n_recall,
-        )
-    elif route.held_out and not is_today:
-        certificate = _cost_certificate(found, route.recall_gained(found), settings)
-    in_profile = {name: found[name] for name in PROFILE_METRICS}
-    losses = shuffled(found["recall_loss"], settings.seed)
-    most = None
-    if losses.size > 1 and not is_today:
-        most = min(math.ceil(-lower_bound(-losses) * 1e4) / 1e4, 1.0)
     profile = RouteProfile(
         policy=chosen.policy,
         score_kind=pools.kind,
         why=_why(route, chosen),
         verdict=chosen.verdict,
-        certificate=certificate,
-        evidence=RouteEvidence(
-            queries=len(route.measured),
-            metrics=intervals(in_profile, found, settings.seed),
-            shown_by=route.shown_by,
-            most_recall_loss=most,
-        ),
+        certificate=_certificate(route, chosen, certification),
+        evidence=_evidence(route, chosen),
         safe_policy=route.today.policy,
         sufficiency=_sufficiency(route, chosen),
     )
@@ -460,6 +394,54 @@ class LabelledRoute:
         }
 
 
+def _certificate(
+    route: LabelledRoute, chosen: Option, certification: Certification | None
+) -> Certificate | None:
+    """Promise what was tested, or bound the recall that a choice costs on held-out queries."""
+    settings, metrics = route.settings, chosen.metrics
+    if chosen.policy == route.today.policy:
+        return None
+    if certification is not None and settings.alpha is not None:
+        return Certificate(
+            alpha=settings.alpha,
+            delta=settings.delta,
+            baseline_k=settings.serving_k,
+            test="betting p-values, fixed sequence",
+            recall_loss=significant(certification.recall_loss),
+            n_recall=certification.n_recall,
+        )
+    losses, gained = shuffled(metrics["recall_loss"], settings.seed), route.recall_gained(metrics)
+    if not route.held_out or losses.size == 0:
+        return None
+    upper = risk.betting_upper_bound(losses, settings.delta)
+    lower = risk.betting_lower_bound(gained, settings.delta)
+    return Certificate(
+        alpha=math.ceil(upper * 1e4) / 1e4,
+        delta=settings.delta,
+        baseline_k=settings.serving_k,
+        test="betting bound",
+        recall_loss=significant(losses.mean()),
+        n_recall=losses.size,
+        recall_difference=Interval(
+            significant(gained.mean()), math.floor(lower * 1e4) / 1e4, None, gained.size
+        ),
+    )
+
+
+def _evidence(route: LabelledRoute, chosen: Option) -> RouteEvidence:
+    found, seed, most = chosen.metrics, route.settings.seed, None
+    losses = shuffled(found["recall_loss"], seed)
+    if losses.size > 1 and chosen.policy != route.today.policy:
+        most = min(math.ceil(-lower_bound(-losses) * 1e4) / 1e4, 1.0)
+    in_profile = {name: found[name] for name in PROFILE_METRICS}
+    return RouteEvidence(
+        queries=len(route.measured),
+        metrics=intervals(in_profile, found, seed),
+        shown_by=route.shown_by,
+        most_recall_loss=most,
+    )
+
+
 def _sufficiency(route: LabelledRoute, chosen: Option) -> SufficiencyProfile | None:
     pools, settings = route.measured, route.settings
     if pools.probabilities is None:
@@ -585,25 +567,3 @@ def _fit(family: Family, pools: LabelledPools, settings: Settings) -> Fitted:
         model = fit_relevance(pools)
         pools = replace(pools, probabilities=out_of_fold(pools, model))
     return Fitted(pools, model, fit_temperature(pools), ks, settings.min_keep)
-
-
-def _cost_certificate(
-    chosen: Measured, differences: FloatArray, settings: Settings
-) -> Certificate | None:
-    """Bound the recall that the chosen policy costs, by held-out queries."""
-    losses = shuffled(chosen["recall_loss"], settings.seed)
-    if losses.size == 0:
-        return None
-    upper = risk.betting_upper_bound(losses, settings.delta)
-    lower = risk.betting_lower_bound(differences, settings.delta)
-    return Certificate(
-        alpha=math.ceil(upper * 1e4) / 1e4,
-        delta=settings.delta,
-        baseline_k=settings.serving_k,
-        test="betting bound",
-        recall_loss=significant(losses.mean()),
-        n_recall=int(losses.size),
-        recall_difference=Interval(
-            significant(differences.mean()), math.floor(lower * 1e4) / 1e4, None, differences.size
-        ),
-    )

@@ -13,7 +13,6 @@ import numpy as np
 
 from calibration.asked_questions import WRITTEN
 from calibration.calibrate import provenance
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.fit import fold_numbers
 from calibration.judged_requests import (
@@ -26,6 +25,7 @@ from calibration.judged_requests import (
 from calibration.pools import Pools
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
+from calibration.settings import Settings
 from calibration.verdict import (
     RISK_PER_SAVED,
     conclude,

@@ -13,13 +13,13 @@ from functools import cached_property
 import numpy as np
 
 from calibration.asked_questions import JUDGED_DEPTH
-from calibration.calibrate_route import Settings
 from calibration.choice import LOST_QUERIES, RICHEST
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts
 from calibration.fit import fit_model, pool_features
 from calibration.fit import predicted as predicted_by
 from calibration.pools import Pools
+from calibration.settings import Settings
 from calibration.verdict import mean_interval
 from ctxguard._support.words import count
 from ctxguard.core.passages import weight_of

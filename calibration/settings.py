@@ -1,12 +1,22 @@
 """The settings for choosing a policy, shared by `ctxguard calibrate` and `calibrate()`. Pure."""
 
-from typing import Literal
+from typing import Literal, Self, get_args
 
-from ctxguard._support.settings import SettingsModel, key, optional_key, setting
-from ctxguard.core.types import DEFAULT_K
+from pydantic import model_validator
+
+from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
+from ctxguard.errors import ConfigurationError
+from ctxguard.measure.worth import READERS, Utilities
 
 Family = Literal["auto", "ratio", "expected_utility"]
 Context = Literal["leaner", "balanced", "richer"]
+
+SIZES: tuple[Context, ...] = get_args(Context)
+"""How much a context may cost, the least first."""
+
+Wanted = Context | Literal["utility"]
+"""The aim of a choice: a context of such a cost, or the highest utility."""
 
 TOLERANCE = 0.01
 """The mean recall that a choice may lose."""
@@ -66,3 +76,37 @@ class ChoiceSettings(SettingsModel):
         "Token budget of a context; no size whose mean exceeds it is chosen.", default="none", ge=1
     )
     seed: int = key("Random seed; equal seeds give equal results.", ge=0, value=0)
+
+
+class Settings(ChoiceSettings):
+    """How to choose and certify, with what a calibration in Python alone takes."""
+
+    context: Wanted = setting(  # type: ignore[assignment]  # one more than the command has
+        "See ``ChoiceSettings``; ``utility`` takes the policy of highest UDCG, whatever its "
+        "recall.",
+        value="balanced",
+    )
+    alpha: float | None = optional(
+        "The mean recall loss that the certificate must promise not to exceed. The policy of "
+        "highest UDCG that keeps the promise is chosen, whatever the context. None for a "
+        "certificate that says what the choice costs.",
+        gt=0,
+        lt=1,
+    )
+    depth: int = setting("Candidates per query.", ge=1, value=DEFAULT_DEPTH)
+    utilities: Utilities = setting("The worth of a passage.", value=READERS)
+    utilities_source: str | None = optional(
+        "Where the utilities come from, in words; None for the preset."
+    )
+    signal_columns: tuple[str, ...] = setting(
+        "Columns of the passages' metadata whose signals P(relevant) may use.", value=()
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.serving_k > self.depth:
+            raise ConfigurationError(
+                f"serving_k {self.serving_k!r} is more than the {self.depth!r} candidates that are "
+                "retrieved: raise depth"
+            )
+        return self

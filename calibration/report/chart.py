@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from calibration.calibrate_route import SIZES
 from calibration.report.content import RouteReport
 from calibration.report.dial import DialStop
+from calibration.settings import SIZES
 from ctxguard.measure.interval import Interval
 
 WIDTH, HEIGHT = 400, 280

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.calibrate_route import SIZES, Option, RouteOutcome
+from calibration.calibrate_route import Option, RouteOutcome
 from calibration.evaluate import Measured, per_query
 from calibration.fit import fit_temperature
 from calibration.pools import LabelledPools
 from calibration.results import Results, differences, tabulate
+from calibration.settings import SIZES
 from ctxguard._support.words import amount, count, figure, signed
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import is_relative

@@ -28,8 +28,8 @@ from ctxguard.server.system import AssessorSettings
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
-    from calibration.calibrate_route import Settings
     from calibration.judged_requests import JudgedRequests
+    from calibration.settings import Settings
     from ctxguard.profile.schema import Profile, RouteEvidence, RouteVerdict
 
 _OF_ROUTE = ("why", "verdict", "certificate", "sufficiency", "asking", "assessor", "evidence")
@@ -222,7 +222,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
 
     def _chosen(self) -> "Settings":
         """Build the settings that calibration takes."""
-        from calibration.calibrate_route import Settings
+        from calibration.settings import Settings
 
         return Settings(
             **picked(self, *ChoiceSettings.model_fields),

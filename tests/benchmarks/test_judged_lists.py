@@ -5,10 +5,10 @@ import pytest
 
 from benchmarks._served import Answers, Recorded
 from benchmarks.judged_lists import bars, figures, graded, judged_list, means
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
+from calibration.settings import Settings
 from ctxguard.core.types import Hit, Ranking, ScoreKind
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks._served import Answers, Recorded, asking_figures, few_labels, mean_figures
-from calibration.calibrate_route import Settings
 from calibration.evaluate import per_query
+from calibration.settings import Settings
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from tests.made_up import recorded_of

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import RouteOutcome, Settings
+from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset, Query
 from calibration.pools import LabelledPools, Pools, label
 from calibration.replay import replay
+from calibration.settings import Settings
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError

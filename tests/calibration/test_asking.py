@@ -11,9 +11,9 @@ from simulated_pools import DEPTH, Recorded, indistinct, outcome_of, simulate, w
 
 from calibration.asking import FIRST, Asking, forecast_of
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.report.summary import summarise
+from calibration.settings import Settings
 from calibration.verdict import mean_interval
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import FloatArray, Passage

@@ -9,8 +9,9 @@ import pytest
 from simulated_pools import DEPTH, Recorded, calibrated, simulate
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import Settings, ordering_and_test_parts
+from calibration.calibrate_route import ordering_and_test_parts
 from calibration.data.dataset import Dataset, Query
+from calibration.settings import Settings
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy

@@ -19,20 +19,14 @@ from simulated_pools import (
 )
 
 from calibration.calibrate import calibrate, dealt
-from calibration.calibrate_route import (
-    LabelledRoute,
-    Option,
-    RouteOutcome,
-    Settings,
-    calibrate_route,
-)
+from calibration.calibrate_route import LabelledRoute, Option, RouteOutcome, calibrate_route
 from calibration.choice import Folded, highest_utility
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.grid import ratio_grid
 from calibration.pools import label
 from calibration.replay import replay
-from calibration.settings import Context
+from calibration.settings import Context, Settings
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, Route, ScoreKind
 from ctxguard.measure import risk

@@ -8,9 +8,9 @@ from judged_samples import SERIES, WHOLE, GradedBy, serve, spoilt, truth_of, wat
 from simulated_pools import DEPTH, calibrated, guard_of, simulate
 from watching import Watching
 
-from calibration.calibrate_route import Settings, Wanted
 from calibration.from_store import calibrate_from_store, judged_store
 from calibration.judged_requests import JudgedRequests, decided, decided_by_others, table_by_k
+from calibration.settings import Settings, Wanted
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError

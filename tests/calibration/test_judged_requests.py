@@ -7,7 +7,6 @@ import pytest
 from simulated_pools import labelled, ranking_of
 
 from benchmarks.judged_lists import rows_of
-from calibration.calibrate_route import Settings
 from calibration.fit import fold_numbers
 from calibration.judged_requests import (
     KS,
@@ -18,6 +17,7 @@ from calibration.judged_requests import (
     table_by_k,
 )
 from calibration.pools import Pools
+from calibration.settings import Settings
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray

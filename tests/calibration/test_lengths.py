@@ -8,10 +8,11 @@ import pytest
 from simulated_pools import DEPTH, Recorded, guard_of, outcome_of, simulate, with_texts
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import LabelledRoute, Settings
+from calibration.calibrate_route import LabelledRoute
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import contexts
 from calibration.replay import replay
+from calibration.settings import Settings
 from ctxguard.core.passages import TOKENS, estimate_tokens, with_tokens
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Flag, Hit, Passage, Ranking, ScoreKind

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from simulated_pools import labelled, ranking_of
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.fit import pool_features
+from calibration.settings import Settings
 from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Ranking, ScoreKind
 from ctxguard.core.decision import decide
 from ctxguard.core.signals import feature_names

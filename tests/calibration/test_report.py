@@ -17,11 +17,11 @@ import pytest
 from simulated_pools import DEPTH, calibrated, indistinct, simulate
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
 from calibration.report import ReportData, report, summarise, write_html, write_json
 from calibration.report.page import page
 from calibration.report.summary import SUMMARY_METRICS, Summary
+from calibration.settings import Settings
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, MissingExtraError

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import Settings
 from calibration.compare.candidates import Candidate
 from calibration.compare.comparison import compare
 from calibration.data.dataset import Dataset, Query
@@ -15,6 +14,7 @@ from calibration.data.readers import read_trec_run
 from calibration.replay import replay
 from calibration.report import report
 from calibration.retrievers import RankingSource, RecordedRankings, wrapped
+from calibration.settings import Settings
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind

@@ -7,8 +7,8 @@ import pytest
 from simulated_pools import guard_of
 
 from calibration.calibrate import calibrate
-from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
+from calibration.settings import Settings
 from ctxguard import ExpectedUtilityPolicy, Flag, Hit, Profile
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import STRICT

@@ -10,9 +10,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, Passes, calibrate
-from calibration.calibrate_route import RouteOutcome, Settings
+from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import intervals, per_query
+from calibration.settings import Settings
 from ctxguard.cli._console import by_total
 from ctxguard.cli._store import label_judge
 from ctxguard.cli.demonstration.corpus import passages
