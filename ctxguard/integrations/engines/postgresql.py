@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 
 from ctxguard._support.extras import require
-from ctxguard.errors import (
-    ConfigurationError,
-    CtxguardError,
-    DataError,
-    StageUnavailableError,
-)
+from ctxguard.errors import ConfigurationError, CtxguardError, DataError, StageUnavailableError
 from ctxguard.integrations.engines.address import EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import (
     Engine,

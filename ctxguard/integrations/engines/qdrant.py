@@ -30,13 +30,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.integrations.engines.address import KEY_VARIABLE, EngineAddress, nothing_there
-from ctxguard.integrations.engines.engine import (
-    Engine,
-    EngineDownError,
-    LazyClient,
-    LegQuery,
-    Legs,
-)
+from ctxguard.integrations.engines.engine import Engine, EngineDownError, LazyClient, LegQuery, Legs
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
 from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import K1, B

@@ -33,12 +33,7 @@ from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
 from ctxguard.retrieval.hybrid.pipeline import Hybrid
 from ctxguard.retrieval.hybrid.search import DEFAULT_MAX_QUERY_CHARS, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes, SignalLevel, check_embedder, encode
-from ctxguard.retrieval.index.passages import (
-    PassageTable,
-    chunk_id,
-    read_passages,
-    searchable_text,
-)
+from ctxguard.retrieval.index.passages import PassageTable, chunk_id, read_passages, searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
