@@ -4,7 +4,7 @@ Each is asked for documents and their scores, where it is installed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,68 +19,56 @@ def _number(top_n: int, name: str = "top_n") -> dict[str, Any]:
     return {} if top_n == DEFAULT else {name: top_n}
 
 
-def _cohere_options(documents: Sequence[str], top_n: int) -> dict[str, Any]:
-    return {"model": "m", "query": QUERY, "documents": list(documents), **_number(top_n)}
+def pairs_of(results: Any, documents: Sequence[str]) -> Pairs:
+    """The pairs of results as attributes, whose documents are their own where they have one."""
+    for each in results:
+        if (document := getattr(each, "document", None)) is not None:
+            assert document.text == documents[each.index]
+    return [(each.index, each.relevance_score) for each in results]
 
 
-def cohere_1(url: str, documents: Sequence[str], top_n: int) -> Pairs:
-    client = from_package("cohere").Client("unused", base_url=url)
-    found = client.rerank(**_cohere_options(documents, top_n), return_documents=True)
-    assert all(each.document.text == documents[each.index] for each in found.results)
-    return [(each.index, each.relevance_score) for each in found.results]
-
-
-def cohere_2(url: str, documents: Sequence[str], top_n: int) -> Pairs:
-    client = from_package("cohere").ClientV2("unused", base_url=url)
-    found = client.rerank(**_cohere_options(documents, top_n))
-    return [(each.index, each.relevance_score) for each in found.results]
-
-
-def cohere_2_async(url: str, documents: Sequence[str], top_n: int) -> Pairs:
-    async def ask() -> Any:
-        async with from_package("cohere").AsyncClientV2("unused", base_url=url) as client:
-            return await client.rerank(**_cohere_options(documents, top_n))
-
-    return [(each.index, each.relevance_score) for each in asyncio.run(ask()).results]
-
-
-def _haystack(
-    documents: Sequence[str], run: Callable[[Any, list[Any]], dict[str, list[Any]]]
+def cohere(
+    url: str, documents: Sequence[str], top_n: int, *, name: str = "ClientV2", **options: Any
 ) -> Pairs:
-    haystack = from_package("haystack")
+    client = getattr(from_package("cohere"), name)("unused", base_url=url)
+    asked = {"model": "m", "query": QUERY, "documents": list(documents), **_number(top_n)}
+    return pairs_of(client.rerank(**asked, **options).results, documents)
+
+
+def cohere_async(url: str, documents: Sequence[str], top_n: int) -> Pairs:
+    async def ask() -> Any:
+        asked = {"model": "m", "query": QUERY, "documents": list(documents), **_number(top_n)}
+        async with from_package("cohere").AsyncClientV2("unused", base_url=url) as client:
+            return await client.rerank(**asked)
+
+    return pairs_of(asyncio.run(ask()).results, documents)
+
+
+def haystack(
+    documents: Sequence[str], top_n: int, ranker: str, *, awaited: bool = False, **options: Any
+) -> Pairs:
+    """Asks the ranker, such as ``cohere.CohereRanker``."""
+    library = from_package("haystack")
+    module, _, name = ranker.partition(".")
+    rankers = from_package(f"haystack_integrations.components.rankers.{module}")
     secret = from_package("haystack.utils").Secret.from_token("unused")
-    given = [haystack.Document(id=str(at), content=text) for at, text in enumerate(documents)]
-    found = run(secret, given)["documents"]
+    made = getattr(rankers, name)(api_key=secret, **options)
+    given = [library.Document(id=str(at), content=text) for at, text in enumerate(documents)]
+    number = _number(top_n, "top_k")
+    call = made.run_async if awaited else made.run
+    answer = call(QUERY, given, **number)
+    found = (asyncio.run(answer) if awaited else answer)["documents"]
     assert all(each.content == documents[int(each.id)] for each in found)
     return [(int(each.id), each.score) for each in found]
 
 
-def haystack_cohere(url: str, documents: Sequence[str], top_n: int) -> Pairs:
-    rankers = from_package("haystack_integrations.components.rankers.cohere")
-    options = {"api_base_url": url, **_number(top_n, "top_k")}
-    return _haystack(
-        documents,
-        lambda secret, given: rankers.CohereRanker(api_key=secret, **options).run(QUERY, given),
-    )
-
-
-def haystack_cohere_async(url: str, documents: Sequence[str], top_n: int) -> Pairs:
-    rankers = from_package("haystack_integrations.components.rankers.cohere")
-
-    def run(secret: Any, given: list[Any]) -> Any:
-        ranker = rankers.CohereRanker(api_key=secret, api_base_url=url)
-        return asyncio.run(ranker.run_async(QUERY, given, **_number(top_n, "top_k")))
-
-    return _haystack(documents, run)
+def haystack_cohere(url: str, documents: Sequence[str], top_n: int, **options: Any) -> Pairs:
+    return haystack(documents, top_n, "cohere.CohereRanker", api_base_url=url, **options)
 
 
 def haystack_jina(url: str, documents: Sequence[str], top_n: int, **options: Any) -> Pairs:
-    rankers = from_package("haystack_integrations.components.rankers.jina")
-    options |= {"base_url": f"{url}/v1/rerank", **_number(top_n, "top_k")}
-    return _haystack(
-        documents,
-        lambda secret, given: rankers.JinaRanker(api_key=secret, **options).run(QUERY, given),
-    )
+    base = f"{url}/v1/rerank"
+    return haystack(documents, top_n, "jina.JinaRanker", base_url=base, **options)
 
 
 def langchain(url: str, documents: Sequence[str], top_n: int) -> Pairs:
@@ -103,30 +91,23 @@ def langchain_all(url: str, documents: Sequence[str], top_n: int) -> Pairs:
     return [(each["index"], each["relevance_score"]) for each in found]
 
 
-def _litellm_options(url: str, documents: Sequence[str], provider: str) -> dict[str, Any]:
-    asked = {"query": QUERY, "documents": list(documents)}
-    return {"model": f"{provider}/m", "api_base": url, "api_key": "unused", **asked}
-
-
 def litellm(
-    url: str, documents: Sequence[str], top_n: int, *, provider: str, **options: object
+    url: str,
+    documents: Sequence[str],
+    top_n: int,
+    *,
+    provider: str,
+    call: str = "rerank",
+    **options: object,
 ) -> Pairs:
-    options |= {**_litellm_options(url, documents, provider), **_number(top_n)}
-    found = from_package("litellm").rerank(**options)
-    for each in found.results:
+    asked = {"query": QUERY, "documents": list(documents), **_number(top_n), **options}
+    connection = {"model": f"{provider}/m", "api_base": url, "api_key": "unused"}
+    found = getattr(from_package("litellm"), call)(**connection, **asked)
+    results = (asyncio.run(found) if asyncio.iscoroutine(found) else found).results
+    for each in results:
         if "document" in each:
             assert each["document"]["text"] == documents[each["index"]]
-    return [(each["index"], each["relevance_score"]) for each in found.results]
-
-
-def litellm_async(url: str, documents: Sequence[str], top_n: int) -> Pairs:
-    async def ask() -> Any:
-        call: Callable[..., Awaitable[Any]] = from_package("litellm").arerank
-        number = None if top_n == DEFAULT else top_n
-        return await call(**_litellm_options(url, documents, "cohere"), top_n=number)
-
-    found = asyncio.run(ask()).results
-    return [(each["index"], each["relevance_score"]) for each in found]
+    return [(each["index"], each["relevance_score"]) for each in results]
 
 
 def _llama_index(reranker: Any, documents: Sequence[str]) -> Pairs:
@@ -166,11 +147,11 @@ def mem0(url: str, documents: Sequence[str], top_n: int, *, model: str = "m") ->
 
 
 LIBRARIES: dict[str, Ask] = {
-    "Cohere, first version": cohere_1,
-    "Cohere, second version": cohere_2,
-    "Cohere, asynchronous": cohere_2_async,
+    "Cohere, first version": partial(cohere, name="Client", return_documents=True),
+    "Cohere, second version": cohere,
+    "Cohere, asynchronous": cohere_async,
     "Haystack, Cohere": haystack_cohere,
-    "Haystack, Cohere asynchronous": haystack_cohere_async,
+    "Haystack, Cohere asynchronous": partial(haystack_cohere, awaited=True),
     "Haystack, Jina": haystack_jina,
     "LangChain": langchain,
     "LangChain, all": langchain_all,
@@ -193,7 +174,7 @@ def test_every_score_is_its_documents(name: str, case: Case, plain: str, guarded
 
 @pytest.mark.parametrize("case", CASES[:2], ids=lambda case: case.name)
 def test_asynchronous_calls_of_litellm_too(case: Case, plain: str, guarded: str) -> None:
-    check(litellm_async, case, plain, guarded)
+    check(partial(litellm, provider="cohere", call="arerank"), case, plain, guarded)
 
 
 @each_case
