@@ -86,8 +86,7 @@ def test_erring_judges_figure_is_no_estimate() -> None:
 
 def test_sample_states_add_up_per_scrape() -> None:
     live = watched(["one", "unknown"])
-    for _ in range(103):
-        live.sampler.offer(make_context(POOL, 1), 1.0, live.now)
+    live.offer(*[make_context(POOL, 1)] * 103)
     live.writer.flush()
     live.monitor.report()
     samples = scrape(live.registry)

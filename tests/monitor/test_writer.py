@@ -138,8 +138,7 @@ def refusing(store: SampleStore, times: int) -> Through:
 def test_refusing_store_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     live = Watching(LabelJudge({}))
     live.writer.store = refusing(live.store, times=2)
-    for _ in range(250):
-        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.offer(*[make_context(POOL, 2)] * 250)
     with caplog.at_level(logging.WARNING):
         assert not live.writer.flush(timeout_seconds=0.0)
         waiting = live.writer.accounts()
@@ -162,7 +161,7 @@ def test_never_stored_is_lost_with_reason(takes_counts: bool) -> None:
 
     live = Watching(LabelJudge({}))
     live.writer = SampleWriter(live.sampler, Through(live.store, choosy), exit_seconds=0.05)
-    live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.offer(make_context(POOL, 2))
     live.writer.stop()
     accounts = live.writer.accounts()
     assert (accounts.pending, accounts.lost[LostReason.STORE_FAILED]) == (0, 1)
@@ -185,8 +184,7 @@ def test_unanswered_final_store_is_not_lost(
         raise StoreLockedError("no answer")
 
     live.writer = SampleWriter(live.sampler, Through(live.store, deaf), exit_seconds=0.0)
-    for _ in range(3):
-        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.offer(*[make_context(POOL, 2)] * 3)
     live.writer.stop()
     accounts = live.writer.accounts()
     assert (accounts.stored, accounts.pending, sum(accounts.lost.values())) == (3, 0, 0)
@@ -209,7 +207,7 @@ def test_late_batch_is_not_stored(monkeypatch: pytest.MonkeyPatch, later_seconds
         raise StoreLockedError("no answer")
 
     live.writer = SampleWriter(live.sampler, Through(live.store, slow), exit_seconds=0.05)
-    live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.offer(make_context(POOL, 2))
     live.writer.stop()
     for arrive in late:
         arrive()
@@ -221,8 +219,7 @@ def test_late_batch_is_not_stored(monkeypatch: pytest.MonkeyPatch, later_seconds
 def test_waiting_is_measured_errors_show() -> None:
     live = Watching(LabelJudge({}), capacity=3)
     live.serve(*[make_context(POOL, 2)] * 3)
-    for _ in range(5):
-        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.offer(*[make_context(POOL, 2)] * 5)
     accounts = live.writer.accounts()
     assert (accounts.sampled, accounts.stored, accounts.pending) == (8, 3, 3)
     assert accounts.unaccounted == 0
@@ -278,7 +275,7 @@ def test_flushing_ends_despite_the_store() -> None:
     live = Watching(LabelJudge({}))
     live.writer.store = refusing(live.store, times=10**9)
     with live.writer._writing:  # as its thread holds it while it tries again and again
-        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+        live.offer(make_context(POOL, 2))
         assert not live.writer.flush(timeout_seconds=0.05)
     assert live.writer.accounts().pending == 1
     live.writer.store = live.store
@@ -286,8 +283,7 @@ def test_flushing_ends_despite_the_store() -> None:
 
 def test_lost_is_told_without_followers() -> None:
     live = Watching(LabelJudge({}), capacity=1)
-    for _ in range(5):
-        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.offer(*[make_context(POOL, 2)] * 5)
     live.writer.flush()
     for _ in range(5):
         live.sampler.lose(1, LostReason.CLOSED)

@@ -52,10 +52,14 @@ class Watching:
 
     def serve(self, *contexts: Context, probability: float | None = None) -> None:
         """Have requests sampled and stored."""
-        for context in contexts:
-            rate = self.sampler.rate if probability is None else probability
-            self.sampler.offer(context, rate, self.now)
+        self.offer(*contexts, probability=probability)
         self.writer.flush()
+
+    def offer(self, *contexts: Context, probability: float | None = None) -> None:
+        """Have requests sampled, and left in memory."""
+        rate = self.sampler.rate if probability is None else probability
+        for context in contexts:
+            self.sampler.offer(context, rate, self.now)
 
     def watch(self, *contexts: Context, probability: float | None = None) -> None:
         """Have requests sampled, stored and judged."""
