@@ -4,25 +4,19 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from chat_endpoint import Answer, ChatEndpoint, grade_by_words
 from contexts import make_context
-from hypothesis import given
-from hypothesis import strategies as st
 from watching import Watching
 
 from ctxguard.core.types import Passage
-from ctxguard.endpoints import http
 from ctxguard.endpoints.chat import Pacer
-from ctxguard.endpoints.failures import CallError
-from ctxguard.endpoints.replies import document_of, read_reply
 from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge
-from ctxguard.monitor.judges.prompt import MAX_GRADE, messages, read_grade
+from ctxguard.monitor.judges.prompt import messages
 from ctxguard.monitor.service import JudgingOutcome
 from ctxguard.monitor.store.writer import Privacy
 from tests.doubles import JudgeContract
@@ -130,28 +124,6 @@ def test_an_answer_that_holds_no_grade_is_no_grade(
     ((passage_id, why, reply),) = judge.ledger.rejected()
     assert (passage_id, why) == ("p", reason)
     assert reply in answer.text() or answer.body == ""
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["choices", "message", "content", "usage", "grade", "prompt_tokens"]),
-            inner,
-            max_size=3,
-        )
-    ),
-)
-
-
-@given(st.text() | JSON.map(json.dumps))
-def test_reply_is_grade_or_reason(body: str) -> None:
-    for text in (body, Answer(body).text()):
-        with suppress(CallError):
-            document = document_of(http.Answer(200, {}, text.encode("utf-8", "replace")), "host")
-            grade = read_reply(document, read_grade).answer
-            assert isinstance(grade, InvalidReason) or 0 <= grade <= MAX_GRADE
 
 
 def test_a_server_error_is_asked_again(endpoint: JudgedEndpoint) -> None:

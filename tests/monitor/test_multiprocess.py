@@ -161,19 +161,6 @@ def test_broken_file_is_left_out_once(
     assert len([r for r in caplog.records if "counter_2.db" in r.getMessage()]) == 1
 
 
-@given(st.integers(0, 400))
-def test_cut_file_never_stops_scrapes(
-    tmp_path_factory: pytest.TempPathFactory, length: int
-) -> None:
-    folder = tmp_path_factory.mktemp("cut")
-    counter_file(folder, 1, {"a": 5})
-    cut = counter_file(folder, 2, {"a": 7, "b": 1, "c": 2})
-    cut.write_bytes(cut.read_bytes()[:length])
-    samples = scrape(SafeMultiProcessCollector(folder, all_metrics=True))
-    bad = one(samples, "ctxguard_multiprocess_bad_files")
-    assert (one(samples, "jobs_total", kind="a"), bad) in {(5, 1), (12, 0)}
-
-
 def test_lone_surrogate_is_spelled_out(tmp_path: Path) -> None:
     counter_file(tmp_path, 1, {"\udc80": 5, "é": 1})
     samples = scrape(SafeMultiProcessCollector(tmp_path, all_metrics=True))
