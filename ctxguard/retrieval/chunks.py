@@ -26,13 +26,7 @@ _SURELY_LONGER = 64
 
 
 class _Block(NamedTuple):
-    """Lines of a text that belong together.
-
-    Attributes:
-        lines: The lines that may be split.
-        above: Those that each part needs above it: a table's header, the fence of code.
-        below: Those below it.
-    """
+    """Lines that may be split, and those that each part needs around it: a header, or a fence."""
 
     lines: list[str]
     above: str = ""

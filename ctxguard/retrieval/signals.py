@@ -221,10 +221,7 @@ class Cosines(NamedTuple):
         return cls(products, compared)
 
     def mean_of_best(self, best: RowArray, k: int) -> FloatArray:
-        """Compute each candidate's mean cosine to the k best others, shape (n,); 0 without others.
-
-        ``best`` holds the places of the m among themselves, best first.
-        """
+        """Compute the mean cosine to the k best others, given the m's places best first, (n,)."""
         first = best[:k]
         sums = self.values[:, first].sum(axis=1, dtype=np.float64)
         others = np.full(sums.size, min(best.size, k))

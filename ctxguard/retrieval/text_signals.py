@@ -56,17 +56,13 @@ class _Text(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Some passages, read.
-
-    Attributes:
-        features: As signals read them.
-        numbers: The hash of each term, ascending, shape (n_terms,).
-        weights: BM25's weight of each entry of the passages' terms.
-    """
+    """Some passages as signals read them, with what BM25 needs."""
 
     features: CandidateFeatures
     numbers: NDArray[np.int32]
+    """The hash of each term, ascending, shape (n_terms,)."""
     weights: FloatArray
+    """BM25's weight of each entry of the passages' terms."""
 
     def bm25(self, terms: Sequence[str]) -> FloatArray:
         """Compute Lucene's BM25 of the passages for the terms of a query, shape (n,)."""
@@ -79,10 +75,7 @@ class Read(NamedTuple):
 class TextReader:
     """Reads and keeps passages' texts. Safe to use from several threads at once.
 
-    Args:
-        analyser: Splits passages.
-        encoder: Splits passages into word pieces; None for no pieces.
-        embedder: Encodes passages; None if their vectors are given, or unknown.
+    Without an encoder there are no word pieces, without an embedder only the vectors given.
     """
 
     # By a hash of the text, those used last at the end.
@@ -91,11 +84,7 @@ class TextReader:
     _lock = OfProcess(Lock)
 
     def __init__(
-        self,
-        analyser: Analyser,
-        encoder: TokenEncoder | None,
-        *,
-        embedder: Embedder | None = None,
+        self, analyser: Analyser, encoder: TokenEncoder | None, embedder: Embedder | None = None
     ) -> None:
         self._analyser, self.encoder, self._embedder = analyser, encoder, embedder
 
@@ -209,7 +198,7 @@ class TextSignals:
         self._analyser, self._embedder = as_analyser(analyser), embedder
         self._ranker = Ranker.default() if ranker is None else ranker
         encoder = None if embedder is None else token_encoder_of(embedder)
-        self._reader = TextReader(self._analyser, encoder, embedder=embedder)
+        self._reader = TextReader(self._analyser, encoder, embedder)
 
     @property
     def fingerprint(self) -> str:

@@ -33,14 +33,11 @@ class SnowballAnalyser:
             f"stop words {digest} and Snowball {version} stems of {language!r}"
         )
 
-    def words(self, text: str) -> list[str]:
-        """Split a text into words, with stop words, not stemmed."""
-        lower = _lower_turkish if self.name == "tr" else str.lower
-        return words(unicodedata.normalize("NFKC", text), lower)
-
     def analyse(self, text: str) -> list[str]:
         """Split a text into terms."""
-        return stems(self.name, [each for each in self.words(text) if each not in self._stop_words])
+        lower = _lower_turkish if self.name == "tr" else str.lower
+        found = words(unicodedata.normalize("NFKC", text), lower)
+        return stems(self.name, [each for each in found if each not in self._stop_words])
 
 
 def _lower_turkish(text: str) -> str:

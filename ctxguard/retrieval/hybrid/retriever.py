@@ -75,22 +75,15 @@ class _Shared:
     """The state that all views of one retriever share.
 
     An index never changes: an update or a reload replaces one reference, which a request reads
-    once, so that each request uses a single generation.
-
-    Attributes:
-        index: The index that answers now.
-        folder: The folder that it was opened from; None if it was built in memory.
-        version: The version of that folder's manifest; None if it could not be read.
-        legs: The legs' threads and circuit breakers, which the next index takes over.
-        writing: Held while the index is replaced.
+    once, so that each request uses a single generation. The legs' threads and circuits stay.
     """
 
-    writing = OfProcess(Lock)
+    writing = OfProcess(Lock)  # held while the index is replaced
 
     def __init__(self, index: HybridIndex) -> None:
         self.index = index
-        self.folder: Path | None = None
-        self.version: FileVersion | None = None
+        self.folder: Path | None = None  # that it was opened from
+        self.version: FileVersion | None = None  # of the manifest there
         self.legs = {leg: Stage(leg, workers=leg_threads(), spare=WORKERS) for leg in LEG_KINDS}
 
     def swap(self, index: HybridIndex) -> None:

@@ -118,15 +118,10 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows with their scores, best first, ties by row and so by passage id.
+    """Rows with their scores, shape (n,) each, best first, ties by row and so by passage id.
 
-    Attributes:
-        rows: Shape (n,).
-        scores: Shape (n,), higher is better.
-        kind: The kind of the scores.
-        answered: The stages that answered, in their order.
-        legs: Each stage's own scores of the same rows, by stage.
-        signals: Further values of the same rows, by the signal's name.
+    ``answered`` names the stages that answered, in their order, and ``legs`` has each one's own
+    scores of the same rows. ``signals`` has further values of the rows, by the signal's name.
     """
 
     rows: RowArray
@@ -171,12 +166,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Passages that legs returned, by row.
-
-    Attributes:
-        ids: The id of each row.
-        places: For each row, a ranking that contains the passage and its position there.
-    """
+    """Passages that legs returned, by row; each is at its position in one of the rankings."""
 
     ids: Sequence[str]
     places: Sequence[tuple[Ranking, int]]
@@ -266,12 +256,9 @@ class LegSearch(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class Search(LegSearch):
-    """A search of one generation of an index.
+    """A search of one generation of an index, by the threads and circuit breaker of each leg.
 
-    Attributes:
-        index: The generation.
-        stages: The threads and circuit breaker of each leg.
-        allowed: The only rows that may be candidates, ascending; None for all.
+    Only the rows of ``allowed``, which ascend, may be candidates; None allows all.
     """
 
     index: HybridIndex
@@ -397,15 +384,9 @@ def united(
 
     A leg without scores gets minus the logarithm of the rank. A candidate that a leg did not return
     gets that leg's lowest returned score, an upper bound of its own; for kind ``ratio`` it gets 0,
-    no match. A leg whose scores cannot be of its kind gives ranks only.
-
-    Args:
-        rankings: The ranking of each leg that answered.
-        depth: Maximum number of candidates.
-        fusion: Orders them; None for reciprocal ranks. ``convex`` is for ``lexical`` and ``dense``.
-
-    Returns:
-        The passages, whose rows are in ascending order of their ids, and the best candidates.
+    no match. A leg whose scores cannot be of its kind gives ranks only. Returns the passages, whose
+    rows are in ascending order of their ids, and the ``depth`` best candidates by ``fusion``, by
+    default reciprocal ranks; ``convex`` is for ``lexical`` and ``dense``.
     """
     fusion = Fusion() if fusion is None else fusion
     orders = {name: candidate_order(ranking) for name, ranking in rankings.items()}

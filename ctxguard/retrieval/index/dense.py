@@ -71,18 +71,10 @@ def build_codes(vectors: Float32Array) -> Any:
 
 
 class DenseIndex:
-    """Unit vectors by row, and codes for them if there are many.
+    """Unit vectors by row, shape (n, dimension), and codes for them if there are many.
 
-    Args:
-        vectors: Unit vectors, shape (n, dimension), float32.
-        exact_limit: Up to this many passages, or rows that a filter allows, every vector is
-            compared.
-        codes: The result of `build_codes`; None to build them if needed. Fewer than 1,000 vectors,
-            and vectors of an odd dimension, are always searched exactly.
-
-    Attributes:
-        codes: None if every search is exact.
-        dimension: Length of a vector.
+    Up to ``exact_limit`` passages, or rows that a filter allows, every vector is compared. Fewer
+    than 1,000 vectors, and vectors of an odd dimension, are always searched exactly.
     """
 
     def __init__(

@@ -18,24 +18,6 @@ _Field = dict[Token, "array[int]"]
 """The rows, ascending, that hold each value of a field."""
 
 
-def _read_fields(
-    names: Iterable[str], each_metadata: Iterable[object]
-) -> tuple[dict[str, _Field], frozenset[str]]:
-    """Read the named fields that occur, and the names of all that occur, in one pass."""
-    wanted: dict[str, _Field] = {name: {} for name in names}
-    existing: set[str] = set()
-    for row, metadata in enumerate(each_metadata):
-        # A line of a saved index may hold anything there.
-        if not isinstance(metadata, Mapping):
-            continue
-        existing.update(metadata)
-        for name, field in wanted.items():
-            if name in metadata:
-                for token in dict.fromkeys(tokens(metadata[name])):
-                    field.setdefault(token, array("q")).append(row)
-    return {name: wanted[name] for name in wanted if name in existing}, frozenset(existing)
-
-
 class MetadataRows:
     """Finds the rows of one index that a filter on metadata allows. Safe for several threads.
 
@@ -43,8 +25,7 @@ class MetadataRows:
     field wait. A field that no passage has costs nothing after the first filter, so that requests
     for made-up fields cannot keep a server busy.
 
-    Args:
-        read: Returns the metadata of every passage, by row.
+    ``read`` returns the metadata of every passage, by row.
     """
 
     _reading = OfProcess(Lock)
@@ -58,19 +39,19 @@ class MetadataRows:
 
     def allowed(self, where: Where) -> RowArray:
         """Find the rows that a filter allows, ascending, shape (n_allowed,)."""
-        rows: RowArray = np.zeros(0, np.int64)
-        if all(wanted for _, wanted in where.conditions):
-            self.prepare(where.fields)
-            fields = self._fields
-            if all(name in fields for name in where.fields):
-                allowed = np.ones(self._n_passages, np.bool_)
-                for name, wanted in where.conditions:
-                    holds = np.zeros(self._n_passages, np.bool_)
-                    for token in wanted & fields[name].keys():
-                        holds[np.frombuffer(fields[name][token], np.int64)] = True
-                    allowed &= holds
-                rows = np.flatnonzero(allowed)
-        return rows
+        if not all(wanted for _, wanted in where.conditions):
+            return np.zeros(0, np.int64)
+        self.prepare(where.fields)
+        fields = self._fields
+        if not all(name in fields for name in where.fields):
+            return np.zeros(0, np.int64)
+        allowed = np.ones(self._n_passages, np.bool_)
+        for name, wanted in where.conditions:
+            holds = np.zeros(self._n_passages, np.bool_)
+            for token in wanted & fields[name].keys():
+                holds[np.frombuffer(fields[name][token], np.int64)] = True
+            allowed &= holds
+        return np.flatnonzero(allowed)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -84,9 +65,20 @@ class MetadataRows:
             return
         with self._reading:
             # Another thread may have read them while this one waited.
-            if unread := self._unread(names):
-                read, self._names = _read_fields(unread, self._read())
-                self._fields = {**self._fields, **read}
+            wanted: dict[str, _Field] = {name: {} for name in self._unread(names)}
+            if not wanted:
+                return
+            existing: set[str] = set()
+            for row, metadata in enumerate(self._read()):
+                # A line of a saved index may hold anything there.
+                if isinstance(metadata, Mapping):
+                    existing.update(metadata)
+                    for name in wanted.keys() & metadata.keys():
+                        for token in dict.fromkeys(tokens(metadata[name])):
+                            wanted[name].setdefault(token, array("q")).append(row)
+            self._names = frozenset(existing)
+            read = {name: field for name, field in wanted.items() if name in existing}
+            self._fields = {**self._fields, **read}
 
     def _unread(self, names: Iterable[str]) -> list[str]:
         """List the fields that may exist but were not read yet."""

@@ -80,17 +80,10 @@ class Changes:
 
 @dataclass(frozen=True)
 class HybridIndex:
-    """Passages with the data kept for each; row i is the same passage everywhere.
+    """Passages in the order of their ids, with the data kept for each; row i is one everywhere.
 
-    Attributes:
-        passages: The passages, in the order of their ids.
-        lexical: Their BM25 index.
-        dense: Their vectors.
-        pieces: Their word pieces; None if they are not kept.
-        signals: The level of the candidates' signals.
-        embedder: The name of the model that made the vectors.
-        embedder_weights: The digest of its weights.
-        report: The numbers of passages that were indexed, left out and repaired.
+    ``embedder`` and ``embedder_weights`` are the name and the digest of the model that made the
+    vectors; ``pieces`` is None if the passages' word pieces are not kept.
     """
 
     passages: PassageTable
@@ -114,12 +107,7 @@ class HybridIndex:
         progress: BuildProgress | None = None,
         signals: SignalLevel = "full",
     ) -> "HybridIndex":
-        """Index passages for both legs; arguments as for ``HybridRetriever.build``.
-
-        Raises:
-            DataError: passages cannot be indexed, or vectors have NaN or an infinity.
-            ConfigurationError: an unknown engine or level, or vectors of the wrong shape.
-        """
+        """Index passages for both legs; arguments and errors as for ``HybridRetriever.build``."""
         if signals not in ("none", "full"):
             raise ConfigurationError(f"signals {signals!r} must be 'full' or 'none'")
         if engine not in LEXICAL_INDEXES:
@@ -145,11 +133,7 @@ class HybridIndex:
     def updated(
         self, passages: Iterable[Passage], embedder: Embedder, progress: BuildProgress | None = None
     ) -> "tuple[HybridIndex, Changes]":
-        """Build the next generation, with exactly these passages; see ``HybridRetriever.update``.
-
-        Returns:
-            The generation (this one if nothing changed) and the changes.
-        """
+        """Build the next generation, this one if nothing changed; see `HybridRetriever.update`."""
         given, report = read_passages(passages)
         row_of = {each: row for row, each in enumerate(self.passages.ids)}
         former = np.array([row_of.get(each, -1) for each in given.ids], np.int64)
@@ -321,11 +305,9 @@ class HybridIndex:
 
 
 def _check_rows(index: HybridIndex, n: int) -> None:
-    """Check that the arrays of an index are about the same n passages.
+    """Refuse arrays that are not of the same n passages.
 
-    Raises:
-        ValueError: they are not, so that a search would find wrong passages or none, or take memory
-            for the largest number that an array names.
+    A search would find wrong ones, or take memory for the largest number that an array names.
     """
     table, terms, weights = index.passages, index.lexical.terms, index.lexical.weights
     pieces, vectors, codes = index.pieces, index.dense.vectors, index.dense.codes
@@ -402,10 +384,7 @@ def encode_rows(
     embedder: Embedder,
     progress: BuildProgress | None = None,
 ) -> None:
-    """Encode some passages of a table into their rows of ``vectors``, a block at a time.
-
-    Errors as for `encode`.
-    """
+    """Encode some passages of a table into their rows of ``vectors``, a block at a time."""
     for at in range(0, rows.size, _BLOCK):
         if progress is not None:
             progress(at, rows.size)
@@ -417,12 +396,7 @@ def encode_rows(
 
 
 def encode(embedder: Embedder, texts: list[str], passage_ids: Sequence[str]) -> Float32Array:
-    """Encode texts to unit vectors.
-
-    Raises:
-        DataError: vectors with NaN or an infinity.
-        ConfigurationError: vectors of the wrong shape.
-    """
+    """Encode texts to unit vectors; refuse vectors of another shape, with NaN or an infinity."""
     vectors = embedder.encode_passages(texts)
     if vectors.shape != (len(texts), embedder.dimension):
         raise ConfigurationError(

@@ -30,21 +30,14 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
     """An embedder that saves passages' vectors, and reuses those already saved.
 
     Vectors of another model are dropped. While another process uses the file, nothing is saved.
-
-    Args:
-        embedder: Encodes the others.
-        file: Created, readable only by its owner, if it does not exist.
-
-    Attributes:
-        n_found: Number of vectors from earlier runs.
-
-    Raises:
-        OSError: the file cannot be opened, or is not a regular file.
+    ``n_found`` is the number of vectors from earlier runs. The file is readable only by its owner;
+    an ``OSError`` says that it cannot be opened, or is not a regular file.
     """
 
     def __init__(self, embedder: Embedder, file: Path) -> None:
         self._embedder, self._file = embedder, file
         self.name, self.dimension = embedder.name, embedder.dimension
+        self.encode_query, self.fingerprint = embedder.encode_query, embedder.fingerprint
         # Where each text's vector begins, by its digest.
         self._at: dict[bytes, int] = {}
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -71,14 +64,6 @@ class KeptVectors(AbstractContextManager["KeptVectors"]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._embedder, name)
-
-    def fingerprint(self) -> str:
-        """Return the digest of the model's weights."""
-        return self._embedder.fingerprint()
-
-    def encode_query(self, text: str) -> Float32Array:
-        """Encode a query as one unit vector, shape (dimension,)."""
-        return self._embedder.encode_query(text)
 
     def encode_passages(self, texts: Sequence[str]) -> Float32Array:
         """Encode passages, saving the new ones; shape (n, dimension)."""

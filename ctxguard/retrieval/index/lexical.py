@@ -196,15 +196,7 @@ class Bm25sIndex:
 
     Lucene's form is idf · count / (count + k1 (1 − b + b · length / mean length)), with
     idf = ln(1 + (n − df + ½) / (df + ½)), where df passages of n have the word (Kamphuis et al.,
-    ECIR 2020).
-
-    Args:
-        analyser: Splits passages and queries into terms.
-        terms: The passages' terms.
-        weights: Their weights; None to compute them.
-
-    Attributes:
-        engine: The name of the library whose scores these are.
+    ECIR 2020). ``engine`` names the library whose scores these are.
     """
 
     engine: ClassVar[LexicalEngine] = "bm25s"

@@ -164,13 +164,7 @@ def document_of(passage: Passage) -> str | None:
 
 @dataclass(eq=False, repr=False)
 class PassageLines(ReadTogether):
-    """Passages by position, each read from its line of JSON when it is accessed.
-
-    Attributes:
-        lines: All lines, one after the other.
-        starts: Where each passage's line starts, shape (n,).
-        ends: Where it ends, shape (n,).
-    """
+    """Passages by position, each read from its line of JSON when it is accessed."""
 
     lines: NDArray[np.uint8]
     starts: NDArray[np.int64]
@@ -180,11 +174,7 @@ class PassageLines(ReadTogether):
         return len(self.starts)
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
-        """Read the passages at these positions.
-
-        Raises:
-            IndexFolderError: the file was altered after it was opened.
-        """
+        """Read the passages at these positions; refuse a file altered after it was opened."""
         passages: list[Passage] = []
         starts, ends = self.starts, self.ends
         try:
@@ -208,13 +198,10 @@ class PassageLines(ReadTogether):
 
 
 class PassageTable(PassageLines):
-    """The passages of an index, by row.
+    """The passages of an index, by row, in ascending order of their ids.
 
-    Attributes:
-        offsets: Where each passage's line starts, and where the last ends, shape (n + 1,).
-        ids: The id of each passage, ascending.
-        digests: 64 bits that identify each passage's id, title and text, shape (n,).
-        metadata_rows: Finds the rows that a filter on metadata allows.
+    ``offsets`` says where each line starts and the last ends, shape (n + 1,); ``digests`` identify
+    each passage's id, title and text by 64 bits, shape (n,).
     """
 
     def __init__(

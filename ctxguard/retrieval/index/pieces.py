@@ -20,12 +20,9 @@ _BLOCK = 64
 
 
 class Pieces(NamedTuple):
-    """The distinct word pieces among the first `MOST_PIECES` of each passage.
+    """The distinct word pieces among the first `MOST_PIECES` of each passage; see `SparseRows`.
 
-    Attributes:
-        numbers: One passage's after the other's, ascending in each, shape (n_entries,).
-        starts: Where each passage's begin, shape (n_passages + 1,).
-        weights: The inverse document frequency of each piece of the model, shape (n_pieces,).
+    ``weights`` are the inverse document frequency of each piece of the model, shape (n_pieces,).
     """
 
     numbers: NDArray[np.int32]

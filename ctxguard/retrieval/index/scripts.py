@@ -17,15 +17,9 @@ _BLOCK = 128
 
 
 def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, str | None]:
-    """Compute the share of letters that are in none of an analyser's scripts.
+    """Compute the share of letters, in [0, 1], that are in none of an analyser's scripts.
 
-    Args:
-        texts: Without lone surrogates.
-        analyser: Splits them into terms.
-
-    Returns:
-        The share, in [0, 1], 0 without letters; and from `WARN_FROM` on a warning with its mend,
-        else None.
+    From `WARN_FROM` on, also returns a warning with its mend. Texts have no lone surrogates.
     """
     if analyser.scripts is None:
         return 0.0, None

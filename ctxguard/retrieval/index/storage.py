@@ -49,15 +49,8 @@ def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], No
     """Save a generation, replacing the current one.
 
     Safe to call from several processes and threads at once. Once it returns, the index survives a
-    power loss. Only the owner can read its files.
-
-    Args:
-        folder: Created if it does not exist; otherwise empty or a saved index.
-        content: The manifest's entries apart from the list of files; JSON values.
-        write: Writes every file into the given folder.
-
-    Raises:
-        IndexFolderError: the folder holds something else, or cannot be written.
+    power loss. Only the owner can read its files, which ``write`` puts into the folder it is given;
+    ``content`` goes into the manifest. Refuses a folder of other files, or that cannot be written.
     """
     try:
         check_destination(folder)
@@ -182,11 +175,7 @@ def manifest_file(folder: Path) -> Path:
 
 
 def load(folder: Path) -> tuple[dict[str, Any], Path]:
-    """Check every file of a saved index by its digest; return the manifest and the files' folder.
-
-    Raises:
-        IndexFolderError: it is not a saved index, is of another version, incomplete or damaged.
-    """
+    """Check every file of a saved index by its digest; return the manifest and their folder."""
     manifest = _read_manifest(folder)
     try:
         generation = manifest["generation"]

