@@ -247,21 +247,6 @@ class TestActiveAlarms:
         assert state.report().raised[AlarmKind.RECALL_LOSS] == 1
         assert [alarm.kind for alarm in state.report().active] == [AlarmKind.RECALL_LOSS]
 
-    def test_promise_evidence_replaces_baseline_alarm(self) -> None:
-        """Evidence against the promise takes the place of an alarm against a baseline."""
-        state = state_of(exact=False)
-        recall = promises_of(PROFILE)[AlarmKind.RECALL_LOSS]
-        learn(state)
-        (rise,) = lose(state, 1.0, 100)
-        state.correct(recall, 0.3, 80)
-        (broken,) = lose(state, 1.0, 100)
-        assert (rise.reference, broken.reference) == (
-            ReferenceKind.BASELINE,
-            ReferenceKind.CORRECTED,
-        )
-        assert state.report().active == (broken,)
-        assert state.report().raised[AlarmKind.RECALL_LOSS] == 2
-
     def test_baseline_adds_nothing_to_promise_alarm(self) -> None:
         state = state_of(exact=False)
         learn(state)
@@ -314,22 +299,6 @@ class TestRestarting:
         for loss in losses[stopped_at:]:
             assert lose(through, loss, 10, harm=loss) == lose(resumed, loss, 10, harm=loss)
         assert resumed.report() == through.report()
-
-    def test_another_profile_starts_afresh(self) -> None:
-        state = state_of()
-        lose(state, 1.0, 50)
-        other = state_of(profile_of(why="calibrated again"))
-        assert not other.restore(state.to_json())
-        assert other.report().active == ()
-        assert other.report().losses[0].n == 0
-
-    def test_switching_to_safe_keeps_the_alarm(self) -> None:
-        state = state_of()
-        lose(state, 1.0, 50)
-        safe = state_of(PROFILE.safe())
-        assert safe.restore(state.to_json())
-        assert safe.report().active == state.report().active
-        assert safe.report().raised[AlarmKind.RECALL_LOSS] == 1
 
     @pytest.mark.parametrize(
         ("part", "damaged"),

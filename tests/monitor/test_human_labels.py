@@ -15,7 +15,13 @@ from ctxguard.measure.worth import READERS
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.evidence import Scale, asked_probabilities, judged_request
-from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_grades, rows_left
+from ctxguard.monitor.labels.human import (
+    ALWAYS,
+    IF_NONE_ABOVE,
+    adjudicated,
+    human_grades,
+    rows_left,
+)
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
@@ -41,6 +47,41 @@ def test_withdrawn_grade_does_not_count() -> None:
     assert {name: one.grade for name, one in found.items()} == {"a": 0}
     assert grades_of([*labels, *withdrawn, label("a", 1, at=2.0)])["a"].grade == 0
     assert grades_of([*labels, *withdrawn, label("b", 1, at=2.0)])["b"].grade == 1
+
+
+HARD, DISTRACTOR = "hard_negative", "distractor"
+Given = tuple[int, str | None, str, float]
+
+ANN, EARLIER, BEN = (0, None, "ann", 2.0), (3, None, "ann", 1.0), (1, None, "ben", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "grade", "negative", "is_disputed"),
+    [
+        ([ANN, EARLIER, BEN], 0, None, True),
+        ([ANN, EARLIER], 0, None, False),
+        ([(0, None, "ann", 1.0), (2, None, "ann", 1.0)], 2, None, False),
+        (
+            [(0, HARD, "ann", 3.0), (0, DISTRACTOR, "ben", 1.0), (0, None, "eve", 4.0)],
+            0,
+            HARD,
+            False,
+        ),
+        (
+            [(2, None, "ann", 1.0), (2, None, "ben", 1.0), (0, DISTRACTOR, "eve", 1.0)],
+            2,
+            None,
+            True,
+        ),
+        ([(0, "damaged", "ann", 1.0)], 0, None, False),
+    ],
+    ids=["lower median", "latest", "later of one time", "latest kind", "relevant", "damaged"],
+)
+def test_labels_become_one(
+    labels: list[Given], grade: int, negative: str | None, is_disputed: bool
+) -> None:
+    found, disputed = adjudicated([LabelRow("r", "p", *one) for one in labels])
+    assert (found.grade, found.negative, disputed) == (grade, negative, is_disputed)
 
 
 def coin(position: int, probability: float = 0.5) -> PickedPassage:

@@ -12,6 +12,7 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.judges.prompt import INSTRUCTIONS
 from ctxguard.monitor.labels.files import RowToLabel, read_label_file, write_label_file
 from ctxguard.monitor.labels.guide import grading_guide, meanings
+from ctxguard.monitor.labels.unknown_ids import probably_meant
 
 SIGNS = "=+-@＝＋－＠"
 HOSTILE = st.text(st.sampled_from(f"{SIGNS};\t\r\n ,'\"|a1é中"), min_size=1, max_size=12)
@@ -122,3 +123,42 @@ def test_first_line_may_name_separator(tmp_path: Path) -> None:
     file.write_text("sep=;\nrequest_id;passage_id;grade\nr;a,b;1\nr;c;x\n")
     with pytest.raises(DataError, match=r"line 4: grade 'x'"):
         read_label_file(file, "ann", 1.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "known"),
+    [
+        ("12-May", "may-12"),
+        ("May-12", "may-12"),
+        ("05-Jan", "Jan 5"),
+        ("1-Mar", "MARCH1"),
+        ("2026-05-12", "may-12"),
+        ("05/12/2026", "may-12"),
+        ("12.05.2026", "may-12"),
+        ("May-12", "may-2012"),
+        ("1067", "01067"),
+        ("1.1", "1.10"),
+        ("1,1", "1.10"),
+        ("1E+05", "1e5"),
+        ("TRUE", "true"),
+        ("'doc-7 ", "doc-7"),
+        ("kettel-cleaning", "kettle-cleaning"),
+    ],
+)
+def test_of_what_spreadsheets_and_people_write(wrong: str, known: str) -> None:
+    """The id that was meant, where a spreadsheet or a person has made another of it."""
+    assert probably_meant(wrong, [known, "quite another"]) == known
+
+
+@pytest.mark.parametrize(
+    ("wrong", "known"),
+    [
+        ("1", ["01", "001"]),
+        ("doc-77", ["doc-78", "doc-79"]),
+        ("3-Feb", ["2-3", "3-2"]),
+        ("unlike", ["anything"]),
+        ("", ["a"]),
+    ],
+)
+def test_none_unless_one_can_be_meant(wrong: str, known: list[str]) -> None:
+    assert probably_meant(wrong, known) is None

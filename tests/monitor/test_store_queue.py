@@ -3,6 +3,7 @@
 import os
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from storing import DAY, NOW, OpenStore, entry, fill, judged, weights
@@ -81,18 +82,41 @@ class TestQueue:
         assert store.oldest_waiting() == NOW
         assert store.states() == dict.fromkeys(State, 0) | {State.PENDING: 3}
 
-    def test_counts_are_stored_with_results(self, store: SampleStore) -> None:
-        """All of them or none, and they never fall."""
+    @pytest.mark.parametrize("spoilt", [{"grades": object()}, {"rows": {1: 2}}])
+    def test_counts_are_stored_with_results(
+        self, store: SampleStore, spoilt: dict[str, Any]
+    ) -> None:
+        """All of them or none, and they never fall; one that cannot be written holds no others."""
         ids = fill(store, 3)
         key = ("judged_samples", "external", "judged")
         ends = [replace(judged(one), counts={key: 1}) for one in ids]
-        ends[1] = replace(ends[1], grades=object())  # type: ignore[arg-type]
-        store.finish("judge", ends, {("judge_calls",): 2.0}, {"budget": "kept"})
+        ends[1] = replace(ends[1], **spoilt)
+        assert list(store.finish("judge", ends, {("judge_calls",): 2.0}, {"budget": "kept"})) == [
+            ids[1]
+        ]
+        assert all_judged(store, "judge").sample_ids.tolist() == [ids[0], ids[2]]
+        assert store.states()[State.PENDING] == 1
         assert store.counts("judge") == {key: 2.0, ("judge_calls",): 2.0}
         assert store.get_state("budget") == "kept"
         store.finish("judge", ends[:1], {("judge_calls",): 0.5})
         assert store.counts("judge") == {key: 2.0, ("judge_calls",): 2.5}
         assert store.counts("another") == {}
+
+    def test_many_results_take_one_transaction(
+        self, store: SampleStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun: list[object] = []
+        transaction = SampleStore.transaction
+
+        def counting(store: SampleStore, **how: bool) -> object:
+            begun.append(how)
+            return transaction(store, **how)
+
+        ids = fill(store, 20)
+        monkeypatch.setattr(SampleStore, "transaction", counting)
+        assert store.finish("judge", [judged(one) for one in ids]) == {}
+        assert store.finish("judge", []) == {}
+        assert begun == [{"writes": True}]
 
     def test_a_snapshot_is_of_one_moment(self, any_store_url: str, open_store: OpenStore) -> None:
         one, other = (open_store(any_store_url) for _ in range(2))
