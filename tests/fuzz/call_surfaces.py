@@ -16,6 +16,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pools import label
 from calibration.replay import replay
+from calibration.retrievers import RecordedRankings
 from ctxguard.core.assembly import Assembly, assemble
 from ctxguard.core.decision import decide
 from ctxguard.core.metadata_filter import Where
@@ -217,14 +218,8 @@ def _risk(random: Random) -> Input:
     if random.random() < 0.3:
         losses += _numbers(random)
     level = random.choice([0.1, 0.5, random.uniform(1e-6, 1.0 - 1e-6)])
-    call, *arguments = random.choice(
-        [
-            (betting_p_value, losses, level),
-            (betting_upper_bound, losses, level),
-            (fixed_sequence, losses, level),
-        ]
-    )
-    return called(call, *arguments)
+    call = random.choice([betting_p_value, betting_upper_bound, fixed_sequence])
+    return called(call, losses, level)
 
 
 def _pool(random: Random) -> tuple[Any, Dataset]:
@@ -250,11 +245,7 @@ def _pool(random: Random) -> tuple[Any, Dataset]:
         queries.append(query)
         qrels[query.query_id] = {f"p{at}-{i}": random.choice([0, 0, 1, 2]) for i in range(n)}
 
-    class Recorded:
-        def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
-            return rankings[query]
-
-    return Recorded(), Dataset("fuzzed", tuple(queries), qrels)
+    return RecordedRankings(rankings), Dataset("fuzzed", tuple(queries), qrels)
 
 
 def _run_fit(retriever: Any, dataset: Dataset) -> None:

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir, contextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any
 from unittest import mock
 
 from ctxguard.core.types import Passage
@@ -69,25 +67,6 @@ _OPTIONS = (
 )
 
 
-@dataclass
-class _Paths:
-    """The files that a command names; new ones have a name that no other has."""
-
-    folder: Path
-    numbers: Any
-
-    def __call__(self, word: str) -> str:
-        if not word.startswith("{"):
-            return word
-        name = word[1:-1]
-        if name == "store":
-            return f"sqlite:///{self.folder / 'samples.db'}"
-        stem, _, suffix = name.partition(".")
-        if stem == "new":
-            name = f"new{next(self.numbers)}.{suffix}".rstrip(".")
-        return str(self.folder / name)
-
-
 class _CommandsEmbedder(WordTokenEmbedder):
     """In place of the model that commands open."""
 
@@ -113,7 +92,19 @@ def _command_line(folder: Path, closing: ExitStack) -> Make:
     passages = [Passage(f"p{n}", f"a red fox {n}", "t") for n in range(8)]
     HybridRetriever.build(passages, embedder=embedder).save(folder / "index")
     filled_store(f"sqlite:///{folder / 'samples.db'}")[0].close()
-    paths = _Paths(folder, count())
+    numbers = count()
+
+    def paths(word: str) -> str:
+        """The file that a word names; a new one has a name that no other has."""
+        if not word.startswith("{"):
+            return word
+        name = word[1:-1]
+        if name == "store":
+            return f"sqlite:///{folder / 'samples.db'}"
+        stem, _, suffix = name.partition(".")
+        if stem == "new":
+            name = f"new{next(numbers)}.{suffix}".rstrip(".")
+        return str(folder / name)
 
     def run(arguments: list[str]) -> None:
         with without_a_model():

@@ -4,7 +4,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
-from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sampler
@@ -215,15 +215,6 @@ def _worker(folder: Path, closing: ExitStack) -> Make:
     return make
 
 
-class Judge:
-    """Grades every passage 1."""
-
-    name, version, max_grade, exact = "fuzz", "1", 3, False
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        return [Judgment(passage.passage_id, 1) for passage in passages]
-
-
 NOW = 1_000_000.0
 
 
@@ -233,7 +224,9 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
     sampler = Sampler(1.0)
     guard = ContextGuard(lambda query, depth: HITS, score_kind=ScoreKind.RATIO, k=1)
     writer = SampleWriter(sampler, store)
-    monitor = Monitor(store, Judge(), profile=WATCHED, clock=lambda: NOW)
+    monitor = Monitor(
+        store, LabelJudge({"q": {"a": 1, "b": 1}}), profile=WATCHED, clock=lambda: NOW
+    )
     for n in range(4):
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)
     writer.flush()

@@ -1,6 +1,5 @@
 """The rerank protocol, and the service with its console."""
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
 
 from ctxguard.core.types import Passage
 from ctxguard.endpoints.rerank import read_scores
@@ -45,38 +45,21 @@ class Service:
         index = HybridRetriever.build(passages, embedder=WordTokenEmbedder())
         store = f"sqlite:///{folder / 'samples.db'}"
         filled_store(store)[0].close()
-        self._loop = asyncio.new_event_loop()
-        closing.callback(self._loop.close)
-        self._apps = [
-            create_app(
-                ServiceSettings(store=store, sample_rate=0.0),
-                scorer=scorer,  # type: ignore[arg-type]
-                retriever=retriever,
-                registry=CollectorRegistry(),
+        settings = ServiceSettings(store=store, sample_rate=0.0)
+        self._clients = [
+            closing.enter_context(
+                TestClient(create_app(settings, registry=CollectorRegistry(), **searching))
             )
-            for scorer, retriever in ((LengthScores(), None), (None, index))
+            for searching in ({"scorer": LengthScores()}, {"retriever": index})
         ]
-        for app in self._apps:
-            lifespan = app.app.lifespan_context(app)
-            self._loop.run_until_complete(lifespan.__aenter__())
-            closing.callback(self._ended, lifespan)
-
-    def _ended(self, lifespan: Any) -> None:
-        self._loop.run_until_complete(lifespan.__aexit__(None, None, None))
 
     def ask(self, method: str, path: str, query: bytes, headers: Any, content: bytes) -> None:
         """Send a request to each application; no answer may be 500."""
-        for app in self._apps:
-            scope = {
-                "type": "http",
-                "method": method,
-                "path": path,
-                "raw_path": quote(path, errors="replace").encode(),
-                "query_string": query,
-                "headers": headers,
-                "client": ("127.0.0.1", 9),
-            }
-            status = self._loop.run_until_complete(_status(app, scope, content))
+        for client in self._clients:
+            scope = {"type": "http", "method": method, "path": path, "headers": headers}
+            scope |= {"raw_path": quote(path, errors="replace").encode(), "query_string": query}
+            scope["client"] = "127.0.0.1", 9
+            status = client.portal.call(_status, client.app, scope, content)
             assert 200 <= status < 500 or status in (502, 503), f"status {status}"
 
 
@@ -109,13 +92,10 @@ ENDPOINTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         "/v2/rerank",
         {"documents": _DOCUMENTS, "top_n": 2, "model": "m", "k": 1},
     ),
-    "/rerank in TEI's form": (
-        "/rerank",
-        {"texts": ["a", "b"], "raw_scores": True, "return_text": True},
-    ),
+    "/rerank in TEI's form": ("/rerank", {"texts": ["a"], "raw_scores": True, "return_text": True}),
     "/rerank in Voyage's form": (
         "/v1/rerank",
-        {"documents": ["a", "b"], "top_k": 1, "truncation": True},
+        {"documents": ["a"], "top_k": 1, "truncation": True},
     ),
     "/v1/score": ("/v1/score", {"model": "m", "text_1": "red fox", "text_2": ["a", "b"]}),
     "/v1/filter": ("/v1/filter", {"candidates": _CANDIDATES, **_KINDS}),
