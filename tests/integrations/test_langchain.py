@@ -129,20 +129,13 @@ class TestFaultRowsOfARetriever(FaultRows):
         return WrappedRetriever(Ready([document(row) for row in found]))
 
 
+PAIR = (Document("text"), 0.5)
+NO_LISTS = [None, "", {}, 7, ["text"]]
+
+
 @pytest.mark.parametrize(
     "found",
-    [
-        None,
-        "",
-        {},
-        7,
-        ["text"],
-        [("text", 0.5)],
-        [Document("text")],
-        [(Document("text"), 0.5, 1)],
-        [(Document("text"), 0.5), None],
-        [(None, 0.5)],
-    ],
+    [*NO_LISTS, [("text", 0.5)], [Document("text")], [(*PAIR, 1)], [PAIR, None], [(None, 0.5)]],
     ids=repr,
 )
 def test_wrong_store_return_is_named(found: Any) -> None:
@@ -151,7 +144,7 @@ def test_wrong_store_return_is_named(found: Any) -> None:
         guard.retrieve("q")
 
 
-@pytest.mark.parametrize("found", [None, "", {}, 7, ["text"], [(Document("text"), 0.5)]], ids=repr)
+@pytest.mark.parametrize("found", [*NO_LISTS, [PAIR]], ids=repr)
 def test_wrong_retriever_return_is_named(found: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"retriever returned|LangChain documents"):
         ContextGuard(WrappedRetriever(Ready(found))).retrieve("q")
@@ -275,7 +268,6 @@ def test_rendering_says_nothing_found_and_escapes() -> None:
 
 
 def test_compressor_filters_by_rerankers_score() -> None:
-    classic = pytest.importorskip("langchain_classic.retrievers")
     documents = [
         Document(f"text {at}", id=f"d{at}", metadata={"relevance_score": score})
         for at, score in enumerate([0.9, 0.85, 0.2])
@@ -285,6 +277,13 @@ def test_compressor_filters_by_rerankers_score() -> None:
     kept = compressor.compress_documents(documents, "q")
     assert [each.id for each in kept] == ["d0", "d1"]
     assert asyncio.run(compressor.acompress_documents(documents, "q"))[0].id == "d0"
+    unkind = GuardedCompressor(guard=ContextGuard(), score_key="relevance_score")
+    with pytest.raises(ConfigurationError, match="score_kind"):
+        unkind.compress_documents(documents, "q")
+
+
+def test_compressors_request_is_its_retrievers() -> None:
+    classic = pytest.importorskip("langchain_classic.retrievers")
     recorder = Recorder()
     retriever = classic.ContextualCompressionRetriever(
         base_compressor=GuardedCompressor(guard=ContextGuard(k=2)),
@@ -293,10 +292,6 @@ def test_compressor_filters_by_rerankers_score() -> None:
     found = retriever.invoke("a red fox", {"callbacks": [recorder]})
     assert len(found) == 2
     assert found[0].metadata["ctxguard"]["request_id"] == str(recorder.started[0][0])
-    with pytest.raises(ConfigurationError, match="score_kind"):
-        GuardedCompressor(guard=ContextGuard(), score_key="relevance_score").compress_documents(
-            documents, "q"
-        )
 
 
 def test_calibrated_store_abides_by_profile() -> None:

@@ -1,7 +1,7 @@
 """Spans of requests, through OpenTelemetry's own SDK."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -275,25 +275,15 @@ def test_unsampled_trace_costs_no_attributes() -> None:
     assert (traced.exporter.get_finished_spans(), len(context)) == ((), 2)
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'samples.db'}"
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[SampleStore]:
-    with SampleStore.open(url) as opened:
-        yield opened
-
-
-def test_sample_leads_to_its_trace(url: str, store: SampleStore) -> None:
+def test_sample_leads_to_its_trace(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
     samples = sample_to(url, rate=1.0)
     traced = Traced(samples.sampler)
     traced.guard.retrieve("where is the key")
     traced.guard.retrieve("where is the key", request_id="mine")
     samples.stop()
-    first = next(
-        span for span in traced.exporter.get_finished_spans() if span.name == "retrieval handbook"
-    )
-    traced_id = f"{first.context.trace_id:032x}-{first.context.span_id:016x}"
-    assert {one.request_id for one in store.newest_samples(10)} == {traced_id, "mine"}
+    spans = traced.exporter.get_finished_spans()
+    first = next(span.context for span in spans if span.name == "retrieval handbook")
+    traced_id = f"{first.trace_id:032x}-{first.span_id:016x}"
+    with SampleStore.open(url) as store:
+        assert {one.request_id for one in store.newest_samples(10)} == {traced_id, "mine"}

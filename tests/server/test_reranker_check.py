@@ -54,10 +54,6 @@ def flags(client) -> list[str]:
     return answer["meta"]["ctxguard"]["flags"]
 
 
-def comes_to(client, expected: list[str]) -> None:
-    until(lambda: flags(client) == expected, f"{expected}")
-
-
 @pytest.mark.parametrize(
     ("scale", "expected", "told"),
     [(1.0, [], "applies"), (1.5, ["profile_mismatch"], "its scores of the probe texts differ")],
@@ -94,22 +90,14 @@ def test_scoreless_profile_compares_names(serve: Serve, profile: Path, scorer: R
 
 
 def test_reranker_is_asked_again_serving(serve: Serve, probed: Path, scorer: Reranker) -> None:
-    client = serve(profile=probed, probe_seconds=0.05)
-    assert flags(client) == []
-    scorer.scale = 1.5
-    comes_to(client, ["profile_mismatch"])
-    scorer.scale = 1.0
-    comes_to(client, [])
-
-
-def test_silent_reranker_leaves_profile_unverified(
-    serve: Serve, probed: Path, scorer: Reranker
-) -> None:
+    """One that is silent at first leaves the profile unverified."""
     scorer.is_down = True
     client = serve(profile=probed, probe_seconds=0.05)
     assert flags(client) == ["unverified"]
     scorer.is_down = False
-    comes_to(client, [])
+    for scale, expected in ((1.0, []), (1.5, ["profile_mismatch"]), (1.0, [])):
+        scorer.scale = scale
+        until(lambda expected=expected: flags(client) == expected, f"{expected}")
 
 
 def test_log_invents_no_former_profile(

@@ -3,6 +3,7 @@
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -84,6 +85,13 @@ def raised_in_a_child(work: Callable[[], object]) -> str:
     os.waitpid(child, 0)
     with os.fdopen(reader) as said:
         return said.read()
+
+
+def run_at_once(*works: Callable[[], object]) -> None:
+    """Run each on a thread of its own, and raise what one raises."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
 
 
 def build(url: str, passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:

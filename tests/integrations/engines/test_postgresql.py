@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 pytest.importorskip("psycopg_pool", reason="the driver of PostgreSQL is not installed")
 
-from engine_contract import PASSAGES, EngineContract, build, open_index, scores_by_id
+from engine_contract import PASSAGES, EngineContract, build, open_index, run_at_once, scores_by_id
 from fault_rows import FaultRows, Row
 
 from ctxguard import ContextGuard, Passage, Route
@@ -121,11 +122,7 @@ def test_concurrent_writers_count_each_once(built: EngineRetriever) -> None:
     changed = [
         [Passage(each.passage_id, f"{each.text} writer{n}") for each in PASSAGES] for n in range(3)
     ]
-    threads = [threading.Thread(target=built.upsert, args=(each,)) for each in changed]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_at_once(*[partial(built.upsert, each) for each in changed])
     (row,) = _engine(built)._query(
         "SELECT passages, terms, (SELECT count(*) FROM passages), "
         "(SELECT sum(length) FROM passages), (SELECT sum(count) FROM postings) FROM totals",
@@ -300,11 +297,7 @@ class TestPooled:
                 found[at].update(built[at].retrieve(f"kettle number {n}", depth=5).passage_ids)
                 found[at].add(built[at].passage(f"{('one', 'two')[at]}-{n % 20}").passage_id)
 
-        threads = [threading.Thread(target=search, args=(at % 2,)) for at in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_at_once(*[partial(search, at % 2) for at in range(6)])
         assert all(name.startswith("one-") for name in found[0])
         assert all(name.startswith("two-") for name in found[1])
         assert min(map(len, found)) == 20

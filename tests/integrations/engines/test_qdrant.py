@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,14 @@ import pytest
 pytest.importorskip("qdrant_client")
 
 import httpx
-from engine_contract import PASSAGES, EngineContract, build, open_index, raised_in_a_child
+from engine_contract import (
+    PASSAGES,
+    EngineContract,
+    build,
+    open_index,
+    raised_in_a_child,
+    run_at_once,
+)
 from fault_rows import FaultRows, Row
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -285,25 +291,18 @@ def test_indexes_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_threads_may_search_while_another_writes() -> None:
-    failures: list[BaseException] = []
     with built() as retriever:
 
-        def searching() -> None:
-            try:
-                for _ in range(10):
-                    assert len(retriever.retrieve("kettles and ladders", depth=5)) == 5
-            except BaseException as error:
-                failures.append(error)
+        def search() -> None:
+            for _ in range(10):
+                assert len(retriever.retrieve("kettles and ladders", depth=5)) == 5
 
-        threads = [threading.Thread(target=searching) for _ in range(4)]
-        for each in threads:
-            each.start()
-        for n in range(30):
-            retriever.upsert([Passage(f"new{n}", "An umbrella.")])
-        for each in threads:
-            each.join()
+        def write() -> None:
+            for n in range(30):
+                retriever.upsert([Passage(f"new{n}", "An umbrella.")])
+
+        run_at_once(write, *[search] * 4)
         assert len(retriever) == len(PASSAGES) + 30
-    assert not failures
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
