@@ -93,13 +93,8 @@ def simulate(
 ) -> tuple[Recorded, Dataset]:
     """A hybrid retriever of two noisy scorers, and the truth about every candidate.
 
-    Args:
-        n_queries: How many.
-        seed: Of everything random.
-        depth: Candidates of each query.
-        relevant: How many of them are relevant.
-        noise: Spread of each scorer around 0.7 for a relevant candidate and 0.3 for others.
-        unanswerable: Share of the queries for which nothing is relevant.
+    The scores spread by ``noise`` around 0.7 for a relevant candidate and 0.3 for others; for a
+    share ``unanswerable`` of the queries nothing is relevant.
     """
     random = np.random.default_rng(seed)
     rankings, queries, qrels = {}, [], {}

@@ -122,10 +122,3 @@ class TestRefused:
             Dataset("d", (Query("q", "?"),), {"q": {value: 1}})
         with pytest.raises(ConfigurationError, match="candidate 2 of 2: " + mend):
             Ranking(["a", value], [2.0, 1.0], ScoreKind.RATIO, [])
-
-    def test_calibrate_quotes_it(self) -> None:
-        def search(query: str, *, depth: int) -> list[Hit]:
-            return [Hit(7.5, 1.0)]  # type: ignore[arg-type]
-
-        with pytest.raises(ConfigurationError, match="an id of type float"):
-            calibrate(search, Dataset("d", QUERIES, {"q0": {"7": 1}}), score_kind="cosine")

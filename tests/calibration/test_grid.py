@@ -70,53 +70,35 @@ class TestGridEqualsNaiveLoop:
         ratios = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
         assert_equals_the_naive_loop(case, ratio_grid(case, temperature=1.0, ratios=ratios))
 
-    @settings(max_examples=25, deadline=None)
-    @given(
-        cases(legs=True), st.lists(st.floats(-2.0, 2.0), min_size=5, max_size=5), st.integers(0, 3)
-    )
-    def test_expected_utility_policies(
-        self, case: LabelledPools, coefficients: list[float], min_keep: int
-    ) -> None:
-        model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
-        thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
-        values = predicted(model, case)
-        assume(not (np.abs(values[..., None] - thresholds) < 1e-6).any())
-        grid = utility_grid(
-            case, values, model, ks=[1, 2, 3, 8], thresholds=thresholds, min_keep=min_keep
-        )
-        assert_equals_the_naive_loop(case, grid)
-
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(
         cases(legs=True, rules=(READERS, STRICT)),
         st.integers(0, 1_000),
+        st.booleans(),
         st.lists(st.floats(-2.0, 2.0), min_size=5, max_size=5),
         st.integers(0, 3),
     )
-    def test_policies_that_weigh_by_length(
-        self, case: LabelledPools, seed: int, coefficients: list[float], min_keep: int
+    def test_expected_utility_policies(
+        self, case: LabelledPools, seed: int, weighs: bool, coefficients: list[float], min_keep: int
     ) -> None:
         """Figures, and for every size the passages that are served, in their order."""
         case = with_lengths(case, seed)
         model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
         thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
         values = predicted(model, case)
-        weighed = values * weight_of(np.nan_to_num(case.tokens))
+        weighed = values * weight_of(np.nan_to_num(case.tokens)) if weighs else values
         assume(not (np.abs(weighed[..., None] - thresholds) < 1e-6).any())
         ks = [*range(1, values.shape[1] + 1)]
         asked: dict[str, Any] = {"ks": ks, "thresholds": thresholds, "min_keep": min_keep}
-        grid = utility_grid(case, values, model, **asked)
+        grid = utility_grid(case, values, model, per_token=weighs, **asked)
         assert_equals_the_naive_loop(case, grid)
         for index in np.ndindex(len(ks), thresholds.size):
             policy = grid.policy(index)
-            assert policy.per_token
+            assert policy.per_token == weighs
             order, own = grid.contexts(index)
             expected, kept = contexts(case, policy)
             assert (own == kept).all()
             assert (order[kept] == expected[kept]).all()
-        plain = utility_grid(case, values, model, per_token=False, **asked)
-        assert not plain.policy((0, 0)).per_token
-        assert plain.places is None
 
     def test_without_tokens_nothing_is_weighed(self) -> None:
         case = labelled([ranking_of([0.9, 0.5])], [{"p0": 1}], depth=2)

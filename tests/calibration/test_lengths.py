@@ -76,20 +76,6 @@ def test_guard_serves_measured_contexts() -> None:
     assert len(sizes) > 3
 
 
-def test_final_policy_keeps_its_grid() -> None:
-    _, _, calibration = made()
-    route = outcome_of(calibration).route
-    fitted = route.fitted
-    # By the model of all queries, as a guard has it.
-    grid = fitted.grid(fitted.predict(fitted.pools))
-    for place in np.ndindex(len(grid.ks), grid.thresholds.size // 9):
-        index = (place[0], 9 * place[1])
-        order, own = grid.contexts(index)
-        expected, kept = contexts(fitted.pools, grid.policy(index))
-        assert (own == kept).all()
-        assert (order[kept] == expected[kept]).all()
-
-
 def test_unreadable_passage_takes_no_place() -> None:
     texts, dataset, calibration = made()
     query = dataset.queries[0].text

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,15 +87,6 @@ def awaitable(query: str, depth: int) -> object:
     return asearch(query, depth)
 
 
-def in_a_task(query: str, *, depth: int) -> object:
-    """Needs the loop to be running when it is called."""
-    return asyncio.get_running_loop().create_task(asearch(query, depth))
-
-
-async def task_later(query: str, *, depth: int) -> list[Hit]:
-    return await in_a_task(query, depth=depth)  # type: ignore[misc,no-any-return]
-
-
 def without_scores(query: str, *, depth: int) -> list[Hit]:
     return [Hit(hit.passage_id, text=hit.text) for hit in search(query, depth=depth)]
 
@@ -109,7 +101,6 @@ ANYTHING: dict[str, Callable[[], object]] = {
     "async call": Called,
     "rankings": Rankings,
     "generator": lambda: generated,
-    "task": lambda: task_later,
 }
 
 
@@ -171,9 +162,7 @@ def test_raised_error_is_quoted() -> None:
 @pytest.mark.parametrize(
     ("retriever", "message"),
     [
-        (42, "a int is not a retriever"),
         (Plain, "Plain is a class, not a retriever: give an instance of it"),
-        (lambda query: [], r"cannot be called with \(query, depth=…\).*wrap it"),
         (lambda query, *, depth: ["a text"], "holds str; make each item a ctxguard.Hit"),
         (lambda query, *, depth: [("a", 0.5)], "holds tuple; make each item a ctxguard.Hit"),
         (lambda query, *, depth: None, "expected a Ranking or a list of Hits, got a NoneType"),
@@ -258,16 +247,10 @@ class TestDirection:
         def distances(query: str, *, depth: int) -> list[Hit]:
             number = int(query.rsplit(maxsplit=1)[-1])
             sign = 1.0 if number < share * N else -1.0
-            hits = [
-                Hit(
-                    f"{number}-{at}",
-                    1.0 + sign * at / 10,
-                    f"text {at}",
-                    rank=at if ranked else None,
-                )
-                for at in range(1, 6)
+            return [
+                replace(hit, score=1.0 + sign * at / 10, rank=at if ranked else None)
+                for at, hit in enumerate(search(query, depth=depth), start=1)
             ]
-            return hits[:depth]
 
         return distances
 
@@ -289,7 +272,7 @@ class TestDirection:
     def test_negated_distances_are_taken(self) -> None:
         def negated(query: str, *, depth: int) -> list[Hit]:
             hits = self.opposed(1.0)(query, depth=depth)
-            return [Hit(hit.passage_id, -hit.score, hit.text) for hit in hits]
+            return [replace(hit, score=-hit.score) for hit in hits]
 
         pools = replay(wrapped(negated, score_kind="distance"), DATASET.queries)
         assert pools.passage_ids[0][0] == "0-1"
