@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.pools import IntArray
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import Where
@@ -23,6 +22,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import DEFAULT_K, FloatArray, Hit, Mode, Passage, Ranking, Route, ScoreKind
 from ctxguard.measure.metrics import Metric
+from ctxguard.measure.rows import IntArray
 from ctxguard.measure.worth import READERS, Negative
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES

@@ -19,7 +19,7 @@ from benchmarks._timing import environment
 from calibration.asking import DEFAULT_PRICE, FIRST, Asking
 from calibration.calibrate import Calibration, calibrate
 from calibration.data.dataset import Dataset
-from calibration.pools import IntArray, Pools, label
+from calibration.pools import Pools, label
 from calibration.retrievers import RecordedRankings
 from calibration.settings import Settings
 from ctxguard.core.scores import discounts
@@ -27,6 +27,7 @@ from ctxguard.core.types import DEFAULT_K, FloatArray, ModeName, Passage, Passag
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.assess import AssessorStage
 from ctxguard.measure.metrics import share
+from ctxguard.measure.rows import IntArray
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, RouteProfile
 

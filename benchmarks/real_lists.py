@@ -46,12 +46,12 @@ from benchmarks._served import (
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_trec_run
 from calibration.fit import fit_relevance, predicted
-from calibration.pools import IntArray
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
 from calibration.settings import Context, Settings
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, ScoreKind
+from ctxguard.measure.rows import IntArray
 
 SUMMARY = "Calibrate on lists of real retrievers, and ask recorded language models about them."
 DATA = Path("../shared/data/trec_dl20")

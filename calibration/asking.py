@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.calibrate_route import Fitted, Option, RouteOutcome, among
 from calibration.choice import (
@@ -27,7 +26,7 @@ from calibration.choice import (
 )
 from calibration.fit import folds, significant
 from calibration.grid import GridIndex
-from calibration.pools import IntArray, LabelledPools
+from calibration.pools import LabelledPools
 from calibration.replay import Progress
 from calibration.reranked_candidates import PAUSES_SECONDS
 from calibration.verdict import CONFIDENCE, mean_interval
@@ -43,6 +42,7 @@ from ctxguard.core.value_of_information import (
 from ctxguard.errors import CalibrationError
 from ctxguard.guard.assess import AssessorStage, Question
 from ctxguard.measure.interval import Interval, t_quantile
+from ctxguard.measure.rows import BoolArray, IntArray
 from ctxguard.profile.schema import AssessorProfile
 
 FIRST = 20
@@ -258,7 +258,7 @@ def _updated(
     models: Iterable[tuple[IntArray, AnswerModel | None]],
     k_and_threshold: tuple[int, float],
     price: float,
-) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
+) -> tuple[FloatArray, FloatArray, BoolArray]:
     """Ask by value at one (k, t), each group of queries by its model.
 
     Returns:

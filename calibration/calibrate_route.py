@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.certify import Certification, calibrate_sufficiency, certify
 from calibration.choice import (
@@ -23,7 +22,7 @@ from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted, significant
 from calibration.grid import Grid, ratio_grid, sizes, utility_grid
-from calibration.pools import IntArray, LabelledPools
+from calibration.pools import LabelledPools
 from calibration.settings import SIZES, Context, Family, Settings, Wanted
 from calibration.verdict import RISK_PER_SAVED, fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.words import count
@@ -34,6 +33,7 @@ from ctxguard.core.types import FloatArray, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.measure import risk
 from ctxguard.measure.interval import Interval
+from ctxguard.measure.rows import BoolArray, IntArray
 from ctxguard.profile.schema import (
     Certificate,
     RouteEvidence,
@@ -68,7 +68,7 @@ class Option:
     name: str
     policy: Policy
     order: IntArray
-    kept: NDArray[np.bool_]
+    kept: BoolArray
     metrics: Measured
     verdict: RouteVerdict
 
@@ -204,7 +204,7 @@ class LabelledRoute:
         self.held_out, self.measured = held_out is not None, fitted.pools
         if held_out is not None:
             self.measured = fitted.predict(_part(pools, held_out))
-        self._folded: dict[object, tuple[IntArray, NDArray[np.bool_], Measured]] = {}
+        self._folded: dict[object, tuple[IntArray, BoolArray, Measured]] = {}
 
     @cached_property
     def today(self) -> Option:
@@ -242,7 +242,7 @@ class LabelledRoute:
         name: str,
         policy: Policy,
         order: IntArray,
-        kept: NDArray[np.bool_],
+        kept: BoolArray,
         metrics: Measured | None = None,
     ) -> Option:
         """Judge a policy by its contexts for the measured queries, and their metrics if known."""

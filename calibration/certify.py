@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from calibration.fit import significant
 from calibration.grid import Grid, GridIndex
@@ -18,6 +18,7 @@ from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import FloatArray
 from ctxguard.measure import risk
 from ctxguard.measure.metrics import pair_share
+from ctxguard.measure.rows import BoolArray
 from ctxguard.profile.schema import SufficiencyProfile
 
 _TIE = 1e-12
@@ -136,7 +137,7 @@ def _sequence(grid: Grid) -> list[GridIndex]:
 
 def calibrate_sufficiency(
     best: FloatArray,
-    holds: NDArray[np.bool_],
+    holds: BoolArray,
     *,
     model: RelevanceModel | None = None,
     shown_by: Literal["folds", "held_out"] = "folds",

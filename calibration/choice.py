@@ -10,13 +10,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.fit import fold_numbers
 from calibration.grid import Grid, GridIndex
-from calibration.pools import IntArray
 from calibration.settings import Context
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.rows import BoolArray, IntArray
 
 RICHEST = 2.0
 """The most tokens of a richer context on the mean, as a share of today's."""
@@ -194,7 +193,7 @@ class Folded:
 
     def contexts(
         self, chosen: Mapping[int, GridIndex | None], serving_k: int
-    ) -> tuple[IntArray, NDArray[np.bool_]]:
+    ) -> tuple[IntArray, BoolArray]:
         """Return every query's context under the choice of the other folds, else today's.
 
         Returns:

@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
 from calibration.fit import fit_temperature
 from calibration.grid import relative_values
-from calibration.pools import IntArray, LabelledPools, Pools, label
+from calibration.pools import LabelledPools, Pools, label
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
@@ -26,6 +25,7 @@ from ctxguard.measure.metrics import (
     share,
     udcg,
 )
+from ctxguard.measure.rows import BoolArray, IntArray
 from ctxguard.measure.worth import READERS, Utilities, gains
 
 PROFILE_METRICS: Mapping[str, str] = {
@@ -87,7 +87,7 @@ def intervals(columns: Measured, sizes: Measured, seed: int = 0) -> dict[str, In
     return found
 
 
-def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]:
+def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, BoolArray]:
     """Decide on every recorded pool.
 
     Returns:
@@ -121,7 +121,7 @@ def per_query(pools: LabelledPools, policy: Policy) -> dict[str, FloatArray]:
 def of_contexts(
     pools: LabelledPools,
     order: IntArray,
-    kept: NDArray[np.bool_],
+    kept: BoolArray,
     temperature: float | None = None,
 ) -> dict[str, FloatArray]:
     """Measure contexts as `per_query` does, however they were chosen.
@@ -140,10 +140,10 @@ def of_contexts(
         certain[:, : rules.rank_limit] = True
         worth[~certain] = 0.0
 
-    def served(marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def served(marked: BoolArray) -> BoolArray:
         return np.take_along_axis(marked, order, axis=1) & kept
 
-    def count(marked: NDArray[np.bool_]) -> IntArray:
+    def count(marked: BoolArray) -> IntArray:
         counts: IntArray = served(marked).sum(axis=1)
         return counts
 
@@ -182,7 +182,7 @@ def of_contexts(
     }
 
 
-def _counts_for_sure(pools: LabelledPools, temperature: float) -> NDArray[np.bool_]:
+def _counts_for_sure(pools: LabelledPools, temperature: float) -> BoolArray:
     """Find the candidates that have a label's worth, or are suspected to do harm by their score."""
     rules = pools.rules
     relative, incomparable = relative_values(pools, temperature)

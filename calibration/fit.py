@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.pools import IntArray, LabelledPools, Pools
+from calibration.pools import LabelledPools, Pools
 from ctxguard._support.extras import require
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel
@@ -24,6 +24,7 @@ from ctxguard.core.signals import (
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.metrics import ndcg
+from ctxguard.measure.rows import BoolArray, IntArray
 
 WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
 """Weights of the dense leg that are tried in a convex fusion."""
@@ -154,7 +155,7 @@ def fit_relevance(pools: LabelledPools) -> RelevanceModel:
 def fit_model(
     pools: Pools,
     inputs: FloatArray,
-    relevant: NDArray[np.bool_],
+    relevant: BoolArray,
     weights: FloatArray | None = None,
 ) -> RelevanceModel:
     """Fit the regression to candidates with the legs and signals of these pools.

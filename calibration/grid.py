@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.fit import fit_temperature, significant
-from calibration.pools import IntArray, LabelledPools, Pools
+from calibration.pools import LabelledPools, Pools
 from ctxguard.core.passages import weight_of
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import discounts, is_relative, relative_scores, within_domain
 from ctxguard.core.types import FloatArray
 from ctxguard.measure.metrics import discounted, share
+from ctxguard.measure.rows import BoolArray, IntArray
 
 RATIOS: FloatArray = np.round(np.arange(0, 100) / 100, 2)
 PROBABILITIES: FloatArray = np.concatenate([[0.0], np.geomspace(0.002, 0.9, 60).round(4)])
@@ -43,7 +43,7 @@ def thresholds_reached(
     thresholds: FloatArray,
     *,
     min_keep: int = 1,
-    always: NDArray[np.bool_] | None = None,
+    always: BoolArray | None = None,
 ) -> IntArray:
     """Count the thresholds that keep each candidate, shape (n_q, depth), −1 beyond the pool.
 
@@ -111,8 +111,8 @@ class Grid:
         return counts
 
     def contexts(
-        self, index: GridIndex, rows: NDArray[np.bool_] | slice = slice(None)
-    ) -> tuple[IntArray, NDArray[np.bool_]]:
+        self, index: GridIndex, rows: BoolArray | slice = slice(None)
+    ) -> tuple[IntArray, BoolArray]:
         """Find the contexts that a policy serves to some queries.
 
         Returns:
@@ -271,7 +271,7 @@ def ratio_grid(
     )
 
 
-def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, BoolArray]:
     """Return the relative scores of every pool, and which pools have scores out of domain.
 
     Returns:

@@ -27,9 +27,8 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.metrics import NDCG_CUTOFF
+from ctxguard.measure.rows import BoolArray, IntArray
 from ctxguard.measure.worth import READERS, Negative, Utilities
-
-IntArray = NDArray[np.int64]
 
 _BY_QUERY = frozenset(
     {
@@ -92,7 +91,7 @@ class Pools:
         return np.fromiter(map(len, self.passage_ids), np.int64, len(self))
 
     @cached_property
-    def retrieved(self) -> NDArray[np.bool_]:
+    def retrieved(self) -> BoolArray:
         """A table that is False beyond the end of a pool."""
         return ~np.isnan(self.scores)
 
@@ -152,7 +151,7 @@ class Pools:
             )
 
     @cached_property
-    def _contradicted(self) -> NDArray[np.bool_]:
+    def _contradicted(self) -> BoolArray:
         """Whether the order of each pool contradicts its scores, shape (n_q,)."""
         found = np.zeros(len(self), np.bool_)
         for row in np.flatnonzero((np.diff(self.scores, axis=1) > 0.0).any(axis=1)):
@@ -206,10 +205,10 @@ class LabelledPools(Pools):
     """
 
     grades: IntArray
-    judged: NDArray[np.bool_]
+    judged: BoolArray
     utilities: FloatArray
-    misleading: NDArray[np.bool_]
-    in_baseline: NDArray[np.bool_]
+    misleading: BoolArray
+    in_baseline: BoolArray
     best_grades: IntArray
     n_relevant: IntArray
     groups: NDArray[np.str_]
@@ -219,12 +218,12 @@ class LabelledPools(Pools):
     probabilities: FloatArray | None = None
 
     @cached_property
-    def relevant(self) -> NDArray[np.bool_]:
+    def relevant(self) -> BoolArray:
         """A table, whether a candidate is labelled relevant."""
         return self.grades > 0
 
     @cached_property
-    def at_stake(self) -> NDArray[np.bool_]:
+    def at_stake(self) -> BoolArray:
         """A table of the relevant candidates that the baseline serves."""
         return self.relevant & self.in_baseline
 

@@ -10,7 +10,6 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset, Query, named_passages
 from calibration.pools import Pools
@@ -31,6 +30,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
+from ctxguard.measure.rows import BoolArray
 from ctxguard.retrieval.index.passages import PassageLines, chunk_id, document_of, is_chunk_id
 
 if TYPE_CHECKING:
@@ -337,7 +337,7 @@ def _answer(
 
 
 def _whole_signals(
-    signals: Mapping[str, FloatArray], beyond: NDArray[np.bool_]
+    signals: Mapping[str, FloatArray], beyond: BoolArray
 ) -> tuple[dict[str, FloatArray], tuple[str, ...]]:
     """Return the signals that every candidate has, and a line about each of the others.
 

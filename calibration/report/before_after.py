@@ -6,11 +6,10 @@ Pure. The contexts after are those of a choice in which the question had no part
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.calibrate_route import RouteOutcome
-from calibration.pools import IntArray
 from ctxguard.core.types import FloatArray
+from ctxguard.measure.rows import BoolArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class BeforeAfter:
         gain: UDCG after less that before, shape (n_q,).
     """
 
-    answered: tuple[NDArray[np.bool_], NDArray[np.bool_]]
+    answered: tuple[BoolArray, BoolArray]
     misleading: tuple[int, int]
     irrelevant: tuple[int, int]
     gain: FloatArray
@@ -34,7 +33,7 @@ class BeforeAfter:
         """Put the choice beside today's contexts: an answer has its question's best grade."""
         pools, today, chosen = outcome.route.measured, outcome.today, outcome.chosen
 
-        def both(marked: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+        def both(marked: BoolArray) -> tuple[IntArray, IntArray]:
             before, after = (
                 (np.take_along_axis(marked, option.order, 1) & option.kept).sum(axis=1)
                 for option in (today, chosen)
@@ -70,7 +69,7 @@ class BeforeAfter:
         """
         before, after = self.answered
 
-        def median(wanted: NDArray[np.bool_]) -> int:
+        def median(wanted: BoolArray) -> int:
             some = np.flatnonzero(wanted if wanted.any() else np.ones_like(wanted))
             return int(some[np.argsort(self.gain[some], kind="stable")][some.size // 2])
 

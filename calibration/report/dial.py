@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.calibrate_route import RouteOutcome
 from calibration.choice import PolicySums
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts, of_contexts
-from calibration.pools import IntArray, LabelledPools
+from calibration.pools import LabelledPools
 from calibration.report.before_after import BeforeAfter
 from calibration.report.dropped import PassageOf, looked_up, one_line
 from calibration.report.summary import Summary
+from ctxguard.measure.rows import BoolArray, IntArray
 
 STOPS = 16
 """Sizes of context between the named ones; some may coincide."""
@@ -82,7 +82,7 @@ class Dial:
     questions: tuple[DialQuestion, ...]
 
 
-_Contexts = tuple[IntArray, NDArray[np.bool_]]
+_Contexts = tuple[IntArray, BoolArray]
 
 
 def dial(

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from calibration.calibrate import Calibration
-    from calibration.pools import IntArray, LabelledPools
+    from calibration.pools import LabelledPools
     from calibration.report.before_after import BeforeAfter
     from ctxguard.measure.metrics import Metric
+    from ctxguard.measure.rows import IntArray
     from ctxguard.monitor.service import Report
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 

@@ -11,12 +11,12 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from calibration.calibrate import calibrate
-from calibration.calibrate_route import Settings as Choice
 from calibration.data.dataset import Dataset, Query
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pools import label
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
+from calibration.settings import Settings as Choice
 from ctxguard.core.assembly import Assembly, assemble
 from ctxguard.core.decision import decide
 from ctxguard.core.metadata_filter import Where
