@@ -17,7 +17,7 @@ from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.extras import require
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
-from ctxguard.core.passages import TOKENS, passage_tokens, read_passages, text_key
+from ctxguard.core.passages import TOKENS, copies_of, passage_tokens, read_passages, text_key
 from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -390,40 +390,28 @@ def _without_itself(
     """Leave out the query's own passage: one with its text, or with its id and a similar text."""
     if labels is None:
         return candidates
-    text, relevant = text_key(query.text), labels.relevant(query.query_id)
-    ends = _ends(query.text)
+    relevant = labels.relevant(query.query_id)
+    read = [(each, passages[each]) for each in candidates if each in passages]
+    same: set[int] = set()
+    for texts in (
+        {position: passage.text for position, passage in read},
+        {position: f"{each.title} {each.text}" for position, each in read if each.title},
+    ):
+        copies = copies_of([query.text, *texts.values()])
+        same |= {position for at, position in enumerate(texts, start=1) if copies.get(at) == 0}
 
     def is_itself(position: int) -> bool:
         name, passage = ranking.passage_ids[position], passages.get(position)
-        if name in relevant:
+        if name in relevant or (position not in same and name != query.query_id):
             return False
-        if passage is None:
-            return name == query.query_id
-        title, whole = passage.title, passage.text
-        for each in (whole, f"{title} {whole}") if title else (whole,):
-            # Most texts need no digest: their ends differ.
-            if (not ends or _ends(each) in (ends, "")) and text == text_key(each):
-                return True
-            whole = each
-        if name != query.query_id:
-            return False
+        if position in same or passage is None:
+            return True
         # Questions and passages that are both numbered have the same ids by chance.
+        whole = f"{passage.title} {passage.text}"
         words, others = (set(each.casefold().split()) for each in (query.text, whole))
         return 2 * len(words & others) > len(words | others)
 
     return [position for position in candidates if not is_itself(position)]
-
-
-def _ends(text: str) -> str:
-    """Return the first and the last letter of a text in lower case, which equal texts share.
-
-    Empty where one is not ASCII, which can be written in several ways.
-    """
-    ends = text[:1] + text[-1:]
-    if not ends.isalnum():
-        text = text.strip()
-        ends = text[:1] + text[-1:]
-    return ends.lower() if ends.isascii() else ""
 
 
 def _names(
