@@ -15,15 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from calibration.calibrate_route import Fitted, Option, RouteOutcome, among
-from calibration.choice import (
-    LADDERS,
-    Choose,
-    Folded,
-    PolicySums,
-    Step,
-    choose,
-    highest_utility,
-)
+from calibration.choice import LADDERS, Choose, Folded, PolicySums, Step, choose, highest_utility
 from calibration.fit import folds, significant
 from calibration.grid import GridIndex
 from calibration.pools import LabelledPools
@@ -33,12 +25,7 @@ from calibration.verdict import CONFIDENCE, mean_interval
 from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
-from ctxguard.core.value_of_information import (
-    FEWEST_RELEVANT,
-    AnswerModel,
-    Assessment,
-    to_ask,
-)
+from ctxguard.core.value_of_information import FEWEST_RELEVANT, AnswerModel, Assessment, to_ask
 from ctxguard.errors import CalibrationError
 from ctxguard.guard.assess import AssessorStage, Question
 from ctxguard.measure.interval import Interval, t_quantile
@@ -118,11 +105,7 @@ class _AnsweredPools:
 
 
 def calibrate_asking(
-    outcome: RouteOutcome,
-    *,
-    texts: Mapping[str, str],
-    asking: Asking,
-    progress: Progress,
+    outcome: RouteOutcome, *, texts: Mapping[str, str], asking: Asking, progress: Progress
 ) -> RouteOutcome:
     """Ask about every labelled query of a route, and choose the policy that uses the answers.
 

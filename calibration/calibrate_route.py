@@ -9,15 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from calibration.certify import Certification, calibrate_sufficiency, certify
-from calibration.choice import (
-    LADDERS,
-    Choose,
-    Folded,
-    choose,
-    extend,
-    highest_utility,
-    tried,
-)
+from calibration.choice import LADDERS, Choose, Folded, choose, extend, highest_utility, tried
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, Measured, contexts, intervals, of_contexts
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, predicted, significant
@@ -183,11 +175,7 @@ class LabelledRoute:
     """
 
     def __init__(
-        self,
-        pools: LabelledPools,
-        chosen_on: Dataset,
-        held_out: Dataset | None,
-        settings: Settings,
+        self, pools: LabelledPools, chosen_on: Dataset, held_out: Dataset | None, settings: Settings
     ) -> None:
         own, k = _part(pools, chosen_on), settings.serving_k
         if not len(own):

@@ -236,11 +236,7 @@ def tried(grid: Grid, serving_k: int) -> tuple[GridIndex, ...]:
 
 
 def choose(
-    sums: PolicySums,
-    context: Context = "balanced",
-    *,
-    tolerance: float,
-    step: Step | None = None,
+    sums: PolicySums, context: Context = "balanced", *, tolerance: float, step: Step | None = None
 ) -> int | None:
     """Choose a policy that keeps the recall and the UDCG of the first k served today.
 

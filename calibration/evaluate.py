@@ -119,10 +119,7 @@ def per_query(pools: LabelledPools, policy: Policy) -> dict[str, FloatArray]:
 
 
 def of_contexts(
-    pools: LabelledPools,
-    order: IntArray,
-    kept: BoolArray,
-    temperature: float | None = None,
+    pools: LabelledPools, order: IntArray, kept: BoolArray, temperature: float | None = None
 ) -> dict[str, FloatArray]:
     """Measure contexts as `per_query` does, however they were chosen.
 

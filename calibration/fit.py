@@ -13,14 +13,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import log_odds
-from ctxguard.core.signals import (
-    RANKING,
-    feature_names,
-    features,
-    is_free,
-    legs_of,
-    named_features,
-)
+from ctxguard.core.signals import RANKING, feature_names, features, is_free, legs_of, named_features
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.metrics import ndcg
@@ -153,10 +146,7 @@ def fit_relevance(pools: LabelledPools) -> RelevanceModel:
 
 
 def fit_model(
-    pools: Pools,
-    inputs: FloatArray,
-    relevant: BoolArray,
-    weights: FloatArray | None = None,
+    pools: Pools, inputs: FloatArray, relevant: BoolArray, weights: FloatArray | None = None
 ) -> RelevanceModel:
     """Fit the regression to candidates with the legs and signals of these pools.
 

@@ -26,12 +26,7 @@ from calibration.pools import Pools
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
 from calibration.settings import Settings
-from calibration.verdict import (
-    RISK_PER_SAVED,
-    conclude,
-    lost_for,
-    needed_to_reach,
-)
+from calibration.verdict import RISK_PER_SAVED, conclude, lost_for, needed_to_reach
 from ctxguard._support.words import count, signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion

@@ -39,14 +39,7 @@ from ctxguard.measure.corrected import (
 )
 from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate, Sums, lacks_grades
 from ctxguard.measure.interval import Interval
-from ctxguard.measure.metrics import (
-    METRICS,
-    N_TERMS,
-    POOL,
-    Metric,
-    shown_metrics,
-    weighted_terms,
-)
+from ctxguard.measure.metrics import METRICS, N_TERMS, POOL, Metric, shown_metrics, weighted_terms
 from ctxguard.measure.rows import FAILED, BoolArray, IntArray, Rows
 from ctxguard.measure.worth import READERS, Utilities
 
@@ -306,11 +299,7 @@ def fitted_policy(
 
 
 def _threshold(
-    judged: JudgedRequests,
-    model: RelevanceModel,
-    used: IntArray,
-    settings: Settings,
-    least: float,
+    judged: JudgedRequests, model: RelevanceModel, used: IntArray, settings: Settings, least: float
 ) -> float:
     """Return the least P, weighed by length, of a candidate that is kept: ``least`` or more.
 

@@ -15,16 +15,7 @@ from numpy.typing import NDArray
 from calibration.data.dataset import Dataset
 from ctxguard.core.passages import TOKENS
 from ctxguard.core.scores import is_opposed
-from ctxguard.core.types import (
-    FloatArray,
-    Hit,
-    Leg,
-    Passage,
-    PassagesBy,
-    Ranking,
-    Route,
-    ScoreKind,
-)
+from ctxguard.core.types import FloatArray, Hit, Leg, Passage, PassagesBy, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.metrics import NDCG_CUTOFF
 from ctxguard.measure.rows import BoolArray, IntArray
@@ -234,11 +225,7 @@ class LabelledPools(Pools):
 
 
 def label(
-    pools: Pools,
-    dataset: Dataset,
-    utilities: Utilities = READERS,
-    *,
-    baseline_k: int | None = None,
+    pools: Pools, dataset: Dataset, utilities: Utilities = READERS, *, baseline_k: int | None = None
 ) -> LabelledPools:
     """Look up the labels of every candidate.
 

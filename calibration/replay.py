@@ -19,15 +19,7 @@ from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.passages import TOKENS, copies_of, passage_tokens, read_passages, text_key
 from ctxguard.core.scores import INVALID_MAGNITUDE
-from ctxguard.core.types import (
-    DEFAULT_DEPTH,
-    Flag,
-    FloatArray,
-    Passage,
-    Ranking,
-    Route,
-    ScoreKind,
-)
+from ctxguard.core.types import DEFAULT_DEPTH, Flag, FloatArray, Passage, Ranking, Route, ScoreKind
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 from ctxguard.measure.rows import BoolArray
