@@ -28,7 +28,6 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.render import sanitise
 from ctxguard.core.types import Hit, Mode, Passage, Ranking, ScoreKind
 from ctxguard.errors import (
-    ConfigurationError,
     CtxguardError,
     IndexFolderError,
     QueryError,
@@ -40,7 +39,9 @@ from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience import RequestLimits
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.storage import manifest_file
+from tests.counted import Counted
 from tests.doubles import WordHashEmbedder
+from tests.guard.guards import Sampled
 
 DIAGNOSIS = "my-diagnosis-is-secret"
 INJECTED = "id\n2026-01-01 ERROR all is lost\x1b[31m\r\x00"
@@ -138,45 +139,25 @@ class TestABadDocument:
 
 class TestLimits:
     @pytest.mark.parametrize("awaited", [False, True])
-    def test_overlong_query_is_not_searched(self, awaited: bool) -> None:
-        asked: list[str] = []
-        offered: list[Context] = []
-
-        class Sampler:
-            def draw(self, request_id: str, /) -> float:
-                return 1.0
-
-            def offer(self, context: Context, probability: float, seconds: float, /) -> bool:
-                offered.append(context)
-                return True
-
-        registry = CollectorRegistry()
-        guard = guard_of(
-            asked.append, telemetry=Telemetry(registry, all_metrics=True), sampler=Sampler()
-        )
+    def test_overlong_query_is_not_searched(self, awaited: bool, counted: Counted) -> None:
+        asked, sampler = list[str](), Sampled()
+        guard = guard_of(asked.append, telemetry=counted.telemetry, sampler=sampler)
         ask: Callable[[str], Context] = (
             (lambda query: asyncio.run(guard.aretrieve(query))) if awaited else guard.retrieve
         )
         with pytest.raises(QueryError, match=r"1,000,000 characters, the limit is 10,000") as told:
             ask(DIAGNOSIS * 100 + "x" * (1_000_000 - 100 * len(DIAGNOSIS)))
         assert DIAGNOSIS not in str(told.value)
-        assert asked == offered == []
-        labels = {"mode": "enforce"}
-        assert registry.get_sample_value("ctxguard_received_requests_total", labels) == 1
-
-    def test_results_keep_to_it_too(self) -> None:
-        with pytest.raises(QueryError, match="max_query_chars"):
-            guard_of(None, limits=RequestLimits(max_query_chars=3)).filter(
-                "four", Ranking.from_hits([], ScoreKind.RATIO)
-            )
+        assert asked == sampler.contexts == []
+        assert counted["received_requests"] == counted.failed["invalid_request"] == 1
 
     def test_the_limit_is_a_setting(self) -> None:
         answer = Ranking.from_hits(hits(), ScoreKind.RATIO)
         for limit, query in ((4, "four"), (200_000, "x" * 150_000)):
             guard = guard_of(answer, limits=RequestLimits(max_query_chars=limit))
-            assert len(guard.retrieve(query)) == 4
-        with pytest.raises(ConfigurationError, match="max_query_chars 0"):
-            guard_of(answer, limits=RequestLimits(max_query_chars=0))
+            assert len(guard.retrieve(query)) == len(guard.filter(query, answer)) == 4
+        with pytest.raises(QueryError, match="max_query_chars"):
+            guard_of(None, limits=RequestLimits(max_query_chars=3)).filter("four", answer)
 
     def test_retrievers_limit_differs_from_guards(self) -> None:
         corpus = [Passage("p", "a text")]
@@ -347,10 +328,7 @@ class TestLogs:
         assert (spilled(call, handlers) == []) == is_fine
 
     def test_nothing_a_request_brings_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
-        class Broken:
-            def draw(self, request_id: str, /) -> float:
-                return 1.0
-
+        class Broken(Sampled):
             def offer(self, context: Context, probability: float, seconds: float, /) -> bool:
                 raise RuntimeError(f"{context.query} {context.request_id}")
 

@@ -207,34 +207,33 @@ def test_hung_probes_leave_threads_for_recovery(clock: Clock) -> None:
     over.set()
 
 
-def test_full_queue_opens_no_circuit(hang: Callable[[], None]) -> None:
-    stage = Stage("dense", workers=1, waiting=1)
-    begun = threading.Event()
+@pytest.fixture
+def taken(hang: Callable[[], None]) -> Stage:
+    """A stage whose only thread is taken, and for which one call may wait."""
+    stage, begun = Stage("dense", workers=1, waiting=1), threading.Event()
     stage.submit(lambda: (begun.set(), hang()))
     assert begun.wait(NEVER)
-    stage.submit(hang)
+    return stage
+
+
+def test_full_queue_opens_no_circuit(taken: Stage, hang: Callable[[], None]) -> None:
+    taken.submit(hang)
     for _ in range(2 * FAILURES):
         with pytest.raises(UnansweredError) as caught:
-            stage.submit(hang, NEVER)
+            taken.submit(hang, NEVER)
         assert caught.value.kind is FailureKind.SATURATED
-    assert not stage.is_open
+    assert not taken.is_open
 
 
-def test_untaken_call_is_saturation(hang: Callable[[], None]) -> None:
-    stage, begun = Stage("dense", workers=1), threading.Event()
-    stage.submit(lambda: (begun.set(), hang()))
-    assert begun.wait(NEVER)
+def test_untaken_call_is_saturation(taken: Stage) -> None:
     with pytest.raises(UnansweredError, match="no thread was free") as caught:
-        stage.call(pytest.fail, SOON)
+        taken.call(pytest.fail, SOON)
     assert caught.value.kind is FailureKind.SATURATED
 
 
-def test_limitless_call_falls_to_caller(hang: Callable[[], None]) -> None:
+def test_limitless_call_falls_to_caller(taken: Stage) -> None:
     """A call without a limit is made by the caller where no thread took it up."""
-    stage, begun = Stage("dense", workers=1), threading.Event()
-    stage.submit(lambda: (begun.set(), hang()))
-    assert begun.wait(NEVER)
-    assert stage.submit(threading.current_thread).result() is threading.current_thread()
+    assert taken.submit(threading.current_thread).result() is threading.current_thread()
 
 
 def test_calls_run_side_by_side() -> None:
@@ -264,13 +263,13 @@ def test_stage_announces_each_change_once(caplog: pytest.LogCaptureFixture, cloc
 
 
 def test_flaky_stage_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A stage that fails now and then does not fill the log."""
+    """A stage that fails now and then stays in use and does not fill the log."""
     stage = Stage("idle")
     for _ in range(10):
         with pytest.raises(OSError, match="down"):
             stage.call(fail)
         stage.call(bool)
-    assert len(caplog.records) == 1
+    assert (len(caplog.records), stage.is_open) == (1, False)
 
 
 @AWAITED

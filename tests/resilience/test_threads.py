@@ -46,12 +46,7 @@ def test_written_off_call_yields_its_place(hang: Callable[[], None]) -> None:
     """A hung call that is written off gives its place to another."""
     threads = DaemonThreads("test", workers=1, waiting=2)
     begun = threading.Event()
-
-    def busy() -> None:
-        begun.set()
-        hang()
-
-    hung = threads.submit(busy)
+    hung = threads.submit(lambda: (begun.set(), hang()))
     assert begun.wait(NEVER)
     threads.write_off(hung)
     assert threads.submit(lambda: "answered").result(NEVER) == "answered"
