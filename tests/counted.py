@@ -8,9 +8,9 @@ from ctxguard.guard.telemetry import Telemetry
 class Counted:
     """The guard's own metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Telemetry] = Telemetry) -> None:
         self.registry = CollectorRegistry()
-        self.telemetry = Telemetry(self.registry, all_metrics=True)
+        self.telemetry = kind(self.registry, all_metrics=True)
 
     def __getitem__(self, name: str) -> int:
         """The sum of a metric over all its labels."""

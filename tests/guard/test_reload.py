@@ -165,9 +165,9 @@ class TestUseProfile:
 class TestWatching:
     def test_changed_file_is_taken_once(self, scene: Scene) -> None:
         assert scene.watcher.check() is None
-        profile_of(4).save(scene.path)
-        assert scene.watcher.check() == "reloaded"
-        assert scene.watcher.check() is None
+        for look in ("reloaded", None):
+            profile_of(4).save(scene.path)
+            assert (scene.watcher.check(), scene.watcher.check()) == (look, None)
         assert (scene.k(), scene.counted("reloaded")) == (4, 1)
 
     def test_change_before_watching_is_taken(self, tmp_path: Path) -> None:
@@ -175,12 +175,6 @@ class TestWatching:
         scene = Scene(tmp_path)
         profile_of(4).save(scene.path)
         assert scene.watcher.check() == "reloaded"
-
-    def test_same_profile_is_nothing_new(self, scene: Scene) -> None:
-        scene.watcher.check()
-        profile_of(2).save(scene.path)
-        assert scene.watcher.check() is None
-        assert scene.counted("reloaded") == 0
 
     def test_moved_link_is_a_change(self, scene: Scene, tmp_path: Path) -> None:
         for k in (2, 4):
@@ -284,15 +278,6 @@ class TestBadFiles:
                 SPOILING[kind][1](scene.path)
                 scene.watcher.check()
         assert (len(caplog.records), scene.failing) == (3, 1)
-
-    @pytest.mark.skipif(
-        not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is closed to root"
-    )
-    def test_file_without_permission_is_unreadable(self, scene: Scene) -> None:
-        scene.path.chmod(0)
-        assert scene.watcher.check() == "unreadable"
-        scene.path.chmod(0o644)
-        assert scene.watcher.check() == "reloaded"
 
     def test_unseen_changes_are_found_by_retry(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch

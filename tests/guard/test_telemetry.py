@@ -10,14 +10,15 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
 import ctxguard
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind
+from ctxguard.core.types import Passage, Ranking, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
+from tests.counted import Counted
 
 N = 20
 KEPT = 5
@@ -33,42 +34,31 @@ def ranking() -> Ranking:
     return Ranking([f"p{at}" for at in range(N)], scores, ScoreKind.RATIO, Passages())
 
 
-def guard_of(registry: CollectorRegistry) -> ContextGuard:
-    return ContextGuard(policy=RatioPolicy(k=KEPT), telemetry=Telemetry(registry, all_metrics=True))
+def guard_of(counted: Counted) -> ContextGuard:
+    return ContextGuard(policy=RatioPolicy(k=KEPT), telemetry=counted.telemetry)
 
 
-def counted(registry: CollectorRegistry, name: str) -> float:
-    return sum(
-        sample.value
-        for metric in registry.collect()
-        for sample in metric.samples
-        if sample.name == f"ctxguard_{name}"
-    )
-
-
-def test_every_scrape_sees_every_answer() -> None:
-    registry = CollectorRegistry()
-    guard = guard_of(registry)
+def test_every_scrape_sees_every_answer(counted: Counted) -> None:
+    guard = guard_of(counted)
     for answered in range(1, 4):
         guard.filter("q?", ranking())
-        assert counted(registry, "requests_total") == answered
-        assert counted(registry, "kept_candidates_total") == answered * KEPT
-        assert counted(registry, "dropped_candidates_total") == answered * (N - KEPT)
-        assert counted(registry, "guard_seconds_count") == answered
+        assert counted["requests"] == answered
+        assert counted["kept_candidates"] == answered * KEPT
+        assert counted["dropped_candidates"] == answered * (N - KEPT)
+        assert counted["guard_seconds_count"] == answered
     # A scrape that asks for one metric, too.
     guard.filter("q?", ranking())
-    chosen = registry.restricted_registry(["ctxguard_kept_candidates_total"])
+    chosen = counted.registry.restricted_registry(["ctxguard_kept_candidates_total"])
     assert f"ctxguard_kept_candidates_total {4.0 * KEPT}" in generate_latest(chosen).decode()
 
 
-def test_accounts_stay_exact_under_threads() -> None:
-    registry, each = CollectorRegistry(), 700
-    guard = guard_of(registry)
+def test_accounts_stay_exact_under_threads(counted: Counted) -> None:
+    guard, each = guard_of(counted), 700
     over = threading.Event()
 
     def scrape() -> None:
         while not over.is_set():
-            assert counted(registry, "kept_candidates_total") % KEPT == 0
+            assert counted["kept_candidates"] % KEPT == 0
 
     def ask() -> None:
         for _ in range(each):
@@ -83,15 +73,13 @@ def test_accounts_stay_exact_under_threads() -> None:
     over.set()
     for thread in scrapers:
         thread.join()
-    answered = counted(registry, "requests_total")
-    assert answered == counted(registry, "received_requests_total") == 3 * each
-    kept = counted(registry, "kept_candidates_total")
-    dropped = counted(registry, "dropped_candidates_total")
-    assert (kept, kept + dropped) == (answered * KEPT, answered * N)
+    answered, kept = counted["requests"], counted["kept_candidates"]
+    assert answered == counted["received_requests"] == 3 * each
+    assert (kept, kept + counted["dropped_candidates"]) == (answered * KEPT, answered * N)
 
 
-def test_counting_an_answer_keeps_no_passage() -> None:
-    guard, asked = guard_of(CollectorRegistry()), ranking()
+def test_counting_an_answer_keeps_no_passage(counted: Counted) -> None:
+    guard, asked = guard_of(counted), ranking()
     alive = weakref.ref(asked.passages)  # type: ignore[arg-type]
     guard.filter("q?", asked)
     del asked
@@ -115,17 +103,15 @@ def test_only_public_prometheus_names_are_used() -> None:
 
 
 def test_uncountable_answer_is_telemetrys_failure() -> None:
-    registry = CollectorRegistry()
-
     class OfAnotherKind(Telemetry):
         def answered(self, context: Context, *seconds: Any) -> None:
             object.__setattr__(context, "flags", ("no flag of ours",))
             super().answered(context, *seconds)
 
-    guard = ContextGuard(score_kind="ratio", telemetry=OfAnotherKind(registry, all_metrics=True))
-    assert guard.filter("q?", [Hit("a", 1.0)]).kept_ids == ("a",)
-    assert counted(registry, "observer_failures_total") == 1
-    assert counted(registry, "requests_total") == counted(registry, "kept_candidates_total") == 0
+    counted = Counted(OfAnotherKind)
+    assert guard_of(counted).filter("q?", ranking()).kept_ids[0] == "p0"
+    assert counted["observer_failures"] == 1
+    assert counted["requests"] == counted["kept_candidates"] == 0
 
 
 SHARED = """
@@ -133,11 +119,13 @@ import sys
 sys.path.insert(0, {folder!r})
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
-from test_telemetry import counted, guard_of, ranking
-guard_of(CollectorRegistry()).filter("q?", ranking())
-others = CollectorRegistry()
-MultiProcessCollector(others)
-assert counted(others, "requests_total") == 1
+from test_telemetry import guard_of, ranking
+from tests.counted import Counted
+guard_of(Counted()).filter("q?", ranking())
+others = Counted()
+others.registry = CollectorRegistry()
+MultiProcessCollector(others.registry)
+assert others["requests"] == 1
 """
 
 
