@@ -16,12 +16,7 @@ from ctxguard.profile.schema import (
 )
 
 CERTIFICATE = Certificate(
-    alpha=0.12,
-    delta=0.1,
-    baseline_k=5,
-    test="betting upper bound",
-    recall_loss=0.1,
-    n_recall=200,
+    alpha=0.12, delta=0.1, baseline_k=5, test="betting upper bound", recall_loss=0.1, n_recall=200
 )
 
 

@@ -207,10 +207,7 @@ def nothing_readable(failures: Sequence[StageFailure]) -> StageUnavailableError:
 
 
 def _within_budget(
-    positions: Sequence[int],
-    passages: Sequence[Passage],
-    assembly: Assembly,
-    max_tokens: int,
+    positions: Sequence[int], passages: Sequence[Passage], assembly: Assembly, max_tokens: int
 ) -> tuple[list[Passage], list[AssemblyDrop], list[StageFailure]]:
     """Split the passages into those that fit the budget, taken best first, and the others.
 

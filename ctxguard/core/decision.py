@@ -366,10 +366,7 @@ def _without_copies(
     """Set aside all but the best candidate of each text."""
     best: dict[int, int] = {}
     repeated = [at for at in order if best.setdefault(copies.get(at, at), at) != at]
-    return list(best.values()), (
-        *set_aside,
-        *[(at, DropReason.DUPLICATE_TEXT) for at in repeated],
-    )
+    return list(best.values()), (*set_aside, *[(at, DropReason.DUPLICATE_TEXT) for at in repeated])
 
 
 def candidate_order(

@@ -18,11 +18,7 @@ from ctxguard.errors import ConfigurationError
 
 RECIPROCAL_RANK_CONSTANT = 60
 
-_THEORETICAL_MINIMUM = {
-    ScoreKind.RATIO: 0.0,
-    ScoreKind.COSINE: -1.0,
-    ScoreKind.PROBABILITY: 0.0,
-}
+_THEORETICAL_MINIMUM = {ScoreKind.RATIO: 0.0, ScoreKind.COSINE: -1.0, ScoreKind.PROBABILITY: 0.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,5 @@ __all__ = ["ContextGuard", "Tracing"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     globals(),
-    {
-        "ctxguard.guard.context_guard": "ContextGuard",
-        "ctxguard.guard.observers": "Tracing",
-    },
+    {"ctxguard.guard.context_guard": "ContextGuard", "ctxguard.guard.observers": "Tracing"},
 )

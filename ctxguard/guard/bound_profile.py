@@ -18,11 +18,7 @@ from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard.wrapped_retriever import Calls, call_if, calls_of
 from ctxguard.profile.comparison import ProfileCheck, SystemComparison, compare_systems
-from ctxguard.profile.schema import (
-    AssessorProfile,
-    Profile,
-    SufficiencyProfile,
-)
+from ctxguard.profile.schema import AssessorProfile, Profile, SufficiencyProfile
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever

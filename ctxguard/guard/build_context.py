@@ -23,14 +23,7 @@ from ctxguard.core.passages import ReadPassages, copies_of, read_passages, with_
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_contradicted
 from ctxguard.core.signals import RANKING
-from ctxguard.core.types import (
-    DropReason,
-    Flag,
-    Mode,
-    Ranking,
-    ScoreKind,
-    StageFailure,
-)
+from ctxguard.core.types import DropReason, Flag, Mode, Ranking, ScoreKind, StageFailure
 from ctxguard.core.value_of_information import ANSWER, ASSESS, Assessment
 from ctxguard.guard.assess import AssessorStage, Question
 from ctxguard.guard.bound_profile import BoundProfile, RoutePolicy

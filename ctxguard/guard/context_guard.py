@@ -24,39 +24,18 @@ from ctxguard.core.assembly import Assembly
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import (
-    DEFAULT_DEPTH,
-    Mode,
-    ModeName,
-    ScoreKind,
-    ScoreKindName,
-    member_of,
-)
-from ctxguard.errors import (
-    ConfigurationError,
-    ProfileMismatchError,
-    QueryError,
-)
+from ctxguard.core.types import DEFAULT_DEPTH, Mode, ModeName, ScoreKind, ScoreKindName, member_of
+from ctxguard.errors import ConfigurationError, ProfileMismatchError, QueryError
 from ctxguard.guard.assess import AssessorStage
 from ctxguard.guard.bound_profile import BoundProfile, bind_profile
-from ctxguard.guard.build_context import (
-    Request,
-    build_context,
-    decide_request,
-    question_of,
-)
+from ctxguard.guard.build_context import Request, build_context, decide_request, question_of
 from ctxguard.guard.observers import RequestSampler, RequestSpan, Tracing
 from ctxguard.guard.telemetry import Telemetry, default_telemetry
 from ctxguard.guard.wrapped_retriever import describe, probed
 from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
 from ctxguard.profile.reranker_probe import RETRIEVER_KEY
 from ctxguard.profile.schema import Profile
-from ctxguard.resilience import (
-    DEFAULT_REQUEST_LIMITS,
-    BoundedCaller,
-    RequestLimits,
-    typed,
-)
+from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever, Retrieval

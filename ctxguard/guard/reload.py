@@ -156,12 +156,7 @@ class _Watcher(ABC):
             return None
         self._telemetry.reload_attempted(self.target, outcome)
         _log.warning(
-            "%s %r is %s (%s): %s",
-            self.target,
-            str(self.file),
-            outcome,
-            reason,
-            self._in_force(),
+            "%s %r is %s (%s): %s", self.target, str(self.file), outcome, reason, self._in_force()
         )
         return outcome
 

@@ -73,10 +73,7 @@ _COUNTERS: Mapping[str, tuple[str, Mapping[str, _Values]]] = {
         "Requests that raised an error or were cancelled, by mode and cause.",
         {"mode": Mode, "cause": sorted(FAILED_CAUSES)},
     ),
-    "shed_requests": (
-        "Requests refused because too many were under way, by mode.",
-        {"mode": Mode},
-    ),
+    "shed_requests": ("Requests refused because too many were under way, by mode.", {"mode": Mode}),
     "kept_candidates": ("Candidate passages that were kept.", {}),
     "dropped_candidates": (
         "Candidate passages that were dropped, by reason.",

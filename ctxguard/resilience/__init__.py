@@ -13,13 +13,7 @@ from ctxguard.resilience.bounded_caller import (
 )
 from ctxguard.resilience.breaker import Watcher
 from ctxguard.resilience.deadlines import Budget, Deadlines
-from ctxguard.resilience.stage import (
-    Stage,
-    StageCall,
-    UnansweredError,
-    attempt,
-    failure_of,
-)
+from ctxguard.resilience.stage import Stage, StageCall, UnansweredError, attempt, failure_of
 
 __all__ = [
     "DEFAULT_REQUEST_LIMITS",

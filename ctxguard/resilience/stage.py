@@ -228,10 +228,7 @@ class Stage:
         return UnansweredError(self.name, FailureKind.TIMEOUT, cause)
 
     def _settle(
-        self,
-        future: "Future[_T] | asyncio.Future[_T]",
-        seconds: float | None,
-        probe: Probe | None,
+        self, future: "Future[_T] | asyncio.Future[_T]", seconds: float | None, probe: Probe | None
     ) -> _T:
         """Note the outcome of a call that has ended or is late, and return or raise it."""
         if not future.done():
