@@ -281,14 +281,6 @@ def test_estimate_replaces_a_failing_counter(count: Callable[[str], Any]) -> Non
         assert context.failures[0].cause == "count_tokens: RuntimeError; estimated"
 
 
-def test_unreadable_passage_is_left_out_alone() -> None:
-    decision = decision_over(Passage("p1", "one"), KeyError("secret text"), Passage("p3", "three"))
-    context = context_of(decision)
-    assert context.kept_ids == ("p1", "p3")
-    assert context.decisions[1].reason is DropReason.UNREADABLE
-    assert context.failures == (StageFailure("assembly", "passage at position 1: KeyError"),)
-
-
 @pytest.mark.parametrize("line", [b"", b"[]", b'{"_id": "b", "text": 7}'])
 def test_altered_line_costs_itself_alone(line: bytes) -> None:
     lines = [b'{"_id": "a", "text": "one"}', line, b'{"_id": "c", "text": "three"}']
@@ -300,11 +292,20 @@ def test_altered_line_costs_itself_alone(line: bytes) -> None:
     assert len(read.failures) == 1
 
 
-@pytest.mark.parametrize("bad", [None, Passage("p1", None), Passage("p1", b"x"), object()])  # type: ignore[arg-type]
-def test_what_is_no_passage_is_unreadable(bad: object) -> None:
-    decision = decision_over(bad, Passage("p2", "two"))
-    context = context_of(decision)
-    assert (context.kept_ids, context.dropped_by_reason) == (("p2",), {DropReason.UNREADABLE: 1})
+@pytest.mark.parametrize(
+    ("bad", "cause"),
+    [
+        (KeyError("secret text"), "KeyError"),
+        (object(), "AttributeError"),
+        (Passage("p2", None), "text is NoneType, not str"),  # type: ignore[arg-type]
+        (Passage("p2", b"x"), "text is bytes, not str"),  # type: ignore[arg-type]
+    ],
+)
+def test_unreadable_passage_is_left_out_alone(bad: object, cause: str) -> None:
+    context = context_of(decision_over(Passage("p1", "one"), bad, Passage("p3", "three")))
+    assert context.kept_ids == ("p1", "p3")
+    assert context.dropped_by_reason == {DropReason.UNREADABLE: 1}
+    assert context.failures == (StageFailure("assembly", f"passage at position 1: {cause}"),)
 
 
 def test_wrong_id_type_keeps_the_passage() -> None:

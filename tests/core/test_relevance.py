@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names, features
@@ -135,22 +133,6 @@ class TestNamedSignals:
 
     def test_far_inputs_count_as_the_limit(self) -> None:
         assert odds(with_freshness(clip=4.0), 5.0, -9.0, 3.0) == pytest.approx([4.0, -4.0, 3.0])
-
-    @given(st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=20), st.data())
-    def test_probabilities_follow_their_candidate(
-        self, freshness: list[float], data: st.DataObject
-    ) -> None:
-        order = data.draw(st.permutations(range(len(freshness))))
-        model, scores = with_freshness(clip=8.0), np.linspace(0.9, 0.1, len(order))
-
-        def found(rows: list[int]) -> FloatArray:
-            values = model.probabilities(
-                {"dense": leg(*scores[rows])}, {"freshness": np.array(freshness)[rows]}
-            )
-            assert values is not None
-            return values
-
-        assert found(list(order)) == pytest.approx(found(list(range(len(order))))[list(order)])
 
     @pytest.mark.parametrize(
         "signals",

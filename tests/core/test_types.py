@@ -21,45 +21,35 @@ def test_ranking_from_hits_reads_passages_back() -> None:
 
 
 def test_upstream_ranks_only_where_any() -> None:
-    assert Ranking.from_hits([Hit("a", 1.0)], ScoreKind.RATIO).ranks is None
+    assert Ranking.from_hits((Hit("a", 1.0) for _ in "a"), ScoreKind.RATIO).ranks is None
     mixed = Ranking.from_hits([Hit("a", 1.0, rank=1), Hit("b", 1.0)], ScoreKind.RATIO)
     assert mixed.ranks == (1, None)
 
 
-def test_ranking_may_be_empty_or_generated() -> None:
-    assert len(Ranking.from_hits((hit for hit in ()), ScoreKind.RANK)) == 0
+RANKING = Ranking.from_hits([Hit("a", 10.0), Hit("b", 7.0)], "ratio", "lexical")
 
 
 class TestKindsAndRoutesGivenByName:
     """Adapters read them from configuration files, as text."""
 
-    RANKING = Ranking.from_hits([Hit("a", 10.0), Hit("b", 7.0)], "ratio", "lexical")
-
     def test_become_members_at_construction(self) -> None:
         legs = {"lexical": Leg(np.array([10.0, 7.0]), cast(Any, "ratio"))}
-        rebuilt = replace(self.RANKING, kind=cast(Any, "cosine"), route=cast(Any, "hybrid"))
-        assert self.RANKING.kind is ScoreKind.RATIO
-        assert self.RANKING.route is Route.LEXICAL
-        assert rebuilt.kind is ScoreKind.COSINE
-        assert rebuilt.route is Route.HYBRID
+        rebuilt = replace(RANKING, kind=cast(Any, "cosine"), route=cast(Any, "hybrid"))
+        assert (RANKING.kind, RANKING.route) == (ScoreKind.RATIO, Route.LEXICAL)
+        assert (rebuilt.kind, rebuilt.route) == (ScoreKind.COSINE, Route.HYBRID)
         assert replace(rebuilt, legs=legs).legs["lexical"].kind is ScoreKind.RATIO
 
     @pytest.mark.parametrize(
-        "make",
+        ("make", "known"),
         [
-            lambda: Ranking.from_hits([], cast(Any, "bm25")),
-            lambda: replace(
-                Ranking.from_hits([], "ratio"), legs={"dense": Leg(np.zeros(0), cast(Any, "bm25"))}
-            ),
+            (lambda bad: Ranking.from_hits([], bad), "ratio, cos"),
+            (lambda bad: replace(RANKING, legs={"dense": Leg(np.zeros(2), bad)}), "ratio, cos"),
+            (lambda bad: Ranking.from_hits([], "ratio", bad), r"hybrid\+rerank"),
         ],
     )
-    def test_unknown_kind_lists_the_known(self, make: Any) -> None:
-        with pytest.raises(ConfigurationError, match=r"'bm25' is unknown; use one of ratio, cos"):
-            make()
-
-    def test_unknown_route_lists_the_known(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"route.*'bm25' is unknown.*hybrid\+rerank"):
-            Ranking.from_hits([], "ratio", cast(Any, "bm25"))
+    def test_unknown_name_lists_the_known(self, make: Any, known: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"'bm25' is unknown; use one of {known}"):
+            make("bm25")
 
 
 class TestEqualityAndRepresentation:
