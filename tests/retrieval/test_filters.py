@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import StrEnum
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from ctxguard._support import fork_safety
 from ctxguard.core.fusion import Fusion, fuse
@@ -31,12 +30,13 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import ConfigurationError, FilterViolationError
 from ctxguard.guard import ContextGuard
-from ctxguard.guard.telemetry import Telemetry
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.filters import MetadataRows
 from ctxguard.retrieval.index.lexical import Bm25sIndex
 from ctxguard.retrieval.index.passages import PassageTable, read_passages
+from tests.counted import Counted
 from tests.doubles import FaultyRetriever, WordHashEmbedder
+from tests.guard.guards import Sampled, served
 from tests.timing import PATIENCE_SECONDS
 
 WORDS = ("red", "fox", "dog", "rose", "snow", "hill", "rain", "cloud")
@@ -47,9 +47,9 @@ def build(corpus: Sequence[Passage], **settings: Any) -> HybridRetriever:
     return HybridRetriever.build(corpus, embedder=WordHashEmbedder(), **settings)
 
 
-def passages(*tenants: object, text: str = "red fox") -> list[Passage]:
+def passages(*tenants: object) -> list[Passage]:
     """One passage for each tenant, p0 for the first."""
-    return [Passage(f"p{n}", text, metadata={"t": t}) for n, t in enumerate(tenants)]
+    return [Passage(f"p{n}", "red fox", metadata={"t": t}) for n, t in enumerate(tenants)]
 
 
 class Tenant(StrEnum):
@@ -104,29 +104,31 @@ class TestWhere:
         assert Where(n=integers).allows({"n": integers[-1]})
         assert not Where(n=integers).allows({"n": -integers[-1]})
 
-    def test_equal_filters_share_one_digest(self) -> None:
-        where = Where(tenant="a", groups=["b", 1])
-        assert where.digest == Where(groups=[1, "b"], tenant=["a"]).digest
+    def test_equal_filters_share_hash_and_digest(self) -> None:
+        where = Where({"tenant": "a"}, groups=["b", 1])
+        same = Where(groups=(1, "b", 1), tenant=["a"])
+        assert (where, hash(where), where.digest) == (same, hash(same), same.digest)
         others = [
             Where(tenant="a", groups=["b", "1"]),
             Where(tenant="a", groups=["b", True]),
             Where(tenant="a"),
             Where({"tenant": "a", "groups": ["b', '1"]}),
         ]
-        assert len({where.digest, *[other.digest for other in others]}) == 5
+        assert len({where, *others}) == len({each.digest for each in (where, *others)}) == 5
+        with pytest.raises(AttributeError):
+            where.conditions = ()  # type: ignore[misc]
+
+    def test_fields_are_described_without_values(self) -> None:
+        where = Where({"tenant.id": "secret"}, groups=["x"])
+        assert where.fields == ("groups", "tenant.id")
+        assert repr(where) == "Where(groups=…, tenant.id=…)"
 
     def test_metadata_that_raises_is_not_allowed(self) -> None:
-        class Broken(Mapping[str, object]):
-            def __getitem__(self, key: str) -> object:
+        class Broken(dict[str, object]):
+            def get(self, *_: object) -> object:
                 raise RuntimeError("gone")
 
-            def __iter__(self) -> Iterator[str]:
-                return iter(("tenant",))
-
-            def __len__(self) -> int:
-                return 1
-
-        assert not Where(tenant="a").allows(Broken())
+        assert not Where(tenant="a").allows(Broken(tenant="a"))
 
     @pytest.mark.parametrize(
         ("make", "said"),
@@ -145,20 +147,6 @@ class TestWhere:
     def test_what_is_no_condition_is_refused(self, make: Callable[[], Any], said: str) -> None:
         with pytest.raises(ConfigurationError, match=said):
             Where(make())
-
-    def test_any_field_name_works(self) -> None:
-        where = Where({"tenant.id": "a"}, language="en")
-        assert where.fields == ("language", "tenant.id")
-
-    def test_filters_are_equal_and_immutable(self) -> None:
-        assert Where(a="x", b=["y", "z"]) == Where({"b": ("z", "y")}, a=["x"])
-        assert hash(Where(a=1)) == hash(Where(a=[1, 1]))
-        assert Where(a=1) != Where(a=True)
-        with pytest.raises(AttributeError):
-            Where(a=1).conditions = ()  # type: ignore[misc]
-
-    def test_description_names_fields_without_values(self) -> None:
-        assert repr(Where(tenant="secret", groups=["x"])) == "Where(groups=…, tenant=…)"
 
 
 tags = st.sampled_from(["a", "b", "c", 1, True, None])
@@ -275,30 +263,18 @@ class TestSearching:
 
 
 class Readings:
-    """Metadata that counts how often it was read from the start."""
+    """Metadata that counts how often it was read from the start, and waits while it is held."""
 
     def __init__(self, every: Sequence[object]) -> None:
-        self.every = every
-        self.count = 0
-
-    def __call__(self) -> Iterator[object]:
-        self.count += 1
-        yield from self.every
-
-
-class HeldUp(Readings):
-    """Metadata whose reading waits, once asked to, until it is let go."""
-
-    def __init__(self, every: Sequence[object]) -> None:
-        super().__init__(every)
-        self.let_go = threading.Event()
+        self.every, self.count = every, 0
+        self.begun, self.let_go = threading.Event(), threading.Event()
         self.let_go.set()
-        self.begun = threading.Event()
 
     def __call__(self) -> Iterator[object]:
         self.begun.set()
         assert self.let_go.wait(PATIENCE_SECONDS)
-        yield from super().__call__()
+        self.count += 1
+        yield from self.every
 
 
 class TestReadingFields:
@@ -329,41 +305,27 @@ class TestReadingFields:
         read = Readings(self.every)
         assert (MetadataRows(read, 60).allowed(Where(t=1, u=[])).size, read.count) == (0, 0)
 
-    def test_reading_blocks_no_other_fields(self) -> None:
-        read = HeldUp(self.every)
+    def test_only_readers_of_one_field_wait(self) -> None:
+        """Those who need the field that is being read share that one pass."""
+        read = Readings(self.every)
         held = MetadataRows(read, 60)
         held.prepare(["t"])
         read.begun.clear()
         read.let_go.clear()
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(9) as pool:
             preparing = pool.submit(held.prepare, ["u"])
             assert read.begun.wait(PATIENCE_SECONDS)
+            waiting = [pool.submit(held.allowed, Where(u=n % 3)) for n in range(6)]
             try:
                 wheres = (Where(t=2), Where(absent=1))
-                found, absent = pool.submit(
-                    lambda: [held.allowed(where) for where in wheres]
-                ).result(PATIENCE_SECONDS)
-                assert held.fields == ("t",)
-                assert not preparing.done()
+                others = pool.submit(lambda: [held.allowed(where).tolist() for where in wheres])
+                assert others.result(PATIENCE_SECONDS) == [list(range(2, 60, 5)), []]
+                assert (held.fields, preparing.done()) == (("t",), False)
             finally:
                 read.let_go.set()
-            preparing.result(PATIENCE_SECONDS)
-        assert (absent.size, found.tolist()) == (0, list(range(2, 60, 5)))
-        assert held.fields == ("t", "u")
-
-    def test_readers_of_one_field_share_it(self) -> None:
-        """Those who need the field that is being read wait for that one pass."""
-        read = HeldUp(self.every)
-        held = MetadataRows(read, 60)
-        read.let_go.clear()
-        with ThreadPoolExecutor(9) as pool:
-            preparing = pool.submit(held.prepare, ["t"])
-            assert read.begun.wait(PATIENCE_SECONDS)
-            asked = [pool.submit(held.allowed, Where(t=n % 5)) for n in range(8)]
-            read.let_go.set()
-            preparing.result(PATIENCE_SECONDS)
-            found = [each.result(PATIENCE_SECONDS).tolist() for each in asked]
-        assert (found, read.count) == ([list(range(n % 5, 60, 5)) for n in range(8)], 1)
+            found = [each.result(PATIENCE_SECONDS).tolist() for each in waiting]
+        assert found == [list(range(n % 3, 60, 3)) for n in range(6)]
+        assert (held.fields, read.count) == (("t", "u"), 2)
 
     def test_failed_pass_is_read_again(self) -> None:
         read = Readings(self.every)
@@ -402,21 +364,14 @@ class TestWarmingUp:
 
     @pytest.fixture
     def retriever(self, readings: list[int]) -> HybridRetriever:
-        corpus = [
-            Passage(f"p{n}", "red fox", metadata={"tenant": n % 2, "groups": [n % 3]})
-            for n in range(6)
-        ]
-        return build(corpus)
-
-    def test_without_fields_no_metadata_is_read(
-        self, retriever: HybridRetriever, readings: list[int]
-    ) -> None:
-        retriever.warm_up()
-        assert readings == []
+        fields = [{"tenant": n % 2, "groups": [n % 3]} for n in range(6)]
+        return build([Passage(f"p{n}", "red fox", metadata=each) for n, each in enumerate(fields)])
 
     def test_new_generations_read_before_answering(
         self, retriever: HybridRetriever, readings: list[int]
     ) -> None:
+        retriever.warm_up()
+        assert readings == []
         retriever.warm_up(filter_fields=iter(("tenant", "groups")))
         kept = [retriever.passage(each) for each in retriever.passage_ids if each != "p1"]
         new = Passage("p9", "red fox", metadata={"tenant": 1, "groups": [1]})
@@ -485,17 +440,14 @@ class TestRowsOfMetadata:
 class Ranked:
     """A wrapped retriever that filters, or says that it does."""
 
-    def __init__(self, hits: Sequence[Hit], *, honest: bool = True) -> None:
-        self.hits = hits
+    def __init__(self, *, honest: bool = True) -> None:
         self.honest = honest
         self.asked: list[Where | None] = []
 
     def retrieve(self, query: str, *, depth: int = 100, where: Where | None = None) -> Ranking:
         self.asked.append(where)
-        hits = [
-            h for h in self.hits if not self.honest or where is None or where.allows(h.metadata)
-        ]
-        return Ranking.from_hits(hits[:depth], ScoreKind.RATIO)
+        allowed = [h for h in HITS if not self.honest or where is None or where.allows(h.metadata)]
+        return Ranking.from_hits(allowed[:depth], ScoreKind.RATIO)
 
 
 HITS = [
@@ -507,71 +459,64 @@ HITS = [
 TENANT_A = Where(tenant="a")
 
 
-class Taken:
-    """A sampler that takes everything."""
-
-    def __init__(self) -> None:
-        self.contexts: list[object] = []
-
-    def draw(self, request_id: str, /) -> float:
-        return 1.0
-
-    def offer(self, context: object, probability: float, time_seconds: float, /) -> bool:
-        self.contexts.append(context)
-        return True
-
-
 class Guarded:
-    """A guard with a registry and a sampler of its own."""
+    """A guard with counts and a sampler of its own."""
 
     def __init__(self, retriever: object, **settings: Any) -> None:
-        self.registry = CollectorRegistry()
-        self.sampler = Taken()
+        self.counted, self.sampler = Counted(), Sampled()
         self.guard = ContextGuard(
-            retriever,
-            telemetry=Telemetry(self.registry, all_metrics=True),
-            sampler=self.sampler,
-            **settings,
+            retriever, telemetry=self.counted.telemetry, sampler=self.sampler, **settings
         )
 
-    def counted(self, name: str) -> float:
-        return sum(
-            sample.value
-            for metric in self.registry.collect()
-            for sample in metric.samples
-            if sample.name == f"ctxguard_{name}_total"
-        )
+    def ask(self, where: Any, *, awaited: bool = False) -> Any:
+        if awaited:
+            return asyncio.run(self.guard.aretrieve("q?", where=where))
+        return self.guard.retrieve("q?", where=where)
+
+
+class Changing:
+    """Passages of another tenant at each reading, or an error; of the last from then on."""
+
+    def __init__(self, readings: Sequence[str | Exception]) -> None:
+        self.readings = list(readings)
+
+    def __getitem__(self, position: int, /) -> Passage:
+        found = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+        if isinstance(found, Exception):
+            raise found
+        return Passage(f"p{position}", f"text of {found}", metadata={"tenant": found})
+
+
+def ranked(n: int, passages: Changing) -> Ranking:
+    hits = [Hit(f"p{at}", 2.0 - at) for at in range(n)]
+    return replace(Ranking.from_hits(hits, ScoreKind.RATIO), passages=passages)
+
+
+both_calls = pytest.mark.parametrize("awaited", [False, True], ids=["called", "awaited"])
 
 
 class TestThroughTheGuard:
+    @both_calls
     @pytest.mark.parametrize("mode", list(Mode))
-    def test_filter_reaches_retriever_and_serves(self, mode: Mode) -> None:
-        retriever = Ranked(HITS)
-        guarded = Guarded(retriever, mode=mode)
-        for context in (
-            guarded.guard.retrieve("q?", where=TENANT_A),
-            asyncio.run(guarded.guard.aretrieve("q?", where=TENANT_A)),
-        ):
-            assert [passage.passage_id for passage in context.passages] == ["a1", "a2"]
-        assert retriever.asked == [TENANT_A, TENANT_A]
+    def test_filter_reaches_retriever_and_serves(self, mode: Mode, *, awaited: bool) -> None:
+        retriever = Ranked()
+        assert served(Guarded(retriever, mode=mode).ask(TENANT_A, awaited=awaited)) == ["a1", "a2"]
+        assert retriever.asked == [TENANT_A]
 
+    @both_calls
     @pytest.mark.parametrize("mode", list(Mode))
-    @pytest.mark.parametrize("awaited", [False, True])
-    def test_disobedient_retriever_serves_nothing(self, mode: Mode, awaited: bool) -> None:
+    def test_disobedient_retriever_serves_nothing(self, mode: Mode, *, awaited: bool) -> None:
         """A retriever that does not keep to it is a failure and nothing is served."""
-        guarded = Guarded(Ranked(HITS, honest=False), mode=mode)
-
-        def ask() -> object:
-            if awaited:
-                return asyncio.run(guarded.guard.aretrieve("q?", where=TENANT_A))
-            return guarded.guard.retrieve("q?", where=TENANT_A)
-
+        guarded = Guarded(Ranked(honest=False), mode=mode)
         with pytest.raises(FilterViolationError, match=r"2 of 4 candidates .* 'tenant'"):
-            ask()
-        assert (guarded.counted("failed_requests"), guarded.counted("filter_violations")) == (1, 1)
-        assert (guarded.counted("requests"), guarded.sampler.contexts) == (0, [])
+            guarded.ask(TENANT_A, awaited=awaited)
+        counted = guarded.counted
+        assert (counted["failed_requests"], counted["filter_violations"]) == (1, 1)
+        assert (counted["requests"], guarded.sampler.contexts) == (0, [])
 
-    def test_retriever_without_filter_is_never_asked(self) -> None:
+    @both_calls
+    def test_retriever_without_filter_is_never_asked(self, *, awaited: bool) -> None:
+        """Nor one that swallows the keyword, nor the asynchronous half of one that filters."""
         asked = []
 
         def blind(query: str, *, depth: int) -> Ranking:
@@ -581,35 +526,29 @@ class TestThroughTheGuard:
         def careless(query: str, *, depth: int, **options: object) -> Ranking:
             return blind(query, depth=depth)
 
-        for retriever in (blind, careless):
-            guarded = Guarded(retriever)
-            with pytest.raises(ConfigurationError, match="cannot filter"):
-                guarded.guard.retrieve("q?", where=TENANT_A)
-            with pytest.raises(ConfigurationError, match="cannot filter"):
-                asyncio.run(guarded.guard.aretrieve("q?", where=TENANT_A))
-            assert guarded.counted("failed_requests") == 2
-        assert asked == []
-
-    def test_async_half_without_filter_never_asked(self) -> None:
         class Half(Ranked):
             async def aretrieve(self, query: str, *, depth: int) -> Ranking:
-                return Ranking.from_hits(HITS, ScoreKind.RATIO)
+                return blind(query, depth=depth)
 
-        with pytest.raises(ConfigurationError, match="cannot filter"):
-            asyncio.run(Guarded(Half(HITS)).guard.aretrieve("q?", where=TENANT_A))
+        for retriever in (blind, careless, *([Half()] if awaited else [])):
+            guarded = Guarded(retriever)
+            with pytest.raises(ConfigurationError, match="cannot filter"):
+                guarded.ask(TENANT_A, awaited=awaited)
+            assert guarded.counted["failed_requests"] == 1
+        assert asked == []
 
     @pytest.mark.parametrize("where", [{"tenant": "a"}, "tenant=a", [], 0, False])
     def test_only_a_filter_is_accepted(self, where: Any) -> None:
-        retriever = Ranked(HITS)
+        retriever = Ranked()
         guarded = Guarded(retriever)
         for ask in (
-            lambda: guarded.guard.retrieve("q?", where=where),
-            lambda: asyncio.run(guarded.guard.aretrieve("q?", where=where)),
+            lambda: guarded.ask(where),
+            lambda: guarded.ask(where, awaited=True),
             lambda: guarded.guard.filter("q?", HITS, where=where),
         ):
             with pytest.raises(ConfigurationError, match=r"must be a ctxguard\.Where"):
                 ask()
-        assert (retriever.asked, guarded.counted("failed_requests")) == ([], 3)
+        assert (retriever.asked, guarded.counted["failed_requests"]) == ([], 3)
 
     def test_results_at_hand_are_checked_too(self) -> None:
         guard = Guarded(None, score_kind="ratio").guard
@@ -621,37 +560,13 @@ class TestThroughTheGuard:
     def test_unreadable_passage_stays_out(self) -> None:
         """A passage that cannot be read costs itself and cannot come back."""
 
-        class Flaky:
-            """Unreadable when it is checked, readable afterwards."""
-
-            readings = 0
-
-            def __getitem__(self, position: int, /) -> Passage:
-                Flaky.readings += 1
-                if position == 0 and Flaky.readings == 1:
-                    raise OSError("a page is missing")
-                tenant = "b" if position == 0 else "a"
-                return Passage(f"p{position}", f"text {position}", metadata={"tenant": tenant})
-
-        ranking = replace(
-            Ranking.from_hits([Hit("p0", 2.0), Hit("p1", 1.0)], ScoreKind.RATIO), passages=Flaky()
-        )
-        context = Guarded(None).guard.filter("q?", ranking, where=TENANT_A)
-        assert [passage.passage_id for passage in context.passages] == ["p1"]
+        changing = Changing([OSError("a page is missing"), "a", "b"])
+        context = Guarded(None).guard.filter("q?", ranked(2, changing), where=TENANT_A)
+        assert served(context) == ["p1"]
         assert context.dropped_by_reason == {DropReason.UNREADABLE: 1}
 
     def test_served_is_what_was_checked(self) -> None:
-        class Turncoat:
-            def __init__(self) -> None:
-                self.readings = 0
-
-            def __getitem__(self, position: int, /) -> Passage:
-                self.readings += 1
-                tenant = "a" if self.readings == 1 else "b"
-                return Passage("p", f"text of {tenant}", metadata={"tenant": tenant})
-
-        ranking = replace(Ranking.from_hits([Hit("p", 2.0)], ScoreKind.RATIO), passages=Turncoat())
-        checked = verified(ranking, TENANT_A)
+        checked = verified(ranked(1, Changing(["a", "b"])), TENANT_A)
         assert checked.passages[0].text == checked.passages[0].text == "text of a"
 
     @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
@@ -676,4 +591,4 @@ class TestThroughTheGuard:
                 new = Passage(f"new{turn}", "red fox", metadata=data.draw(metadata))
                 known[new.passage_id] = new
             retriever.update(known.values())
-        assert guarded.counted("requests") == len(guarded.sampler.contexts) == 3
+        assert guarded.counted["requests"] == len(guarded.sampler.contexts) == 3

@@ -6,26 +6,24 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Flag, Passage, Route, ScoreKind
-from ctxguard.errors import ConfigurationError, IndexFolderError, StageUnavailableError
+from ctxguard.core.types import Flag, Passage, Route
+from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.reload import IndexWatcher
-from ctxguard.guard.telemetry import ReloadOutcome, Telemetry
 from ctxguard.profile.comparison import ProfileCheck
-from ctxguard.profile.schema import Profile, Provenance, RouteProfile
+from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import hybrid_index, storage
-from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.storage import manifest_file
+from tests.counted import Counted
 from tests.doubles import WordHashEmbedder
+from tests.guard.guards import profile_of
 from tests.timing import until
 
 N = 12
@@ -60,106 +58,74 @@ def names(retriever: HybridRetriever) -> set[str]:
 
 
 class TestReloading:
-    def test_saved_generation_answers_after_reload(self, retriever: HybridRetriever) -> None:
+    def test_all_but_pinned_views_follow(self, retriever: HybridRetriever) -> None:
         view = retriever.with_fusion(Fusion("convex")).on_route(Route.LEXICAL)
-        built("second").save(retriever.folder)
+        pinned = retriever.pinned()
+        digest = pinned.fingerprint()["corpus_digest"]
+        ranking = retriever.retrieve("red fox", depth=N)
+        built("second", n=3).save(retriever.folder)
         assert names(retriever) == {"first"}
         assert retriever.reload()
         assert names(retriever) == names(view) == {"second"}
-
-    def test_a_pinned_view_does_not(self, retriever: HybridRetriever) -> None:
-        pinned = retriever.pinned()
-        digest = pinned.fingerprint()["corpus_digest"]
-        built("second", n=3).save(retriever.folder)
-        retriever.reload()
         assert (names(pinned), len(pinned), len(retriever)) == ({"first"}, N, 3)
         assert pinned.fingerprint()["corpus_digest"] == digest
         assert retriever.fingerprint()["corpus_digest"] != digest
         assert pinned.passage("p00").text.endswith("first")
         assert pinned.passage_ids != retriever.passage_ids
+        assert {ranking.passages[n].text.split()[-1] for n in range(N)} == {"first"}
 
     def test_another_folder_can_be_given(self, retriever: HybridRetriever, tmp_path: Path) -> None:
         built("other").save(tmp_path / "other")
         assert retriever.reload(tmp_path / "other")
         assert (names(retriever), retriever.folder) == ({"other"}, tmp_path / "other")
 
-    def test_in_memory_index_cannot_reload(self) -> None:
+    @pytest.mark.parametrize("use", [HybridRetriever.reload, IndexWatcher])
+    def test_in_memory_index_cannot_reload(self, use: Callable[..., object]) -> None:
         with pytest.raises(ConfigurationError, match="built in memory"):
-            built("first").reload()
-
-    def test_saving_while_opening_opens_the_newer(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        read = HybridIndex.load
-        saved = iter(("second", "third"))
-
-        def slowly(path: Path, **options: Any) -> HybridIndex:
-            name = next(saved, None)
-            if name is not None:
-                # As if this one were deleted while it was read.
-                built(name).save(path)
-                raise IndexFolderError("vectors.npy is missing")
-            return read(path, **options)
-
-        monkeypatch.setattr(HybridIndex, "load", slowly)
-        loaded = HybridRetriever.load(folder, embedder=WordHashEmbedder())
-        assert names(loaded) == {"third"}
+            use(built("first"))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="files in use cannot be deleted here")
-class TestOneGenerationOnly:
-    def test_ranking_reads_its_own_generation(self, retriever: HybridRetriever) -> None:
-        ranking = retriever.retrieve("red fox", depth=N)
-        built("second").save(retriever.folder)
-        retriever.reload()
-        assert {ranking.passages[n].text.split()[-1] for n in range(N)} == {"first"}
-
-    @pytest.mark.parametrize("mapped_from", [0, 2**40], ids=["mapped", "read"])
-    def test_deleted_files_are_read_on(
-        self, folder: Path, mapped_from: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(hybrid_index, "_MAPPED_FROM_BYTES", mapped_from)
-        retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
-        shutil.rmtree(folder)
-        ranking = retriever.retrieve("red fox", depth=N, where=Where(odd=1))
-        assert (len(ranking), retriever.passage("p03").text) == (N // 2, "red fox number3 of first")
+@pytest.mark.parametrize("mapped_from", [0, 2**40], ids=["mapped", "read"])
+def test_deleted_files_are_read_on(
+    folder: Path, mapped_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hybrid_index, "_MAPPED_FROM_BYTES", mapped_from)
+    retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
+    shutil.rmtree(folder)
+    ranking = retriever.retrieve("red fox", depth=N, where=Where(odd=1))
+    assert (len(ranking), retriever.passage("p03").text) == (N // 2, "red fox number3 of first")
 
 
 def profile_for(retriever: HybridRetriever) -> Profile:
     fused = retriever.with_fusion(Fusion("convex", weight=0.5))
-    return Profile(
-        routes={
-            Route.HYBRID: RouteProfile(
-                policy=RatioPolicy(k=3, min_ratio=0.999), score_kind=ScoreKind.RATIO
-            )
-        },
+    return profile_of(
+        RatioPolicy(k=3, min_ratio=0.999),
+        route=Route.HYBRID,
         fusion=fused.fusion,
         fingerprint=fused.fingerprint(),
-        provenance=Provenance(
-            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0", depth=100
-        ),
     )
 
 
 class TestTheProfileFollows:
     @pytest.fixture
-    def registry(self) -> CollectorRegistry:
-        return CollectorRegistry()
+    def counted(self) -> Counted:
+        return Counted()
 
     @pytest.fixture
-    def guard(self, retriever: HybridRetriever, registry: CollectorRegistry) -> ContextGuard:
+    def guard(self, retriever: HybridRetriever, counted: Counted) -> ContextGuard:
         return ContextGuard(
             retriever,
             profile=profile_for(retriever),
             check=ProfileCheck(strict=True),
-            telemetry=Telemetry(registry, all_metrics=True),
+            telemetry=counted.telemetry,
         )
 
     def test_swap_suspends_another_corpus_thresholds(
         self,
         guard: ContextGuard,
         retriever: HybridRetriever,
-        registry: CollectorRegistry,
+        counted: Counted,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         before = guard.retrieve("red fox number3")
@@ -174,8 +140,7 @@ class TestTheProfileFollows:
             "ctxguard.guard.context_guard"
         ]
         assert any(line.startswith("corpus_digest is") for line in guard.differences)
-        counted = registry.get_sample_value("ctxguard_flags_total", {"flag": "profile_mismatch"})
-        assert counted == 2
+        assert counted.by_label("flags") == {("profile_mismatch",): 2}
         # Those of this one are, also after an update that is undone.
         retriever.update(generation("first"))
         assert guard.retrieve("red fox number3").flags == ()
@@ -218,44 +183,27 @@ def test_unbindable_retriever_is_counted_failure(monkeypatch: pytest.MonkeyPatch
     def broken(_: object) -> None:
         raise OSError("gone")
 
-    registry = CollectorRegistry()
+    counted = Counted()
     retriever = built("first")
-    guard = ContextGuard(retriever, telemetry=Telemetry(registry, all_metrics=True))
+    guard = ContextGuard(retriever, telemetry=counted.telemetry)
     retriever.update(generation("first")[1:])
     monkeypatch.setattr(HybridRetriever, "pinned", broken)
     with pytest.raises(StageUnavailableError, match="OSError"):
         guard.retrieve("red fox")
-    failed = [
-        sample.value
-        for metric in registry.collect()
-        for sample in metric.samples
-        if sample.name == "ctxguard_failed_requests_total"
-    ]
-    assert sum(failed) == 1
+    assert counted["failed_requests"] == 1
 
 
-class Watched:
+class Watched(Counted):
     """A loaded retriever, a watcher of its folder, and what was counted."""
 
     def __init__(self, retriever: HybridRetriever) -> None:
-        self.registry = CollectorRegistry()
-        self.watcher = IndexWatcher(
-            retriever, interval_seconds=0.001, telemetry=Telemetry(self.registry, all_metrics=True)
-        )
+        super().__init__()
+        self.watcher = IndexWatcher(retriever, interval_seconds=0.001, telemetry=self.telemetry)
 
     @property
-    def outcomes(self) -> dict[str, float]:
+    def outcomes(self) -> dict[str, int]:
         """The outcomes that came about, and how often."""
-        name = "ctxguard_index_reloads_total"
-        found = {
-            outcome: self.registry.get_sample_value(name, {"outcome": outcome})
-            for outcome in get_args(ReloadOutcome)
-        }
-        return {outcome: count for outcome, count in found.items() if count}
-
-    @property
-    def failing(self) -> float | None:
-        return self.registry.get_sample_value("ctxguard_index_reload_failing")
+        return {outcome: n for (outcome,), n in self.by_label("index_reloads").items()}
 
 
 class TestWatching:
@@ -265,11 +213,6 @@ class TestWatching:
             built("second").save(retriever.folder)
             until(lambda: names(retriever) == {"second"})
         assert watched.outcomes == {"reloaded": 1}
-
-    def test_current_generation_is_nothing_new(self, retriever: HybridRetriever) -> None:
-        watched = Watched(retriever)
-        assert watched.watcher.check() is None
-        assert watched.outcomes == {}
 
     @pytest.mark.parametrize(
         ("spoil", "outcome"),
@@ -302,11 +245,15 @@ class TestWatching:
         with caplog.at_level(logging.WARNING, "ctxguard"):
             looks = [watched.watcher.check() for _ in range(4)]
         assert (looks, names(retriever)) == ([outcome, None, None, None], {"first"})
-        assert (watched.outcomes, watched.failing, len(caplog.records)) == ({outcome: 1}, 1, 1)
+        assert (watched.outcomes, watched["index_reload_failing"], len(caplog.records)) == (
+            {outcome: 1},
+            1,
+            1,
+        )
         shutil.rmtree(retriever.folder, ignore_errors=True)
         built("second").save(retriever.folder)
         assert watched.watcher.check() == "reloaded"
-        assert (names(retriever), watched.failing) == ({"second"}, 0)
+        assert (names(retriever), watched["index_reload_failing"]) == ({"second"}, 0)
 
     @pytest.mark.parametrize("times", [1, 9])
     def test_cleared_generation_is_no_failure(
@@ -326,7 +273,7 @@ class TestWatching:
         monkeypatch.setattr(storage, "_check_file", save_another_first)
         assert watched.watcher.check() == "reloaded"
         assert not later
-        assert (watched.outcomes, watched.failing) == ({"reloaded": 1}, 0)
+        assert (watched.outcomes, watched["index_reload_failing"]) == ({"reloaded": 1}, 0)
         assert names(retriever) == {f"later{times - 1}"}
 
     def test_index_saved_constantly_never_fails(
@@ -344,14 +291,14 @@ class TestWatching:
             saving.join()
         watched.watcher.check()
         assert (names(retriever), watched.outcomes.keys()) == ({"odd"}, {"reloaded"})
-        assert (watched.failing, caplog.records) == (0, [])
+        assert (watched["index_reload_failing"], caplog.records) == (0, [])
 
     def test_deleted_serving_generation_is_no_failure(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
-        watched.watcher.check()
+        assert watched.watcher.check() is None
         shutil.rmtree(next(retriever.folder.glob("generation-*")))
         assert watched.watcher.check() is None
-        assert (names(retriever), watched.failing) == ({"first"}, 0)
+        assert (names(retriever), watched.outcomes) == ({"first"}, {})
 
     def test_index_of_another_embedder_mismatches(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
@@ -359,7 +306,3 @@ class TestWatching:
         HybridRetriever.build(generation("second"), embedder=other).save(retriever.folder)
         assert watched.watcher.check() == "mismatched"
         assert names(retriever) == {"first"}
-
-    def test_in_memory_index_cannot_be_watched(self) -> None:
-        with pytest.raises(ConfigurationError, match="built in memory"):
-            IndexWatcher(built("first"))
