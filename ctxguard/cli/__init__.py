@@ -71,9 +71,7 @@ _OPTIONS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line on these arguments, or those of the process.
 
-    Raises:
-        SystemExit: with the exit code, unless that is 0; with 2 also where another distribution has
-            replaced the package's own ``__init__``.
+    Ends with `SystemExit` unless the exit code is 0.
     """
     if clash := foreign_distribution():
         from ctxguard.cli._console import BAD_INPUT, print_labelled
@@ -107,11 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @cache
 def named(name: str) -> "Command":
-    """Import and return a command by its words, such as ``golden check``.
-
-    Raises:
-        ConfigurationError: there is no such command.
-    """
+    """Import and return a command by its words, such as ``golden check``."""
     if name not in COMMANDS:
         from ctxguard.errors import ConfigurationError
 

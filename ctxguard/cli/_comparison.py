@@ -52,11 +52,7 @@ def compare_systems(
 ) -> None:
     """Compare candidates, print and save the comparison, and check it against a saved one.
 
-    Args:
-        asked: The command's settings: what to compare, and how.
-        systems: The index with its reranker, if any, and the others by the names of their
-            candidates.
-        output: Prints the result.
+    A system without an index stands under the name of its candidate.
     """
     metrics = check_metrics(asked.regression_metrics)
     saved = None if asked.against is None else SavedComparison.load(asked.against)
@@ -190,11 +186,7 @@ def _utilities(profiles: dict[str, Profile]) -> Utilities:
 def _viewer(
     index: HybridRetriever | None, reranker: str | None, external: Mapping[str, Source]
 ) -> Callable[[Candidate], Source]:
-    """Return a function from a candidate to its retriever.
-
-    It raises ConfigurationError where the candidate reranks, and no reranker was given, or where
-    there is no index.
-    """
+    """Return a function from a candidate to its retriever."""
 
     @cache
     def reranking(base: HybridRetriever, model: str) -> HybridRetriever:

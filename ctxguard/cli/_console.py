@@ -138,25 +138,17 @@ class Output:
         *,
         found: bool = False,
     ) -> None:
-        """Print the result and its notes, which stand in the JSON document too.
+        """Print the result as JSON or for people, and end the command if it is a finding.
 
-        Args:
-            document: The result with ``--json``.
-            shown: The result for people.
-            notes: Further lines for the reader; None for a document without any.
-            found: Whether the command ends with a finding.
+        Notes stand in the JSON document too, unless they are None.
         """
         if self.as_json:
             print_json(document if notes is None else {**document, "notes": notes})
         else:
-            self.show(shown)
+            self.out.print(Group(*shown), crop=False)
         self.notes(notes or ())
         if found:
             raise SystemExit(FINDING)
-
-    def show(self, shown: Shown) -> None:
-        """Print parts of a result for people."""
-        self.out.print(Group(*shown), crop=False)
 
     def findings(self, lines: Iterable[str]) -> None:
         """Print findings, one line each, and end the command if there are any."""
@@ -237,10 +229,7 @@ def _so_far(done: int, total: int | None, lately: int, seconds: float) -> str:
 def by_total(
     begin: Callable[[str, int], Callable[[int], None]], name: str
 ) -> Callable[[int, int], None]:
-    """Make a function to call with the finished steps of a pass, and their total.
-
-    The pass begins at the first call.
-    """
+    """Make a function that takes the finished steps of a pass and their total."""
     advance: Callable[[int], None] | None = None
     said = 0
 

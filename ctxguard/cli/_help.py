@@ -15,13 +15,7 @@ _MAX_NAME = 30
 
 
 def page(usage: str, paragraphs: Iterable[str], sections: Mapping[str, Rows]) -> str:
-    """Lay out a page of help, without empty paragraphs and sections.
-
-    Args:
-        usage: The command with its arguments.
-        paragraphs: Its description.
-        sections: By title, names and their meaning.
-    """
+    """Lay out a page of help, without empty paragraphs and sections."""
     columns = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
     parts = [f"Usage: ctxguard {usage}"]
     parts += [_filled(" ".join(text.split()), columns, "  ") for text in paragraphs if text]

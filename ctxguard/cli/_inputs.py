@@ -73,9 +73,6 @@ class Labelled:
 
         A user's own retriever and a run have no corpus to check. They get the texts of the folder's
         ``corpus.jsonl`` that labels or runs name, and the labels are checked against these.
-
-        Raises:
-            DataError: the labels belong to another corpus.
         """
         from calibration.data.dataset import named_passages, unknown_passages
         from calibration.data.label_check import check_ids, check_texts
@@ -177,12 +174,9 @@ def open_labelled(
 
 
 def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelled:
-    """Read labelled queries.
+    """Read labelled queries from a BEIR folder, the file of one of its splits, or a JSONL file.
 
-    Args:
-        data: A BEIR folder, the file of one of its splits, or a JSONL file.
-        preferred: The split to read from a folder, if it has it; otherwise its only one.
-        relevant_from: The least grade of a relevant passage.
+    Of a folder the preferred split is read, or else its only one.
     """
     from calibration.data.readers import default_split, read_beir, read_jsonl, splits
 
@@ -206,11 +200,7 @@ def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelle
 
 
 def fitted(profile: "Profile | None", source: "Source") -> "tuple[Source, tuple[str, ...]]":
-    """Give a retriever the fusion of a profile, if any; return it with what could not be compared.
-
-    Raises:
-        ProfileMismatchError: the profile was calibrated on another system.
-    """
+    """Give a retriever the fusion of a profile, if any; list what could not be compared."""
     from ctxguard.profile.comparison import compare_systems
 
     if profile is None:
@@ -263,12 +253,7 @@ def replayed(
 
 
 def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
-    """Note queries left out or missing from the run, and stages that answered instead.
-
-    Args:
-        route: The stages whose policy applies.
-        run: The run that the candidates come from; None for another retriever.
-    """
+    """Note queries left out or missing from the run, and stages other than the policy's."""
     from calibration.pools import notes_on_themselves
 
     notes = [f"left out: {line}" for line in pools.skipped]

@@ -24,19 +24,15 @@ class QuestionGrading(Grading):
 
     @property
     def top_grade(self) -> int:
-        """The highest grade of the labels."""
         return self._work.top_grade
 
     def task(self, _fields: Form) -> Task:
-        """Return the only task: the labels bear no names."""
         return Task()
 
     def places(self, _task: Task) -> Mapping[int, bool]:
-        """Return the questions in their order."""
         return {place: not self._work.lacking(place) for place in range(len(self._work.queries))}
 
     def question(self, _task: Task, number: int) -> GradedPassage:
-        """List the passages asked about so far."""
         work = self._work
         if number >= len(work.queries):
             raise RefusedPage(404, "No such question", "Open the page Label again.")
@@ -50,23 +46,18 @@ class QuestionGrading(Grading):
         return GradedPassage(query.text, asked, shown, 0, None if is_relevant else no_answer)
 
     def put(self, _task: Task, number: int, passage_id: str, judgment: Judgment | None) -> None:
-        """Keep a grade in the labels."""
         self._work.file.put(self._work.queries[number], passage_id, judgment)
 
     def mark(self, number: int, *, no_answer: bool) -> None:
-        """Mark a question in the labels."""
         self._work.file.mark(self._work.queries[number], no_answer=no_answer)
 
     def notice(self, n_graded: int) -> str | None:
-        """Say after every ten questions what they suffice for."""
         return self._work.bought() if n_graded and n_graded % _TEN == 0 else None
 
     def start(self, request: Request) -> Response:
-        """Begin with the first question that is open."""
         return self.done(request, Task())
 
     def done(self, request: Request, task: Task) -> Response:
-        """Say what the labels are good for, and what comes next."""
         return self.pages.page(
             request,
             "label_end.html",

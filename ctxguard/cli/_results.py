@@ -87,11 +87,7 @@ def by_metric(results: "Results") -> TextTable:
 
 
 def definitions(results: "Results", names: Mapping[str, str] | None = None) -> Iterator[Text]:
-    """Explain the words of a table that a reader may not know, where it has figures.
-
-    Args:
-        names: The metrics to explain, by their names in the table; all by their own unless given.
-    """
+    """Explain the words of a table that a reader may not know, where it has figures."""
     from calibration.evaluate import DESCRIPTIONS
 
     for metric, name in (names or {each: each for each in results.metrics}).items():

@@ -74,13 +74,9 @@ def help_of(field: FieldInfo) -> str:
 
 
 class Command:
-    """A command that is made of its settings.
+    """A command that is made of its settings, which run it when they are called with an `Output`.
 
-    Args:
-        name: Its name, with that of its group.
-        summary: The first sentence of its help.
-        model: Its settings; called with an `Output`, they run it. The docstring of the call is the
-            rest of its help.
+    Its help is the summary, and the docstring of that call.
     """
 
     def __init__(self, name: str, summary: str, model: type[SettingsModel]) -> None:

@@ -38,7 +38,7 @@ IN_WORDS = {
     "precision": "precision",
     "recall_loss": "recall loss, first few",
 }
-
+"""The metrics whose names in a table differ; a metric stands above its parts."""
 
 RECALL_OF_JUDGED = "of the relevant passages among those judged, not of all that there are"
 
@@ -77,11 +77,8 @@ class ModelCalls(SettingsModel):
         value=256,
     )
     temperature: float = key(
-        "Temperature of the replies; left out where the model takes none.",
-        ge=0,
-        value=0.0,
+        "Temperature of the replies; left out where the model takes none.", ge=0, value=0.0
     )
-
     prices: Prices | None = optional_key(
         "Prices of a million input and output tokens of a model behind an endpoint, such as [2, 8]."
     )
@@ -103,10 +100,7 @@ class ModelCalls(SettingsModel):
 class JudgeModel(ModelCalls):
     """The model that judges."""
 
-    model: str | None = optional(
-        "Dated name of the judging model, or its folder.",
-        "MODEL",
-    )
+    model: str | None = optional("Dated name of the judging model, or its folder.", "MODEL")
     base_url: str | None = optional_key(
         "Endpoint of --judge llm or reranker; its key is read from OPENAI_API_KEY, or for a "
         "reranker from CTXGUARD_JUDGE_KEY."
@@ -124,11 +118,7 @@ class JudgeModel(ModelCalls):
     )
 
     def model_judge(self, kind: str, reranker: str | None) -> "Judge":
-        """Build the judge of a kind: ``llm``, ``cross-encoder`` or ``reranker``.
-
-        Args:
-            reranker: The guard's, which a cross-encoder that judges must not be.
-        """
+        """Build the judge of a kind, which must not be the guard's own reranker."""
         from ctxguard.monitor.judges import CrossEncoderJudge, LLMJudge, RerankJudge
 
         judge: RerankJudge | LLMJudge

@@ -93,11 +93,7 @@ class System(RankedSystem):
                 )
 
     def open(self, queries: "Sequence[Query]" = ()) -> Source:
-        """Open the retriever that the settings name.
-
-        Args:
-            queries: The queries of a run, or of lists of candidates.
-        """
+        """Open the retriever that the settings name; a run and lists hold only these queries."""
         self.check_source()
         if self.index is not None:
             return self.open_index()

@@ -87,16 +87,8 @@ def one_line(text: str) -> str:
 class TextTable:
     """A table that prints itself in the form that fits the width.
 
-    A row whose first cell is empty continues the record above it.
-
-    Args:
-        columns: The headers; a column whose name ends in ``>`` holds figures: right-aligned, and
-            each on one line.
-        rows: The cells, one for each column.
-        title: Printed above the table.
-
-    Raises:
-        ValueError: a row has not one cell for each column.
+    A column whose header ends in ``>`` holds figures: right-aligned, and each on one line. A row
+    whose first cell is empty continues the record above it.
 
     >>> rows = TextTable(["metric", "mean>"], [["recall", "0.810"]])
     """

@@ -209,16 +209,16 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         """Identify the system that answered, by itself or from the profile in force."""
         from ctxguard.guard.wrapped_retriever import call_if
 
-        names = ("fusion", "fingerprint", "corpus_sketch")
         if self.sources:
             source = in_first_order(self.open())
-            sketch = call_if(source, "corpus_sketch")
-            found = (getattr(source, "fusion", None), source.fingerprint(), sketch)
-        elif in_force is not None:
-            found = (in_force.fusion, in_force.fingerprint, in_force.corpus)
-        else:
+            return {
+                "fusion": getattr(source, "fusion", None),
+                "fingerprint": source.fingerprint(),
+                "corpus_sketch": call_if(source, "corpus_sketch"),
+            }
+        if in_force is None:
             return {}
-        return dict(zip(names, found, strict=True))
+        return {**picked(in_force, "fusion", "fingerprint"), "corpus_sketch": in_force.corpus}
 
     def _chosen(self) -> "Settings":
         """Build the settings that calibration takes."""

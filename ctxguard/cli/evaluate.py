@@ -31,7 +31,6 @@ _FIRST = (
 )
 """The metrics shown if they have data, unless all are asked for."""
 
-
 _OF_COMPARISONS = ("candidate", "out", "against", "baseline", "regression_metrics", "tolerance")
 
 
@@ -207,14 +206,12 @@ class EvaluateCommand(LabelledSystem):
         # Someone who changes a metric's definition looks for that metric.
         show_all = self.show_all or bool(self.by_hand)
         first = f"first {baseline_k} passages"
+        named = f" (profile {loaded.profile_id})" if loaded else ""
         about = facts(
             ("queries", labelled.in_words),
             ("route", f"{route.value}, {depth} candidates a query"),
             ("fusion", source.fingerprint().get("fusion")),
-            (
-                "keeps",
-                describe_policy(policy) + (f" (profile {loaded.profile_id})" if loaded else ""),
-            ),
+            ("keeps", describe_policy(policy) + named),
             ("today", f"the {first}" if loaded else None),
             ("recall loss", f"relative to the retriever's {first}" if show_all else None),
             ("utilities", self.by_hand or None),

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     _Index = HybridRetriever | EngineRetriever
 
-
 _READ = 1_000
 """How many passage ids an engine is asked for at once."""
 _SHOWN = 10
@@ -141,8 +140,9 @@ class IndexCommand(SettingsModel):
             "copies": corpus.copies,
             "passages_per_second": n_encoded / build_seconds,
             "left_out": [{**e._asdict(), "kept": corpus.n_kept(e.path)} for e in reader.left_out],
+            **where,
+            "seconds": perf_counter() - start,
         }
-        document |= {**where, "seconds": perf_counter() - start}
         notes = [*reader.notes, *corpus.notes, *notes]
         output.result(document, _shown(document), notes, found=bool(corpus.kept))
 
@@ -193,11 +193,7 @@ class IndexCommand(SettingsModel):
             kept.delete()
 
     def _made(
-        self,
-        corpus: "_Corpus",
-        encoder: "Embedder",
-        existing: "_Index | None",
-        output: Output,
+        self, corpus: "_Corpus", encoder: "Embedder", existing: "_Index | None", output: Output
     ) -> "tuple[_Index, Changes | None]":
         """Build or update the index, and show progress."""
         from ctxguard.integrations.engines.retriever import EngineRetriever
@@ -300,12 +296,7 @@ def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
 class _Corpus:
     """The passages to index, read once and not kept, and how they fit the model.
 
-    Args:
-        reader: Reads the corpus.
-        embedder: The model.
-        index: The index to update, if any. It gives the passages of documents that can no longer
-            be read.
-        chunk: Whether to split passages longer than the model reads.
+    An index to update gives the passages of documents that can no longer be read.
 
     Attributes:
         n: The number of passages read so far, or of chunks.

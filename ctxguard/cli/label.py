@@ -179,12 +179,7 @@ class LabelCommand(System):
 
 
 class QuestionWork:
-    """Questions with pooled candidates; a file keeps the grades.
-
-    Attributes:
-        queries: The questions with candidates; elsewhere they are identified by position, from 0.
-        next_step: The command that uses the labels.
-    """
+    """The questions with pooled candidates, identified by position from 0; a file keeps grades."""
 
     def __init__(
         self, file: "LabelFile", source: Source, max_grade: int, pools: "Mapping[str, Steps]"

@@ -4,11 +4,11 @@ One passage per documented public module, class, function, method and property o
 from the running interpreter: nothing is downloaded or bundled, and Python versions and platforms
 differ a little. Under ``python -OO`` there are no docstrings to read.
 
-An object that several listed modules export is listed under the one that defines it, else under
-the first in `MODULES`. A function that is also a method (``random.choice`` is
-``random.Random.choice``) is listed as the function. A member is listed under the class that defines
-it; one of a private base or of C under the class that users know: ``_socket.socket.bind`` is
-``socket.socket.bind``. Builtin classes belong to no module and are left out.
+An object that several listed modules export is listed under the first in `MODULES`. A function that
+is also a method (``random.choice`` is ``random.Random.choice``) is listed as the function. A member
+is listed under the class that defines it; one of a private base or of C under the class that users
+know: ``_socket.socket.bind`` is ``socket.socket.bind``. Builtin classes belong to no module and are
+left out.
 """
 
 import builtins
@@ -18,7 +18,6 @@ import re
 import sys
 import types
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Final
 
 from ctxguard.core.types import Passage
@@ -37,7 +36,7 @@ zipfile zoneinfo
 MODULES: Final = tuple(_MODULE_NAMES.split())
 
 MAX_CHARACTERS: Final = 1000
-"""Longest text of a passage in characters; a longer one is cut after a line or sentence."""
+"""Longest text of a passage in characters; a longer one is cut after a line."""
 
 # `socket.socket` inherits its documentation from this alias, which users do not write.
 _HIDDEN: Final = frozenset({"socket.SocketType"})
@@ -59,7 +58,7 @@ def passages() -> Iterator[Passage]:
     kind; its text is the signature, if Python knows it, and the docstring.
     """
     modules = {name: importlib.import_module(name) for name in MODULES}
-    exports = {name: list(_exported(name, modules)) for name in modules}
+    exports = {name: list(_exported(name, module)) for name, module in modules.items()}
     values = [value for of_module in exports.values() for _, value in of_module]
     public = {value for value in values if isinstance(value, type)}
     known, listed = {id(_function(value)) for value in values}, set[int]()
@@ -77,7 +76,10 @@ def passages() -> Iterator[Passage]:
                     function = _function(member.object)
                     if id(function) not in known:
                         known.add(id(function))
-                        signature = _member_signature(value, member.name, kind)
+                        signature = ""
+                        if kind != "property":
+                            of_class = getattr(value, member.name)
+                            signature = _signature(of_class, is_method=kind == "method")
                         docstring = getattr(function, "__doc__", None)
                         yield from _passage(f"{name}.{member.name}", kind, signature, docstring)
             elif inspect.isroutine(value) or hasattr(value, "__wrapped__"):
@@ -87,20 +89,17 @@ def passages() -> Iterator[Passage]:
                 yield from _passage(name, "object", "", value.__doc__)
 
 
-def _exported(name: str, modules: dict[str, types.ModuleType]) -> Iterator[tuple[str, object]]:
-    """Yield what a module exports, but for what another listed one defines and exports."""
-    module = modules[name]
+def _exported(name: str, module: types.ModuleType) -> Iterator[tuple[str, object]]:
+    """Yield the public names of a module: those that it lists, or else that it defines."""
     listed = getattr(module, "__all__", None)
     for attribute in listed or vars(module):
         value = getattr(module, attribute)
         # `sys` keeps what it had at first of the hooks that programs replace, such as typer.
         value = vars(module).get(f"__{attribute}__", value) if module is sys else value
-        home = getattr(value, "__module__", None)
-        is_own = home in (name, f"_{name}") or str(home).startswith(f"{name}.")
-        is_elsewhere = home != name and getattr(modules.get(str(home)), attribute, None) is value
+        is_own = getattr(value, "__module__", None) in (name, f"_{name}")
         is_builtin = isinstance(value, type) and vars(builtins).get(value.__name__) is value
         is_public = not attribute.startswith("_") and f"{name}.{attribute}" not in _HIDDEN
-        is_left_out = is_elsewhere or is_builtin or inspect.ismodule(value) or _is_foreign(value)
+        is_left_out = is_builtin or inspect.ismodule(value) or _is_foreign(value)
         if is_public and not is_left_out and (listed or is_own):
             yield attribute, value
 
@@ -123,16 +122,16 @@ def _function(value: object) -> object:
 
 
 def _lineage(owner: type, public: set[type]) -> list[type]:
-    """Return the class and those of its bases that belong to it and to no public base."""
+    """Return the class and its bases that are private or of its package, and of no public base."""
     bases = owner.__mro__[1:]
     elsewhere = {part for base in bases if base in public for part in base.__mro__}
-    return [owner, *(each for each in bases if each not in elsewhere and _implements(each, owner))]
-
-
-def _implements(base: type, owner: type) -> bool:
-    """Tell whether a base is private or of the same package, and thus no class in its own right."""
-    path = [*base.__module__.split("."), base.__name__]
-    return any(part.startswith("_") for part in path) or path[0] == owner.__module__.split(".")[0]
+    lineage, package = [owner], owner.__module__.split(".")[0]
+    for base in bases:
+        path = [*base.__module__.split("."), base.__name__]
+        is_private = any(part.startswith("_") for part in path)
+        if base not in elsewhere and (is_private or path[0] == package):
+            lineage.append(base)
+    return lineage
 
 
 def _members(owner: type, lineage: list[type]) -> Iterator[tuple[inspect.Attribute, str]]:
@@ -142,7 +141,7 @@ def _members(owner: type, lineage: list[type]) -> Iterator[tuple[inspect.Attribu
     names = dict.fromkeys(name for part in owner.__mro__ for name in vars(part))
     for each in filter(None, map(by_name.get, names)):
         kind, value = str(each.kind), each.object
-        if isinstance(value, cached_property) or inspect.isdatadescriptor(value):
+        if inspect.isdatadescriptor(value):
             kind = "property"
         is_own = each.defining_class in lineage and not _is_foreign(_function(value))
         if is_own and kind != "data" and not each.name.startswith("_"):
@@ -159,12 +158,6 @@ def _class(full: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
     explained = [_cleaned(each.__doc__) for each in constructors if inspect.isfunction(each)]
     more = next(filter(None, explained), "")
     yield from _passage(full, "class", _signature(owner), "\n\n".join(filter(None, (own, more))))
-
-
-def _member_signature(owner: type, name: str, kind: str) -> str:
-    if kind == "property":
-        return ""
-    return _signature(getattr(owner, name), is_method=kind == "method")
 
 
 def _signature(value: object, *, is_method: bool = False) -> str:
@@ -189,16 +182,6 @@ def _passage(full: str, kind: str, signature: str, docstring: object) -> Iterato
     described = _cleaned(docstring).strip()
     if described and not described.startswith(_BOILERPLATE):
         text = f"{full}{signature}\n\n{described}" if signature else described
-        yield Passage(full, _cut(text), f"{full} ({kind})")
-
-
-def _cut(text: str) -> str:
-    """Cut a text longer than `MAX_CHARACTERS` after its last whole line, sentence or word."""
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    head = text[: MAX_CHARACTERS + 1]
-    for boundary, kept in (("\n", 0), (". ", 1), (" ", 0)):
-        # A boundary in the first half would throw away more than it tidies.
-        if (end := head.rfind(boundary)) > MAX_CHARACTERS // 2:
-            return head[: end + kept].rstrip()
-    return text[:MAX_CHARACTERS]
+        if len(text) > MAX_CHARACTERS:
+            text = text[: text.rfind("\n", 0, MAX_CHARACTERS + 1)].rstrip()
+        yield Passage(full, text, f"{full} ({kind})")
