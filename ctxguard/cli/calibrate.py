@@ -267,8 +267,8 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         profile, held_out, show_all = made.profile, made.held_out, self.show_all
         source = profile.provenance.utilities_source
         utilities = describe_utilities(profile.utilities, source)
-        first, *others = made.outcomes
-        verdict, summary = profile.verdict, summarise(made.outcomes[first])
+        (_, first), *others = made.outcomes.items()
+        verdict, summary = profile.verdict, summarise(first)
         yield facts(
             ("verdict", "" if verdict is None else verdict.short),
             ("in short", summary.in_short),
@@ -278,19 +278,15 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
             ("fusion", profile.fingerprint.get("fusion") if show_all else None),
             ("utilities", utilities if show_all or source is not None else None),
         )
-        yield from summary_shown(summary, made.outcomes[first], show_all=show_all)
-        yield from asking_shown(made.outcomes[first].profile)
+        yield from summary_shown(summary, first, show_all=show_all)
+        yield from asking_shown(first.profile)
         if show_all:
-            sufficiency = made.outcomes[first].profile.sufficiency
-            yield facts(("sufficiency", sufficiency_words(sufficiency)))
+            yield facts(("sufficiency", sufficiency_words(first.profile.sufficiency)))
         else:
             yield remark("--all shows the verdict's figures, certificate and reasons")
         rows = []
-        for route in others:
-            own, line = (
-                made.outcomes[route].profile.verdict,
-                summarise(made.outcomes[route]).in_short,
-            )
+        for route, outcome in others:
+            own, line = outcome.profile.verdict, summarise(outcome).in_short
             # A line says by itself that today's contexts stay.
             if own is not None and own.decision != "keep":
                 line = f"{own.decision}: {line}"
