@@ -6,11 +6,16 @@ qualified name, and every other passage that was judged and found irrelevant.
 
 import json
 from importlib.resources import files
+from typing import Any
 
 from calibration.data.dataset import Dataset, Query
 from ctxguard.cli.demonstration.corpus import passages
 
-QUESTIONS = "questions.jsonl"
+
+def records() -> list[dict[str, Any]]:
+    """Read the lines of the file."""
+    lines = files(__package__).joinpath("questions.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def questions() -> Dataset:
@@ -20,30 +25,19 @@ def questions() -> Dataset:
     """
     present = {passage.passage_id for passage in passages()}
     queries, qrels, distractors = [], {}, {}
-    absent: set[str] = set()
-    n_unanswered = 0
-    lines = files(__package__).joinpath(QUESTIONS).read_text(encoding="utf-8").splitlines()
-    for record in map(json.loads, lines):
+    for record in records():
         query_id, grades = record["query_id"], record["grades"]
         judged = {**grades, **dict.fromkeys([*record["distractors"], *record["irrelevant"]], 0)}
-        absent.update(judged.keys() - present)
         if grades and not present & grades.keys():
-            n_unanswered += 1
             continue
         queries.append(Query(query_id, record["text"], {"topic": record["topic"]}))
         qrels[query_id] = {name: grade for name, grade in judged.items() if name in present}
         distractors[query_id] = {
             name: "distractor" for name in record["distractors"] if name in present
         }
-    notes = []
-    if absent:
-        notes.append(f"labelled names left out because this Python lacks them: {len(absent)}")
-    if n_unanswered:
-        notes.append(f"questions left out because this Python has no answer: {n_unanswered}")
     return Dataset(
         name="python standard library",
         queries=tuple(queries),
         qrels=qrels,
         distractors=distractors,  # type: ignore[arg-type]
-        notes=tuple(notes),
     )

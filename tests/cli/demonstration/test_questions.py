@@ -44,7 +44,7 @@ def test_answers_and_losers_are_shown(capsys: pytest.CaptureFixture[str]) -> Non
         gain=np.array([1.0, -0.2]),
     )
 
-    Output().show(demo._questions_shown(retriever, calibration, counted))
+    Output().result({}, demo._questions_shown(retriever, calibration, counted))
 
     said = " ".join(capsys.readouterr().out.split())
     assert "the answer 1 keep it, 1 gain it, 0 lose it" in said
