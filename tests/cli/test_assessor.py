@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
-from household import write_collection
+from household import read_rows, write_collection, write_jsonl
 from running import Result, Run, ok, refused
 
 from ctxguard.profile.schema import Profile
@@ -30,26 +31,20 @@ Calibrated = Callable[..., tuple[Result, Path]]
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelEndpoint]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    served = ModelEndpoint()
-
-    served.opinion = lambda text, _: 0.7 * is_relevant(served.query, text.splitlines()[0])
-    yield served
-    served.close()
+    with closing(ModelEndpoint()) as served:
+        served.opinion = lambda text, _: 0.7 * is_relevant(served.query, text.splitlines()[0])
+        yield served
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Questions of which only the assessor knows the truth."""
     folder = write_collection(tmp_path_factory.mktemp("many") / "household", copies=2)
-    passages, queries = (
-        list(map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines()))
-        for name in ("corpus", "queries")
-    )
+    passages, queries = (read_rows(folder / f"{name}.jsonl") for name in ("corpus", "queries"))
     for query in queries:
         # Without the words that all have in common, which make them nearly equal questions.
         query["text"] = query["text"].removeprefix("what is the right way to ").replace(" my", "")
-    lines = [json.dumps(query) for query in queries]
-    (folder / "queries.jsonl").write_text("\n".join([*lines, ""]))
+    write_jsonl(folder / "queries.jsonl", queries)
     pairs = [
         f"{query['_id']}\t{passage['_id']}\t1"
         for query in queries
@@ -91,12 +86,7 @@ def test_assessors_worth_is_said_and_used(
 ) -> None:
     result, out = calibrated(system, "--price", "0.0001", "--report")
     words = " ".join(ok(result).stdout.split())
-    for part in (
-        "what the assessor adds",
-        "beside P",
-        "net of the price 0.0001",
-        "calls, which cost",
-    ):
+    for part in ("what the assessor adds", "beside P", "net of the price 0.0001", "which cost"):
         assert part in words
     assert "What the assessor adds" in out.with_suffix(".html").read_text()
     found = next(iter(Profile.load(out).routes.values())).assessor
@@ -108,10 +98,8 @@ def test_assessors_worth_is_said_and_used(
     queries = len({request["messages"][-1]["content"] for request in endpoint.requests})
     assert n_requests >= queries > 50
     question = "which way to clean a piano"
-    run.ok(
-        *("query", question, "--index", index, "--profile", out),
-        system={**system, "query": {"mode": "enforce"}},
-    )
+    enforced = system | {"query": {"mode": "enforce"}}
+    run.ok("query", question, "--index", index, "--profile", out, system=enforced)
     asked_now = endpoint.requests[n_requests:]
     assert len(asked_now) <= 1
     assert all(question in request["messages"][-1]["content"] for request in asked_now)
@@ -132,10 +120,7 @@ def test_silent_assessor_is_not_dropped(
 
 @pytest.mark.parametrize(
     ("missing", "says"),
-    [
-        ("assessor", "--price needs a model to ask"),
-        ("assessor-model", "needs assessor-model"),
-    ],
+    [("assessor", "--price needs a model to ask"), ("assessor-model", "needs assessor-model")],
 )
 def test_price_needs_assessor_and_model(
     calibrated: Calibrated, system: dict[str, Any], missing: str, says: str

@@ -190,23 +190,16 @@ def test_thread_count_does_not_show(
 ) -> None:
     """With the real model, whose last bits depend on how many threads compute them."""
     out = tmp_path / "profile.json"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "ctxguard", "calibrate"),
-            *("--index", index, "--data", collection, "--out", out),
-        ],
-        check=True,
-        capture_output=True,
-        # This process, which made the other profile, has one in `make test`.
-        env={**os.environ, "OMP_NUM_THREADS": "3"},
-    )
+    asked = ("calibrate", "--index", index, "--data", collection, "--out", out)
+    # This process, which made the other profile, has one in `make test`.
+    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    command = [sys.executable, "-m", "ctxguard", *asked]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     assert out.read_bytes() == profile.read_bytes()
     assert b'"coefficients"' in out.read_bytes()
 
 
-def test_worths_stand_in_the_profile(
-    calibrate: Calibrate,
-) -> None:
+def test_worths_stand_in_the_profile(calibrate: Calibrate) -> None:
     """What passages are worth stands in the profile by which it is chosen."""
     worth = {"preset": "strict", "gain": "exponential", "utility": {"distractor": -0.9}}
     words, profile = calibrate(system=worth)

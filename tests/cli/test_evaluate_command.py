@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from household import write_collection, write_jsonl
+from household import read_rows, write_collection, write_jsonl
 from running import Run, figures
 
 from ctxguard.profile.schema import Profile
@@ -133,9 +133,8 @@ def test_slightly_changed_corpus_keeps_profile(
 ) -> None:
     other, made = write_collection(tmp_path / "other"), ("--out", tmp_path / "i")
     for more, update, notes in ((1, (), []), (39, ("--update",), ["corpus: 53% has changed"])):
-        with (other / "corpus.jsonl").open("a") as corpus:
-            for n in range(more):
-                corpus.write(json.dumps({"_id": f"{more} {n}", "text": "one more passage"}) + "\n")
+        added = [{"_id": f"{more} {n}", "text": "one more passage"} for n in range(more)]
+        write_jsonl(other / "corpus.jsonl", [*read_rows(other / "corpus.jsonl"), *added])
         run.ok("index", other, *made, *update)
         document = evaluate("--index", tmp_path / "i", "--profile", profile, data=other)
         said = [note for note in document["notes"] if note.startswith("corpus")]
@@ -173,11 +172,9 @@ def test_labelled_but_missing_is_counted(evaluate: Evaluate, tmp_path: Path) -> 
 
 def test_colliding_ids_are_refused(run: Run, index: Path, collection: Path, tmp_path: Path) -> None:
     other = shutil.copytree(collection, tmp_path / "other")
-    rows = [json.loads(line) for line in (other / "corpus.jsonl").read_text().splitlines()]
-    texts = [row["text"] for row in rows]
-    for row, text in zip(rows, reversed(texts), strict=True):
-        row["text"] = text
-    write_jsonl(other / "corpus.jsonl", rows)
+    rows = read_rows(other / "corpus.jsonl")
+    swapped = [{**row, "text": twin["text"]} for row, twin in zip(rows, rows[::-1], strict=True)]
+    write_jsonl(other / "corpus.jsonl", swapped)
     says = (
         "12 of 12 passages that were compared have another",
         "search the corpus of these labels",

@@ -1,6 +1,5 @@
 """`ctxguard label`: samples go out to people, their labels come back."""
 
-import csv
 import json
 import re
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.errors import DataError
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.store import LabelRow, SampleStore
+from ctxguard.monitor.store.writer import Privacy
 
 Rows = list[dict[str, Any]]
 Export = Callable[..., Rows]
@@ -39,12 +39,9 @@ def traffic(judged: Traffic, tmp_path: Path) -> Traffic:
 
 @pytest.fixture
 def export(run: Run, tmp_path: Path) -> Export:
-    def exported(traffic: Traffic, *options: object, name: str = "out.jsonl") -> Rows:
-        out = tmp_path / name
+    def exported(traffic: Traffic, *options: object) -> Rows:
+        out = tmp_path / "out.jsonl"
         run.ok("label", "export", "--store", traffic.url, "--out", out, *options)
-        if out.suffix == ".csv":
-            with out.open(encoding="utf-8-sig", newline="") as file:
-                return list(csv.DictReader(file))
         return read_rows(out)
 
     return exported
@@ -54,17 +51,15 @@ def export(run: Run, tmp_path: Path) -> Export:
 def import_(run: Run, tmp_path: Path) -> Import:
     def imported(traffic: Traffic, rows: Rows, annotator: str = "ann") -> dict[str, Any]:
         file = write_jsonl(tmp_path / f"{annotator}.jsonl", rows)
-        found: dict[str, Any] = run.read(
-            *("label", "import", file, "--store", traffic.url, "--annotator", annotator)
-        )
+        found: dict[str, Any] = run.read(*importing(traffic, file, annotator))
         return found
 
     return imported
 
 
-def importing(traffic: Traffic, file: Path, *options: str) -> tuple[object, ...]:
+def importing(traffic: Traffic, file: Path, annotator: str = "ann") -> tuple[object, ...]:
     """The command that imports the labels of one annotator."""
-    return ("label", "import", file, "--store", traffic.url, "--annotator", "ann", *options)
+    return ("label", "import", file, "--store", traffic.url, "--annotator", annotator)
 
 
 def graded(rows: Rows, traffic: Traffic) -> Rows:
@@ -93,10 +88,8 @@ class TestExport:
         rows = export(traffic, "--n", "36", "--whole")
         assert len({row["request_id"] for row in rows}) == 3
         assert len(rows) == 3 * 12
-        first = rows[0]
-        assert tuple(first) == (
-            *("when", "query", "title", "text", "grade", "negative", "request_id", "passage_id"),
-        )
+        first, columns = rows[0], ("when", "query", "title", "text", "grade", "negative")
+        assert tuple(first) == (*columns, "request_id", "passage_id")
         assert first["when"] == "always"
         assert first["query"] in traffic.relevant
         assert first["text"]
@@ -153,13 +146,11 @@ class TestExport:
         assert found["repeated"] == 2 * 5 * 12
         assert found["usable"]["unfinished"] == 0
         assert export(traffic, "-n", "1000", "--whole") == []
-        by_passage: dict[tuple[str, str], set[int | None]] = {}
-        for label in labels_of(traffic):
-            by_passage.setdefault(("", label.passage_id), set()).add(label.grade)
-        assert all(len(grades) == 1 for grades in by_passage.values())
+        grades = {(label.passage_id, label.grade) for label in labels_of(traffic)}
+        assert len(grades) == len({passage_id for passage_id, _ in grades})
 
     def test_labelled_is_not_asked_again(
-        self, export: Export, import_: Import, traffic: Traffic, run: Run, tmp_path: Path
+        self, export: Export, import_: Import, traffic: Traffic, run: Run
     ) -> None:
         first = export(traffic, "-n", "96", "--whole")
         import_(traffic, graded(first, traffic))
@@ -167,14 +158,11 @@ class TestExport:
         assert len({row["request_id"] for row in others}) == 12
         assert not {row["request_id"] for row in first} & {row["request_id"] for row in others}
         import_(traffic, graded(others, traffic))
-        out = tmp_path / "none.jsonl"
-        result = run("label", "export", "--store", traffic.url, "--out", out)
+        assert export(traffic) == []
+        result = run("label", "export", "--store", traffic.url)
         assert "every judged request has its labels already" in result.stdout
-        assert out.read_text() == ""
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
-        from ctxguard.monitor.store.writer import Privacy
-
         traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages="omitted"))
         judge(run, traffic)
         out = tmp_path / "out.jsonl"
@@ -188,7 +176,7 @@ class TestPlan:
         made = serve(tmp_path, 60)
         judge(run, made)
         command = ("label", "export", "--store", made.url, "-n", "60")
-        found = json.loads(run(*command, "--json").stdout)
+        found = run.read(*command)
         assert found["out"] is found["guide"] is None
         assert found["expected_passages"] == pytest.approx(60, abs=12)
         assert found["requests"] < found["expected_passages"] <= found["passages"]
@@ -309,8 +297,8 @@ class TestImport:
         """Nothing of a bad file is taken in nor grades of another scale."""
         rows = export(traffic, "-n", "12", "--whole")[:2]
         rows = [{**rows[0], "grade": 1}, {**rows[1], "grade": 5}]
-        command = importing(traffic, write_jsonl(tmp_path / "b.jsonl", rows), "--json")
-        error = json.loads(run.refused(*command).stdout)["error"]
+        command = importing(traffic, write_jsonl(tmp_path / "b.jsonl", rows))
+        error = json.loads(run.refused(*command, "--json").stdout)["error"]
         assert "line 2" in error["message"]
         assert labels_of(traffic) == []
         run.ok(*command, "--max-grade", "5")

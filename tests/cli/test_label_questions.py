@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from household import write_jsonl
 from running import Run
 
 from calibration.data.readers import read_jsonl
@@ -146,6 +147,12 @@ def test_four_steps_to_guarded_context(
     assert "violin.md:violin/repair" in context.served_ids
 
 
+def listed(run: Run, *given: object) -> list[dict[str, Any]]:
+    """The passages to grade, as JSON."""
+    lines = run.ok("label", *given, "--list", "jsonl").stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
 @pytest.mark.model
 class TestInput:
     """What is given to the command, without a page."""
@@ -154,10 +161,7 @@ class TestInput:
         questions = tmp_path / "q.txt"
         questions.write_text("How do I clean a  kettle?\n\nhow do i clean a KETTLE?\n")
         given = ("--index", index, "--questions", questions)
-        rows = [
-            json.loads(line)
-            for line in run.ok("label", *given, "--list", "jsonl").stdout.splitlines()
-        ]
+        rows = listed(run, *given)
         assert {row["query"] for row in rows} == {"How do I clean a  kettle?"}
         assert any(row["passage_id"] == "clean-kettle" for row in rows)
         assert len({row["passage_id"] for row in rows}) == len(rows) <= 8
@@ -173,15 +177,11 @@ class TestInput:
         self, run: Run, index: Path, collection: Path, tmp_path: Path
     ) -> None:
         """Of a folder, of a file of labels, and of the file that is gone on with."""
-        folder = ("--index", index, "--questions", collection, "--list", "jsonl")
-        asked = [json.loads(line) for line in run.ok("label", *folder).stdout.splitlines()]
-        first = asked[0]
-        out = tmp_path / "labels.jsonl"
+        first = listed(run, "--index", index, "--questions", collection)[0]
         row = {"_id": "q", "text": first["query"], "relevant": {first["passage_id"]: 1}}
-        out.write_text(json.dumps(row) + "\n")
+        out = write_jsonl(tmp_path / "labels.jsonl", [row])
         for given in (("--out", out), ("--questions", out)):
-            left = run.ok("label", "--index", index, *given, "--list", "jsonl").stdout
-            ids = [json.loads(line)["passage_id"] for line in left.splitlines()]
+            ids = [left["passage_id"] for left in listed(run, "--index", index, *given)]
             assert ids
             assert first["passage_id"] not in ids
 
@@ -194,7 +194,6 @@ class TestInput:
             "    return [Hit(f'p{n}', 1.0 / (n + 1), 'text', f'Page {n}')"
             " for n in range(depth)]\n"
         )
-        monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(str(tmp_path))
         log = tmp_path / "log.csv"
         log.write_text("query,count\nWhy?,3\nWhen?,1\n")
@@ -210,10 +209,7 @@ class TestInput:
     [
         ({"index": "index"}, "--index index"),
         ({"retriever": "app:search"}, "--retriever app:search"),
-        (
-            {"retriever": "app:search", "score_kind": "cosine"},
-            "--retriever app:search --system FILE",
-        ),
+        ({"retriever": "a:b", "score_kind": "cosine"}, "--retriever a:b --system FILE"),
         ({"index": "index", "reranker": "folder"}, "--index index --system FILE"),
         ({"rerank_upstream": "http://x", "candidates": "c.jsonl"}, "--system FILE"),
         ({"engine": "postgresql://user:secret@x#y"}, "--engine URL"),

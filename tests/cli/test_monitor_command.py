@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chat_endpoint import Answer, ChatEndpoint
-from household import write_jsonl
+from household import read_rows, write_jsonl
 from live_traffic import (
     BROKEN,
     DEPTH,
@@ -24,14 +24,19 @@ from live_traffic import (
     serve,
     states,
 )
+from prometheus_client import CollectorRegistry
 from running import Result, Run, ok, read
 
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage
+from ctxguard.guard import ContextGuard
+from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.store import LabelRow, SampleStore, State
+from ctxguard.monitor.store.writer import Privacy, sample_to
 from ctxguard.profile.schema import Profile
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.stored import request_of
 
 Once = Callable[..., Result]
@@ -44,9 +49,8 @@ PRICE: dict[str, object] = {"price-per-million": 2.5}
 @pytest.fixture
 def endpoint() -> Iterator[ChatEndpoint]:
     pytest.importorskip("truststore")
-    serving = ChatEndpoint()
-    yield serving
-    serving.close()
+    with closing(ChatEndpoint()) as serving:
+        yield serving
 
 
 @pytest.fixture
@@ -109,9 +113,8 @@ class TestOnce:
         # Windows that hold the same requests are one row; a metric stands above its parts.
         assert re.search(r"all windows +40 judged requests from .* UTC", result.stdout)
         assert result.stdout.index("UDCG") < result.stdout.index("its gain")
-        assert re.search(
-            r"precision +0\.\d\d \[0\.\d\d, 0\.\d\d\] +recent window +\d+", result.stdout
-        )
+        figure = r"precision +0\.\d\d \[0\.\d\d, 0\.\d\d\] +recent window +\d+"
+        assert re.search(figure, result.stdout)
         assert len(result.stdout.splitlines()) <= 40
         said = " ".join(result.output.split())
         assert "unlabelled passages count as not relevant" in said
@@ -144,8 +147,7 @@ class TestOnce:
             assert store.add_labels([LabelRow(request_id, "d0-0", 1, None, "ann", 1.0)])[0] == 1
         others = {query: frozenset[str]() for query in traffic.relevant}
         result = once(replace(traffic, relevant=others), "--json")
-        said = "this store was judged by"
-        assert said in " ".join(result.stderr.split())
+        assert "this store was judged by" in " ".join(result.stderr.split())
         assert read(result)["estimates"]["all_retained"]["precision"]["n"] == 0
         assert "has judged" not in ok(once(traffic)).stdout, "it goes on with its own"
 
@@ -241,7 +243,7 @@ class TestLanguageModel:
             tmp_path, 12, profile=profile, relevant_ranks=[4], rates=EVERYTHING, days_ago=2.0
         )
         options = ("--profile", tmp_path / "p.json")
-        found = json.loads(self.judge(run, endpoint, traffic, *options, "--json").stdout)
+        found = read(self.judge(run, endpoint, traffic, *options, "--json"))
         (promise,) = found["promises"]
         judged = promise["judged"]
         assert 0 < judged <= 12
@@ -305,23 +307,13 @@ class TestAlarms:
 def test_unstored_texts_come_from_index(
     run: Run, index: Path, collection: Path, tmp_path: Path
 ) -> None:
-    from prometheus_client import CollectorRegistry
-
-    from ctxguard.guard import ContextGuard
-    from ctxguard.guard.telemetry import Telemetry
-    from ctxguard.monitor.store.writer import Privacy, sample_to
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-
     url = f"sqlite:///{tmp_path / 'samples.db'}"
     writer = sample_to(url, rate=1.0, privacy=Privacy(passages="omitted"), rates=EVERYTHING)
-    guard = ContextGuard(
-        HybridRetriever.load(index),
-        depth=3,
-        sampler=writer.sampler,
-        telemetry=Telemetry(CollectorRegistry()),
-    )
-    questions = (collection / "queries.jsonl").read_text(encoding="utf-8").splitlines()
-    test = [one for line in questions if "camera" in (one := json.loads(line)["text"])]
+    telemetry = Telemetry(CollectorRegistry())
+    retriever = HybridRetriever.load(index)
+    guard = ContextGuard(retriever, depth=3, sampler=writer.sampler, telemetry=telemetry)
+    texts = [row["text"] for row in read_rows(collection / "queries.jsonl")]
+    test = [text for text in texts if "camera" in text]
     for question in test:
         guard.retrieve(question)
     writer.stop()
@@ -338,27 +330,22 @@ class TestBadInput:
     def test_a_port_in_use_is_named(self, run: Run, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 1)
         labels = traffic.write_labels(tmp_path / "labels.jsonl")
+        asked = ("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            result = run(
-                *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels),
-                system={"monitor": {"port": port}},
-            )
-        assert result.exit_code == 2
-        assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
-        assert "another --host, or another port in the --system file" in " ".join(
-            result.stderr.split()
-        )
+            mend = "another --host, or another port in the --system file"
+            says = (f"cannot listen on 127.0.0.1:{port}", mend)
+            run.refused(*asked, system={"monitor": {"port": port}}, says=says)
         assert states(traffic) == {State.PENDING: 1}
 
     def test_changed_corpus_warns_to_calibrate(self, run: Run, once: Once, tmp_path: Path) -> None:
         passages = [{"_id": f"p{n}", "text": f"text {n}"} for n in range(20)]
         corpus = write_jsonl(tmp_path / "corpus.jsonl", passages)
         run("index", corpus, "--out", tmp_path / "i")
-        former = CorpusSketch.of(
-            passage_digest(Passage(f"p{n}", f"text {n}")) for n in range(10, 24)
+        former = [passage_digest(Passage(f"p{n}", f"text {n}")) for n in range(10, 24)]
+        profile = profile_of(RatioPolicy(k=3)).model_copy(
+            update={"corpus": CorpusSketch.of(former)}
         )
-        profile = profile_of(RatioPolicy(k=3)).model_copy(update={"corpus": former})
         profile.save(tmp_path / "p.json")
         options = ("--profile", tmp_path / "p.json", "--index", tmp_path / "i")
         result = ok(once(serve(tmp_path, 2), *options))

@@ -43,18 +43,14 @@ def url_of(process: subprocess.Popen[str]) -> str:
     return found[1]
 
 
-def metrics(url: str, line: str) -> str:
-    """What is served once a line of it matches."""
-    text = ""
+def wait_for(url: str, line: str) -> None:
+    """Wait until a line of what is served matches."""
 
     def is_served() -> bool:
-        nonlocal text
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:  # noqa: S310
-            text = answer.read().decode()
-        return re.search(line, text, re.MULTILINE) is not None
+            return re.search(line, answer.read().decode(), re.MULTILINE) is not None
 
     until(is_served, line)
-    return text
 
 
 def test_serves_figures_until_told_otherwise(tmp_path: Path) -> None:
@@ -69,13 +65,9 @@ def test_serves_figures_until_told_otherwise(tmp_path: Path) -> None:
     options = ("--judge", "labels", "--labels", labels, "--profile", tmp_path / "p.json")
     with monitor(traffic, *options, "--system", system) as process:
         url = url_of(process)
-        metrics(url, r'^ctxguard_alarm_active\{kind="recall_loss",.*\} 1\.0$')
-        text = metrics(url, r'^ctxguard_judged_samples_total\{.*outcome="judged"\} 40\.0$')
-        assert re.search(
-            r'^ctxguard_estimate\{.*metric="pooled_recall",window="all_retained"\} 0\.0$',
-            text,
-            re.M,
-        )
+        wait_for(url, r'^ctxguard_alarm_active\{kind="recall_loss",.*\} 1\.0$')
+        wait_for(url, r'^ctxguard_judged_samples_total\{.*outcome="judged"\} 40\.0$')
+        wait_for(url, r'^ctxguard_estimate\{.*metric="pooled_recall",window="all_retained"\} 0\.0$')
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0
@@ -89,16 +81,12 @@ def test_hanging_judge_delays_no_end(tmp_path: Path) -> None:
         endpoint.hanging_on = "tool"
         system = tmp_path / "system.toml"
         system.write_text(f'[monitor]\nport = 0\nbase-url = "{endpoint.url}"', encoding="utf-8")
-        options = ("--judge", "llm", "--model", "m", "--system", str(system))
-        end_while_hanging(traffic, endpoint, options)
+        options = ("--judge", "llm", "--model", "m", "--system", system)
+        with monitor(traffic, *options) as process:
+            url_of(process)
+            until(lambda: endpoint.requests, "a request to the judge")
+            process.send_signal(signal.SIGINT)
+            # Less than the judge's own patience, which with its retries is two minutes.
+            process.communicate(timeout=60.0)
+            assert process.returncode == 0
     assert sum(states(traffic).values()) == 3
-
-
-def end_while_hanging(traffic: Traffic, endpoint: ChatEndpoint, options: tuple[str, ...]) -> None:
-    with monitor(traffic, *options) as process:
-        url_of(process)
-        until(lambda: endpoint.requests, "a request to the judge")
-        process.send_signal(signal.SIGINT)
-        # Less than the judge's own patience, which with its retries is two minutes.
-        process.communicate(timeout=60.0)
-        assert process.returncode == 0

@@ -66,10 +66,8 @@ def test_candidate_shows_its_texts_beginning(run: Run, tmp_path: Path) -> None:
     ]
     run("index", write_jsonl(tmp_path / "c.jsonl", rows), "--out", tmp_path / "i")
     for columns in ("60", "100"):
-        result = run(
-            *("query", "--index", tmp_path / "i", "-k", "1", "how to tune a piano or violin"),
-            columns=columns,
-        )
+        question = "how to tune a piano or violin"
+        result = run("query", "--index", tmp_path / "i", "-k", "1", question, columns=columns)
         words = " ".join(result.stdout.split())
         assert "…" in words
         assert "wipe the violin" in words
@@ -79,9 +77,7 @@ def test_candidate_shows_its_texts_beginning(run: Run, tmp_path: Path) -> None:
 
 
 def test_json_is_the_context(run: Run, index: Path, profile: Path) -> None:
-    result = run("query", "--index", index, "--profile", profile, QUESTION, "--json")
-    document = json.loads(result.stdout)
-    assert result.exit_code == 0
+    document = run.read("query", "--index", index, "--profile", profile, QUESTION)
     assert document["query"] == QUESTION
     assert document["flags"] == []
     assert document["candidates"] == len(document["decisions"]) == 36
@@ -124,11 +120,8 @@ def test_insufficient_context_is_said(run: Run, index: Path, profile: Path, tmp_
     doubting = route.model_copy(update=update)
     file = tmp_path / "doubting.json"
     calibrated.model_copy(update={"routes": {Route.HYBRID: doubting}}).save(file)
-    result = run("query", "--index", index, "--profile", file, QUESTION)
-    words = " ".join(result.stdout.split())
+    asked = ("query", "--index", index, "--profile", file, QUESTION)
+    words = " ".join(run(*asked).stdout.split())
     assert "sufficient no: P(the best kept passage is relevant) = 0.119" in words
     assert "note: insufficient: probably no passage that was kept is relevant" in words
-    document = json.loads(
-        run("query", "--index", index, "--profile", file, QUESTION, "--json").stdout
-    )
-    assert document["sufficient"] is False
+    assert run.read(*asked)["sufficient"] is False

@@ -1,6 +1,5 @@
 """The key `signal-columns`: from the metadata of an index through the profile to what is served."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -59,8 +58,8 @@ def test_named_column_serves_newer_edition(
     (column,) = Profile.load(file).signal_columns
     assert (column.name, column.kind) == ("updated_at", "time")
 
-    request = ("query", "--index", index, "--profile", file, "--json")
-    answer = json.loads(run(*request, "how do I clean my piano").stdout)
+    request = ("query", "--index", index, "--profile", file)
+    answer = run.read(*request, "how do I clean my piano")
     assert "missing_signals" not in answer["flags"]
     assert answer["decisions"][0]["passage_id"] == "clean-piano-new"
 
@@ -76,9 +75,6 @@ def test_named_column_serves_newer_edition(
 
 
 def test_unheld_column_is_refused(run: Run, index: Path, editions: Path, tmp_path: Path) -> None:
-    run.refused(
-        *("calibrate", "--index", index, "--data", editions),
-        *("--out", tmp_path / "p.json"),
-        system={"calibrate": {"signal-columns": ["authors"]}},
-        says="no candidate has the signal column 'authors' in its metadata",
-    )
+    asked = ("calibrate", "--index", index, "--data", editions, "--out", tmp_path / "p.json")
+    says = "no candidate has the signal column 'authors' in its metadata"
+    run.refused(*asked, system={"calibrate": {"signal-columns": ["authors"]}}, says=says)
