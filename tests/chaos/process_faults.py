@@ -13,7 +13,6 @@ from serving import (
     Report,
     ServingProcess,
     Size,
-    answered,
     corpus,
     embedder_for,
     fault,
@@ -48,9 +47,9 @@ def _forked_after_warm_up(folder: Path, size: Size) -> Report:
     limits = Deadlines(total_seconds=120.0, dense_seconds=90.0)
     serving = ServingProcess(folder, size, retriever=retriever, deadlines=limits)
     n = serving.by_size(30, 200)
-    before = answered(serving.serve(n))
+    before = serving.serve(n)
     children = [serving.fork(lambda: serving.serve(n)) for _ in range(_CHILDREN)]
-    beside = answered(serving.serve(n))
+    beside = serving.serve(n)
     reports = [accounts() for accounts in children]
     ended = [one for one in reports if one is not None]
     return serving.finish(
@@ -82,12 +81,12 @@ def _clock_stepped(folder: Path, size: Size) -> Report:
     steps = [0.0, _DAY_SECONDS, -_DAY_SECONDS, 0.0]
     answers: list[Context] = []
     for ahead["seconds"] in steps:
-        answers += answered(serving.serve(n))
+        answers += serving.serve(n)
         serving.writer.flush()
         monitor.step(n)
         monitor.maintain()
     with serving.dense.injected(raises):
-        failing = answered(serving.serve(n))
+        failing = serving.serve(n)
     circuits = []
     for ahead["seconds"] in (_DAY_SECONDS, -_DAY_SECONDS):
         circuits.append(serving.comes_to_answer_by(Route.HYBRID))

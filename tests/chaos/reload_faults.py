@@ -13,7 +13,6 @@ from serving import (
     Report,
     ServingProcess,
     Size,
-    answered,
     corpus,
     embedder_for,
     fault,
@@ -63,7 +62,7 @@ def _profile_swapped(folder: Path, size: Size) -> Report:
         swapping.start()
         until_swaps = serving.by_size(30, 400)
         while swaps < until_swaps:
-            answers += answered(serving.serve(20))
+            answers += serving.serve(20)
         ended.set()
         swapping.join()
 
@@ -113,7 +112,7 @@ def _index_swapped(folder: Path, size: Size) -> Report:
         while swaps() < wanted and time.monotonic() - started < PATIENCE_SECONDS:
             if not swaps():
                 started = time.monotonic()
-            answers += answered(serving.serve(20))
+            answers += serving.serve(20)
         every = 1e3 * (time.monotonic() - started) / max(swaps(), 1)
         # In the midst of saving, like as not.
         saving.kill()

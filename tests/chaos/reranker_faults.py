@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from serving import Report, ServingProcess, Size, answered, causes_of, fault, routes_of, seen
+from serving import Report, ServingProcess, Size, causes_of, fault, routes_of, seen
 
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.resilience import Deadlines
@@ -85,13 +85,13 @@ def _out_of_memory(folder: Path, size: Size) -> Report:
     hungry = WordOverlap()
     serving = ServingProcess(folder, size, reranker=hungry)
     n = serving.by_size(20, 200)
-    before = answered(serving.serve(n))
+    before = serving.serve(n)
     usual = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + _LEFT_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, usual[1]))
     hungry.bytes_per_call = 64 * _LEFT_BYTES
-    during = answered(serving.serve(n))
+    during = serving.serve(n)
     resource.setrlimit(resource.RLIMIT_AS, usual)
     hungry.bytes_per_call = 0
     recovered = serving.comes_to_answer_by(Route.HYBRID_RERANK)
@@ -116,7 +116,7 @@ def _stopped(folder: Path, size: Size) -> Report:
         warm = serving.comes_to_answer_by(Route.HYBRID_RERANK)
         os.kill(piped.process.pid, signal.SIGSTOP)
         serving.callers.slowest_seconds = 0.0
-        during = answered(serving.serve(n))
+        during = serving.serve(n)
         slowest = serving.callers.slowest_seconds
         os.kill(piped.process.pid, signal.SIGCONT)
         recovered = serving.comes_to_answer_by(Route.HYBRID_RERANK)

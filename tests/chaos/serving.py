@@ -224,22 +224,25 @@ class ServingProcess:
 
     def comes_to_answer_by(self, route: Route) -> bool:
         """Request until an answer is of this route; False where none ever is."""
-        return until(lambda: routes_of(answered([self.request(0)])) == {route})
+        return until(lambda: (one := self.request(0)) is not None and one.route is route)
 
-    def serve(self, n: int) -> list[Context | None]:
-        """Make ``n`` requests from threads, then ``n`` from the tasks of an event loop."""
+    def serve(self, n: int) -> list[Context]:
+        """Make ``n`` requests from threads, then ``n`` from the tasks of an event loop.
+
+        Returns:
+            The contexts of those that got one.
+        """
         with ThreadPoolExecutor(_CLIENTS) as clients:
             answers = list(clients.map(self.request, range(n)))
 
-        async def client(first: int) -> list[Context | None]:
-            return [await self.arequest(number) for number in range(first, n, _CLIENTS)]
+        async def client(first: int) -> None:
+            answers.extend([await self.arequest(number) for number in range(first, n, _CLIENTS)])
 
         async def clients_of_a_loop() -> None:
-            for some in await asyncio.gather(*[client(first) for first in range(_CLIENTS)]):
-                answers.extend(some)
+            await asyncio.gather(*[client(first) for first in range(_CLIENTS)])
 
         asyncio.run(clients_of_a_loop())
-        return answers
+        return [context for context in answers if context is not None]
 
     def by_size(self, small: int, full: int) -> int:
         """The number for this size."""
@@ -322,11 +325,6 @@ class ServingProcess:
             for contexts in several
             for one in contexts
         )
-
-
-def answered(contexts: Sequence[Context | None]) -> list[Context]:
-    """The contexts of the requests that got one."""
-    return [context for context in contexts if context is not None]
 
 
 def routes_of(*several: Sequence[Context]) -> set[Route]:
