@@ -58,11 +58,7 @@ def _grade(record: Record, value: object) -> int:
 
 
 def _relevant_from(least: int, written: _Grades, counts: Counter[str], path: Path) -> _Grades:
-    """Read grades below ``least`` as 0, and negative ones, which some tracks give to spam.
-
-    Raises:
-        DataError: no label reaches ``least``.
-    """
+    """Read grades below ``least`` as 0, and negative ones, which some tracks give to spam."""
     check_at_least(1, relevant_from=least)
     every = [grade for grades in written.values() for grade in grades.values()]
     highest = max(every, default=0)
@@ -97,11 +93,7 @@ def _read_table(
     headers: Container[str],
     counts: Counter[str],
 ) -> "Labels[Label]":
-    """Read labels by query and passage; a first line that ends in a header is skipped.
-
-    Raises:
-        DataError: a row cannot be read, or two rows label one passage differently.
-    """
+    """Read labels by query and passage; a first line that ends in a header is skipped."""
     labels: Labels[Label] = {}
     for place, (record, cells) in enumerate(read_columns(path, (3, 4), _LABEL_FORM, counts)):
         query_id, *iteration, passage_id, value = cells
@@ -224,11 +216,7 @@ def splits(folder: Path | str) -> tuple[str, ...]:
 
 
 def default_split(folder: Path | str, preferred: str) -> tuple[str, tuple[str, ...]]:
-    """Choose a split if none is named: ``preferred``, or else the only one, with a note.
-
-    Raises:
-        DataError: as ``splits``, or the folder has several others.
-    """
+    """Choose a split if none is named: ``preferred``, or else the only one, with a note."""
     names = splits(folder)
     if preferred in names:
         return preferred, ()

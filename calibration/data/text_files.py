@@ -164,11 +164,7 @@ def clean(text: str, counts: Counter[str]) -> str:
 
 
 def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
-    """Read the objects of a JSONL file, one per line.
-
-    Raises:
-        DataError: a line is not a JSON object; or as ``read_lines``.
-    """
+    """Read the objects of a JSONL file, one per line."""
     for number, text in read_lines(path):
         wrong = ""
         try:
@@ -187,11 +183,7 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
 
 
 def read_csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
-    """Read the rows of a table with a header, as `read_table` does; an empty cell is null.
-
-    Raises:
-        DataError: as `read_table`.
-    """
+    """Read the rows of a table with a header, as `read_table` does; an empty cell is null."""
     for line, row in read_table(path, sys.maxsize):
         fields = {name: cell.strip() or None for name, cell in row.items()}
         yield Record(path, line, fields, counts)
@@ -207,10 +199,7 @@ def read_columns(
 
     Args:
         columns: The numbers of columns that a line may have.
-        form: Describes the columns, for the error.
-
-    Raises:
-        DataError: a line has another number of columns, or an empty one; or as ``read_lines``.
+        form: Describes the columns, for the error of a line with others or an empty one.
     """
     for number, text in read_lines(path, is_table=True):
         record = Record(path, number, {}, counts)
@@ -237,15 +226,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -> Model:
-    """Read a JSON file of a known form.
-
-    Args:
-        max_bytes: A larger file is refused.
-        what: Names the form in errors, such as ``the snapshot of a golden set``.
-
-    Raises:
-        DataError: the file cannot be read, or has another form.
-    """
+    """Read a JSON file of a form that errors name, such as ``the snapshot of a golden set``."""
     try:
         return form.model_validate_json(read_regular(Path(path), max_bytes))
     except OSError as error:
@@ -270,11 +251,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which is renamed to ``folder`` once it is complete.
 
-    Only its owner can access it.
-
-    Raises:
-        ConfigurationError: ``folder`` is a file, or a folder that is not empty.
-        OSError: it cannot be created.
+    Only its owner can access it. A file, or a folder that is not empty, is refused.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} exists already; name a new folder")

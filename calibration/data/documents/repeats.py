@@ -18,8 +18,7 @@ _MARKS = re.compile(r"[\W_]+")
 class SitePages:
     """Pages of a site as Markdown, without what repeats on them.
 
-    Pages are first added, to a file, then read once, in the same order. Use as a context manager,
-    which deletes the file.
+    Pages are first added, to a file that the context manager deletes, then read once, in order.
     """
 
     def __init__(self) -> None:

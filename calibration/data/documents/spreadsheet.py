@@ -72,11 +72,7 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
 
 
 def read_csv(raw: bytes) -> str:
-    """Read comma-separated values, or those between semicolons, tabs or bars, as a table.
-
-    Raises:
-        UnreadableError: their encoding cannot be told.
-    """
+    """Read comma-separated values, or those between semicolons, tabs or bars, as a table."""
     csv.field_size_limit(sys.maxsize)
     text = decode(raw)
     first = re.sub('"[^"]*"', "", text.lstrip().partition("\n")[0])
