@@ -1,7 +1,9 @@
 """Milvus, by its embedded file: the contracts, and what a server may answer."""
 
+import shutil
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -331,3 +333,38 @@ def test_child_learns_file_is_its_parents(retriever: EngineRetriever) -> None:
     assert engine.count() == len(PASSAGES)
     vector = np.ones(engine.settings.dimension, np.float32)
     assert len(engine.search(LegQuery(None, vector, 3))["dense"]) == 3
+
+
+# The package leaves sockets open with which it looks for free ports.
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+class TestOldServer:
+    """Milvus 2.3.5, a real server that is too old for an index."""
+
+    @pytest.fixture
+    def url(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+        """The URL of an index on a server that this class starts; it unpacks 450 MB."""
+        old = pytest.importorskip("milvus", reason="the package milvus 2.3.5 is the server")
+        folder = tmp_path_factory.mktemp("milvus_server")
+        running = old.MilvusServer(old.MilvusServerConfig(data_dir=str(folder)))
+        try:
+            running.start()
+            yield f"milvus://127.0.0.1:{running.listen_port}#index"
+        finally:
+            running.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def test_refused_build_leaves_nothing(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By its version, and as a server would whose version says less than it cannot do."""
+        told = r"Milvus v2\.3\.5.* needs 2\.5 or later"
+        for error, said in (
+            (ConfigurationError, told),
+            *[(StageUnavailableError, r"error 1100: create index on .* field")] * 2,
+        ):
+            with pytest.raises(error, match=said):
+                build(url)
+            host = url.partition("://")[2].partition("#")[0]
+            with closing(pymilvus.MilvusClient(f"http://{host}", dedicated=True)) as client:
+                assert list(client.list_collections()) == []
+            monkeypatch.setattr(milvus, "_LEAST_VERSION", (2, 0))

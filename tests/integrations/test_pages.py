@@ -1,5 +1,6 @@
-"""What the pages of the engines show runs, in the order of each page."""
+"""What the pages of docs/integrations/ show runs, in the order of each page."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ from snippets import SMALL_MODEL, ran
 
 from ctxguard.integrations.engines import retriever
 from tests.doubles import WordHashEmbedder
+
+os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")
 
 MODEL = WordHashEmbedder()
 TEXTS = {"a1": "Boiling water in a kettle.", "a2": "Boiling water in a pan.", "a3": "Bread."}
@@ -89,3 +92,26 @@ def test_postgresql(postgresql_server: str, capsys: pytest.CaptureFixture[str]) 
             connection.execute("DROP TABLE articles")
             connection.execute("DROP SCHEMA IF EXISTS handbook CASCADE")
     assert_shown(capsys)
+
+
+def test_langchain(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ran("langchain")
+    shown = capsys.readouterr().out
+    assert '<passage rank="1" id="d3">' in shown
+    assert "'request_id'" in shown
+    assert names["legs"].retrieve("Document 3.", depth=5).legs.keys() == {"dense", "lexical"}
+
+
+def test_agents(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("langchain.agents")
+    ran("agents")
+    assert '<passage rank="1" id="d3">' in capsys.readouterr().out
+
+
+def test_llamaindex(capsys: pytest.CaptureFixture[str]) -> None:
+    ran("llamaindex")
+    assert "'request_id'" in capsys.readouterr().out
+
+
+def test_haystack() -> None:
+    assert ran("haystack")["answer"]["documents"][0].id == "a"
