@@ -179,11 +179,6 @@ class TestUpdate:
             retriever.update(passages)
         assert retriever.generation is before
 
-    def test_every_passage_can_be_replaced(self, retriever: HybridRetriever) -> None:
-        retriever.update(passages_of({"x": "dog", "y": "cat"}))
-        anew = build({"x": "dog", "y": "cat"}, embedder=WordHashEmbedder())
-        assert_same_answers(retriever, anew)
-
     def test_report_is_of_what_exists(self, retriever: HybridRetriever) -> None:
         own = passages_of({"a": "red fox", "b": "sea", "c": "sun"})
         retriever.update([*own, Passage("j", "東京" * 100)])
