@@ -51,20 +51,14 @@ def first_fault(error: "ValidationError") -> str:
     return f"{field}: {reason_of(first['msg'])}"
 
 
-def drop_tracebacks(
-    error: BaseException, of: type[BaseException] | tuple[type[BaseException], ...] = BaseException
-) -> None:
+def drop_tracebacks(error: BaseException) -> None:
     """Remove the tracebacks of a handled error and of the errors that caused it.
 
     A frame of a traceback often holds the error itself, if only through a future: a cycle. All that
     a request held, such as the scores of a million passages, would then stay in memory until the
     garbage collector ran.
-
-    Args:
-        error: The error that was handled.
-        of: The types whose tracebacks are removed; the first cause of another type ends it.
     """
     each: BaseException | None = error
-    while isinstance(each, of) and each.__traceback__ is not None:
+    while each is not None and each.__traceback__ is not None:
         each.__traceback__ = None
         each = each.__cause__ or each.__context__

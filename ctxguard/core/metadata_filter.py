@@ -7,8 +7,9 @@ Pure: no I/O, no clock, no logging.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Any
 
-from ctxguard.core.types import Passage, PassagesBy, Ranking
+from ctxguard.core.types import Ranking
 from ctxguard.errors import ConfigurationError, FilterViolationError
 
 Scalar = str | int | bool
@@ -112,7 +113,7 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
     Raises:
         FilterViolationError: the filter forbids a candidate.
     """
-    passages: list[Passage | None] = []
+    passages: list[Any] = []
     forbidden = 0
     for position in range(len(ranking)):
         try:
@@ -130,15 +131,8 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
             f"{', '.join(map(repr, where.fields))}; the retriever must apply `where` itself and "
             "return each passage's metadata",
         )
-
-    def checked(position: int) -> Passage:
-        passage = passages[position]
-        if passage is None:
-            raise LookupError("could not be read when the filter was checked")
-        return passage
-
     # Read once, so that exactly what was checked is served.
-    return replace(ranking, passages=PassagesBy(checked))
+    return replace(ranking, passages=passages)
 
 
 def tokens(value: object) -> tuple[Token, ...]:

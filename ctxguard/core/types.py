@@ -476,11 +476,11 @@ def _number(value: object) -> float:
         return math.nan
 
 
-def listed(passage_ids: Sequence[str], limit: int = 10) -> str:
-    """List the first ids and the number of the others, for ``repr``."""
-    shown = [repr(passage_id) for passage_id in passage_ids[:limit]]
-    if len(passage_ids) > limit:
-        shown.append(f"{len(passage_ids) - limit} more")
+def listed(passage_ids: Sequence[str]) -> str:
+    """List the first 10 ids and the number of the others, for ``repr``."""
+    shown = [*map(repr, passage_ids[:10])]
+    if len(passage_ids) > 10:
+        shown.append(f"{len(passage_ids) - 10} more")
     return f"[{', '.join(shown)}]"
 
 

@@ -95,42 +95,41 @@ def compare_systems(
         fingerprint: Identifies the present system; empty if nothing does.
         corpus: A sketch of the system's corpus; None if it gives none.
     """
-    aside, change = {*_PROBED}, 0.0
-    expected, actual = profile.fingerprint, fingerprint
-    mismatches: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
-    for key, name in _PROBED.items():
-        other, unknown = _probed(name, expected.get(key), actual.get(key))
-        mismatches, lines = mismatches + other, lines + unknown
+    expected, aside, change = profile.fingerprint, {*_PROBED}, 0.0
+    mismatches: list[str] = []
+    reservations: list[str] = []
     if profile.unverified:
-        lines = (
-            "system: it cannot be compared, the profile was calibrated without a fingerprint",
-            *lines,
+        reservations.append(
+            "system: it cannot be compared, the profile was calibrated without a fingerprint"
         )
+    for key, name in _PROBED.items():
+        if (then := expected.get(key)) is not None:
+            _compare_probed(name, then, fingerprint.get(key), mismatches, reservations)
     if profile.corpus is not None and corpus is not None:
         aside |= _OF_THE_CORPUS
         change = profile.corpus.changed_share(corpus)
         if change == 1.0:
-            mismatches += (f"corpus: none of the {profile.corpus.passages:,} passages is here",)
+            mismatches.append(f"corpus: none of the {profile.corpus.passages:,} passages is here")
     elif profile.corpus is not None and "corpus_digest" not in fingerprint:
-        lines += ("corpus: it cannot be compared, this retriever gives no corpus_sketch()",)
+        reservations.append(
+            "corpus: it cannot be compared, this retriever gives no corpus_sketch()"
+        )
     same = (
         {key: value for key, value in each.items() if key not in aside}
-        for each in (expected, actual)
+        for each in (expected, fingerprint)
     )
-    mismatches = fingerprint_differences(*same) + mismatches
+    mismatches[:0] = fingerprint_differences(*same)
     if mismatches:
-        return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,))
-    flags: tuple[Flag, ...] = (Flag.UNVERIFIED,) if lines else ()
+        return SystemComparison(tuple(mismatches), (), (Flag.PROFILE_MISMATCH,))
+    flags: tuple[Flag, ...] = (Flag.UNVERIFIED,) if reservations else ()
     if profile.corpus is not None and corpus is not None and change > max_corpus_change:
-        line = (
+        reservations.append(
             f"corpus: {change:.0%} has changed since calibration, a profile holds up to "
             f"{max_corpus_change:.0%} ({corpus.passages:,} passages, were "
             f"{profile.corpus.passages:,})"
         )
-        lines += (line,)
         flags += (Flag.CORPUS_CHANGED,)
-    return SystemComparison((), lines, flags)
+    return SystemComparison((), tuple(reservations), flags)
 
 
 def fingerprint_differences(
@@ -150,21 +149,17 @@ def fingerprint_differences(
     return tuple(lines)
 
 
-def _probed(
-    name: str, then: str | None, now: str | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say which models differ, or why they cannot be compared; a line each."""
-    if then is None:
-        return (), ()
+def _compare_probed(
+    name: str, then: str, now: str | None, mismatches: list[str], reservations: list[str]
+) -> None:
+    """Add a line if a model differs, or cannot be compared."""
+    apart = None if now is None else reranker_probe.difference(then, now)
     if now is None:
-        return (), (f"{name}: its scores of the probe texts are not known here",)
-    apart = reranker_probe.difference(then, now)
-    if apart is None:
-        return (), (f"{name}: this release has other probe texts; calibrate again",)
-    if apart <= reranker_probe.MOST_DIFFERENCE:
-        return (), ()
-    line = (
-        f"{name}: its scores of the probe texts differ by {apart:.3g} of their standard "
-        f"deviation from those at calibration, {reranker_probe.MOST_DIFFERENCE:g} is allowed"
-    )
-    return (line,), ()
+        reservations.append(f"{name}: its scores of the probe texts are not known here")
+    elif apart is None:
+        reservations.append(f"{name}: this release has other probe texts; calibrate again")
+    elif apart > reranker_probe.MOST_DIFFERENCE:
+        mismatches.append(
+            f"{name}: its scores of the probe texts differ by {apart:.3g} of their standard "
+            f"deviation from those at calibration, {reranker_probe.MOST_DIFFERENCE:g} is allowed"
+        )

@@ -13,6 +13,8 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ctxguard.core.types import FloatArray
 
 FINGERPRINT_KEY = "reranker_scores"
@@ -132,15 +134,13 @@ def difference(then: str, now: str) -> float | None:
     """
     (texts, *former), (other_texts, *present) = then.split(" "), now.split(" ")
     try:
-        pairs = [(float(was), float(is_)) for was, is_ in zip(former, present, strict=True)]
+        was, is_now = np.array(former, dtype=float), np.array(present, dtype=float)
     except ValueError:
         return None
-    if texts != other_texts:
+    if texts != other_texts or was.size != is_now.size:
         return None
-    if any(math.isfinite(was) is not math.isfinite(now) for was, now in pairs):
+    known = np.isfinite(was)
+    if (known != np.isfinite(is_now)).any():
         return math.inf
-    pairs = [(was, now) for was, now in pairs if math.isfinite(was)]
-    mean = sum(was for was, _ in pairs) / max(len(pairs), 1)
-    spread = math.sqrt(sum((was - mean) ** 2 for was, _ in pairs) / max(len(pairs), 1))
-    largest = max((abs(now - was) for was, now in pairs), default=0.0)
-    return largest / max(spread, _PRECISION)
+    apart = np.abs(is_now[known] - was[known]).max(initial=0.0)
+    return float(apart / max(was[known].std() if known.any() else 0.0, _PRECISION))
