@@ -118,14 +118,10 @@ class TestNamedSignals:
             "ranker.log_rank": pytest.approx([math.log(4), 0.0, math.log(2), math.log(2)]),
         }
 
-    def test_signal_outside_the_table_has_three(self) -> None:
-        """A signal that is not in the table has its value, z-score and gap."""
+    def test_signals_have_the_features_of_the_table(self) -> None:
+        """Those outside it have their value, z-score and gap, and the ranker's inputs none."""
         assert named_features(["freshness"]) == ("freshness", "freshness.z", "freshness.gap")
-
-    def test_ranker_inputs_are_no_features(self) -> None:
         assert named_features(["redundancy", "similarity_10"]) == ()
-
-    def test_all_signals_make_22_features(self) -> None:
         assert len(named_features(TRANSFORMS)) == 22
         assert {signal_of(feature) for feature in named_features(TRANSFORMS)} <= set(TRANSFORMS)
 

@@ -26,21 +26,19 @@ from tests.doubles import WordHashEmbedder
 
 
 class TestAtomicWrite:
-    def test_old_content_stays_until_the_end(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+    def test_old_content_stays_until_the_end(
+        self, error: type[BaseException] | None, tmp_path: Path
+    ) -> None:
         file = tmp_path / "file"
         file.write_text("old")
-        with atomic_write(file) as stream:
+        with suppress(KeyboardInterrupt), atomic_write(file) as stream:
             stream.write(b"new")
             assert file.read_text() == "old"
-        assert (file.read_text(), list(tmp_path.iterdir())) == ("new", [file])
-
-    def test_failed_block_leaves_old_content_alone(self, tmp_path: Path) -> None:
-        file = tmp_path / "file"
-        file.write_text("old")
-        with pytest.raises(KeyboardInterrupt), atomic_write(file) as stream:  # noqa: PT012
-            stream.write(b"new")
-            raise KeyboardInterrupt
-        assert (file.read_text(), list(tmp_path.iterdir())) == ("old", [file])
+            if error is not None:
+                raise error
+        left = "old" if error else "new"
+        assert (file.read_text(), list(tmp_path.iterdir())) == (left, [file])
 
     def test_a_folder_is_not_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()

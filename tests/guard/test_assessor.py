@@ -141,6 +141,11 @@ class World:
     def kept(self, guard: ContextGuard) -> list[tuple[str, ...]]:
         return [each.kept_ids for each in self.contexts(guard)]
 
+    def asked(self, guard: ContextGuard, *, changed: bool = False) -> Context:
+        """The first context about which the assessor was asked, or whose passages it changed."""
+        found = ((each, each.assessment) for each in self.contexts(guard))
+        return next(each for each, own in found if own and (own.changed or not changed))
+
     def counted(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"ctxguard_{name}_total", labels) or 0.0
 
@@ -173,19 +178,13 @@ def test_one_call_asks_what_is_worthwhile(world: World) -> None:
     assert len(world.oracle.calls) == sum(n > 0 for n in n_asked)
     assert [len(texts) for _, texts in world.oracle.calls] == [n for n in n_asked if n]
     assert 0 < sum(n_asked) < 0.8 * 20 * len(found)
-    dear = [
-        each.assessment for each in world.contexts(world.guard(stage_of(world.oracle), price=0.05))
-    ]
-    assert sum(each.asked for each in dear if each is not None) < 0.5 * sum(n_asked)
+    dear = world.contexts(world.guard(stage_of(world.oracle), price=0.05))
+    assert sum(each.assessment.asked for each in dear if each.assessment) < 0.5 * sum(n_asked)
 
 
 def test_garbage_candidates_spoil_no_question(world: World) -> None:
     """Candidates without a usable score come first in the list, and the others are asked about."""
-    query = next(
-        each.query
-        for each in world.contexts(world.guard(stage_of(world.oracle)))
-        if each.assessment
-    )
+    query = world.asked(world.guard(stage_of(world.oracle))).query
     ranking = world.retriever.rankings[query]
     ids = [*ranking.passage_ids]
     ids[:3] = ["-1"] * 3  # as faiss pads
@@ -216,17 +215,14 @@ def test_places_in_the_call_are_drawn(world: World, monkeypatch: pytest.MonkeyPa
 
 def test_shadow_records_answers_and_changes_nothing(world: World) -> None:
     guard = world.guard(stage_of(world.oracle), decision="shadow")
-    served = list(world.contexts(guard))
-    alone = world.alone()
-    assert [each.kept_ids for each in served] == world.kept(alone)
+    assert world.kept(guard) == world.kept(world.alone())
     assert world.counted("changed_decisions", answers="recorded") > 0
     assert world.counted("changed_decisions", answers="applied") == 0
 
 
 def test_decision_uses_the_policy_chosen_with_answers(world: World) -> None:
     """The answers are decided on by the policy that was chosen with them."""
-    stage = stage_of(world.oracle)
-    found = list(world.contexts(world.guard(stage, k=2, cost=4.0)))
+    found = list(world.contexts(world.guard(stage_of(world.oracle), k=2, cost=4.0)))
     applied = [each for each in found if each.assessment is not None and each.assessment.applied]
     assert applied
     for each in applied:
@@ -240,11 +236,7 @@ def test_decision_uses_the_policy_chosen_with_answers(world: World) -> None:
 
 def test_answers_count_where_first_k_stay(world: World) -> None:
     guard = world.guard(stage_of(world.oracle), alone=RatioPolicy(k=5))
-    found = next(
-        each
-        for each in world.contexts(guard)
-        if each.assessment is not None and each.assessment.changed
-    )
+    found = world.asked(guard, changed=True)
     assert isinstance(found.decision.policy, ExpectedUtilityPolicy)
     assert world.counted("changed_decisions", answers="applied") > 0
 
@@ -334,8 +326,7 @@ def test_refusals_keep_p_and_are_counted(world: World) -> None:
 
     guard = world.guard(stage_of(Refusing(set())), k=1)
     found = list(world.contexts(guard))
-    alone = world.alone()
-    assert [each.kept_ids for each in found] == [each.kept_ids for each in world.contexts(alone)]
+    assert [each.kept_ids for each in found] == world.kept(world.alone())
     asked = sum(each.assessment.asked for each in found if each.assessment is not None)
     assert world.outcome("refused") == asked
     assert not any(each.failures for each in found)
@@ -351,9 +342,8 @@ def test_other_assessor_is_not_asked(world: World) -> None:
 
 def test_answered_questions_are_not_repeated(world: World) -> None:
     guard = world.guard(stage_of(world.oracle))
-    first = [each.kept_ids for each in world.contexts(guard)]
-    calls = len(world.oracle.calls)
-    assert [each.kept_ids for each in world.contexts(guard)] == first
+    first, calls = world.kept(guard), len(world.oracle.calls)
+    assert world.kept(guard) == first
     assert len(world.oracle.calls) == calls
     assert world.outcome("answered") == world.outcome("cached") > 0
 
@@ -493,11 +483,7 @@ def test_accounts_are_exact(world: World) -> None:
 def test_samples_keep_and_explain_the_answers(world: World) -> None:
     """Samples keep the answers and are explained by the decision with them."""
     guard = world.guard(stage_of(world.oracle))
-    found = next(
-        each
-        for each in world.contexts(guard)
-        if each.assessment is not None and each.assessment.changed
-    )
+    found = world.asked(guard, changed=True)
     made = record_of(found, 1.0, 0.0)
     record = SampleRecord.from_bytes(made.to_bytes())
     signals = record.ranking().signals

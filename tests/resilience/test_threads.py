@@ -4,7 +4,6 @@ import itertools
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from queue import Full
 
 import pytest
@@ -31,25 +30,6 @@ def test_calls_are_bounded_by_workers() -> None:
         future.result(NEVER)
     assert most <= 3
     assert next(running) == 100
-
-
-def test_waiting_call_can_be_abandoned(hang: Callable[[], None]) -> None:
-    threads = DaemonThreads("test", workers=1, waiting=2)
-    threads.submit(hang)
-    waiting = threads.submit(hang)
-    threads.write_off(waiting)
-    assert waiting.cancelled()
-    assert threads.written_off == 0
-
-
-def test_written_off_call_yields_its_place(hang: Callable[[], None]) -> None:
-    """A hung call that is written off gives its place to another."""
-    threads = DaemonThreads("test", workers=1, waiting=2)
-    begun = threading.Event()
-    hung = threads.submit(lambda: (begun.set(), hang()))
-    assert begun.wait(NEVER)
-    threads.write_off(hung)
-    assert threads.submit(lambda: "answered").result(NEVER) == "answered"
 
 
 def test_hung_threads_are_bounded() -> None:
