@@ -109,16 +109,15 @@ def test_a_graded_file_may_hold_numbers(tmp_path: Path) -> None:
     assert label.passage_id == "7"
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        "value", [None, True, np.True_, 7.0, np.float32(7), b"7", Decimal(7), ("a", 1), object()]
-    )
-    def test_each_type_names_the_mend(self, value: Any) -> None:
-        mend = r"an id of type \w+ \(.*\) must be a string, .*: pass the string"
-        for make in (Hit, lambda one: Passage(one, ""), lambda one: Query(one, "?")):
-            with pytest.raises(ConfigurationError, match=mend):
-                make(value)
+@pytest.mark.parametrize(
+    "value", [None, True, np.True_, 7.0, np.float32(7), b"7", Decimal(7), ("a", 1), object()]
+)
+def test_refused_id_names_the_mend(value: Any) -> None:
+    mend = r"an id of type \w+ \(.*\) must be a string, .*: pass the string"
+    for make in (Hit, lambda one: Passage(one, ""), lambda one: Query(one, "?")):
         with pytest.raises(ConfigurationError, match=mend):
-            Dataset("d", (Query("q", "?"),), {"q": {value: 1}})
-        with pytest.raises(ConfigurationError, match="candidate 2 of 2: " + mend):
-            Ranking(["a", value], [2.0, 1.0], ScoreKind.RATIO, [])
+            make(value)
+    with pytest.raises(ConfigurationError, match=mend):
+        Dataset("d", (Query("q", "?"),), {"q": {value: 1}})
+    with pytest.raises(ConfigurationError, match="candidate 2 of 2: " + mend):
+        Ranking(["a", value], [2.0, 1.0], ScoreKind.RATIO, [])

@@ -69,17 +69,16 @@ class TestBadLabels:
             Settings(**settings)  # type: ignore[arg-type]
 
 
-class TestEvidence:
-    def test_held_out_labels_move_nothing(self) -> None:
-        retriever, dataset = simulate(80)
-        asked = Settings(depth=DEPTH, held_out=0.5)
-        result = calibrate(retriever, dataset, asked)
-        assert result.held_out is not None
-        kept = {q.query_id: dataset.qrels[q.query_id] for q in result.chosen_on.queries}
-        other = calibrate(retriever, replace(dataset, qrels=kept), asked)
-        route, changed = (r.profile.routes[Route.HYBRID] for r in (result, other))
-        assert route.policy == changed.policy
-        assert route.evidence != changed.evidence
+def test_held_out_labels_move_nothing() -> None:
+    retriever, dataset = simulate(80)
+    asked = Settings(depth=DEPTH, held_out=0.5)
+    result = calibrate(retriever, dataset, asked)
+    assert result.held_out is not None
+    kept = {q.query_id: dataset.qrels[q.query_id] for q in result.chosen_on.queries}
+    other = calibrate(retriever, replace(dataset, qrels=kept), asked)
+    route, changed = (r.profile.routes[Route.HYBRID] for r in (result, other))
+    assert route.policy == changed.policy
+    assert route.evidence != changed.evidence
 
 
 @dataclass

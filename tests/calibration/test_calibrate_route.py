@@ -93,33 +93,27 @@ def as_ranks(ranking: Ranking) -> Ranking:
     return ranking_of(ranking.scores, ids=ranking.passage_ids, kind=ScoreKind.RANK)
 
 
-class TestFamily:
-    @pytest.mark.parametrize(
-        ("n", "scored", "asked", "kind", "why"),
-        [
-            (30, None, {"held_out": 0.5}, "ratio", "15 answerable queries to choose on, but a"),
-            (40, None, {}, "expected_utility", "2 scorers"),
-            (60, lambda own: replace(own, legs={}), {}, "expected_utility", "1 scorer"),
-            (60, as_ranks, {}, "ratio", "ranks alone"),
-            (30, None, {"policy": "expected_utility"}, "expected_utility", "was asked for"),
-        ],
-        ids=["below 20 labels", "two scorers", "a single one", "ranks alone", "asked for"],
-    )
-    def test_labels_and_scores_decide_by_default(
-        self,
-        n: int,
-        scored: Callable[[Ranking], Ranking] | None,
-        asked: dict[str, Any],
-        kind: str,
-        why: str,
-    ) -> None:
-        retriever, dataset = simulate(n)
-        if scored is not None:
-            retriever = Recorded({text: scored(own) for text, own in retriever.rankings.items()})
-        settings = Settings(depth=DEPTH, **{"context": "utility", **asked})
-        route = outcome_of(calibrate(retriever, dataset, settings)).profile
-        assert route.policy.kind == kind
-        assert why in route.why
+@pytest.mark.parametrize(
+    ("n", "scored", "asked", "kind", "why"),
+    [
+        (30, None, {"held_out": 0.5}, "ratio", "15 answerable queries to choose on, but a"),
+        (40, None, {}, "expected_utility", "2 scorers"),
+        (60, lambda own: replace(own, legs={}), {}, "expected_utility", "1 scorer"),
+        (60, as_ranks, {}, "ratio", "ranks alone"),
+        (30, None, {"policy": "expected_utility"}, "expected_utility", "was asked for"),
+    ],
+    ids=["below 20 labels", "two scorers", "a single one", "ranks alone", "asked for"],
+)
+def test_labels_and_scores_decide_by_default(
+    n: int, scored: Callable[[Ranking], Ranking] | None, asked: dict[str, Any], kind: str, why: str
+) -> None:
+    retriever, dataset = simulate(n)
+    if scored is not None:
+        retriever = Recorded({text: scored(own) for text, own in retriever.rankings.items()})
+    settings = Settings(depth=DEPTH, **{"context": "utility", **asked})
+    route = outcome_of(calibrate(retriever, dataset, settings)).profile
+    assert route.policy.kind == kind
+    assert why in route.why
 
 
 class TestToday:
@@ -321,19 +315,18 @@ class TestVerdict:
         assert kept.recall_promise is None
 
 
-class TestBudget:
-    def test_no_mean_exceeds_the_budget(self) -> None:
-        retriever, dataset = simulate(60, relevant=8)
-        pools = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
-        pools = replace(pools, tokens=np.where(pools.retrieved, 10.0, np.nan))
-        ks = []
-        for budget in (None, 60, 1):
-            asked = Settings(depth=DEPTH, context="utility", max_tokens=budget)
-            outcome = calibrate_route(pools, dataset, None, asked)
-            ks.append(outcome.profile.policy.k)
-            # What is served today is tried whatever the budget.
-            assert outcome.today.policy == RatioPolicy(k=5)
-        assert ks[0] > 6 >= ks[1]
+def test_no_mean_exceeds_the_budget() -> None:
+    retriever, dataset = simulate(60, relevant=8)
+    pools = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
+    pools = replace(pools, tokens=np.where(pools.retrieved, 10.0, np.nan))
+    ks = []
+    for budget in (None, 60, 1):
+        asked = Settings(depth=DEPTH, context="utility", max_tokens=budget)
+        outcome = calibrate_route(pools, dataset, None, asked)
+        ks.append(outcome.profile.policy.k)
+        # What is served today is tried whatever the budget.
+        assert outcome.today.policy == RatioPolicy(k=5)
+    assert ks[0] > 6 >= ks[1]
 
 
 class TestFewLabels:

@@ -62,27 +62,24 @@ def recall_gained(grid: Grid, *indices: GridIndex) -> FloatArray:
     return gained
 
 
-class TestSums:
-    @settings(max_examples=10, deadline=None)
-    @given(seed=st.integers(0, 1_000), n=st.integers(5, 40))
-    def test_sums_are_of_other_folds(self, seed: int, n: int) -> None:
-        pools = simulated(n, 3, seed=seed, noise=0.3, relevant=2, unanswerable=0.2)
-        grid = ratio_grid(pools)
-        places = tried(grid, 3)[::7]
-        fold = np.random.default_rng(seed).permutation(np.arange(n) % 3)
-        sums = PolicySums.of(grid, places, fold).without(1)
-        others = grid.rows(np.flatnonzero(fold != 1))
-        udcg, _ = others.at(places)
-        today = served_today(pools)[fold != 1, None]
-        gains = udcg - today
-        assert np.allclose(sums.mean_gain, gains.mean(axis=0))
-        assert np.allclose(
-            sums.gain_error, gains.std(axis=0, ddof=1) / np.sqrt(len(gains)), atol=1e-7
-        )
-        assert np.allclose(sums.mean_kept, others.kept(places).mean(axis=0))
-        defined = recall_gained(others, *places)[others.pools.n_relevant > 0]
-        if len(defined):
-            assert np.allclose(sums.least_recall(0.0), defined.mean(axis=0))
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1_000), n=st.integers(5, 40))
+def test_sums_are_of_other_folds(seed: int, n: int) -> None:
+    pools = simulated(n, 3, seed=seed, noise=0.3, relevant=2, unanswerable=0.2)
+    grid = ratio_grid(pools)
+    places = tried(grid, 3)[::7]
+    fold = np.random.default_rng(seed).permutation(np.arange(n) % 3)
+    sums = PolicySums.of(grid, places, fold).without(1)
+    others = grid.rows(np.flatnonzero(fold != 1))
+    udcg, _ = others.at(places)
+    today = served_today(pools)[fold != 1, None]
+    gains = udcg - today
+    assert np.allclose(sums.mean_gain, gains.mean(axis=0))
+    assert np.allclose(sums.gain_error, gains.std(axis=0, ddof=1) / np.sqrt(len(gains)), atol=1e-7)
+    assert np.allclose(sums.mean_kept, others.kept(places).mean(axis=0))
+    defined = recall_gained(others, *places)[others.pools.n_relevant > 0]
+    if len(defined):
+        assert np.allclose(sums.least_recall(0.0), defined.mean(axis=0))
 
 
 class TestChoose:

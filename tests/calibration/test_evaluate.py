@@ -248,25 +248,24 @@ RULES = [
 ]
 
 
-class TestAllAtOnce:
-    @settings(max_examples=50, deadline=None)
-    @given(
-        cases(rules=RULES),
-        st.integers(1, 9),
-        st.sampled_from([0.0, 0.3, 0.75]),
-        st.sampled_from([1.0, 0.5]),
-    )
-    def test_figures_equal_single_query_measures(
-        self, pools: LabelledPools, k: int, min_ratio: float, temperature: float
-    ) -> None:
-        ratio = min_ratio * (pools.kind is not ScoreKind.RANK)
-        policy = RatioPolicy(k=k, min_ratio=ratio, temperature=temperature)
-        found = per_query(pools, policy)
-        for row, ranking in enumerate(pools.rankings()):
-            decision = decide(ranking, policy)
-            assert {name: column[row] for name, column in found.items()} == pytest.approx(
-                one_by_one(decision, pools, row), rel=1e-12, nan_ok=True
-            )
+@settings(max_examples=50, deadline=None)
+@given(
+    cases(rules=RULES),
+    st.integers(1, 9),
+    st.sampled_from([0.0, 0.3, 0.75]),
+    st.sampled_from([1.0, 0.5]),
+)
+def test_figures_equal_single_query_measures(
+    pools: LabelledPools, k: int, min_ratio: float, temperature: float
+) -> None:
+    ratio = min_ratio * (pools.kind is not ScoreKind.RANK)
+    policy = RatioPolicy(k=k, min_ratio=ratio, temperature=temperature)
+    found = per_query(pools, policy)
+    for row, ranking in enumerate(pools.rankings()):
+        decision = decide(ranking, policy)
+        assert {name: column[row] for name, column in found.items()} == pytest.approx(
+            one_by_one(decision, pools, row), rel=1e-12, nan_ok=True
+        )
 
 
 def means(measured: Measured) -> dict[str, Interval]:

@@ -164,22 +164,21 @@ class TestBeyondToday:
         assert size.tolist() == [[-2.0, -1.0, 0.0, 1.0]]
 
 
-class TestRelativeValues:
-    @given(cases(), st.sampled_from([0.25, 1.0, 7.0]))
-    def test_equal_the_request_paths_scores(self, pools: LabelledPools, temperature: float) -> None:
-        values, outside = relative_values(pools, temperature)
-        for row, ranking in enumerate(pools.rankings()):
-            scores = [float(score or 0.0) for score in ranking.scores]
-            assert np.isnan(values[row, len(scores) :]).all()
-            if not scores:
-                continue
-            inside = is_relative(pools.kind) and within_domain(pools.kind, scores[-1], scores[0])
-            assert outside[row] == (not inside)
-            if inside:
-                expected = relative_scores(pools.kind, scores, temperature)
-                assert values[row, : len(scores)] == pytest.approx(expected, abs=1e-12)
-            else:
-                assert (values[row, : len(scores)] == 1.0).all()
+@given(cases(), st.sampled_from([0.25, 1.0, 7.0]))
+def test_relative_values_equal_request_paths(pools: LabelledPools, temperature: float) -> None:
+    values, outside = relative_values(pools, temperature)
+    for row, ranking in enumerate(pools.rankings()):
+        scores = [float(score or 0.0) for score in ranking.scores]
+        assert np.isnan(values[row, len(scores) :]).all()
+        if not scores:
+            continue
+        inside = is_relative(pools.kind) and within_domain(pools.kind, scores[-1], scores[0])
+        assert outside[row] == (not inside)
+        if inside:
+            expected = relative_scores(pools.kind, scores, temperature)
+            assert values[row, : len(scores)] == pytest.approx(expected, abs=1e-12)
+        else:
+            assert (values[row, : len(scores)] == 1.0).all()
 
 
 class TestKept:

@@ -119,14 +119,13 @@ class TestFromHitsToTheAnswer:
         assert again.probabilities == pytest.approx(context.decision.probabilities, abs=1e-5)
 
 
-class TestModels:
-    def test_scores_without_legs_are_a_leg(self) -> None:
-        (route,) = calibrated().profile.routes.values()
-        policy = route.policy
-        assert isinstance(policy, ExpectedUtilityPolicy)
-        assert policy.model.legs == ("ranking",)
-        assert policy.model.signals == ("authority", "price")
-        assert "1 scorer, 2 named signals" in route.why
+def test_scores_without_legs_are_a_leg() -> None:
+    (route,) = calibrated().profile.routes.values()
+    policy = route.policy
+    assert isinstance(policy, ExpectedUtilityPolicy)
+    assert policy.model.legs == ("ranking",)
+    assert policy.model.signals == ("authority", "price")
+    assert "1 scorer, 2 named signals" in route.why
 
 
 def with_signals(**signals: Sequence[float]) -> Ranking:
