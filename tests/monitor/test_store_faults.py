@@ -5,11 +5,12 @@ import shutil
 import sqlite3
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from storing import OpenStore
 
 from ctxguard.errors import (
     ConfigurationError,
@@ -25,15 +26,12 @@ from ctxguard.monitor.store import engine as engine_module
 from ctxguard.monitor.store.schema import SCHEMA_VERSION
 from tests.stored import written
 
-OpenStore = Callable[..., SampleStore]
 MIB = 2**20
 
 
-def append(store: SampleStore, n: int = 1, *, size: int = 100, seconds: float = 0.0) -> None:
+def append(store: SampleStore, n: int = 1, *, size: int = 100) -> None:
     chance = random.Random(n)
-    entries = [
-        written(f"r{i}", time_seconds=seconds, payload=chance.randbytes(size)) for i in range(n)
-    ]
+    entries = [written(f"r{i}", payload=chance.randbytes(size)) for i in range(n)]
     store.append("w", Batch(entries, n))
 
 
@@ -59,29 +57,22 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run([unmount, "--lazy", str(folder)], check=True)
 
 
-class TestFull:
-    def fill_up(self, store: SampleStore) -> int:
-        """Append until the disk is full; how many samples that took."""
-        for n in range(10_000):
-            try:
-                append(store, 5, size=20_000, seconds=float(n))
-            except StoreFullError:
-                return 5 * n
-        pytest.fail("the disk never filled up")
-
-    def test_full_disk_says_mend_losing_nothing(self, disk: Path, open_store: OpenStore) -> None:
-        """A full disk is an error that says what to do; freed space is used again."""
-        filler = disk / "another program's"
-        filler.write_bytes(bytes(16 * MIB))
-        store = open_store(f"sqlite:///{disk / 'samples.db'}")
-        stored = self.fill_up(store)
-        assert stored > 100
-        with pytest.raises(StoreFullError, match="free space"):
-            append(store, 200, size=20_000)
-        assert store.accounts().stored == store.states()[State.PENDING] == stored
-        filler.unlink()
-        append(store, 3)
-        assert store.accounts().stored == store.states()[State.PENDING] == stored + 3
+def test_full_disk_says_mend_losing_nothing(disk: Path, open_store: OpenStore) -> None:
+    """A full disk is an error that says what to do; freed space is used again."""
+    filler = disk / "another program's"
+    filler.write_bytes(bytes(16 * MIB))
+    store, stored = open_store(f"sqlite:///{disk / 'samples.db'}"), 0
+    with suppress(StoreFullError):
+        for _ in range(1_000):
+            append(store, 5, size=20_000)
+            stored += 5
+    assert stored > 100
+    with pytest.raises(StoreFullError, match="free space"):
+        append(store, 200, size=20_000)
+    assert store.accounts().stored == store.states()[State.PENDING] == stored
+    filler.unlink()
+    append(store, 3)
+    assert store.accounts().stored == store.states()[State.PENDING] == stored + 3
 
 
 class TestLocked:
@@ -122,14 +113,9 @@ class TestReadOnly:
         url = f"sqlite:///{disk / 'samples.db'}"
         if not is_new:
             open_store(url).close()
-        self.remount(disk)
+        subprocess.run([str(shutil.which("mount")), "-o", "remount,ro", str(disk)], check=True)
         with pytest.raises(StoreReadOnlyError, match="writable for user"):
             append(open_store(url))
-
-    def remount(self, disk: Path) -> None:
-        mount = shutil.which("mount")
-        assert mount is not None
-        subprocess.run([mount, "-o", "remount,ro", str(disk)], check=True)
 
     def test_read_only_role_is_told(self, postgresql_url: str, open_store: OpenStore) -> None:
         url = postgresql_url.replace(
@@ -141,13 +127,6 @@ class TestReadOnly:
 
 
 class TestCorrupt:
-    def spoil(self, file: Path) -> None:
-        """Overwrite all of the database but its first page."""
-        size = file.stat().st_size
-        with file.open("r+b") as content:
-            content.seek(4_096)
-            content.write(random.Random(0).randbytes(size - 4_096))
-
     @pytest.mark.parametrize(
         "content", [b"not a database at all" * 500, b"SQLite format 3\0" * 500]
     )
@@ -164,7 +143,8 @@ class TestCorrupt:
         store = open_store(f"sqlite:///{file}")
         append(store, 50, size=5_000)
         store.close()
-        self.spoil(file)
+        first_page = file.read_bytes()[:4_096]
+        file.write_bytes(first_page + random.Random(0).randbytes(file.stat().st_size - 4_096))
         for _ in range(2):
             with pytest.raises(StoreCorruptError):
                 append(store, 3)
@@ -191,44 +171,36 @@ class TestCorrupt:
         assert said.startswith(f"{file} was deleted or replaced while it was in use")
 
 
-class TestForeign:
-    def change(self, file: Path, version: int) -> None:
-        SampleStore.open(f"sqlite:///{file}").close()
-        with closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute("UPDATE ctxguard_schema SET version = ?", [version])
+VERSION = "UPDATE ctxguard_schema SET version = "
+READS = f", this release reads {SCHEMA_VERSION}"
 
-    @pytest.mark.parametrize("version", [1, 99])
-    def test_other_schema_is_refused_untouched(self, file: Path, version: int) -> None:
-        self.change(file, version)
-        before = file.read_bytes()
-        expected = f"version {version}, this release reads {SCHEMA_VERSION}"
-        with pytest.raises(StoreSchemaError, match=expected) as caught:
-            SampleStore.open(f"sqlite:///{file}")
-        assert (caught.value.found, caught.value.known) == (version, SCHEMA_VERSION)
-        assert file.read_bytes() == before
-        assert [part.name for part in file.parent.iterdir()] == [file.name]
 
-    @pytest.mark.parametrize("is_store", [True, False])
-    def test_incomplete_store_is_refused_untouched(self, file: Path, is_store: bool) -> None:
-        """Half a copy of a store, or a database of another program."""
-        if is_store:
-            SampleStore.open(f"sqlite:///{file}").close()
-        with closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute(
-                "DROP TABLE ctxguard_labels" if is_store else "CREATE TABLE theirs (id)"
-            )
-        before = file.read_bytes()
-        with pytest.raises(StoreSchemaError, match="it has no table ctxguard_"):
-            SampleStore.open(f"sqlite:///{file}")
-        assert file.read_bytes() == before
-
-    def test_overtaken_release_stops_writing(self, file: Path, open_store: OpenStore) -> None:
-        store = open_store(f"sqlite:///{file}")
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (f"{VERSION} 1", f"version 1{READS}"),
+        (f"{VERSION} 99", f"version 99{READS}"),
+        ("DROP TABLE ctxguard_labels", "it has no table ctxguard_labels"),
+        ("CREATE TABLE theirs (id)", "it has no table ctxguard_"),
+    ],
+    ids=["a former release", "a later release", "half a copy", "another program"],
+)
+def test_other_schema_is_refused_untouched(file: Path, change: str, says: str) -> None:
+    """Also by a process that has used the store before."""
+    store = SampleStore(f"sqlite:///{file}")
+    if "theirs" not in change:
         append(store)
         store.close()
-        self.change(file, 99)
-        with pytest.raises(StoreSchemaError):
-            append(store)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(change)
+    before = file.read_bytes()
+    for use in (store.check, lambda: append(store)):
+        with pytest.raises(StoreSchemaError, match=says) as caught:
+            use()
+    assert caught.value.known == SCHEMA_VERSION
+    assert VERSION not in change or caught.value.found == int(change.removeprefix(VERSION))
+    assert file.read_bytes() == before
+    assert [part.name for part in file.parent.iterdir()] == [file.name]
 
 
 class TestUnavailable:
