@@ -47,18 +47,54 @@ def test_invalid_limit_is_refused(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "waiting", "expected"),
+    ("limits", "spent", "waiting", "expected"),
     [
-        ({"calls_per_hour": 100}, 400, 0.25),
-        ({"calls_per_hour": 100}, 50, 1.0),
-        ({"calls_per_hour": 100, "calls_per_day": 50, "cost_per_day": 1_000.0}, 100, 0.5),
+        ({"calls_per_hour": 100}, [], 400, 0.25),
+        ({"calls_per_hour": 100}, [], 50, 1.0),
+        ({"calls_per_hour": 100, "calls_per_day": 50, "cost_per_day": 1_000.0}, [], 100, 0.5),
+        # Ten calls and 0.2 each, of which 80 calls and 9.6 are left.
+        ({"calls_per_hour": 100, "cost_per_day": 10.0}, [(8, 0.1), (12, 0.3)], 16, 0.5),
+        ({"calls_per_hour": 100, "cost_per_day": 10.0}, [(8, 0.1), (12, 0.3)], 4, 1.0),
+        ({"cost_per_day": 1.0}, [(100, 0.0)], 10**6, 1.0),
+        ({"calls_per_day": 10}, [(10, 0.0)], 1, 0.0),
+        ({"calls_per_day": 10}, [(6, 0.0)], 1, 0.0),
     ],
-    ids=["shared", "enough", "the tightest counts"],
+    ids=["shared", "enough", "tightest", "as before", "enough so", "free", "used up", "too little"],
 )
 def test_rest_is_shared_among_waiting(
-    limits: dict[str, float], waiting: int, expected: float
+    limits: dict[str, float], spent: list[tuple[float, float]], waiting: int, expected: float
 ) -> None:
-    assert budget(**limits).probability_for(waiting, 0.0) == expected
+    """Each is taken to cost what those before have cost."""
+    known = budget(**limits)
+    for calls, cost in spent:
+        known.spend(calls, cost)
+    assert known.probability_for(waiting, 0.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent", "later_seconds", "left"),
+    [
+        ({"calls_per_hour": 10, "calls_per_day": 100}, 4, 0.0, 6),
+        ({"calls_per_hour": 10}, 10, HOUR - 1.0, 0),
+        ({"calls_per_hour": 10}, 10, HOUR, 10),
+        ({"calls_per_day": 10}, 10, DAY / 2 - 1.0, 0),
+        ({"calls_per_day": 10}, 10, DAY / 2, 10),
+        ({"calls_per_hour": 10, "calls_per_day": 15}, 10, HOUR, 5),
+        # A clock that is set back gives nothing until that time is reached again.
+        ({"calls_per_hour": 10, "calls_per_day": 10}, 10, -DAY, 0),
+        ({"calls_per_hour": 10, "calls_per_day": 10}, 10, DAY, 10),
+    ],
+)
+def test_each_period_has_its_limit(
+    limits: dict[str, float], spent: int, later_seconds: float, left: int
+) -> None:
+    """A sample that may need more than is left is not afforded."""
+    clock = at_noon()
+    used = budget(clock, **limits)
+    used.spend(spent, 0.0)
+    clock.now += later_seconds
+    assert used.allows(left)
+    assert not used.allows(left + 1)
 
 
 def test_expected_arrivals_count_as_waiting() -> None:
@@ -67,69 +103,6 @@ def test_expected_arrivals_count_as_waiting() -> None:
         found = budget(clock, calls_per_hour=1800).probability_for(0, 1.0)
         assert found == pytest.approx(expected, rel=1e-3)
         clock.now += HOUR / 2
-
-
-def test_samples_cost_what_they_have_cost() -> None:
-    known = budget(calls_per_hour=100, cost_per_day=10.0)
-    known.spend(8, 0.1)
-    known.spend(12, 0.3)
-    # Ten calls and 0.2 each, of which 80 calls and 9.6 are left.
-    assert known.probability_for(16, 0.0) == pytest.approx(0.5)
-    assert known.probability_for(4, 0.0) == 1.0
-
-
-def test_free_judge_ignores_cost_limit() -> None:
-    free = budget(cost_per_day=1.0)
-    free.spend(100, 0.0)
-    assert free.probability_for(10**6, 0.0) == 1.0
-
-
-@pytest.mark.parametrize("calls", [10, 6])
-def test_nothing_goes_beyond_a_limit(calls: int) -> None:
-    used = budget(calls_per_day=10)
-    used.spend(calls, 0.0)
-    assert used.probability_for(1, 0.0) == 0.0
-
-
-def test_unaffordable_sample_is_left() -> None:
-    """A sample that may need more than is left is not afforded."""
-    some = budget(calls_per_hour=10, calls_per_day=100)
-    some.spend(4, 0.0)
-    assert some.allows(6)
-    assert not some.allows(7)
-
-
-@pytest.mark.parametrize(("limit", "seconds"), [("calls_per_hour", HOUR), ("calls_per_day", DAY)])
-def test_next_period_has_whole_limit(limit: str, seconds: float) -> None:
-    clock = at_noon()
-    clock.now = math.floor(NOON / seconds) * seconds + seconds - 1.0
-    used = budget(clock, **{limit: 10})
-    used.spend(10, 0.0)
-    assert not used.allows(1)
-    clock.now += 1.0
-    assert used.allows(10)
-    assert used.probability_for(1, 0.0) == 1.0
-
-
-def test_new_hour_leaves_the_day() -> None:
-    clock = at_noon()
-    used = budget(clock, calls_per_hour=10, calls_per_day=15)
-    used.spend(10, 0.0)
-    clock.now += HOUR
-    assert used.allows(5)
-    assert not used.allows(6)
-
-
-def test_clock_set_back_gives_nothing() -> None:
-    clock = at_noon()
-    used = budget(clock, calls_per_hour=10, calls_per_day=10)
-    used.spend(10, 0.0)
-    clock.now -= DAY
-    assert used.probability_for(1, 0.0) == 0.0
-    assert not used.allows(1)
-    # Until the time that was is reached again, and with it the next period.
-    clock.now += 2 * DAY
-    assert used.allows(10)
 
 
 def test_spending_goes_on_after_a_restart() -> None:
