@@ -68,7 +68,6 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, the judge counts as quick."""
-    monkeypatch.setattr(worker, "_SLOW_SECONDS", 60.0)
     monkeypatch.setattr(worker, "HELD_SECONDS", 60.0)
 
 
@@ -222,7 +221,7 @@ class TestSlowJudge:
     def test_each_of_its_grades_is_written_at_once(
         self, writes: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(worker, "_SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(worker, "HELD_SECONDS", 0.0)
         live = watching(4)
         live.monitor.step()
         assert writes == [1, 1, 1, 1]

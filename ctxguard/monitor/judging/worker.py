@@ -42,9 +42,7 @@ _ROUND_SECONDS = (60.0, 3_600.0)
 MAX_HELD = 100
 """Results that wait for one transaction."""
 HELD_SECONDS = 0.25
-"""How long the first of them may wait before the next sample is judged."""
-_SLOW_SECONDS = 0.05
-"""A judge that takes this long gains nothing by waiting: a transaction takes a few milliseconds."""
+"""Seconds between two of these, at least: a transaction takes a few milliseconds."""
 
 _NOTHING: Counts = {}
 
@@ -92,7 +90,7 @@ class JudgingWorker:
         self._alarms = alarms
         self._series = series
         self._held: list[Finished] = []
-        self._held_since = 0.0
+        self._written_at = 0.0
         self._sampler = HashSampler("budget")
         self._cost = 0.0
         self._counted: Counts = {}
@@ -225,7 +223,7 @@ class JudgingWorker:
 
     def _process(self, sample: _Waiting) -> bool:
         """Judge one sample; False where the budget has no room for it, or the judge is down."""
-        record, known, began = sample.record, sample.known or {}, time.monotonic()
+        record, known = sample.record, sample.known or {}
         most = max(len(record.may_be_judged) - len(known), 0)
         if self._budget is not None and not self._budget.allows(most):
             return False
@@ -249,7 +247,7 @@ class JudgingWorker:
         if self._alarms is not None:
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
-        self._add(sample, found, time.monotonic() - began)
+        self._add(sample, found)
         self._blame_suspects()
         return True
 
@@ -259,25 +257,20 @@ class JudgingWorker:
         for one in suspects:
             self._add(one, self._judge.as_graded(one.sample_id, one.record, one.probability))
 
-    def _add(self, sample: _Waiting, found: Finished, seconds: float = 0.0) -> None:
+    def _add(self, sample: _Waiting, found: Finished) -> None:
         """Add a sample's result to those written next."""
         record = sample.record
         counts = {} if sample.known is not None else dict(_of_request(record))
         if sample.known is None and Flag.PROFILE_MISMATCH.value in record.flags:
             counts[MISMATCHED,] = 1
         found = replace(found, loss=self._loss(sample, found))
-        self._finish(found, record.route, counts, seconds)
+        self._finish(found, record.route, counts)
 
-    def _finish(
-        self, finished: Finished, route: str, counts: Counts = _NOTHING, seconds: float = 0.0
-    ) -> None:
+    def _finish(self, finished: Finished, route: str, counts: Counts = _NOTHING) -> None:
         """Hold a result until it is written with others, or write it."""
         counts = {("judged_samples", route, finished.state): 1, **finished.counts, **counts}
-        now = time.monotonic()
-        if not self._held:
-            self._held_since = now
         self._held.append(replace(finished, counts=counts))
-        is_late = max(seconds - _SLOW_SECONDS, now - self._held_since - HELD_SECONDS) >= 0.0
+        is_late = time.monotonic() >= self._written_at + HELD_SECONDS
         if self._judge.is_proven and (is_late or len(self._held) >= MAX_HELD):
             self._write()
 
@@ -336,6 +329,7 @@ class JudgingWorker:
         Raises:
             StoreError: nothing can be stored now; results are held until the next call.
         """
+        self._written_at = time.monotonic()
         told = self._judge.counts()
         more = Counter(self._uncounted)
         more.update({key: n - self._counted.get(key, 0.0) for key, n in told.items()})
