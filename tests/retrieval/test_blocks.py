@@ -1,7 +1,5 @@
 """An index is built a block at a time, and is the same whatever the block."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -18,10 +16,6 @@ CORPUS = [
     Passage("q", "...", "no words"),
     Passage("r", "!"),
 ]
-
-
-def arrays(index: HybridIndex) -> dict[str, np.ndarray]:
-    return index._arrays()
 
 
 def built() -> HybridIndex:
@@ -41,8 +35,8 @@ def test_block_size_does_not_show(size: int, monkeypatch: pytest.MonkeyPatch) ->
     parts = built()
     assert parts.lexical.terms.vocabulary == whole.lexical.terms.vocabulary
     assert parts.passages.lines.tobytes() == whole.passages.lines.tobytes()
-    for name, values in arrays(whole).items():
-        assert np.array_equal(arrays(parts)[name], values), name
+    for name, values in whole._arrays().items():
+        assert np.array_equal(parts._arrays()[name], values), name
 
 
 def test_weights_are_those_of_bm25() -> None:
@@ -62,15 +56,6 @@ def test_weights_are_those_of_bm25() -> None:
         length = np.linalg.norm(weights) or 1.0
         assert postings.unit[own] == pytest.approx(weights / length, abs=1e-6)
     assert not entries
-
-
-def test_saved_index_keeps_what_searches_read(tmp_path: Path) -> None:
-    """The first search of an opened index counts nothing over all passages."""
-    index = built()
-    index.save(tmp_path / "i")
-    opened = arrays(HybridIndex.load(tmp_path / "i"))
-    for name, values in arrays(index).items():
-        assert np.array_equal(opened[name], values), name
 
 
 @pytest.mark.parametrize("n", [1, 512, 513, 1_100])

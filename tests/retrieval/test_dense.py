@@ -23,18 +23,19 @@ def test_codes_first_finds_nearly_the_same() -> None:
     assert np.mean(shared) > 9.8
 
 
-def test_cosines_are_exact_after_codes() -> None:
+def test_all_rows_are_found_after_codes() -> None:
     """Cosines are those of the vectors also where codes were compared first."""
-    vectors = random_units(2000)
+    vectors = random_units(1500)
     query = random_units(1, seed=1)[0]
-    rows, scores, _ = DenseIndex(vectors, exact_limit=1).search(query, 30)
-    assert scores == pytest.approx(vectors[rows] @ query)
+    rows, scores, _ = DenseIndex(vectors, exact_limit=1).search(query, 9999)
+    assert sorted(rows.tolist()) == list(range(1500))
+    assert scores == pytest.approx(vectors[rows] @ query, abs=1e-6)
     assert (np.diff(scores) <= 0.0).all()
 
 
 class TestAllowedRows:
     @pytest.mark.parametrize("exact_limit", [1, 5000])
-    @pytest.mark.parametrize("n_allowed", [1, 7, 900])
+    @pytest.mark.parametrize("n_allowed", [0, 1, 7, 900])
     def test_best_allowed_rows_are_found(self, n_allowed: int, exact_limit: int) -> None:
         vectors = random_units(2000, dimension=64)
         query = random_units(1, dimension=64, seed=1)[0]
@@ -46,7 +47,7 @@ class TestAllowedRows:
         assert rows.size == min(20, n_allowed)
         assert set(rows.tolist()) <= set(allowed.tolist())
         assert scores == pytest.approx(vectors[rows] @ query, abs=1e-6)
-        assert np.mean(scores) >= np.mean(best) - 0.02
+        assert scores.sum() >= best.sum() - 0.02 * rows.size
 
     def test_forbidden_best_codes_compare_all_allowed(self) -> None:
         # The 1,000 forbidden vectors are all nearer than the 1,000 allowed ones.
@@ -57,17 +58,6 @@ class TestAllowedRows:
         rows, scores, _ = DenseIndex(vectors, exact_limit=20).search(query, 50, allowed)
         assert set(rows.tolist()) <= set(allowed.tolist())
         assert scores == pytest.approx((vectors @ query)[nearest_first[1000:1050]], abs=1e-6)
-
-    def test_no_allowed_row_gives_nothing(self) -> None:
-        none = np.zeros(0, np.int64)
-        rows, scores, _ = DenseIndex(random_units(500)).search(random_units(1)[0], 5, none)
-        assert rows.size == scores.size == 0
-
-
-def test_codes_leave_no_gap() -> None:
-    vectors = random_units(1500)
-    rows, scores, _ = DenseIndex(vectors, exact_limit=1).search(vectors[0], 9999)
-    assert (sorted(rows.tolist()), rows.size) == (list(range(1500)), scores.size)
 
 
 def test_building_leaves_thread_count() -> None:

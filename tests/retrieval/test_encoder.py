@@ -100,12 +100,17 @@ def test_long_texts_are_read_in_windows(small: Encoder) -> None:
     assert short.dtype == np.int32
 
 
-def test_table_has_each_piece_alone(small: Encoder) -> None:
+def test_table_has_each_piece_alone(
+    small: Encoder, tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is computed once, and then read from the cache."""
     mark = small.query("!")
     (piece,) = mark.piece_ids.tolist()
     table = small.piece_table
     assert (table.shape, table.dtype) == ((30522, 32), np.float32)
     assert float(table[piece] @ mark.states[0]) > 0.99
+    monkeypatch.setattr(Encoder, "_states", None)
+    assert (Encoder(tiny, cache=cache).piece_table == table).all()
 
 
 def test_vectors_ignore_the_thread_count(

@@ -60,30 +60,6 @@ def test_another_models_archive_is_refused(tmp_path: Path) -> None:
     assert kept(tmp_path, 1, "pieces-2") == {1}
 
 
-def test_table_is_kept_unless_damaged(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[int] = []
-
-    def states(encoder: Encoder) -> dict[str, np.ndarray]:
-        made.append(1)
-        return {"table": np.full((900, 20), len(made), np.float16)}
-
-    monkeypatch.setattr(Encoder, "_states", states)
-
-    def opened() -> list[float]:
-        """The table as a program that starts now has it."""
-        table = Encoder(tiny, cache=tmp_path).piece_table
-        assert (table.shape, table.dtype) == ((900, 20), np.float32)
-        return np.unique(table).tolist()
-
-    assert opened() == opened() == [1.0]
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(_flip(file.read_bytes(), file.stat().st_size // 2))
-    assert opened() == opened() == [2.0]
-    assert len(made) == 2
-
-
 def test_another_pooling_is_another_model(tmp_path: Path) -> None:
     keys = set()
     for mode in ("mean", "max"):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from statistics import fmean, pstdev
 
 import numpy as np
 import pytest
@@ -24,8 +25,6 @@ from ctxguard.retrieval.signals import (
     second_pass,
     signals,
 )
-
-BEST_THREE = 3
 
 
 def legs_of(dense: FloatArray, lexical: FloatArray) -> dict[str, Leg]:
@@ -83,36 +82,22 @@ def _units(rng: np.random.Generator, n: int, dimension: int) -> np.ndarray:
 
 
 def plain_z(values: list[float]) -> list[float]:
-    known = [value for value in values if not math.isnan(value)]
-    if not known or max(known) == min(known):
-        return [0.0 for _ in values]
-    mean = math.fsum(known) / len(known)
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known))
-    return [
-        0.0 if math.isnan(value) else min(max((value - mean) / spread, -4.0), 4.0)
-        for value in values
-    ]
+    mean, spread = fmean(values), pstdev(values)
+    return [min(max((value - mean) / (spread or 1.0), -4.0), 4.0) for value in values]
 
 
 def plain_log_ranks(values: list[float]) -> list[float]:
-    known = [value for value in values if not math.isnan(value)]
-    ranks = [
-        1 + (len(known) if math.isnan(value) else sum(other > value for other in known))
-        for value in values
-    ]
-    return [0.5 * math.log(rank) for rank in ranks]
+    return [0.5 * math.log(1 + sum(other > value for other in values)) for value in values]
 
 
 def plain_reciprocal_ranks(pool: Pool) -> list[float]:
-    dense, lexical = (pool.legs[name].scores.tolist() for name in ("dense", "lexical"))
-
-    def of(values: list[float], value: float) -> float:
-        return 1.0 / (61.0 + sum(other > value for other in values))
-
-    return [
-        of(dense, d) + (of(lexical, b) if b > 0 else 0.0)
-        for d, b in zip(dense, lexical, strict=True)
-    ]
+    fused = [0.0] * len(pool.vectors)
+    for leg in pool.legs.values():
+        for i, value in enumerate(leg.scores.tolist()):
+            # A lexical score of 0 is no match, and has no rank.
+            if leg.kind is ScoreKind.COSINE or value > 0:
+                fused[i] += 1.0 / (61.0 + sum(other > value for other in leg.scores))
+    return fused
 
 
 def plain_best_first(scores: list[float]) -> list[int]:
@@ -152,9 +137,9 @@ def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
     order = plain_best_first(fused)
     found = {
         "redundancy": [plain_highest(s, order, i) for i in range(n)],
-        "similarity_3": [plain_mean(s, order, i, BEST_THREE) for i in range(n)],
+        "similarity_3": [plain_mean(s, order, i, 3) for i in range(n)],
         "similarity_10": [plain_mean(s, order, i, 10) for i in range(n)],
-        "term_similarity_3": [plain_mean(t, order, i, BEST_THREE) for i in range(n)],
+        "term_similarity_3": [plain_mean(t, order, i, 3) for i in range(n)],
     }
     found["match"] = [plain_match(pool, i) for i in range(n)]
     states, weights, _ = (each.astype(np.float64) for each in pool.query)
@@ -176,13 +161,13 @@ def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
     by_terms = [[t[i][j] ** 2 + 1e-6 for j in range(n)] for i in range(n)]
     return found | {
         "ranker": scores,
-        "term_support_3": [plain_mean(t, order, i, BEST_THREE) for i in range(n)],
+        "term_support_3": [plain_mean(t, order, i, 3) for i in range(n)],
         "term_support": [
             math.fsum(w[j] * t[i][j] for j in range(n) if j != i)
             / math.fsum(w[j] for j in range(n) if j != i)
             for i in range(n)
         ],
-        "vector_support_3": [plain_mean(s, order, i, BEST_THREE) for i in range(n)],
+        "vector_support_3": [plain_mean(s, order, i, 3) for i in range(n)],
         "smoothed_by_vectors": [plain_smoothed(by_vectors, scores, i) for i in range(n)],
         "smoothed_by_terms": [plain_smoothed(by_terms, scores, i) for i in range(n)],
         "vector_redundancy": [plain_highest(s, order, i) for i in range(n)],
