@@ -311,7 +311,7 @@ def check_counts(service: Service) -> None:
     key = ("ctxguard_judged_samples_total", "judged")
     counted = sum(n for name, n in service.scrape().items() if name[: len(key)] == key)
     pages = service.store.judged_pages(service.monitor.series)
-    judged = sum(len(page.sample_ids) for page in pages)
+    judged = sum(len(page.requests) for page in pages)
     if counted != judged:
         raise RuntimeError(f"the counters do not add up to {judged} judged samples")
 

@@ -211,7 +211,7 @@ def month(case: Case, seed: int) -> Month:
     rows.requests["is_run"], rows.requests["run_probability"] = goes_on, go_on
     n, fold = int(np.count_nonzero(is_opened)), np.full(_REQUESTS, -1)
     fold[is_opened] = rng.permutation(n) % FOLDS
-    model, sums = Model.fitted(rows, fold), Sums(N_COLUMNS)
+    model, sums = Model.fitted(rows, fold), Sums.of(N_COLUMNS)
     p = model.of(rows, fold)
     sums.add(predicted(rows, p, model), rows.requests["session"])
     graded = Graded.of(rows, p, np.where(is_opened, _REQUESTS / n, 0.0))

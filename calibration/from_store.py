@@ -72,7 +72,7 @@ SYNTHETIC = (
 class _Sample(NamedTuple):
     """One judged sample without its texts, but with estimates of their tokens.
 
-    It was stored and judged with this probability; ``first_pick`` is as in ``JudgedRows``.
+    It was stored and judged with this probability; ``first_pick`` is as in ``REQUEST``.
     """
 
     sample: GradedSample
@@ -179,19 +179,19 @@ def _tokens(samples: Sequence[_Sample], pools: Pools) -> FloatArray | None:
 
 def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
     """Yield the judged samples whose text is kept."""
-    for page in store.judged_pages(series):
-        probability = page.rows.requests["probability"]
-        place = {sample_id: at for at, sample_id in enumerate(page.sample_ids.tolist())}
-        for ids in chunks(list(place), _AT_ONCE):
+    for rows in store.judged_pages(series):
+        judged = dict(zip(rows.requests["sample_id"].tolist(), rows.requests, strict=True))
+        for ids in chunks(list(judged), _AT_ONCE):
             picked = store.picked(None, ids)
             for sample_id, sample in graded_samples(store, series, ids, picked).items():
-                at, record = place[sample_id], sample.record
+                request, record = judged[sample_id], sample.record
                 tokens = {
                     record.passage_ids[position]: passage_tokens(passage)
                     for position, passage in record.passages.items()
                 }
                 bare = replace(sample, record=replace(record, passages={}))
-                yield _Sample(bare, tokens, float(probability[at]), int(page.first_pick[at]))
+                own = float(request["probability"]), int(request["first_pick"])
+                yield _Sample(bare, tokens, *own)
 
 
 def _of_system(ranking: Ranking) -> Ranking:

@@ -226,14 +226,14 @@ class JudgedRequests:
     def _sums(self, columns: FloatArray) -> Sums:
         """Sum columns over the requests that a draw could have asked about."""
         covered, requests = ~np.isnan(self.stands_for), self.rows.requests
-        sums, weight = Sums(N_COLUMNS), 1.0 / requests["probability"]
+        sums, weight = Sums.of(N_COLUMNS), 1.0 / requests["probability"]
         sums.add((columns * weight[:, None])[covered], requests["session"][covered])
         return sums.ended()
 
 
 def _by_judge(rows: Rows) -> Mapping[Metric, Interval]:
     """Estimate every metric from the judge's own grades, if enough requests have them."""
-    sums, (values, inclusion) = Sums(N_TERMS), weighted_terms(rows)
+    sums, (values, inclusion) = Sums.of(N_TERMS), weighted_terms(rows)
     sums.add(values, rows.requests["session"], inclusion)
     own, found = sums.ended(), dict[Metric, Interval]()
     shown = shown_metrics(own.totals)

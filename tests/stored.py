@@ -8,7 +8,7 @@ from ctxguard.core.types import Mode, Passage, Route, ScoreKind
 from ctxguard.measure.rows import Rows
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES
-from ctxguard.monitor.store import JudgedRows, SampleStore
+from ctxguard.monitor.store import SampleStore
 
 _RECORD = SampleRecord(
     request_id="r",
@@ -49,16 +49,10 @@ def request_of(store: SampleStore, sample_id: int) -> str:
     return found.request_id
 
 
-def all_judged(store: SampleStore, series: str, **window: float) -> JudgedRows:
+def all_judged(store: SampleStore, series: str, **window: float) -> Rows:
     """Return the judged requests of a series as one page."""
-    none = np.empty(0, np.int64)
-    pages = [
-        JudgedRows(none, np.empty(0), none, Rows.read([])),
-        *store.judged_pages(series, **window),
-    ]
-    ids, times, picks = (
-        np.concatenate([getattr(page, name) for page in pages])
-        for name in ("sample_ids", "time_seconds", "first_pick")
-    )
-    tables = zip(*[page.rows[:2] for page in pages], strict=True)
-    return JudgedRows(ids, times, picks, Rows.of(*map(np.concatenate, tables)))
+    return Rows.joined(list(store.judged_pages(series, **window)))
+
+
+def samples_in(rows: Rows) -> list[int]:
+    return rows.requests["sample_id"].tolist()

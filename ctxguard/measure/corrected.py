@@ -382,7 +382,7 @@ def _corrected_ratio(
         Metric.UDCG if bounds is None else metric,
         ratio,
         of_ratio,
-        squares=ratio.squares,
+        squares=ratio.squares(ratio.value),
         n=n,
         effective=effective,
         n_observable=n_observable,

@@ -6,7 +6,8 @@ may come in parts, such as the pages of a store. Pure.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,25 +27,30 @@ _LEAST_DF = 4.0
 """Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
 
 
+@dataclass(eq=False, slots=True)
 class Sums:
-    """Sums columns over clusters, part by part; memory grows only with the number of sessions.
+    """Sums of columns over clusters, part by part; memory grows only with the number of sessions.
 
     Attributes:
+        totals: Shape (p,), the sum of each column.
+        products: Shape (p, p), sums over clusters of the products of their own sums.
         n: Number of clusters; those in which it is defined, of the ratio of one metric.
         n_observable: The expected number of clusters in which a value unlike the others' would
             have been observed: below n if a part of each is judged with a probability only.
-        totals: Shape (p,), the sum of each column.
-        products: Shape (p, p), sums over clusters of the products of their own sums.
     """
 
-    def __init__(self, n_columns: int) -> None:
-        self.n = 0
-        self.n_observable = 0.0
-        self.totals = np.zeros(n_columns)
-        self.products = np.zeros((n_columns, n_columns))
-        self._of_metrics = np.zeros((2, len(METRICS)))
-        """Of each metric: n, and ``n_observable``."""
-        self._sessions: list[tuple[NDArray[np.int64], FloatArray, FloatArray]] = []
+    totals: FloatArray
+    products: FloatArray
+    n: int = 0
+    n_observable: float = 0.0
+    _of_metrics: FloatArray = field(default_factory=partial(np.zeros, (2, len(METRICS))))
+    """Of each metric: n, and ``n_observable``."""
+    _sessions: list[tuple[NDArray[np.int64], FloatArray, FloatArray]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, n_columns: int) -> "Sums":
+        """Begin with no cluster."""
+        return cls(np.zeros(n_columns), np.zeros((n_columns, n_columns)))
 
     def add(
         self,
@@ -85,18 +91,17 @@ class Sums:
     def ratio(self, metric: Metric) -> "Sums":
         """Return the two columns of one metric, of those from ``metrics.weighted_terms``."""
         place = METRICS.index(metric)
-        found, own = Sums(2), slice(2 * place, 2 * place + 2)
-        found.totals, found.products = self.totals[own], self.products[own, own]
-        n, found.n_observable = self._of_metrics[:, place].tolist()
-        found.n = int(n)
-        return found
+        own, (n, n_observable) = (
+            slice(2 * place, 2 * place + 2),
+            self._of_metrics[:, place].tolist(),
+        )
+        return Sums(self.totals[own], self.products[own, own], int(n), n_observable)
 
     def combined(self, numerator: FloatArray, denominator: FloatArray) -> "Sums":
         """Return two linear combinations of the columns, shape (p,) each, as columns."""
-        found, both = Sums(2), np.array([numerator, denominator])
-        found.totals, found.products = both @ self.totals, both @ self.products @ both.T
-        found.n, found.n_observable = self.n, self.n_observable
-        return found
+        both = np.array([numerator, denominator])
+        products = both @ self.products @ both.T
+        return Sums(both @ self.totals, products, self.n, self.n_observable)
 
     @property
     def value(self) -> float:
@@ -104,10 +109,9 @@ class Sums:
         a, b = self.totals.tolist()
         return float(a / b)
 
-    @property
-    def squares(self) -> float:
-        """Σ (a_c − R·b_c)² over clusters c, of the ratio R of two columns."""
-        value, ((aa, ab), (_, bb)) = self.value, self.products.tolist()
+    def squares(self, value: float) -> float:
+        """Return Σ (a_c − R·b_c)² over clusters c, of the ratio R of two columns."""
+        (aa, ab), (_, bb) = self.products.tolist()
         return float(aa - 2.0 * value * ab + value * value * bb)
 
 
@@ -171,7 +175,7 @@ def estimate(metric: Metric, sums: Sums, min_n: int = DEFAULT_MIN_N) -> Estimate
         The estimate; without a value if n does not suffice, or if UDCG, gain
         or harm is the same in every cluster: they have no bounds to reason from.
 
-    >>> sums = Sums(2)
+    >>> sums = Sums.of(2)
     >>> estimate(Metric.PRECISION, sums).n_needed
     30
     >>> is_relevant = np.arange(100) < 60
@@ -180,13 +184,13 @@ def estimate(metric: Metric, sums: Sums, min_n: int = DEFAULT_MIN_N) -> Estimate
     >>> round(found.lower, 2), found.value, round(found.upper, 2)
     (0.5, 0.6, 0.69)
     """
-    n, b = sums.n, float(sums.totals[1])
-    aa, bb = sums.products.diagonal().tolist()
+    n, (a, b), (aa, bb) = sums.n, sums.totals.tolist(), sums.products.diagonal().tolist()
     effective = b**2 / bb if n else 0.0
     if effective < min_n:
         needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
         return Estimate(None, None, None, n, needed, n_effective=effective if n else None)
-    value, squares = sums.value, sums.squares
+    value = a / b
+    squares = sums.squares(value)
     # Anything up to this is rounding: all clusters are alike.
     alike = squares <= 1e-12 * (aa + value * value * bb)
     bounded = metric in IN_UNIT_INTERVAL
@@ -225,20 +229,20 @@ def linearised(
             range.
         errors: Shape (l,), z: each labelled cluster's contribution to the error of a − R·b; None if
             nothing is corrected.
-        squares: ``sums.squares``, or 0 where that is rounding.
+        squares: ``sums.squares`` of R, or 0 where that is rounding.
         n: Clusters in which the metric is observed; the labelled ones of a correction.
         effective: Their effective number.
         n_observable: As in ``Sums``; infinite if nothing can have been missed.
         bounds: The bounds of a request's metric.
     """
-    value, squares = sums.value, sums.n / (sums.n - 1) * max(squares, 0.0)
+    a, b = sums.totals.tolist()
+    value, squares = a / b, sums.n / (sums.n - 1) * max(squares, 0.0)
     df = effective - 1.0
     if errors is not None:
         errors = errors[np.abs(errors) > 1e-9 * np.abs(errors).max(initial=0.0)]
         squares += float(errors @ errors)
         df = (degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0
-    error = math.sqrt(squares) / float(sums.totals[1])
-    half = t_quantile((1.0 + CONFIDENCE) / 2.0, max(df, _LEAST_DF)) * error
+    half = t_quantile((1.0 + CONFIDENCE) / 2.0, max(df, _LEAST_DF)) * math.sqrt(squares) / b
     lower, upper = value - half, value + half
     if metric in IN_UNIT_INTERVAL:
         if 0.0 < value < 1.0:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.types import FloatArray
+from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import DataError
 
 IntArray = NDArray[np.intp]
@@ -30,8 +30,16 @@ NEAR_DROPPED = 5
 UNGRADED = -1
 """The grade of a passage that people have not graded."""
 
+ROUTES = tuple(Route)
+NO_PICK = 2**62
+"""Greater than the number of any pick."""
+
 REQUEST = np.dtype(
     [
+        ("sample_id", "<i8"),
+        ("time_seconds", "<f8"),
+        ("first_pick", "<i8"),
+        ("route", "u1"),
         ("n_passages", "<u2"),
         ("n_served", "<u2"),
         ("probability", "<f8"),
@@ -44,18 +52,36 @@ REQUEST = np.dtype(
         ("draw", "<i8"),
         ("is_run", "?"),
         ("run_probability", "<f8"),
+        ("is_graded", "?"),
+        ("disagreements", "<u2"),
+        ("last_label", "<i8"),
+        ("profile", "<i8"),
+        ("recall_loss", "<f8"),
+        ("loss_probability", "<f8"),
     ]
 )
-"""One judged request.
+"""One judged request, or one of a labelled query, to which the columns of samples do not apply.
+
+``sample_id``, ``time_seconds`` and ``first_pick`` are those of its sample; the last is the first
+pick for labels that could have taken it, ``NO_PICK`` where none could so far. ``route`` is the
+place in ``ROUTES`` of the stages that answered.
 
 ``probability`` is that of being sampled and then judged; ``session`` a hash, 0 for a request by
 itself; ``question`` a hash too; ``dropped_probability`` the lowest with which a dropped passage was
 judged, 0 where none can stand for the others; ``pool_probability`` that with which the whole pool
 was to be judged, NaN where it was not. ``has_recall`` tells that all of it has grades, and that it
 was not judged only because nothing served was relevant; ``has_baseline`` that the retriever's first
-few were all judged by design, and have grades. ``draw`` is the draw that opened the request for
-people, once all that it asked is graded, else 0; ``is_run`` whether people grade on below an
-irrelevant first passage, and ``run_probability`` the probability of that."""
+few were all judged by design, and have grades.
+
+``draw`` is the draw that opened the request for people, once all that it asked is graded, else 0;
+``is_run`` whether people grade on below an irrelevant first passage, and ``run_probability`` the
+probability of that. ``is_graded`` tells whether people graded any of it, ``disagreements`` on how
+many passages' relevance they disagree, and ``last_label`` is the newest label in it.
+
+``profile`` is a hash of the profile whose policy served it, 0 where alarms do not compare it with
+its promises. ``recall_loss`` is the loss that the profile promises to bound, NaN where it is
+undefined, and ``loss_probability`` that with which it is known of a judged request, 0 where no
+promise is about it."""
 
 PASSAGE = np.dtype(
     [
@@ -108,6 +134,13 @@ class Rows(NamedTuple):
         """Join the two tables."""
         n = requests["n_passages"].astype(np.intp)
         return cls(requests, passages, np.repeat(np.arange(len(requests)), n))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Rows"]) -> "Rows":
+        """Join the rows of requests, or of none."""
+        requests = [np.empty(0, REQUEST), *[part.requests for part in parts]]
+        passages = [np.empty(0, PASSAGE), *[part.passages for part in parts]]
+        return cls.of(np.concatenate(requests), np.concatenate(passages))
 
     @classmethod
     def read(cls, blocks: Sequence[bytes]) -> "Rows":
@@ -208,9 +241,11 @@ def rank_group(rank: NDArray[np.int64]) -> IntArray:
     return np.where(rank <= 1, 0, np.where(rank <= 3, 1, 2))
 
 
-def to_block(rows: Rows) -> bytes:
-    """Pack one request and its passages."""
-    return rows.requests.tobytes() + rows.passages.tobytes()
+def to_blocks(rows: Rows) -> list[bytes]:
+    """Pack each request with its passages."""
+    passages = np.split(rows.passages, rows.requests["n_passages"].cumsum()[:-1])
+    pairs = zip(rows.requests, passages, strict=False)
+    return [request.tobytes() + own.tobytes() for request, own in pairs]
 
 
 def hash_number(text: str) -> int:

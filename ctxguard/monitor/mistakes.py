@@ -137,15 +137,15 @@ def _suspects(
     """Count the judged requests of a day; list those that may have lost a passage, most first."""
     labelled = [one.sample_id for one in store.picked_samples(series) if one.n_labels]
     n, ids, losses = 0, [np.empty(0, np.int64)], [np.empty(0)]
-    for page in store.judged_pages(series, since=since, until=since + DAY_SECONDS):
-        rows, passages = page.rows, page.rows.passages
+    for rows in store.judged_pages(series, since=since, until=since + DAY_SECONDS):
+        passages, sample_ids = rows.passages, rows.requests["sample_id"]
         says_yes, is_dropped = passages["judge_grade"] == YES, passages["rank"] == 0
         loss = rows.total(says_yes * is_dropped * passages["size"])
-        may_be = (loss > 0.0) | np.isin(page.sample_ids, labelled)
+        may_be = (loss > 0.0) | np.isin(sample_ids, labelled)
         if in_shadow:
             may_be |= rows.total(says_yes * ~is_dropped * 1.0) > 0.0
-        n += len(page.sample_ids)
-        ids.append(page.sample_ids[may_be])
+        n += len(sample_ids)
+        ids.append(sample_ids[may_be])
         losses.append(loss[may_be])
     joined = np.concatenate(ids)
     return n, joined[np.lexsort((-joined, -np.concatenate(losses)))]

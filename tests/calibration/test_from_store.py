@@ -14,12 +14,14 @@ from calibration.settings import Settings, Wanted
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
+from ctxguard.measure.rows import to_blocks
 from ctxguard.measure.worth import READERS, STRICT, Utilities
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow
 from ctxguard.profile.schema import Profile
+from tests.stored import all_judged
 
 FIRST_TEN = JudgingRates(0.0, 0.0, 0.0, 1.0, 10)
 """What `ctxguard judge` has judged, of pools half as deep."""
@@ -169,10 +171,10 @@ def test_reading_a_store_changes_nothing() -> None:
     """The monitor's figures keep the utilities that it was given."""
     live, relevant = erring(40)
     grade(live, relevant, 200)
-    before = live.store.probabilities(range(100))
+    before = to_blocks(all_judged(live.store, "erring 1"))
     strict = read(live, "erring 1", STRICT)
     assert strict.is_graded.any()
-    assert live.store.probabilities(range(100)) == before
+    assert to_blocks(all_judged(live.store, "erring 1")) == before
     assert set(strict.rows.passages["worth"]) == {1.0, -0.5, -0.2}
 
 

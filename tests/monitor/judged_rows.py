@@ -84,19 +84,13 @@ class Judged:
         return Rows.of(request, passages)
 
 
-def joined(parts: Iterable[Rows]) -> Rows:
-    """Join the rows of several requests."""
-    requests, passages, _ = zip(*[Rows.read([]), *parts], strict=True)
-    return Rows.of(np.concatenate(requests), np.concatenate(passages))
-
-
 def rows_of(requests: Iterable[Judged]) -> Rows:
-    return joined([one.rows() for one in requests])
+    return Rows.joined([one.rows() for one in requests])
 
 
 def sums_of(rows: Rows, size: int | None = None) -> Sums:
     """Sums of the terms of some requests, added in parts, clustered by session."""
-    found, number = Sums(N_TERMS), np.arange(len(rows.requests))
+    found, number = Sums.of(N_TERMS), np.arange(len(rows.requests))
     for start in range(0, len(rows.requests), size or max(len(rows.requests), 1)):
         part = rows.take((number >= start) & (number < start + (size or len(rows.requests))))
         values, inclusion = weighted_terms(part)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from judged_rows import Judged, rows_of
 
+from ctxguard.measure.rows import Rows
 from ctxguard.monitor.sampling.record import Judgment, SampleRecord
-from ctxguard.monitor.store import Batch, Finished, JudgedRows, LabelRow, SampleStore, State, schema
+from ctxguard.monitor.store import Batch, Finished, LabelRow, SampleStore, State, schema
 from tests.stored import written
 
 OpenStore = Callable[..., SampleStore]
@@ -48,9 +49,17 @@ def judged(sample_id: int, *, weight: float = 1.0) -> Finished:
     return Finished(sample_id, State.JUDGED, GRADES, rows, rejected=replies)
 
 
-def weights(page: JudgedRows) -> list[float]:
+def graded(sample_id: int, newest: int, *, weight: float) -> Rows:
+    """Rows with people's grades."""
+    rows = rows_of([Judged((1,), weight=weight)])
+    for name, value in (("sample_id", sample_id), ("last_label", newest), ("is_graded", True)):
+        rows.requests[name] = value
+    return rows
+
+
+def weights(rows: Rows) -> list[float]:
     """What each request weighs, and its hour's lost ones with it."""
-    return [1.0 / one for one in page.rows.requests["probability"].tolist()]
+    return [1.0 / one for one in rows.requests["probability"].tolist()]
 
 
 def judge_all(store: SampleStore, series: str = "judge") -> list[int]:

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from contexts import make_context
 from watching import DAY_SECONDS, Watching
@@ -114,8 +115,8 @@ def test_rate_limit_neither_breaks_nor_hides(busy_loss: float, active: float | N
                 live.sampler.offer(context, probability, live.now)
         live.now += 1.0
     live.watch()
-    rows = live.store.losses(live.monitor.series, PROFILE_ID, since=0.0, until=live.now)
-    assert busy_loss > 0.1 or sum(row.recall_loss or 0.0 for row in rows) > 0.2 * len(rows)
+    [rows] = live.store.judged_pages(live.monitor.series, until=live.now, profile_id=PROFILE_ID)
+    assert busy_loss > 0.1 or np.nanmean(rows.requests["recall_loss"]) > 0.2
     live.end_day()
     assert scraped(live) == active
 

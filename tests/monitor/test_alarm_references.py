@@ -81,7 +81,7 @@ class Traffic:
         monitor.maintain()
 
     def judged_losses(self) -> list[float]:
-        rows = all_judged(self.live.store, self.live.monitor.series).rows
+        rows = all_judged(self.live.store, self.live.monitor.series)
         found = losses(rows)[Metric.RECALL_LOSS]
         return found[~np.isnan(found)].tolist()
 

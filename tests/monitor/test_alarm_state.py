@@ -16,6 +16,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import DataError
 from ctxguard.measure.interval import Interval
+from ctxguard.measure.rows import FAILED, NO, PASSAGE, REQUEST, ROUTES, Rows
 from ctxguard.measure.worth import STRICT, Utilities
 from ctxguard.monitor.alarms import (
     Alarm,
@@ -27,7 +28,6 @@ from ctxguard.monitor.alarms import (
 )
 from ctxguard.monitor.alarms.decision import promises
 from ctxguard.monitor.alarms.ecusum import WEEK, Day
-from ctxguard.monitor.store import LossRow
 from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile, RouteVerdict
 from tests.profiles import CERTIFICATE, profile_with
 
@@ -64,26 +64,46 @@ def state_of(profile: Profile = PROFILE, *, exact: bool = True) -> AlarmState:
     return AlarmState(profile, exact=exact)
 
 
-def row(loss: float | None, harm: float | None = None, route: Route = Route.HYBRID) -> LossRow:
-    question = next(QUESTIONS)
-    return LossRow(1.0, PROFILE_ID, route.value, 0, question, 0.5, 0.1, loss, harm)
+def requests(
+    losses: Sequence[float | None],
+    harm: float | None = None,
+    route: Route = Route.HYBRID,
+    **columns: float,
+) -> Rows:
+    """Requests of different questions that were served a passage each, and their losses."""
+    n = len(losses)
+    found, passages = np.zeros(n, REQUEST), np.zeros(n, PASSAGE)
+    own = {
+        "question": [next(QUESTIONS) for _ in losses],
+        "route": ROUTES.index(route),
+        "n_passages": 1,
+        "n_served": 1,
+        "probability": 0.5,
+        "recall_loss": np.array(losses, np.float64),
+        "loss_probability": 0.2,
+    }
+    for name, values in (own | columns).items():
+        found[name] = values
+    passages["rank"] = passages["size"] = 1
+    passages["judge_grade"], passages["worth"] = (FAILED, 0.0) if harm is None else (NO, -harm)
+    return Rows.of(found, passages)
 
 
 def lose(
     state: AlarmState, loss: float | None, times: int, *, harm: float | None = None, at: float = 1.0
 ) -> list[Alarm]:
     """A day of requests of different questions, each with the same loss."""
-    return state.add_day([row(loss, harm) for _ in range(times)], at)[0]
+    return state.add_day(requests([loss] * times, harm), at)[0]
 
 
-def day(mean: float, rng: random.Random, n: int = 200) -> list[LossRow]:
-    return [row(float(rng.random() < mean)) for _ in range(n)]
+def day(mean: float, rng: random.Random, n: int = 200, **columns: float) -> Rows:
+    return requests([float(rng.random() < mean) for _ in range(n)], **columns)
 
 
 def learn(state: AlarmState) -> None:
     """A week with a mean loss of 0.12, after which the baseline is known."""
     for _ in range(WEEK):
-        state.add_day([row(float(n % 8 == 0)) for n in range(100)], 1.0)
+        state.add_day(requests([float(n % 8 == 0) for n in range(100)]), 1.0)
 
 
 def losses_of(losses: Sequence[float]) -> Day:
@@ -198,31 +218,31 @@ class TestRaising:
         assert "no safe policy helps, since more passages do more harm" in alarms[0].message
 
     def test_route_without_promise_stays_silent(self) -> None:
-        judged = state_of().add_day([row(1.0, 5.0, Route.DENSE)] * 100, 1.0)
+        judged = state_of().add_day(requests([1.0] * 100, 5.0, Route.DENSE), 1.0)
         assert judged == ([], [])
 
     @pytest.mark.parametrize("alike", [{"question": -1}, {"session": 7}])
     def test_repeated_loss_breaks_no_promise(self, alike: dict[str, int]) -> None:
         """A question asked, or a session of, forty times in four hundred."""
         rng, state = random.Random(2), state_of()
-        viral = [replace(row(1.0), **alike) for _ in range(40)]
-        assert state.add_day(viral + day(0.10, rng, 360), 1.0)[0] == []
+        viral = requests([1.0] * 40, **alike)
+        assert state.add_day(Rows.joined([viral, day(0.10, rng, 360)]), 1.0)[0] == []
 
     def test_losses_count_by_traffic(self) -> None:
         rng = random.Random(3)
-        seldom = [replace(each, recall_probability=0.05) for each in day(0.08, rng, 400)]
-        often = [replace(each, recall_probability=0.5) for each in day(0.40, rng, 400)]
+        seldom = day(0.08, rng, 400, loss_probability=0.1)
+        both = Rows.joined([seldom, day(0.40, rng, 400, loss_probability=1.0)])
         weighed, counted = state_of(), state_of()
-        alike = [replace(each, recall_probability=0.5) for each in (*seldom, *often)]
-        assert not any(weighed.add_day([*seldom, *often], 1.0)[0] for _ in range(3))
-        assert any(counted.add_day(alike, 1.0)[0] for _ in range(3))
+        assert not any(weighed.add_day(both, 1.0)[0] for _ in range(3))
+        both.requests["loss_probability"] = 1.0
+        assert any(counted.add_day(both, 1.0)[0] for _ in range(3))
 
     @pytest.mark.parametrize("loss", [None, 1.5, -1.0, math.nan, math.inf])
     def test_undefined_losses_are_left_out(self, loss: float | None) -> None:
         state = state_of()
         assert lose(state, loss, 100) == []
         assert state.report().losses[0].n == 0
-        no_probability = [replace(row(1.0), recall_probability=math.nan) for _ in range(100)]
+        no_probability = requests([1.0] * 100, loss_probability=math.nan)
         assert state.add_day(no_probability, 1.0)[0] == []
 
 
@@ -233,7 +253,7 @@ class TestActiveAlarms:
         (alarm,) = lose(state, 1.0, 50)
         lose(state, 0.0, 20)
         assert state.report().active == (alarm,)
-        ended = [state.add_day([row(0.0) for _ in range(100)], 2.0)[1] for _ in range(4)]
+        ended = [state.add_day(requests([0.0] * 100), 2.0)[1] for _ in range(4)]
         assert [alarm] in ended
         assert state.report().active == ()
         assert lose(state, 1.0, 50) != []

@@ -54,7 +54,7 @@ def test_value_lies_in_its_interval(requests: list[Judged], metric: Metric) -> N
 
 
 def test_no_data_is_no_value() -> None:
-    assert estimate(Metric.UDCG, Sums(2)) == Estimate(None, None, None, 0, 30)
+    assert estimate(Metric.UDCG, Sums.of(2)) == Estimate(None, None, None, 0, 30)
 
 
 def test_too_few_give_no_value() -> None:

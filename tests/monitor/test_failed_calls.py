@@ -104,7 +104,7 @@ def test_next_run_asks_what_failed(cause: str) -> None:
     judge = Failing(seldom(0.05 if cause in OF_CALLS else 0.3), [cause])
     live = watching(judge)
     report = live.monitor.report()
-    rows = all_judged(live.store, live.monitor.series).rows
+    rows = all_judged(live.store, live.monitor.series)
     n_failed = int((rows.passages["judge_grade"] == FAILED).sum())
     assert report.failed_passages == counted(report, "invalid_grades") == n_failed > 0
     assert {one.value for one in report.live.estimates[Window.ALL_RETAINED].values()} == {None}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from contexts import make_context
-from judged_rows import joined, sums_of
+from judged_rows import sums_of
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import FloatArray
@@ -56,7 +56,7 @@ def grades_of(relevant: frozenset[str]) -> dict[str, Judgment]:
 
 
 def judged(records: Iterable[SampleRecord], relevant: frozenset[str] = RELEVANT) -> Rows:
-    return joined([rows_of(record, relevant) for record in records])
+    return Rows.joined([rows_of(record, relevant) for record in records])
 
 
 def dropped_relevant(rows: Rows) -> FloatArray:
@@ -144,7 +144,7 @@ def test_mixed_traffic_has_overall_recall() -> None:
         if right:
             shares.append(len(served) / len(right))
         parts.append(rows_of(record, right))
-    found = sums_of(joined(parts))
+    found = sums_of(Rows.joined(parts))
     for metric, truth in (
         (Metric.POOLED_RECALL, kept / total),
         (Metric.RECALL, sum(shares) / len(shares)),
@@ -212,7 +212,7 @@ class TestRecallLoss:
             if right:
                 truth.append(len(right - {"p0", "p1", "p2"}) / len(right))
             parts.append(rows_of(record, right))
-        found = losses(joined(parts))[Metric.RECALL_LOSS]
+        found = losses(Rows.joined(parts))[Metric.RECALL_LOSS]
         found = found[~np.isnan(found)]
         assert len(found) == pytest.approx(0.28 * len(truth), rel=0.15)
         assert_mean(found, sum(truth) / len(truth))

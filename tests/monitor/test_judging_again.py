@@ -171,9 +171,9 @@ def test_later_labels_count_too() -> None:
     live, _ = graded_by_people(100, 60)
     with_judge(live, erring("2", 0.9, 0.95))
     live.monitor.step()
-    before = len(live.store.graded("erring 2").sample_ids)
+    before = len(live.store.graded("erring 2").requests)
     live.monitor.report()
-    assert len(live.store.graded("erring 2").sample_ids) > before == 0
+    assert len(live.store.graded("erring 2").requests) > before == 0
     sample = min(live.store.labelled("erring 2"))
     request = request_of(live.store, sample)
     live.store.add_labels([LabelRow(request, POOL[-1], 1, None, "bob", 5.0)])

@@ -211,7 +211,7 @@ class TestPoison:
             if next(calls) == 3:
                 raise ZeroDivisionError
 
-        monkeypatch.setattr(AlarmMonitor, "loss_row", fail)
+        monkeypatch.setattr(AlarmMonitor, "note_loss", fail)
         live = watching(5, profile=PROFILE)
         assert live.monitor.step() == 5
         assert live.monitor.errors == 1

@@ -27,7 +27,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.evidence import Scale, update_graded
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.store import Batch, Finished, GradedRows, LabelRow, Limits, SampleStore, State
+from ctxguard.monitor.store import Batch, Finished, LabelRow, Limits, SampleStore, State
 
 REQUESTS = 30_000
 EVERY = 10
@@ -213,7 +213,7 @@ def test_grade_is_worth_peoples_scale(
         [LabelRow(row.request_id, row.passage_id, 1, None, "ann", 1.0) for row in rows], top_grade
     )
     update_graded(store, SERIES, Scale(READERS, max_grade_of_judge))
-    passages = store.graded(SERIES).rows.passages
+    passages = store.graded(SERIES).passages
     assert set(passages["people_worth"][passages["asked_probability"] > 0.0].tolist()) == {worth}
 
 
@@ -324,7 +324,7 @@ def test_expired_labels_only_teach_the_model(
     assert found.labelled > 100
     assert found.estimates[Window.ALL_RETAINED][Metric.PRECISION].value is None
     taught = Labels.of(store.graded(SERIES))
-    assert len(taught.sample_ids) > 100
+    assert len(taught.rows.requests) > 100
     of_prior = Model.fitted(
         taught.rows.take(np.zeros(len(taught.rows.requests), np.bool_)), np.zeros(0)
     )
@@ -345,8 +345,7 @@ def test_a_question_never_predicts_itself(truth: FloatArray) -> None:
             )
             for n in number.tolist()
         )
-        routes, draws = ("external",) * 400, frozenset({1})
-        return Labels.of(GradedRows(number, number * 1.0, number, rows, routes, draws, 0))
+        return Labels.of(rows)
 
     before, after = taught(-1), taught(7)
     own = before.rows.requests["question"][before.rows.request] == 7

@@ -11,7 +11,7 @@ from judged_rows import GAIN, HARM, Judged, numbers, ratio_sums, rows_of, sums, 
 
 from ctxguard.errors import DataError
 from ctxguard.measure.metrics import Metric, udcg
-from ctxguard.measure.rows import MISSING, PASSAGE, REQUEST, YES, Rows, session_number, to_block
+from ctxguard.measure.rows import MISSING, PASSAGE, REQUEST, YES, Rows, session_number, to_blocks
 
 _VERDICTS = st.integers(0, 2)
 
@@ -103,12 +103,16 @@ def test_requests_add_up_in_parts(judged: list[Judged], size: int) -> None:
         assert numbers(parts.ratio(metric)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
+def block_of(judged: Judged) -> bytes:
+    [block] = to_blocks(judged.rows())
+    return block
+
+
 @given(some_requests)
 def test_blocks_read_the_same_either_way(judged: list[Judged]) -> None:
     """Blocks are read as they were written in one go or one by one."""
-    rows, number = rows_of(judged), np.arange(len(judged))
-    own = [rows.take(number == one) for one in number]
-    assert [to_block(one) for one in own] == [to_block(one.rows()) for one in judged]
+    rows = rows_of(judged)
+    assert to_blocks(rows) == [block_of(one) for one in judged]
     assert rows.request.tolist() == sorted(rows.request.tolist())
 
 
@@ -126,12 +130,12 @@ def test_human_rows_use_grades() -> None:
 @pytest.mark.parametrize("cut", [3, REQUEST.itemsize - 1, REQUEST.itemsize + 1])
 def test_bytes_of_another_size_are_refused(cut: int) -> None:
     with pytest.raises(DataError, match="another release"):
-        Rows.read([to_block(Judged([1, 0]).rows())[:cut]])
+        Rows.read([block_of(Judged([1, 0]))[:cut]])
 
 
 def test_block_lacking_passages_is_refused() -> None:
     with pytest.raises(DataError, match="cut off"):
-        Rows.read([to_block(Judged([1, 0]).rows())[: -PASSAGE.itemsize]])
+        Rows.read([block_of(Judged([1, 0]))[: -PASSAGE.itemsize]])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +155,7 @@ def test_impossible_number_is_refused_by_name(name: str, value: float) -> None:
     requests, passages = rows.requests.copy(), rows.passages.copy()
     (requests if name in REQUEST.names else passages)[name] = value
     with pytest.raises(DataError, match=f"impossible {name}"):
-        Rows.read([to_block(Rows.of(requests, passages))])
+        Rows.read(to_blocks(Rows.of(requests, passages)))
 
 
 def test_session_is_never_none() -> None:

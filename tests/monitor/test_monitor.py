@@ -195,7 +195,7 @@ def test_passed_over_samples_are_represented() -> None:
     assert counted(report, "grades") <= 160
     assert judged == pytest.approx(80, abs=20)
     assert judged + skipped == pytest.approx(400, abs=40)
-    rows = all_judged(live.store, live.monitor.series).rows
+    rows = all_judged(live.store, live.monitor.series)
     stood_for = (1.0 / rows.requests["probability"]).sum()
     assert stood_for == pytest.approx(judged + skipped, rel=0.25)
 

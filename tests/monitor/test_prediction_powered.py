@@ -32,7 +32,7 @@ def estimates(
     rows: Rows, is_graded: np.ndarray, model: Model = PRIOR, min_n: int = 2
 ) -> Mapping[Metric, Estimate]:
     """Estimates of requests of which some were graded, all with the same probability."""
-    sums, weight = Sums(N_COLUMNS), 1.0 / rows.requests["probability"]
+    sums, weight = Sums.of(N_COLUMNS), 1.0 / rows.requests["probability"]
     p = model.of(rows, np.where(is_graded, np.cumsum(is_graded) % FOLDS, -1))
     sums.add(predicted(rows, p, model) * weight[:, None], rows.requests["session"])
     graded = Graded.of(rows, p, is_graded * 1.0)

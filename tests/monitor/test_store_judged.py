@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from judged_rows import Judged, rows_of
-from storing import GRADES, NOW, OpenStore, entry, fill, judge_all, judged, label, weights
+from storing import GRADES, NOW, OpenStore, entry, fill, graded, judge_all, judged, label, weights
 
-from ctxguard.monitor.store import Batch, GradedBlock, SampleStore, State, judgments
-from tests.stored import all_judged
+from ctxguard.monitor.store import Batch, SampleStore, State, judgments
+from tests.stored import all_judged, samples_in
 
 
 class TestJudged:
@@ -21,17 +20,17 @@ class TestJudged:
             ],
         )
         rows = all_judged(store, "judge", since=NOW + 1.0, until=NOW + 3.0)
-        assert rows.sample_ids.tolist() == [ids[1], ids[2]]
-        assert rows.time_seconds.tolist() == [NOW + 1.0, NOW + 2.0]
+        assert samples_in(rows) == [ids[1], ids[2]]
+        assert rows.requests["time_seconds"].tolist() == [NOW + 1.0, NOW + 2.0]
         assert weights(rows) == [2.0, 3.0]
-        assert all_judged(store, "judge").sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
+        assert samples_in(all_judged(store, "judge")) == [ids[3], ids[1], ids[2], ids[0]]
 
     def test_another_judge_begins_another_series(self, store: SampleStore) -> None:
         ids = fill(store, 2)
         store.finish("judge 2", [judged(ids[0])])
         store.finish("judge 10", [judged(ids[1])])
         assert store.series() == ["judge 2", "judge 10"]
-        assert all_judged(store, "judge 10").sample_ids.tolist() == [ids[1]]
+        assert samples_in(all_judged(store, "judge 10")) == [ids[1]]
         assert store.grades("judge 10", ids) == {ids[1]: GRADES}
 
     def test_many_pages_are_read_whole(
@@ -46,10 +45,10 @@ class TestJudged:
         ids = list(store.waiting(n))
         done = [judged(one, weight=one) for one in ids]
         assert store.finish("judge", done) == {}
-        assert [len(page.sample_ids) for page in store.judged_pages("judge")] == [500, 500, 200]
+        assert [len(page.requests) for page in store.judged_pages("judge")] == [500, 500, 200]
         rows = all_judged(store, "judge")
         assert np.round(weights(rows)).tolist() == ids
-        assert rows.sample_ids.tolist() == ids
+        assert samples_in(rows) == ids
         assert len(store.grades("judge", ids)) == n
         store.close()
 
@@ -83,8 +82,7 @@ class TestJudged:
         store.add_labels([label(0)])
         [(_, newest)] = store.to_grade("second").items()
         for number in (1, 2):
-            rows = rows_of([Judged((1,), weight=8 * number)])
-            store.save_graded("second", [GradedBlock(sample_id, rows, "external", True, 0, newest)])
+            store.save_graded("second", graded(sample_id, newest, weight=8.0 * number))
         assert weights(all_judged(store, "first")) == [1.0]
         assert (weights(all_judged(store, "second")), store.to_pick("second")[0]) == ([], [])
         assert weights(store.graded("second")) == [16.0]

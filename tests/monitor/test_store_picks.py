@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from storing import OpenStore, entry, judged, label
 
+from ctxguard.measure.rows import NO_PICK
 from ctxguard.monitor.store import Batch, PickedPassage, PickedSample, PickKind, SampleStore
-from ctxguard.monitor.store.types import NO_PICK
 from tests.stored import all_judged
 
 
@@ -63,7 +63,7 @@ class TestPicks:
         save(store, run(late[0]))
         never = add_judged(store, [0.2])
         found = all_judged(store, "judge")
-        first = dict(zip(found.sample_ids.tolist(), found.first_pick.tolist(), strict=True))
+        first = dict(found.requests[["sample_id", "first_pick"]].tolist())
         assert [first[one] for one in (*early, *late, *never)] == [1, 1, 2, NO_PICK]
 
     def test_one_of_simultaneous_draws_saves(

@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from judged_rows import Judged, rows_of
 from storing import DAY, NOW, OpenStore, entry, fill, judged, weights
 
 from ctxguard.errors import ConfigurationError, StoreLockedError
+from ctxguard.measure.rows import FAILED
 from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.service import Monitor, let_people_grade
 from ctxguard.monitor.store import Batch, Finished, SampleStore, State
 from ctxguard.monitor.store import ownership as ownership_module
-from tests.stored import all_judged
+from tests.stored import all_judged, samples_in
 from tests.timing import until
 
 
@@ -63,7 +65,8 @@ class TestQueue:
 
     def test_what_failed_is_finished_again(self, store: SampleStore) -> None:
         ids = fill(store, 3)
-        half = replace(judged(ids[0], weight=2.0), state=State.INCOMPLETE, n_failed=2)
+        rows = rows_of([Judged((FAILED, FAILED), weight=2.0)])
+        half = replace(judged(ids[0]), state=State.INCOMPLETE, rows=rows)
         other = replace(half, sample_id=ids[1])
         nothing = Finished(ids[2], State.INCOMPLETE)
         store.finish("judge", [half, other, nothing])
@@ -94,7 +97,7 @@ class TestQueue:
         assert list(store.finish("judge", ends, {("judge_calls",): 2.0}, {"budget": "kept"})) == [
             ids[1]
         ]
-        assert all_judged(store, "judge").sample_ids.tolist() == [ids[0], ids[2]]
+        assert samples_in(all_judged(store, "judge")) == [ids[0], ids[2]]
         assert store.states()[State.PENDING] == 1
         assert store.counts("judge") == {key: 2.0, ("judge_calls",): 2.0}
         assert store.get_state("budget") == "kept"

@@ -4,12 +4,11 @@ import random
 from pathlib import Path
 
 import pytest
-from judged_rows import Judged, rows_of
-from storing import DAY, Clock, OpenStore, entry, fill, judge_all, judged, label, weights
+from storing import DAY, Clock, OpenStore, entry, fill, graded, judge_all, judged, label, weights
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import Batch, GradedBlock, Limits, SampleStore, State
-from tests.stored import all_judged
+from ctxguard.monitor.store import Batch, Limits, SampleStore, State
+from tests.stored import all_judged, samples_in
 
 
 class TestRetention:
@@ -36,10 +35,7 @@ class TestRetention:
         judge_all(store)
         store.add_labels([label(1)])
         [(sample_id, newest)] = store.to_grade("judge").items()
-        graded = GradedBlock(
-            sample_id, rows_of([Judged((1,), weight=8.0)]), "external", True, 0, newest
-        )
-        store.save_graded("judge", [graded])
+        store.save_graded("judge", graded(sample_id, newest, weight=8.0))
         clock.now += 2.0 * DAY
         assert store.clean() == (3, 0)
         assert store.clean() == (0, 0)
@@ -47,7 +43,7 @@ class TestRetention:
         assert weights(all_judged(store, "judge")) == []
         assert store.records(ids) == store.grades("judge", ids) == store.rejected(ids) == {}
         left = store.graded("judge")
-        assert (left.sample_ids.tolist(), weights(left)) == ([ids[1]], [8.0])
+        assert (samples_in(left), weights(left)) == ([ids[1]], [8.0])
 
     def test_oversize_drops_oldest_payloads(self, store: SampleStore, clock: Clock) -> None:
         """Over the size limit the oldest payloads go and judged rows stay."""
@@ -58,7 +54,7 @@ class TestRetention:
         assert store.clean() == (0, 3)
         assert store.size_bytes() == 5_000
         assert sorted(store.grades("judge", ids)) == ids[3:]
-        assert all_judged(store, "judge").sample_ids.tolist() == ids
+        assert samples_in(all_judged(store, "judge")) == ids
         assert store.to_pick("judge")[0] == ids[3:]
 
     def test_oversize_drops_unjudged_whole(self, store: SampleStore, clock: Clock) -> None:

@@ -16,14 +16,14 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import CtxguardError, DataError, ProfileError
 from ctxguard.measure.metrics import Metric, losses
-from ctxguard.measure.rows import session_number
+from ctxguard.measure.rows import ROUTES, Rows, hash_number
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.evidence import question_number, recall_loss
+from ctxguard.monitor.labels.evidence import recall_loss
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LossRow, SampleStore
+from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
 from ctxguard.profile.schema import Profile
 
@@ -128,40 +128,28 @@ class AlarmMonitor:
         self.state.restore(former.to_json())
         self._with_promised_baseline.clear()
 
-    def loss_row(
-        self,
-        record: SampleRecord,
-        grades: Mapping[str, Judgment],
-        *,
-        harm: float,
-        probability: float,
-    ) -> LossRow | None:
-        """Return the losses of a judged sample; None if the profile's own policy did not serve it.
+    def note_loss(self, record: SampleRecord, grades: Mapping[str, Judgment], rows: Rows) -> None:
+        """Note the loss of a judged sample in its row, if the profile's own policy served it.
 
-        Every served passage has a grade.
+        One of which a served passage has no grade is left out.
         """
-        if record.profile_id != self.state.profile_id or record.mode is not Mode.ENFORCE:
-            return None
-        loss, of_loss = self._recall_loss(record, grades)
-        return LossRow(
-            time_seconds=record.time_seconds,
-            profile_id=self.state.profile_id,
-            route=record.route.value,
-            session=session_number(record.session_id),
-            question=question_number(record),
-            probability=probability,
-            recall_probability=probability * of_loss,
-            recall_loss=loss,
-            harm=harm,
-        )
+        is_own = record.profile_id == self.state.profile_id and record.mode is Mode.ENFORCE
+        if is_own and rows.without_failed[0].all():
+            loss, probability = self._recall_loss(record, grades)
+            rows.requests["profile"] = hash_number(self.state.profile_id)
+            rows.requests["recall_loss"] = math.nan if loss is None else loss
+            rows.requests["loss_probability"] = probability
 
     def evaluate(self) -> None:
         """Compare the losses of each day that is over since the last call, and act on alarms."""
         while (end := self._end_of_next_day()) is not None:
-            rows = self._store.losses(
-                self._series, self.state.profile_id, since=end - _DAY_SECONDS, until=end
+            of_day = self._store.judged_pages(
+                self._series,
+                since=end - _DAY_SECONDS,
+                until=end,
+                profile_id=self.state.profile_id,
             )
-            raised, ended = self.state.add_day(rows, end)
+            raised, ended = self.state.add_day(Rows.joined(list(of_day)), end)
             for alarm in raised:
                 act_on(alarm, self.state.profile, self._switch_path)
             for alarm in ended:
@@ -214,18 +202,17 @@ class AlarmMonitor:
         Only requests that were wholly graded count, each alike (``label export --whole``): losses
         are compared as they are judged.
         """
-        graded = self._store.graded(self._series)
-        rows = graded.rows
+        rows = self._store.graded(self._series)
         n_unasked = rows.total(np.asarray(rows.passages["asked_probability"] < 1.0))
         whole = np.asarray((rows.requests["draw"] > 0) & (n_unasked == 0.0))
-        rows, routes = rows.take(whole), np.array(graded.routes, dtype=object)[whole]
+        rows = rows.take(whole)
         human, judge = losses(rows.by_people()), losses(rows)
         for promise in self.state.promises:
             if promise.quantity is AlarmKind.RECALL_LOSS and not self._with_promised_baseline.get(
                 promise.route
             ):
                 continue
-            usable = routes == promise.route.value
+            usable = rows.requests["route"] == ROUTES.index(promise.route)
             metric = Metric(promise.quantity.value)
             correction = corrected(
                 np.minimum(human[metric][usable] / promise.bound, 1.0),

@@ -8,7 +8,6 @@ alarm. No I/O, no clock.
 """
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,11 +18,12 @@ from pydantic import TypeAdapter
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError, ProfileError
+from ctxguard.measure.metrics import Metric, losses
+from ctxguard.measure.rows import ROUTES, Rows
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.decision import SAME_TARGET, LossMonitor, PromisedLoss, promises
 from ctxguard.monitor.alarms.ecusum import Day, groups
 from ctxguard.monitor.alarms.reference import ReferenceKind
-from ctxguard.monitor.store import LossRow
 from ctxguard.profile.schema import Profile
 
 FORMAT = 7
@@ -110,9 +110,7 @@ class AlarmState:
         by_key[new.key] = new
         self._report = replace(self._report, losses=tuple(by_key.values()))
 
-    def add_day(
-        self, rows: Sequence[LossRow], end_seconds: float
-    ) -> tuple[list[Alarm], list[Alarm]]:
+    def add_day(self, rows: Rows, end_seconds: float) -> tuple[list[Alarm], list[Alarm]]:
         """Add the judged losses of one whole day, of any route.
 
         The probability of being among them must not depend on a request's losses. Returns the
@@ -212,24 +210,18 @@ class AlarmState:
         return True
 
 
-_LOSS = np.dtype([("loss", "f8"), ("probability", "f8"), ("session", "i8"), ("question", "i8")])
-
-
-def _day(rows: Sequence[LossRow], route: Route, quantity: AlarmKind) -> Day:
+def _day(rows: Rows, route: Route, quantity: AlarmKind) -> Day:
     """Return the defined losses of one route, without values that only damage can explain."""
-    is_recall = quantity is AlarmKind.RECALL_LOSS
-    found = np.array(
-        [
-            (row.recall_loss, row.recall_probability, row.session, row.question)
-            if is_recall
-            else (row.harm, row.probability, row.session, row.question)
-            for row in rows
-            if row.route == route
-        ],
-        _LOSS,
-    )
-    losses, probability = found["loss"], found["probability"]
-    is_usable = (losses >= 0.0) & (losses <= (1.0 if is_recall else np.finfo(float).max))
-    found = found[is_usable & (probability > 0.0) & (probability <= 1.0)]
-    alike = groups(found["session"], found["question"])
-    return Day.of(found["loss"], found["probability"], alike)
+    requests = rows.requests
+    if quantity is AlarmKind.RECALL_LOSS:
+        found, most = requests["recall_loss"], 1.0
+        probability = requests["probability"] * requests["loss_probability"]
+    else:
+        found, most = losses(rows)[Metric.HARM], np.finfo(float).max
+        probability = requests["probability"]
+    is_usable = requests["route"] == ROUTES.index(route)
+    is_usable &= (found >= 0.0) & (found <= most)
+    is_usable &= (probability > 0.0) & (probability <= 1.0)
+    own = requests[is_usable]
+    alike = groups(own["session"], own["question"])
+    return Day.of(found[is_usable], probability[is_usable], alike)

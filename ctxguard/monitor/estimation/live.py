@@ -19,7 +19,7 @@ from ctxguard.measure.corrected import FOLDS, Model
 from ctxguard.measure.estimate import Estimate, Sums, estimate, lacks_grades
 from ctxguard.measure.metrics import METRICS, N_TERMS, Metric, shown_metrics, weighted_terms
 from ctxguard.measure.rows import BoolArray, IntArray, Rows
-from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore
+from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
 
@@ -122,24 +122,24 @@ def live_estimates(
         min_n: Effective number of clusters below which there is no estimate, ≥ 2.
     """
     graded = store.graded(series)
-    labels = Labels.of(graded)
+    labels = Labels.of(graded.take(np.isin(graded.requests["draw"], list(store.draws(series)))))
     windows = {
         Window.RECENT: _Judged(since=now_seconds - window_seconds),
-        Window.UP_TO_LABELS: _Judged(covered=np.unique(labels.first_pick)),
+        Window.UP_TO_LABELS: _Judged(covered=np.unique(labels.rows.requests["first_pick"])),
         Window.ALL_RETAINED: _Judged(),
     }
     if exact:
         del windows[Window.UP_TO_LABELS]
-    for page in store.judged_pages(series):
-        rows, (values, inclusion) = page.rows, weighted_terms(page.rows)
+    for rows in store.judged_pages(series):
+        values, inclusion = weighted_terms(rows)
         predicted = None
         if not exact:
             p = labels.model.of(rows, labels.folds_of(rows.requests["question"]))
             columns = corrected.predicted(rows, p, labels.model)
             predicted = columns / rows.requests["probability"][:, None]
-        is_labelled = np.isin(page.sample_ids, labels.sample_ids)
+        is_labelled = np.isin(rows.requests["sample_id"], labels.rows.requests["sample_id"])
         for judged in windows.values():
-            judged.add(page, values, inclusion, predicted, is_labelled=is_labelled)
+            judged.add(rows.requests, values, inclusion, predicted, is_labelled=is_labelled)
     by_judge = {window: judged.estimates(min_n) for window, judged in windows.items()}
     newest = windows[Window.ALL_RETAINED].population.until_seconds
     return LiveEstimates(
@@ -148,9 +148,9 @@ def live_estimates(
         else {window: _corrected(judged, labels, min_n) for window, judged in windows.items()},
         judge_estimates={} if exact else by_judge,
         populations={window: judged.population for window, judged in windows.items()},
-        labelled=len(graded.sample_ids),
-        unpicked=int(np.count_nonzero(graded.rows.requests["draw"] == 0)),
-        disagreements=graded.disagreements,
+        labelled=len(graded.requests),
+        unpicked=int(np.count_nonzero(graded.requests["draw"] == 0)),
+        disagreements=int(graded.requests["disagreements"].sum()),
         age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
     )
 
@@ -160,29 +160,23 @@ class Labels:
     """The l samples for which people graded all that a draw asked, by ascending id.
 
     Attributes:
-        sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
         rows: Their rows.
         questions: What they ask, ascending; those of one fold are ``FOLDS`` places apart.
         model: The fit of people's grades on the judge's.
         p: P(relevant) of each passage in ``rows``, by the grades of other questions.
     """
 
-    sample_ids: NDArray[np.int64]
-    first_pick: NDArray[np.int64]
     rows: Rows
     questions: NDArray[np.int64]
     model: Model
     p: FloatArray
 
     @classmethod
-    def of(cls, graded: GradedRows) -> "Labels":
-        """Read the labels that a store holds, and fit the model of relevance to them."""
-        used = np.isin(graded.rows.requests["draw"], list(graded.draws))
-        rows = graded.rows.take(used)
+    def of(cls, rows: Rows) -> "Labels":
+        """Fit the model of relevance to labels."""
         questions, place = np.unique(rows.requests["question"], return_inverse=True)
         model = Model.fitted(rows, place % FOLDS)
-        p = model.of(rows, place % FOLDS)
-        return cls(graded.sample_ids[used], graded.first_pick[used], rows, questions, model, p)
+        return cls(rows, questions, model, model.of(rows, place % FOLDS))
 
     def folds_of(self, questions: NDArray[np.int64]) -> IntArray:
         """Return the fold of each question, shape (n,); −1 for one that is not among these."""
@@ -201,7 +195,7 @@ class _Judged:
     def __init__(self, since: float = -np.inf, covered: IntArray | None = None) -> None:
         self._since = since
         self._covered = covered
-        self.own, self.predicted = Sums(N_TERMS), Sums(corrected.N_COLUMNS)
+        self.own, self.predicted = Sums.of(N_TERMS), Sums.of(corrected.N_COLUMNS)
         self.labelled_ids = [np.empty(0, np.int64)]
         self.requests_by_pick: Counter[int] = Counter()
         self.weight_by_pick: Counter[int] = Counter()
@@ -221,7 +215,7 @@ class _Judged:
 
     def add(
         self,
-        page: JudgedRows,
+        requests: NDArray[np.void],
         values: FloatArray,
         inclusion: FloatArray,
         predicted: FloatArray | None,
@@ -231,27 +225,28 @@ class _Judged:
         """Add a page of n requests, ordered by time.
 
         Args:
+            requests: Shape (n,), of ``REQUEST``.
             values, inclusion: From ``weighted_terms``.
             predicted: The weighted columns of ``predicted``; None for an exact judge.
             is_labelled: Shape (n,), whether people have graded each.
         """
-        inside = page.time_seconds >= self._since
+        inside = requests["time_seconds"] >= self._since
         if self._covered is not None:
-            inside &= np.isin(page.first_pick, self._covered)
+            inside &= np.isin(requests["first_pick"], self._covered)
         if not inside.any():
             return
-        requests = page.rows.requests[inside]
+        requests, is_labelled = requests[inside], is_labelled[inside]
         session = requests["session"]
         self.own.add(values[inside], session, inclusion[inside])
         if predicted is not None:
             self.predicted.add(predicted[inside], session)
-        self.labelled_ids.append(page.sample_ids[inside & is_labelled])
-        picks, cell = np.unique(page.first_pick[inside], return_inverse=True)
+        self.labelled_ids.append(requests["sample_id"][is_labelled])
+        picks, cell = np.unique(requests["first_pick"], return_inverse=True)
         asked_of = np.bincount(cell, requests["n_passages"] > 0, len(picks))
         weight = np.bincount(cell, 1.0 / requests["probability"], len(picks))
         self.requests_by_pick.update(dict(zip(picks.tolist(), asked_of.tolist(), strict=True)))
         self.weight_by_pick.update(dict(zip(picks.tolist(), weight.tolist(), strict=True)))
-        before, times = self.population, page.time_seconds[inside].tolist()
+        before, times = self.population, requests["time_seconds"].tolist()
         self.population = WindowPopulation(
             before.judged + len(times),
             before.failed + int(np.count_nonzero(values[inside, -1])),
@@ -266,11 +261,13 @@ def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
 
     There is no estimate if the labels cannot stand for nearly all of its requests.
     """
-    chosen = np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids))
-    own_picks = set(labels.first_pick[chosen].tolist())
+    requests = labels.rows.requests
+    first_pick, sample_ids = requests["first_pick"], requests["sample_id"]
+    chosen = np.isin(sample_ids, np.concatenate(judged.labelled_ids))
+    own_picks = set(first_pick[chosen].tolist())
     covered = sum(map(judged.weight_by_pick.__getitem__, own_picks))
     if not own_picks or covered < (1.0 - MOST_UNCOVERED) * sum(judged.weight_by_pick.values()):
         return dict.fromkeys(corrected.QUOTIENTS, lacks_grades(min_n))
-    stands_for = corrected.stands_for(labels.first_pick, chosen, judged.requests_by_pick)
+    stands_for = corrected.stands_for(first_pick, chosen, judged.requests_by_pick)
     graded = corrected.Graded.of(labels.rows, labels.p, stands_for)
     return corrected.corrected_estimates(judged.predicted.ended(), graded, labels.model, min_n)

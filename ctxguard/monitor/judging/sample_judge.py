@@ -126,7 +126,6 @@ class SampleJudge:
             State.INCOMPLETE if n_failed else State.JUDGED,
             {name: grades[name] for name in (*wanted, *grades) if name in grades},
             judged_request(record, grades, self._scale, probability=probability),
-            n_failed,
             counts={
                 ("grades", record.route): len(wanted.keys() - known.keys()),
                 ("invalid_grades", record.route): n_failed,

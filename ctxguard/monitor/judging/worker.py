@@ -6,7 +6,6 @@ process. Calls the judge, uses the store, reads the clock and logs.
 """
 
 import logging
-import math
 import random
 import time
 from collections import Counter, deque
@@ -17,7 +16,6 @@ from dataclasses import dataclass, replace
 from ctxguard._support.error_text import describe_error
 from ctxguard.core.types import Flag, Route
 from ctxguard.errors import DataError, JudgeError, StoreError
-from ctxguard.measure.metrics import Metric, losses
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.feed import AlarmMonitor
 from ctxguard.monitor.judges import Judgment
@@ -26,7 +24,7 @@ from ctxguard.monitor.judging.counts import MISMATCHED, JudgingOutcome
 from ctxguard.monitor.judging.sample_judge import JudgingAgain, SampleJudge
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
-from ctxguard.monitor.store import Counts, Finished, LossRow, SampleStore, State
+from ctxguard.monitor.store import Counts, Finished, SampleStore, State
 
 _log = logging.getLogger(__name__)
 
@@ -196,11 +194,12 @@ class JudgingWorker:
         if not some:
             return
         records, grades = self._store.records(some), self._store.grades(self._series, some)
-        probability = self._store.probabilities(some)
+        rows = self._store.first_rows(some)
         for place, one in enumerate(some):
-            if not {one} <= records.keys() & grades.keys() & probability.keys():
+            if not {one} <= records.keys() & grades.keys() & rows.keys():
                 continue
-            if not self._process(_Waiting(one, records[one], probability[one], grades[one])):
+            probability = float(rows[one]["probability"])
+            if not self._process(_Waiting(one, records[one], probability, grades[one])):
                 self._to_ask.extendleft(reversed(some[place:]))
                 return
             if now + _AGAIN_SECONDS <= time.monotonic():
@@ -263,7 +262,7 @@ class JudgingWorker:
         counts = {} if sample.known is not None else dict(_of_request(record))
         if sample.known is None and Flag.PROFILE_MISMATCH.value in record.flags:
             counts[MISMATCHED,] = 1
-        found = replace(found, loss=self._loss(sample, found))
+        self._note_loss(sample, found)
         self._finish(found, record.route, counts)
 
     def _finish(self, finished: Finished, route: str, counts: Counts = _NOTHING) -> None:
@@ -289,23 +288,17 @@ class JudgingWorker:
                     self._budget.spend(n_judged, self._cost - known)
                 self._n_judged[kind] += n_judged
 
-    def _loss(self, sample: _Waiting, found: Finished) -> LossRow | None:
-        """Return the losses that alarms compare; None where a served passage has no grade."""
+    def _note_loss(self, sample: _Waiting, found: Finished) -> None:
+        """Note the losses that alarms compare."""
         if self._alarms is None or found.rows is None:
-            return None
-        harm = float(losses(found.rows)[Metric.HARM][0])
-        if math.isnan(harm):
-            return None
+            return
         try:
-            return self._alarms.loss_row(
-                sample.record, found.grades, harm=harm, probability=sample.probability
-            )
+            self._alarms.note_loss(sample.record, found.grades, found.rows)
         except Exception as error:
             self.errors += 1
             _log.warning(
                 "the alarms failed on sample %d: %s", sample.sample_id, describe_error(error)
             )
-            return None
 
     def _judge_failed(self, error: Exception, route: Route) -> None:
         self.outcomes[JudgingOutcome.JUDGE_FAILED] += 1

@@ -21,6 +21,7 @@ from ctxguard.measure.rows import (
     NO,
     PASSAGE,
     REQUEST,
+    ROUTES,
     UNGRADED,
     YES,
     Rows,
@@ -33,7 +34,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import rows_left
 from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import OPENED, GradedBlock, PickedPassage, PickKind, SampleStore
+from ctxguard.monitor.store import OPENED, PickedPassage, PickKind, SampleStore
 
 _NO_GRADE = Judgment("", 0, judged=False)
 _NOTHING: Mapping[str, Judgment] = {}
@@ -94,6 +95,7 @@ def judged_request(
         # Pools judged only where nothing relevant was served would show a recall of 0.
         is_fair = rates.full_pool_probability(has_hit=True) > 0.0
     request, passages = np.zeros(1, REQUEST), np.zeros(len(places), PASSAGE)
+    request["time_seconds"], request["route"] = record.time_seconds, ROUTES.index(record.route)
     request["n_passages"], request["n_served"] = len(places), len(record.served)
     request["probability"] = record.probability if probability is None else probability
     request["session"] = session_number(record.session_id)
@@ -199,9 +201,9 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
     if not newest_label:
         return
     ids = list(newest_label)
-    probability, first = store.probabilities(ids), store.grades(None, ids)
+    judged, first = store.first_rows(ids), store.grades(None, ids)
     # Grades given before a text was deleted stay.
-    samples = graded_samples(store, series, list(probability), store.picked(None, ids))
+    samples = graded_samples(store, series, list(judged), store.picked(None, ids))
     given = [one.grade for sample in samples.values() for one in sample.people.values()]
     scale = scale._replace(people_max_grade=max([store.top_grade() or scale.max_grade, *given]))
     rows = []
@@ -212,19 +214,15 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
             sample.record,
             sample.judge,
             scale,
-            probability=probability[sample_id],
+            probability=judged[sample_id]["probability"],
             first=first[sample_id],
             people=sample.people,
             picked=sample.picked,
         )
-        rows.append(
-            GradedBlock(
-                sample_id=sample_id,
-                rows=own,
-                route=sample.record.route.value,
-                is_graded=bool(sample.people),
-                disagreements=sample.disagreements,
-                last_label_id=newest_label[sample_id],
-            )
-        )
-    store.save_graded(series, rows)
+        request = own.requests
+        request["sample_id"], request["last_label"] = sample_id, newest_label[sample_id]
+        request["is_graded"], request["disagreements"] = bool(sample.people), sample.disagreements
+        for name in ("profile", "recall_loss", "loss_probability"):
+            request[name] = judged[sample_id][name]
+        rows.append(own)
+    store.save_graded(series, Rows.joined(rows))

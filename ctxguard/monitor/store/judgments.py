@@ -8,7 +8,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,12 @@ import sqlalchemy as sa
 from pydantic import TypeAdapter
 
 from ctxguard.errors import StoreError
-from ctxguard.measure.rows import Rows, to_block
+from ctxguard.measure.rows import FAILED, NO_PICK, Rows, hash_number, to_blocks
 from ctxguard.monitor.sampling.record import Judgment
-from ctxguard.monitor.sampling.sampler import HOUR_SECONDS
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import Store, Transaction, reads, writes
 from ctxguard.monitor.store.samples import shares_at, stored_shares
-from ctxguard.monitor.store.types import (
-    NO_PICK,
-    Counts,
-    Finished,
-    JudgedRows,
-    LossRow,
-    State,
-)
+from ctxguard.monitor.store.types import Counts, Finished, State
 
 _log = logging.getLogger(__name__)
 
@@ -40,16 +31,15 @@ _grades = schema.grades.c
 _JSON = TypeAdapter(list[Judgment])
 _UNFINISHED = (State.PENDING.value, State.INCOMPLETE.value)
 _NOTHING: Mapping[Any, Any] = {}
-_FRESH = {
-    "is_counted": True,
-    "route": "",
-    "is_graded": False,
-    "disagreements": 0,
-    "last_label_id": -1,
-    **dict.fromkeys(["profile_id", "session", "question", "recall_loss", "harm"]),
-    **dict.fromkeys(["probability", "recall_probability"]),
-}
-"""The columns of a sample that was just judged: no people's grades, and no loss."""
+_OF_SAMPLE = ("sample_id", "time_seconds", "first_pick")
+"""Columns of a row that its block leaves to the table."""
+COLUMNS = (
+    _judged.sample_id,
+    _judged.time_seconds,
+    sa.func.coalesce(_judged.first_pick, NO_PICK),
+    _judged.block,
+)
+"""What ``rows_of`` reads."""
 
 
 @reads
@@ -140,11 +130,14 @@ def _finish(
         if one.rows is None:
             continue
         own = {"sample_id": one.sample_id, "series_id": series_id}
-        loss = {} if one.loss is None else asdict(one.loss)
-        row = {"time_seconds": time_of[one.sample_id], "block": to_block(one.rows)}
-        judged.append({**_FRESH, **loss, **row, **own})
-        grades.append({**own, "grades": _as_json(one.grades), "n_failed": one.n_failed})
-    # People's grades are added to a new block anew.
+        [block] = to_blocks(one.rows)
+        # People's grades are added to a new block anew.
+        of_block = {"block": block, "is_graded": False, "last_label": -1}
+        profile = int(one.rows.requests["profile"][0]) or None
+        time = {"time_seconds": time_of[one.sample_id], "is_counted": True, "profile": profile}
+        judged.append({**own, **time, **of_block})
+        n_failed = int(np.count_nonzero(one.rows.passages["judge_grade"] == FAILED))
+        grades.append({**own, "grades": _as_json(one.grades), "n_failed": n_failed})
     db.replace(schema.judged, judged)
     db.replace(schema.grades, grades)
 
@@ -255,85 +248,76 @@ def _as_json(grades: Mapping[str, Judgment]) -> str:
 
 
 def judged_pages(
-    store: Store, series: str, *, since: float | None = None, until: float | None = None
-) -> Iterator[JudgedRows]:
+    store: Store,
+    series: str,
+    *,
+    since: float | None = None,
+    until: float | None = None,
+    profile_id: str | None = None,
+) -> Iterator[Rows]:
     """Read the judged requests of a series by time, page by page, each in its own transaction.
 
     Memory holds one page. Requests that are judged meanwhile may or may not be read.
 
     Args:
         since, until: In seconds since the epoch, ``until`` excluded; None for no bound.
+        profile_id: Only those that alarms compare with this profile's promises; None for all.
     """
-    after: tuple[float, int] | None = None
-    while True:
-        page = _judged_page(store, series, since, until, after)
-        if len(page.sample_ids):
-            yield page
-        if len(page.sample_ids) < PAGE_ROWS:
-            return
-        after = float(page.time_seconds[-1]), int(page.sample_ids[-1])
-
-
-@reads
-def _judged_page(
-    db: Transaction,
-    series: str,
-    since: float | None,
-    until: float | None,
-    after: tuple[float, int] | None,
-) -> JudgedRows:
-    """Read the first rows after the one with this time and sample id; None for the first."""
-    first_pick = sa.func.coalesce(_judged.first_pick, NO_PICK)
-    query = (
-        sa.select(_judged.sample_id, _judged.time_seconds, first_pick, _judged.block)
-        .where(_judged.series_id == db.series_id(series), _judged.is_counted)
-        .order_by(_judged.time_seconds, _judged.sample_id)
-        .limit(PAGE_ROWS)
-    )
-    if after is not None:
-        # A single lower bound on the time, or SQLite may search from the other one.
-        since, last_id = after
-        is_later = sa.or_(_judged.time_seconds > since, _judged.sample_id > last_id)
-        query = query.where(is_later)
-    if since is not None:
-        query = query.where(_judged.time_seconds >= since)
+    query = sa.select(*COLUMNS).where(_judged.is_counted)
+    if profile_id is not None:
+        query = query.where(_judged.profile == hash_number(profile_id))
     if until is not None:
         query = query.where(_judged.time_seconds < until)
-    return JudgedRows(*columns_of(db, db.raw_rows(query)))
-
-
-def columns_of(db: Transaction, rows: Sequence[Any]) -> tuple[Any, Any, Any, Rows]:
-    """Make the columns of ``JudgedRows`` from rows of sample, time, first pick and block."""
-    ids, times, picks, blocks = zip(*rows, strict=True) if rows else ((), (), (), ())
-    time_seconds, read = np.array(times, np.float64), Rows.read(blocks)
-    read.requests["probability"] *= shares_at(stored_shares(db), time_seconds)
-    return np.array(ids, np.int64), time_seconds, np.array(picks, np.int64), read
+    last_id: int | None = None
+    while True:
+        page = _page(store, series, query, since, last_id)
+        if n := len(page.requests):
+            yield page
+        if n < PAGE_ROWS:
+            return
+        last = page.requests[-1]
+        since, last_id = float(last["time_seconds"]), int(last["sample_id"])
 
 
 @reads
-def losses(
-    db: Transaction, series: str, profile_id: str, *, since: float, until: float
-) -> list[LossRow]:
-    """Return the losses of requests of a profile with since ≤ time < until, in any order.
+def _page(
+    db: Transaction, series: str, query: sa.Select[Any], since: float | None, last_id: int | None
+) -> Rows:
+    """Read the first rows from a time on, of that time those after a sample; None for no bound."""
+    query = query.where(_judged.series_id == db.series_id(series))
+    if since is not None:
+        query = query.where(_judged.time_seconds >= since)
+    if last_id is not None:
+        # No second lower bound on the time, or SQLite may search from that one.
+        query = query.where(sa.or_(_judged.time_seconds > since, _judged.sample_id > last_id))
+    in_order = query.order_by(_judged.time_seconds, _judged.sample_id).limit(PAGE_ROWS)
+    return rows_of(db, db.raw_rows(in_order))
 
-    Each stands for those of its hour that were lost, as in ``JudgedRows``.
+
+def rows_of(db: Transaction, found: Sequence[Any]) -> Rows:
+    """Make rows of what ``COLUMNS`` hold.
+
+    Each stands for those of its hour that were lost: its probability is multiplied by the share of
+    them that was stored.
     """
-    query = sa.select(*[_judged[each.name] for each in fields(LossRow)]).where(
-        *_of_profile(db, series, profile_id),
-        _judged.time_seconds >= since,
-        _judged.time_seconds < until,
-    )
-    shares, found = stored_shares(db), []
-    for row in db.execute(query):
-        loss = LossRow(*row)
-        if share := shares.get(loss.time_seconds // HOUR_SECONDS):
-            loss = replace(
-                loss,
-                probability=loss.probability * share,
-                recall_probability=loss.recall_probability * share,
-            )
-        found.append(loss)
-    return found
+    *columns, blocks = zip(*found, strict=True) if found else ((), (), (), ())
+    rows = Rows.read(blocks)
+    requests = rows.requests
+    for name, values in zip(_OF_SAMPLE, columns, strict=True):
+        requests[name] = values
+    requests["probability"] *= shares_at(stored_shares(db), requests["time_seconds"])
+    return rows
+
+
+@reads
+def first_rows(db: Transaction, sample_ids: Sequence[int]) -> dict[int, np.void]:
+    """Return the ``REQUEST`` of each sample as the series judged it that judged it first.
+
+    Without those that were deleted; its probability is that of its being sampled and then judged.
+    """
+    query = sa.select(_judged.sample_id, _judged.block).where(_judged.is_counted)
+    found: dict[int, bytes] = db.by_sample(query, sample_ids)
+    return dict(zip(found, Rows.read(list(found.values())).requests, strict=True))
 
 
 @reads
@@ -342,14 +326,10 @@ def first_loss_seconds(
 ) -> float | None:
     """Return the time of the first request with a loss from ``since`` on; None if there is none."""
     first_of = sa.func.min(_judged.time_seconds)
-    query = sa.select(first_of).where(*_of_profile(db, series, profile_id))
+    query = sa.select(first_of).where(
+        _judged.series_id == db.series_id(series), _judged.profile == hash_number(profile_id)
+    )
     if since is not None:
         query = query.where(_judged.time_seconds >= since)
     first: float | None = db.execute(query).scalar()
     return first
-
-
-def _of_profile(
-    db: Transaction, series: str, profile_id: str
-) -> tuple[sa.ColumnElement[bool], ...]:
-    return _judged.series_id == db.series_id(series), _judged.profile_id == profile_id

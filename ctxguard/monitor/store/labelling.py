@@ -12,17 +12,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.measure.rows import Rows, to_block
+from ctxguard.measure.rows import Rows, to_blocks
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import Transaction, chunks, reads, record, writes
-from ctxguard.monitor.store.judgments import columns_of
+from ctxguard.monitor.store.judgments import COLUMNS, rows_of
 from ctxguard.monitor.store.schema import storable
 from ctxguard.monitor.store.types import (
     MOST_UNCOVERED,
-    NO_PICK,
     OPENED,
-    GradedBlock,
-    GradedRows,
     LabelRow,
     PickedPassage,
     PickedSample,
@@ -185,7 +182,7 @@ def save_pick(
     for some in chunks(sorted({one.sample_id for one in passages})):
         # Earlier grades count in this draw too.
         db.execute(
-            sa.update(schema.judged).where(_judged.sample_id.in_(some)).values(last_label_id=-1)
+            sa.update(schema.judged).where(_judged.sample_id.in_(some)).values(last_label=-1)
         )
     return True
 
@@ -269,8 +266,8 @@ def to_grade(db: Transaction, series: str) -> dict[int, int]:
             _judged.is_counted,
             sa.or_(_judged.series_id == own, _grades.sample_id.is_not(None)),
         )
-        .group_by(_judged.sample_id, block.c.last_label_id)
-        .having(newest > sa.func.coalesce(block.c.last_label_id, -1))
+        .group_by(_judged.sample_id, block.c.last_label)
+        .having(newest > sa.func.coalesce(block.c.last_label, -1))
     )
     return {row.sample_id: row.newest for row in db.execute(query)}
 
@@ -306,62 +303,37 @@ def labelled(db: Transaction, series: str) -> dict[int, bool]:
     return {row.sample_id: bool(row.is_judged) for row in rows}
 
 
-@reads
-def probabilities(db: Transaction, sample_ids: Sequence[int]) -> dict[int, float]:
-    """Return the probability with which each judged sample was sampled and taken up for judging.
-
-    By the series that judged it first; without those that were deleted.
-    """
-    query = sa.select(_judged.sample_id, _judged.block).where(_judged.is_counted)
-    found: dict[int, bytes] = db.by_sample(query, sample_ids)
-    requests = Rows.read(list(found.values())).requests
-    return dict(zip(found, requests["probability"].tolist(), strict=True))
-
-
 @writes
-def save_graded(db: Transaction, series: str, rows: Sequence[GradedBlock]) -> None:
+def save_graded(db: Transaction, series: str, rows: Rows) -> None:
     """Save the rows of a series in place of its former ones of their samples."""
     own = db.series_id(series)
     first = sa.select(sa.literal(own), _judged.time_seconds, _judged.sample_id).where(
         _judged.is_counted
     )
-    for row in rows:
+    for request, block in zip(rows.requests, to_blocks(rows), strict=True):
         values = {
-            "block": to_block(row.rows),
-            "route": row.route,
-            "is_graded": row.is_graded,
-            "disagreements": row.disagreements,
-            "last_label_id": row.last_label_id,
+            "block": block,
+            **{name: request[name].item() for name in ("is_graded", "last_label")},
         }
-        is_own = sa.and_(_judged.series_id == own, _judged.sample_id == row.sample_id)
+        sample_id = int(request["sample_id"])
+        is_own = sa.and_(_judged.series_id == own, _judged.sample_id == sample_id)
         updated = db.execute(sa.update(schema.judged).where(is_own).values(values))
         if not updated.rowcount:
             given = {**values, "is_counted": False}
-            copied = first.where(_judged.sample_id == row.sample_id)
+            copied = first.where(_judged.sample_id == sample_id)
             literals = [sa.literal(value, _judged[name].type) for name, value in given.items()]
             columns = ["series_id", "time_seconds", "sample_id", *given]
             db.execute(sa.insert(schema.judged).from_select(columns, copied.add_columns(*literals)))
 
 
 @reads
-def graded(db: Transaction, series: str) -> GradedRows:
+def graded(db: Transaction, series: str) -> Rows:
     """Read all samples of a series that people have graded, by ascending id.
 
     Those whose text or sample was deleted since are among them.
     """
-    own, first_pick = db.series_id(series), sa.func.coalesce(_judged.first_pick, NO_PICK)
-    rows = db.execute(
-        sa.select(_judged.sample_id, _judged.time_seconds, first_pick, _judged.block)
-        .add_columns(_judged.route, _judged.disagreements)
-        .where(_judged.series_id == own, _judged.is_graded)
-        .order_by(_judged.sample_id)
-    ).all()
-    return GradedRows(
-        *columns_of(db, [row[:4] for row in rows]),
-        routes=tuple([row.route for row in rows]),
-        draws=draws_of(db, series),
-        disagreements=sum(row.disagreements for row in rows),
-    )
+    query = sa.select(*COLUMNS).where(_judged.series_id == db.series_id(series), _judged.is_graded)
+    return rows_of(db, db.raw_rows(query.order_by(_judged.sample_id)))
 
 
 def draws_of(db: Transaction, series: str, graded: Collection[int] = ()) -> frozenset[int]:

@@ -42,7 +42,7 @@ class SampleStore(Store):
 
     grades = judgments.grades
     judged_pages = judgments.judged_pages
-    losses = judgments.losses
+    first_rows = judgments.first_rows
     first_loss_seconds = judgments.first_loss_seconds
 
     known_requests = reads(labelling.known_requests)
@@ -58,7 +58,6 @@ class SampleStore(Store):
 
     to_grade = labelling.to_grade
     labelled = labelling.labelled
-    probabilities = labelling.probabilities
     save_graded = labelling.save_graded
     graded = labelling.graded
     draws = reads(labelling.draws_of)

@@ -380,7 +380,7 @@ def _remove(db: Transaction, rows: Sequence[_Row], whole: Sequence[_Row]) -> Non
         db.execute(sa.delete(schema.samples).where(_samples.sample_id.in_(gone)))
         own = _judged.sample_id.in_(gone)
         db.execute(sa.delete(schema.judged).where(own, ~_judged.is_graded))
-        db.execute(sa.update(schema.judged).where(own).values(is_counted=False, profile_id=None))
+        db.execute(sa.update(schema.judged).where(own).values(is_counted=False, profile=None))
         # Another sample of the request may be younger.
         labelled = schema.labels.c.request_id
         is_gone = labelled.not_in(sa.select(request_id))

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.sampling.sampler import LostReason
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 
 metadata = sa.MetaData()
 
@@ -99,24 +99,16 @@ judged = sa.Table(
     sa.Column("block", sa.LargeBinary, nullable=False),
     # Whether the series judged it first and the sample is kept: estimates are about these.
     sa.Column("is_counted", sa.Boolean, nullable=False),
-    # What people graded, as of GradedBlock; the route is also of the losses.
-    sa.Column("route", StorableText, nullable=False),
+    # As in the block, for queries; the profile is null where alarms compare nothing.
     sa.Column("is_graded", sa.Boolean, nullable=False),
-    sa.Column("disagreements", sa.Integer, nullable=False),
-    sa.Column("last_label_id", sa.BigInteger, nullable=False),
-    # What alarms compare with the promises of a profile, as of LossRow; null without one.
-    sa.Column("profile_id", StorableText),
-    *[sa.Column(name, sa.BigInteger) for name in ("session", "question")],
-    *[
-        sa.Column(name, sa.Double)
-        for name in ("probability", "recall_probability", "recall_loss", "harm")
-    ],
+    sa.Column("last_label", sa.BigInteger, nullable=False),
+    sa.Column("profile", sa.BigInteger),
     sa.Index("ctxguard_judged_sample", "sample_id"),
     sa.Index(
         "ctxguard_judged_losses",
-        *("series_id", "profile_id", "time_seconds"),
-        sqlite_where=sa.text("profile_id IS NOT NULL"),
-        postgresql_where=sa.text("profile_id IS NOT NULL"),
+        *("series_id", "profile", "time_seconds"),
+        sqlite_where=sa.text("profile IS NOT NULL"),
+        postgresql_where=sa.text("profile IS NOT NULL"),
     ),
     # Clustered by its key: a window of a series lies in one run of pages.
     sqlite_with_rowid=False,

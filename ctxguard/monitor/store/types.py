@@ -5,9 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.rows import Rows
 from ctxguard.monitor.sampling.record import Judgment, SampleRecord
@@ -18,9 +15,6 @@ Counts = Mapping[tuple[str, ...], float]
 
 MOST_UNCOVERED = 0.02
 """Labels represent requests if at most this share of them had no chance of being graded."""
-
-NO_PICK = 2**62
-"""Greater than the number of any pick."""
 
 
 class State(StrEnum):
@@ -85,41 +79,14 @@ class StoredSample:
 
 
 @dataclass(frozen=True, slots=True)
-class LossRow:
-    """The losses of one judged request, which alarms compare with a profile's promises.
-
-    Attributes:
-        session: A number for its session; 0 without one.
-        question: A number for its question; repeats of a question have the same.
-        probability: Probability with which it was sampled and taken up for judging, in (0, 1].
-        recall_probability: The same, and that its recall loss was judged.
-        recall_loss: In [0, 1]; None if it was not judged or is undefined.
-        harm: ≥ 0.
-    """
-
-    time_seconds: float
-    profile_id: str
-    route: str
-    session: int
-    question: int
-    probability: float
-    recall_probability: float
-    recall_loss: float | None
-    harm: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """The result of a sample.
 
     Attributes:
         state: One of ``FINAL_STATES``.
         grades: By passage id; they may quote passages, and are deleted with the sample's text.
-        rows: What estimates need of a judged request; None if nothing is known of it.
-        n_failed: Passages without a grade, because a call of the judge failed.
+        rows: What estimates and alarms need of a judged request; None if nothing is known of it.
         rejected: (passage id, reason, raw reply) of the grades that were not valid.
-        loss: The losses that alarms compare; None for a request of another profile, or without
-            alarms.
         counts: Its additions to the counts of its series.
     """
 
@@ -127,29 +94,8 @@ class Finished:
     state: State
     grades: Mapping[str, Judgment] = field(default_factory=dict)
     rows: Rows | None = None
-    n_failed: int = 0
     rejected: tuple[tuple[str, str, str], ...] = ()
-    loss: LossRow | None = None
     counts: Counts = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedRows:
-    """Judged requests of a series, n of them.
-
-    Attributes:
-        sample_ids: Shape (n,), int64.
-        time_seconds: Shape (n,), float64.
-        first_pick: Shape (n,), int64, the first pick for labels that could have taken each;
-            ``NO_PICK`` where none could so far.
-        rows: Each stands for those of its hour that were lost: its probability is multiplied by
-            the share of them that was stored.
-    """
-
-    sample_ids: NDArray[np.int64]
-    time_seconds: NDArray[np.float64]
-    first_pick: NDArray[np.int64]
-    rows: Rows
 
 
 class PickKind(StrEnum):
@@ -187,40 +133,6 @@ class PickedPassage:
 
 
 OPENED = frozenset({PickKind.RUN, PickKind.FIRST})
-
-
-@dataclass(frozen=True, slots=True)
-class GradedBlock:
-    """The rows of a sample with people's grades of it.
-
-    Attributes:
-        route: The stages that answered.
-        is_graded: Whether they hold a grade of people.
-        disagreements: Passages on whose relevance annotators disagree.
-        last_label_id: The newest label in them.
-    """
-
-    sample_id: int
-    rows: Rows
-    route: str
-    is_graded: bool
-    disagreements: int
-    last_label_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class GradedRows(JudgedRows):
-    """Samples of a series that people have graded, by ascending id; n of them.
-
-    Attributes:
-        routes: The stages that answered each.
-        draws: The draws that stand for all that they could have taken.
-        disagreements: Passages on whose relevance annotators disagree.
-    """
-
-    routes: tuple[str, ...]
-    draws: frozenset[int]
-    disagreements: int
 
 
 @dataclass(frozen=True, slots=True)
