@@ -164,8 +164,8 @@ def outcome_of(result: Calibration) -> RouteOutcome:
 
 def guard_of(retriever: Any, profile: Profile, **settings: Any) -> ContextGuard:
     """A guard that counts apart from all others."""
-    telemetry = Telemetry(CollectorRegistry())
-    return ContextGuard(retriever, profile=profile, telemetry=telemetry, **settings)
+    settings = {"telemetry": Telemetry(CollectorRegistry()), **settings}
+    return ContextGuard(retriever, profile=profile, **settings)
 
 
 RANGES = {

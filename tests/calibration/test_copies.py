@@ -1,4 +1,4 @@
-"""Passages with one text are measured as they are served: one of them, in the place of all."""
+"""Copies are measured as they are served, once; a question itself is no candidate, as in BEIR."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from calibration.calibrate import calibrate
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import contexts, measure
 from calibration.hard_negatives import mine
-from calibration.pools import LabelledPools, Pools, check_labels_are_found, label
+from calibration.pools import (
+    LabelledPools,
+    Pools,
+    check_labels_are_found,
+    label,
+    notes_on_themselves,
+)
 from calibration.replay import replay
-from calibration.retrievers import RankingSource
+from calibration.retrievers import RankingSource, wrapped
 from ctxguard import ContextGuard, Hit, Passage
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Ranking, ScoreKind
@@ -132,3 +139,70 @@ class TestPlaces:
         found = any(passage.text.lower() == texts[-1].lower() for passage in served)
         if texts[-1]:
             assert measured["recall"][0] == found
+
+
+ARGUMENT = "Being vegetarian helps the environment, as farming animals takes much land."
+OTHERS = [Hit("b", 0.5, "Plants take land too."), Hit("c", 0.4, "Cows eat grass.")]
+
+
+def candidates(own: Hit, *, query: str = ARGUMENT, relevant: str = "b") -> tuple[str, ...]:
+    dataset = Dataset("d", (Query("a", query),), {"a": {relevant: 1}})
+    source = wrapped(
+        lambda query, *, depth: [Hit("x", 0.9, "First."), own, *OTHERS], score_kind="cosine"
+    )
+    pools = replay(source, dataset.queries, labels=dataset)
+    assert bool(notes_on_themselves([pools, pools])) is bool(pools.themselves)
+    return pools.passage_ids[0]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        Hit("a", 0.8, ARGUMENT),
+        Hit("other", 0.8, ARGUMENT),
+        Hit("other", 0.8, ARGUMENT.upper().replace(" ", "\n")),
+        Hit("a", 0.8, ARGUMENT.partition(" ")[2], title=ARGUMENT.partition(" ")[0]),
+        Hit("a", 0.8, f"{ARGUMENT} Hence it should be encouraged."),
+        Hit("a", 0.8),
+    ],
+    ids=["both", "text", "another form", "title and text", "near text", "id without text"],
+)
+def test_question_itself_is_left_out(own: Hit) -> None:
+    assert candidates(own) == ("x", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("own", "relevant"),
+    [
+        (Hit("a", 0.8, "Quite another text under the same number."), "b"),
+        (Hit("a", 0.8, ARGUMENT), "a"),
+        (Hit("q", 0.8, ARGUMENT), "q"),
+        (Hit("other", 0.8), "b"),
+    ],
+    ids=["an id by chance", "labelled relevant", "a labelled answer", "no text"],
+)
+def test_answer_is_no_question_itself(own: Hit, relevant: str) -> None:
+    assert own.passage_id in candidates(own, relevant=relevant)
+
+
+def test_questions_themselves_are_said_once() -> None:
+    """In the notes of a calibration, whatever the number of questions and routes."""
+    texts = [f"argument number {n} about land" for n in range(30)]
+    dataset = Dataset(
+        "d",
+        tuple(Query(f"a{n}", text) for n, text in enumerate(texts)),
+        {f"a{n}": {f"a{(n + 1) % 30}": 1} for n in range(30)},
+    )
+
+    def search(query: str, *, depth: int) -> list[Hit]:
+        first = texts.index(query)
+        places = [(first + n) % 30 for n in range(10)]
+        return [Hit(f"a{n}", 0.9 - at / 20, texts[n]) for at, n in enumerate(places)]
+
+    made = calibrate(search, dataset, score_kind="cosine")
+    said = [note for note in made.profile.provenance.notes if "passages themselves" in note]
+    [note] = said
+    assert note.endswith("left out of their own candidates as BEIR does: 30, first 'a0'")
+    [evidence] = [outcome.profile.evidence for outcome in made.outcomes.values()]
+    assert evidence is not None
+    assert evidence.metrics["mrr"].value == 1.0
