@@ -1,6 +1,5 @@
 """Calibration from labels to a profile: bad labels, evidence, routes, reproducibility."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,17 +81,12 @@ def test_held_out_labels_move_nothing() -> None:
 
 
 @dataclass
-class Switchable:
+class Switchable(Recorded):
     """Two legs whose stages can be switched; the lexical one knows nothing."""
 
-    rankings: dict[str, Ranking]
     route: Route = Route.HYBRID
     fusion: Fusion = Fusion()  # noqa: RUF009 - frozen
-    encoded: Sequence[str] = ()
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        return (Route.HYBRID, Route.LEXICAL, Route.DENSE)
+    routes = (Route.HYBRID, Route.LEXICAL, Route.DENSE)
 
     def on_route(self, route: Route) -> "Switchable":
         return replace(self, route=route)
@@ -109,20 +103,14 @@ class Switchable:
         return query.upper()
 
     def retrieve(self, query: str, *, depth: int = 100, query_vector: str | None = None) -> Ranking:
-        if query not in self.rankings:
-            raise QueryError("cannot be searched")
+        full = super().retrieve(query)
         assert query_vector == query.upper()
-        full = self.rankings[query]
-        if self.route is not Route.HYBRID:
-            leg = full.legs[self.route.value]
-            return replace(
-                full,
-                scores=leg.scores.tolist(),
-                kind=leg.kind,
-                route=self.route,
-                legs={self.route.value: leg},
-            )
-        return replace(full, scores=fuse(full.legs, self.fusion).tolist(), kind=self.fusion.kind)
+        if self.route is Route.HYBRID:
+            scores = fuse(full.legs, self.fusion).tolist()
+            return replace(full, scores=scores, kind=self.fusion.kind)
+        name, leg = self.route.value, full.legs[self.route.value]
+        scores = leg.scores.tolist()
+        return replace(full, scores=scores, kind=leg.kind, route=self.route, legs={name: leg})
 
 
 def switchable(*, reversed_lexical: bool = False) -> tuple[Switchable, Dataset]:
@@ -208,7 +196,7 @@ class TestRoutes:
 
     def test_unencodable_query_is_skipped_everywhere(self, result: Calibration) -> None:
         notes = result.profile.provenance.notes
-        assert sum("odd: cannot be searched" in note for note in notes) == 3
+        assert sum("odd: 'never seen' cannot be searched" in note for note in notes) == 3
 
     def test_guard_takes_the_profile(self, result: Calibration, tmp_path: Path) -> None:
         result.profile.save(tmp_path / "profile.json")

@@ -145,15 +145,7 @@ def profile_for(retriever: HybridRetriever, *, k: int | None = None) -> Profile:
 class ServingProcess:
     """A guard with everything around it, its callers, and their accounts.
 
-    Attributes:
-        folder: Holds the store.
-        size: How large the corpus, the model and the traffic are.
-        retriever: Searches in place of one over `corpus`; None for that one.
-        deadlines: The deadlines of a search.
-        reranker: Reranks the candidates; None for no reranking.
-        exit_seconds: How long the writer may go on when the process ends.
-        clock: Seconds since the epoch, for the store.
-        guard_settings: Further arguments of the guard.
+    The folder holds the store; a retriever searches in place of one over `corpus`.
     """
 
     folder: Path
@@ -294,11 +286,7 @@ class ServingProcess:
     ) -> Report:
         """Stop serving, and check that the accounts add up and no text has leaked.
 
-        Args:
-            observed: The effect of the fault in words.
-            checks: What must hold, and whether it did.
-            others: The accounts of other processes on the same store; None of one that failed.
-            may_fail: Whether requests may have been refused, or have failed.
+        Others are the accounts of processes on the same store, None of one that failed.
         """
         self.writer.stop()
         rows = self.store.accounts(worker_id=self.sampler.worker_id).stored
