@@ -34,7 +34,7 @@ class _Block(NamedTuple):
 
 
 class PassageWindow:
-    """The tokens that a model reads of a passage.
+    """The part of a passage that a model reads, counted in tokens.
 
     Args:
         tokenizer: The content of the model's ``tokenizer.json``.

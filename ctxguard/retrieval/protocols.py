@@ -104,7 +104,7 @@ class SwappingRetriever(Protocol):
 
     @property
     def generation(self) -> object:
-        """What is searched: another object after every change. May be an instance attribute."""
+        """The index being searched: a new object after every change. May be an attribute."""
         ...
 
     def pinned(self) -> Retriever:
@@ -191,7 +191,7 @@ class Analyser(Protocol):
 
     @property
     def name(self) -> str:
-        """How a saved index names it: a language code, or a name of your own."""
+        """Its name in a saved index: a language code, or a name of your own."""
         ...
 
     @property
@@ -238,14 +238,14 @@ class Assessor(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Model, form and questions: what its answers are worth holds for these alone."""
+        """Model, form and questions: a calibration of its answers applies only to these."""
         ...
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
-        """Answer about all texts in one call: numbers by name, shape (n,), NaN where it refuses.
+        """Answer for all texts in one call: numbers by name, shape (n,), NaN where it refuses.
 
         Higher means more of what the name says. Called once a request. Any error means that it
         could not answer at all.

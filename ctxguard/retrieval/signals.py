@@ -1,4 +1,4 @@
-"""Signals of one query's candidates: what likeness to the query and to one another can tell.
+"""Signals of one query's candidates: their likeness to the query and to one another.
 
 All are computed from the candidates' texts and vectors, by one path for every retriever:
 
@@ -221,7 +221,10 @@ class Cosines(NamedTuple):
         return cls(products, compared)
 
     def mean_of_best(self, best: RowArray, k: int) -> FloatArray:
-        """Compute the mean cosine to the k best others, given the m's places best first, (n,)."""
+        """Compute each candidate's mean cosine to the k best others, shape (n,).
+
+        ``best`` holds the places of the m among themselves, best first.
+        """
         first = best[:k]
         sums = self.values[:, first].sum(axis=1, dtype=np.float64)
         others = np.full(sums.size, min(best.size, k))
@@ -248,7 +251,10 @@ class Cosines(NamedTuple):
         return better
 
     def smoothed(self, weights: FloatArray | Float32Array, own: float, r: FloatArray) -> FloatArray:
-        """Average scores by weights, shape (n, m); the others weigh themselves by ``own``."""
+        """Average the scores of the m by weights, shape (n, m).
+
+        A candidate outside the m adds its own score, with the weight ``own``.
+        """
         own_weights = np.full(r.size, own)
         own_weights[self.compared] = 0.0
         totals = weights @ r[self.compared] + own_weights * r

@@ -1,4 +1,4 @@
-"""Signals of passages that are in no index of ctxguard, from their texts and vectors.
+"""Signals of passages outside ctxguard's indexes, from their texts and vectors.
 
 Texts are read when they are first seen, which takes 5 to 46 ms for 100 of them, and kept, as
 many as fit; threads share them. Calls the embedder; no other I/O.
@@ -173,10 +173,10 @@ class TextReader:
 class TextSignals:
     """The signals of passages that are given with each query. Safe for several threads.
 
-    Without an embedder, only those that need no vectors. `ctxguard.retrieval.signals.NAMES` and
-    ``bm25``, of the texts' stems, and with an embedder ``cosine``: the legs of their own that the
-    ranker reads. How rare words are, and how long passages are, is counted in those given, so that
-    a signal of one depends on the others.
+    These are `ctxguard.retrieval.signals.NAMES`, without an embedder only those that need no
+    vectors. ``bm25``, of the texts' stems, and with an embedder ``cosine`` are added; the ranker
+    reads them as the scores of its legs. Rare words and long passages are told by those given, so
+    that a passage's signals depend on the others.
 
     Args:
         analyser: Splits passages and queries: a language code, or an analyser.
@@ -202,7 +202,7 @@ class TextSignals:
 
     @property
     def fingerprint(self) -> str:
-        """What splits and encodes texts, and the ranker."""
+        """The analyser, the embedder and the ranker."""
         model = "no vectors" if self._embedder is None else self._embedder.fingerprint()
         return f"{self._analyser.fingerprint}, {model}, {self._ranker.digest()}"
 

@@ -256,5 +256,5 @@ def test_ids_out_of_order_are_refused(saved: Path, change: Callable[[list[str]],
     file = data_file(saved, "passages.ids.json")
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     list_as_it_is(saved, file)
-    with pytest.raises(IndexFolderError, match="ids that are not texts in order"):
+    with pytest.raises(IndexFolderError, match="ids that are not strings in order"):
         load(saved)

@@ -1,4 +1,4 @@
-"""The English analyser, and what the others share with it: words, and their stems. Pure."""
+"""The English analyser, and the words and stems that the others share with it. Pure."""
 
 import re
 import threading

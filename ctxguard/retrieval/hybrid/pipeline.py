@@ -210,7 +210,7 @@ class Hybrid(ABC):
         return view
 
     def with_fusion(self, fusion: Fusion) -> Self:
-        """Return a view with another fusion; one that cannot be used here is refused."""
+        """Return a view with another fusion; refuse one that cannot be used here."""
         return self._view(fusion=self._usable(fusion))
 
     def _usable(self, fusion: Fusion) -> Fusion:

@@ -269,7 +269,7 @@ class HybridRetriever(Hybrid):
 
     @property
     def report(self) -> BuildReport:
-        """What the build indexed, left out and repaired."""
+        """The numbers of passages that the build indexed, left out and repaired."""
         return self.generation.report
 
     @property

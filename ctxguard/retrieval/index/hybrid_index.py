@@ -80,10 +80,10 @@ class Changes:
 
 @dataclass(frozen=True)
 class HybridIndex:
-    """Passages in the order of their ids, with the data kept for each; row i is one everywhere.
+    """Passages in the order of their ids, with the data kept for each.
 
-    ``embedder`` and ``embedder_weights`` are the name and the digest of the model that made the
-    vectors; ``pieces`` is None if the passages' word pieces are not kept.
+    Row i is the same passage everywhere. ``embedder`` and ``embedder_weights`` are the name and the
+    digest of the model that made the vectors; ``pieces`` is None if word pieces are not kept.
     """
 
     passages: PassageTable
@@ -317,8 +317,8 @@ def _check_rows(index: HybridIndex, n: int) -> None:
     texts = all(isinstance(each, str) for each in table.ids)
     each_size = (terms.rows.counts, weights.rows, weights.scores, weights.unit)
     checks = {
-        "have other numbers of rows": sizes != {n} or shapes != (1, 1, 2),
-        "have ids that are not texts in order": not (
+        "differ in their numbers of rows": sizes != {n} or shapes != (1, 1, 2),
+        "have ids that are not strings in order": not (
             texts and all(map(lt, table.ids, table.ids[1:]))
         ),
         "place passages outside of their lines": not _are_starts(
@@ -328,13 +328,13 @@ def _check_rows(index: HybridIndex, n: int) -> None:
             _are_starts(terms.rows.starts, n, entries.size)
             and _are_starts(weights.starts, n_terms, entries.size)
         ),
-        "weigh and count other terms than they name": any(
+        "weigh or count terms that they do not name": any(
             each.shape != entries.shape for each in each_size
         ),
         "have lengths below 0": terms.lengths.min(initial=0) < 0,
-        "name terms that there are not": not _are_below(entries, n_terms),
-        "name passages that there are not": not _are_below(weights.rows, n),
-        "have other word pieces than the model": pieces is not None
+        "name terms that do not exist": not _are_below(entries, n_terms),
+        "name passages that do not exist": not _are_below(weights.rows, n),
+        "have word pieces that the model lacks": pieces is not None
         and not (
             _are_starts(pieces.starts, n, pieces.numbers.size)
             and _are_below(pieces.numbers, pieces.weights.size)

@@ -144,7 +144,7 @@ class Terms(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """BM25's weight of every term of every passage: by term as it is, by passage at unit length.
+    """BM25's weight of every term of every passage: raw by term, and at unit length by passage.
 
     Attributes:
         rows: The passages of each term, ascending, one term after the other, shape (n_entries,).
@@ -283,7 +283,7 @@ class RankBm25Index(Bm25sIndex):
 
 
 def best_first(scores: Float32Array | FloatArray, k: int) -> RowArray:
-    """Return at most ``k`` rows, those of the highest scores above 0, best first, ties by row."""
+    """Return at most ``k`` rows with the highest scores above 0, best first, ties by row."""
     rows = np.flatnonzero(scores > 0.0)
     found = scores[rows]
     if rows.size > k:
@@ -302,7 +302,7 @@ def occurrences(numbers: NDArray[np.int32], n_terms: int) -> NDArray[np.int64]:
 
 
 def unit_weights(rows: SparseRows, weights: FloatArray) -> Float32Array:
-    """Bring the weights of each row's entries to unit length; a row of zeros stays as it is."""
+    """Scale the weights of each row's entries to unit length; a row of zeros stays as it is."""
     row = rows.row_of_each
     lengths = np.sqrt(np.bincount(row, np.square(weights), rows.starts.size - 1))
     unit: Float32Array = (weights / np.where(lengths > 0.0, lengths, 1.0)[row]).astype(np.float32)

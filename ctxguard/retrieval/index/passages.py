@@ -258,7 +258,7 @@ def _refuse_one_key_twice(value: object) -> None:
     if isinstance(value, dict):
         names = {key if isinstance(key, str) else json.dumps(key) for key in value}
         if len(names) < len(value):
-            raise ValueError("two of its keys are the same text in JSON, such as 1 and '1'")
+            raise ValueError("two of its keys become one in JSON, such as 1 and '1'")
         for each in value.values():
             _refuse_one_key_twice(each)
     elif isinstance(value, list | tuple):
