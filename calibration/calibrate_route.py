@@ -67,8 +67,7 @@ class Option:
     @property
     def cost(self) -> float:
         """Mean tokens of a context, or passages where tokens are unknown."""
-        tokens = self.metrics["tokens"]
-        return float((self.metrics["kept"] if np.isnan(tokens).any() else tokens).mean())
+        return float(_lengths(self.metrics).mean())
 
     def serves_as(self, other: "Option") -> bool:
         """Return whether every context holds the same passages in the same order."""
@@ -214,8 +213,7 @@ class LabelledRoute:
         None where that is today's, or the option's own context, or none is so short.
         """
         of_k = self.measured.sizes.cumsum(axis=1).mean(axis=0)
-        own = option.metrics["kept" if self.measured.tokens is None else "tokens"].mean()
-        k = int(np.searchsorted(of_k, own + 1e-9, side="right"))
+        k = int(np.searchsorted(of_k, option.cost + 1e-9, side="right"))
         if k == 0 or RatioPolicy(k=k) in (option.policy, self.today.policy):
             return None
         return self._first(k, f"first {k}", self.today.verdict)
@@ -235,12 +233,11 @@ class LabelledRoute:
     ) -> Option:
         """Judge a policy by its contexts for the measured queries, and their metrics if known."""
         own = of_contexts(self.measured, order, kept) if metrics is None else metrics
-        today = self.today.metrics
-        size = "kept" if np.isnan(own["tokens"]).any() else "tokens"
+        today, length = self.today.metrics, _lengths(self.today.metrics)
         judged = verdict(
             self.recall_gained(own),
             own["udcg"] - today["udcg"],
-            (own[size] - today[size]) / max(float(today[size].mean()), 1.0),
+            (_lengths(own) - length) / max(float(length.mean()), 1.0),
             todays_udcg=float(today["udcg"].mean()),
             shown_by=self.shown_by,
             refutable=self.wanted != "utility",
@@ -380,6 +377,11 @@ class LabelledRoute:
             "tolerance": max(settings.tolerance, accepted),
             "max_loss": max(settings.max_loss, accepted),
         }
+
+
+def _lengths(metrics: Measured) -> FloatArray:
+    """Return the tokens of each context, or the passages where tokens are unknown."""
+    return metrics["kept" if np.isnan(metrics["tokens"]).any() else "tokens"]
 
 
 def _certificate(

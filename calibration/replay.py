@@ -91,8 +91,8 @@ def replay(
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
-    retriever, known = wrapped(retriever), _KnownTexts()
-    readings = Readings() if readings is None else readings
+    retriever = wrapped(retriever)
+    read = Readings() if readings is None else readings
     answers: list[_Replayed] = []
     skipped: list[str] = []
     themselves: list[str] = []
@@ -110,12 +110,10 @@ def replay(
         else:
             if columns:
                 ranking = with_columns(ranking, columns, query.text)
-            passages = readings.of(ranking, order[:depth], retriever.passage)
+            passages = read.of(ranking, order[:depth], retriever.passage)
             others = _without_itself(query, labels, ranking, order[:depth], passages)
             themselves += [query.query_id] * (len(others) < len(order[:depth]))
-            answers.append(
-                _answer(query.query_id, ranking, others, passages, known=known, readings=readings)
-            )
+            answers.append(_answer(query.query_id, ranking, others, passages, read))
         if progress is not None:
             progress(1)
     retriever.check_directions()
@@ -138,12 +136,14 @@ def replay(
         for row, each in enumerate(own):
             values = each.columns.pop((what, name), ())
             column[row, : len(values)] = values
-    known.look_up(named_passages(labels) if labels else (), retriever.passage)
-    same = known.same()
+    read.look_up(named_passages(labels) if labels else (), retriever.passage)
+    same = read.same()
     members: dict[str, list[str]] = {}
     for name, first in same.items():
         members.setdefault(first, []).append(name)
-    copies, documents = zip(*[_names(each, same, members, known) for each in own], strict=True)
+    copies, documents = zip(
+        *[_names(each, same, members, read.document_of) for each in own], strict=True
+    )
     signals, notes = _whole_signals(found["signal"], np.isnan(found[""]["scores"]))
     return Pools(
         route=route,
@@ -178,20 +178,42 @@ class _Replayed(NamedTuple):
     columns: dict[tuple[str, str], Any]
 
 
-class _KnownTexts:
-    """The texts of retrieved and labelled passages by id, as digests; finds those that are equal.
+class Readings:
+    """The passages that were read, of all queries and routes, and which of them have equal texts.
 
     A guard serves one of equal passages in place of all, so a label of any of them applies to the
-    one retrieved, and together they count as one relevant passage.
+    one retrieved, and together they count as one relevant passage. Passages of an index are read
+    once, those of another retriever for every query: its texts may depend on the query.
 
     Attributes:
         document_of: The documents of passages that are chunks, by the chunks' ids.
     """
 
     def __init__(self) -> None:
+        self._passages: dict[str, Passage] = {}
+        self._tokens: dict[int, float] = {}
         self._keys: dict[str, bytes | None] = {}
         self._chunks: dict[str, list[str]] = {}
         self.document_of: dict[str, str] = {}
+
+    def of(
+        self, ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
+    ) -> dict[int, Passage]:
+        """Return the candidates' passages by position, without those that have no text."""
+        ids = ranking.passage_ids
+        known = self._passages if isinstance(ranking.passages, PassageLines) else {}
+        missing = [position for position in candidates if ids[position] not in known]
+        for position, passage in _readable(ranking, missing, passage_of).items():
+            known[ids[position]] = passage
+        return {position: known[ids[position]] for position in candidates if ids[position] in known}
+
+    def tokens(self, passage: Passage) -> float:
+        """Estimate a passage's tokens; those with the same title and text are counted once."""
+        key = hash((passage.title, passage.text))
+        found = self._tokens.get(key)
+        if found is None:
+            found = self._tokens[key] = float(passage_tokens(passage))
+        return found
 
     def add(self, passage: Passage) -> None:
         """Note a passage; the first text of an id stays."""
@@ -243,48 +265,16 @@ class _KnownTexts:
         return name in self._keys
 
 
-class Readings:
-    """Reads the passages of candidates; those of an index once for all queries and routes.
-
-    Passages of another retriever are read for every query: its texts may depend on the query.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, Passage] = {}
-        self._tokens: dict[int, float] = {}
-
-    def of(
-        self, ranking: Ranking, candidates: Sequence[int], passage_of: PassageOf
-    ) -> dict[int, Passage]:
-        """Return the candidates' passages by position, without those that have no text."""
-        ids = ranking.passage_ids
-        known = self._known if isinstance(ranking.passages, PassageLines) else {}
-        missing = [position for position in candidates if ids[position] not in known]
-        for position, passage in _readable(ranking, missing, passage_of).items():
-            known[ids[position]] = passage
-        return {position: known[ids[position]] for position in candidates if ids[position] in known}
-
-    def tokens(self, passage: Passage) -> float:
-        """Estimate a passage's tokens; those with the same title and text are counted once."""
-        key = hash((passage.title, passage.text))
-        found = self._tokens.get(key)
-        if found is None:
-            found = self._tokens[key] = float(passage_tokens(passage))
-        return found
-
-
 def _answer(
     query_id: str,
     ranking: Ranking,
     candidates: Sequence[int],
     passages: Mapping[int, Passage],
-    *,
-    known: _KnownTexts,
     readings: Readings,
 ) -> _Replayed:
     """Keep the first candidate of each text, by the ranking's own copies or by the texts.
 
-    Candidates are positions in the ranking, best first; ``known`` notes their texts.
+    Candidates are positions in the ranking, best first; ``readings`` notes their texts.
     """
     ids = ranking.passage_ids
     order: list[int] = []
@@ -292,8 +282,8 @@ def _answer(
     copies: dict[int, list[str]] = {}
     for position in candidates:
         if position in passages:
-            known.add(passages[position])
-        key = known.key(ids[position])
+            readings.add(passages[position])
+        key = readings.key(ids[position])
         key_or_root = ranking.copies.get(position, position) if ranking.copies or not key else key
         at = place.setdefault(key_or_root, len(order))
         if at == len(order):
@@ -410,7 +400,7 @@ def _names(
     answer: _Replayed,
     same: Mapping[str, str],
     members: Mapping[str, Sequence[str]],
-    known: _KnownTexts,
+    document_of: Mapping[str, str],
 ) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
     """Return the copies of a query's candidates, and their documents, both by place.
 
@@ -423,8 +413,8 @@ def _names(
         others = tuple(dict.fromkeys(each for each in alike if each != name))
         if others:
             copies[at] = others
-        if known.document_of:
-            own = [known.document_of.get(each) for each in (name, *others)]
+        if document_of:
+            own = [document_of.get(each) for each in (name, *others)]
             new = tuple(dict.fromkeys(each for each in own if each and each not in seen))
             if new:
                 documents[at] = new
