@@ -30,7 +30,7 @@ from calibration.verdict import RISK_PER_SAVED, conclude, lost_for, needed_to_re
 from ctxguard._support.words import count, signed
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.passages import passage_tokens
+from ctxguard.core.passages import TOKENS, passage_tokens
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray, Mode, Ranking
 from ctxguard.errors import CalibrationError
@@ -70,13 +70,13 @@ SYNTHETIC = (
 
 
 class _Sample(NamedTuple):
-    """One judged sample without its texts, but with estimates of their tokens.
+    """One judged sample without its texts, but with estimates of their tokens, NaN if not kept.
 
     It was stored and judged with this probability; ``first_pick`` is as in ``REQUEST``.
     """
 
     sample: GradedSample
-    tokens: Mapping[str, int]
+    tokens: FloatArray
     probability: float
     first_pick: int
 
@@ -91,6 +91,13 @@ class _Sample(NamedTuple):
     @property
     def question(self) -> str:
         return folded(self.record.query) if self.record.query else self.name
+
+    @property
+    def ranking(self) -> Ranking:
+        """Without the signals of metadata, which a profile computes from columns that it names."""
+        ranking = self.record.ranking()
+        own = {name: values for name, values in ranking.signals.items() if ":" not in name}
+        return replace(ranking, signals={**own, TOKENS: self.tokens})
 
 
 def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> JudgedRequests:
@@ -109,17 +116,19 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
             f"no sample judged by {series!r} can be used; judge some with `ctxguard "
             "judge`, or `ctxguard monitor`"
         )
-    records = {each.name: each.record for each in own}
+    by_name = {each.name: each for each in own}
     pools = replay(
-        RecordedRankings({name: _of_system(record.ranking()) for name, record in records.items()}),
-        [Query(name, name) for name in records],
-        depth=max([len(record.passage_ids) for record in records.values()]),
+        RecordedRankings({name: each.ranking for name, each in by_name.items()}),
+        [Query(name, name) for name in by_name],
+        depth=max([len(each.record.passage_ids) for each in own]),
     )
     if pools.skipped:
         left_out["that cannot be decided on again"] += len(pools.skipped)
-    by_name = {each.name: each for each in own}
+    if pools.tokens is not None:
+        is_unknown = pools.retrieved & np.isnan(pools.tokens)
+        tokens = np.where(is_unknown, np.nanmean(pools.tokens), pools.tokens)
+        pools = replace(pools, tokens=tokens)
     used = [by_name[name] for name in pools.query_ids]
-    pools = replace(pools, tokens=_tokens(used, pools))
     bare = [
         len(each.record.served)
         for each in used
@@ -167,16 +176,6 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
     )
 
 
-def _tokens(samples: Sequence[_Sample], pools: Pools) -> FloatArray | None:
-    """Estimate tokens, the mean standing in for texts not kept; None if there are none."""
-    tokens = np.full(pools.scores.shape, np.nan)
-    for row, (each, ids) in enumerate(zip(samples, pools.passage_ids, strict=True)):
-        tokens[row, : len(ids)] = [each.tokens.get(passage_id, np.nan) for passage_id in ids]
-    if not np.nansum(tokens):
-        return None
-    return np.where(pools.retrieved & np.isnan(tokens), np.nanmean(tokens), tokens)
-
-
 def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
     """Yield the judged samples whose text is kept."""
     for rows in store.judged_pages(series):
@@ -185,19 +184,12 @@ def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
             picked = store.picked(None, ids)
             for sample_id, sample in graded_samples(store, series, ids, picked).items():
                 request, record = judged[sample_id], sample.record
-                tokens = {
-                    record.passage_ids[position]: passage_tokens(passage)
-                    for position, passage in record.passages.items()
-                }
+                tokens = np.full(len(record.passage_ids), np.nan)
+                for position, passage in record.passages.items():
+                    tokens[position] = passage_tokens(passage) or np.nan
                 bare = replace(sample, record=replace(record, passages={}))
                 own = float(request["probability"]), int(request["first_pick"])
                 yield _Sample(bare, tokens, *own)
-
-
-def _of_system(ranking: Ranking) -> Ranking:
-    """Leave out the signals of metadata, which a profile computes from columns that it names."""
-    own = {name: values for name, values in ranking.signals.items() if ":" not in name}
-    return replace(ranking, signals=own)
 
 
 def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_grade: int) -> Rows:
@@ -206,42 +198,39 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
     of_people = [one.grade for each in samples for one in each.sample.people.values()]
     scale = Scale(utilities, max([1, *of_judge]), max([top_grade, *of_people]))
     requests, passages = [], []
-    for at, (sample, _, probability, _) in enumerate(samples):
-        record, columns = sample.record, _columns(samples[at], pools, at)
+    for at, each in enumerate(samples):
+        record, sample, columns = each.record, each.sample, _columns(each.record, pools, at)
         own = judged_request(
             record,
             sample.judge,
             scale,
-            probability=probability,
+            probability=each.probability,
             people=sample.people,
             picked=sample.picked,
         )
-        judged = own.passages[
-            [each in columns for each in own.passages["position"].tolist()]
-        ].copy()
-        judged["position"] = [columns[each] for each in judged["position"].tolist()]
+        judged = own.passages[np.isin(own.passages["position"], list(columns))].copy()
+        judged["position"] = [columns[one] for one in judged["position"].tolist()]
         # The first of several served copies stands for all of them.
         judged = judged[np.sort(np.unique(judged["position"], return_index=True)[1])]
         chances = record.judging_chances(sample.judge)
-        could_be = {columns[each] for each, chance in chances.items() if chance and each in columns}
-        rest = [each for each in range(int(pools.lengths[at])) if each not in could_be]
+        could_be = {columns[one] for one, chance in chances.items() if chance and one in columns}
+        rest = sorted({*range(int(pools.lengths[at]))} - could_be)
         never = np.zeros(len(rest), PASSAGE)
         never["position"], never["worth"] = rest, utilities.unjudged
         never["group"], never["judge_grade"], never["people_grade"] = FAR, MISSING, UNGRADED
-        own.requests["session"] = session_number(record.session_id or f"\0{samples[at].question}")
+        own.requests["session"] = session_number(record.session_id or f"\0{each.question}")
         own.requests["n_passages"] = len(judged) + len(never)
         requests.append(own.requests)
         passages += [judged, never]
     return Rows.of(np.concatenate(requests), np.concatenate(passages))
 
 
-def _columns(each: _Sample, pools: Pools, row: int) -> dict[int, int]:
+def _columns(record: SampleRecord, pools: Pools, row: int) -> dict[int, int]:
     """Return the column of each candidate in the pools, by its position in the sample."""
     place = {name: column for column, name in reversed(list(enumerate(pools.passage_ids[row])))}
     for column, names in pools.copies[row].items() if pools.copies else ():
         place |= dict.fromkeys(names, column)
-    names = each.record.passage_ids
-    return {at: place[name] for at, name in enumerate(names) if name in place}
+    return {at: place[name] for at, name in enumerate(record.passage_ids) if name in place}
 
 
 def calibrate_from_store(
