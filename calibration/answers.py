@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -33,8 +32,6 @@ from ctxguard.endpoints.replies import Reply, only_value
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.measure.interval import Interval
-
-T = TypeVar("T")
 
 PIPELINES = ("today", "guard")
 """The passages served without the guard (the retriever's first few), and the guard's context."""
@@ -319,23 +316,23 @@ def mark_answers(
     failed: list[Reply[bool]] = []
     for first in range(0, len(waiting), _BATCH):
         batch = waiting[first : first + _BATCH]
-        marks: list[bool | None] = []
-        if judge is not None:
-            for reply in _judged(batch, judge, references or {}):
-                is_mark = isinstance(reply.answer, bool)
-                marks.append(reply.answer if is_mark else None)  # type: ignore[arg-type]
-                failed += [] if is_mark else [reply]
+        if judge is None:
+            marks = [_known_mark(each.query, str(row["answer"])) for each, row in batch]
         else:
-            for each, row in batch:
-                right, wrong = known_answers(each.query)
-                own = is_right(str(row["answer"]), right, wrong)
-                marks.append(own if right else None)
+            replies = _judged(batch, judge, references or {})
+            failed += [reply for reply in replies if not isinstance(reply.answer, bool)]
+            marks = [each.answer if isinstance(each.answer, bool) else None for each in replies]
         for (_, row), mark in zip(batch, marks, strict=True):
             row.pop("correct", None)
             if mark is not None:
                 row |= {"correct": mark, "marked_by": way}
         file.save()
     return sum("correct" not in row for _, row in rows), failed
+
+
+def _known_mark(query: Query, answer: str) -> bool | None:
+    right, wrong = known_answers(query)
+    return is_right(answer, right, wrong) if right else None
 
 
 def _judged(

@@ -22,7 +22,7 @@ from calibration.pools import (
 from calibration.replay import Progress, Readings, encode_queries, replay
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.settings import Settings
-from calibration.signal_columns import leaks, needed, read_columns, without
+from calibration.signal_columns import needed, read_columns, without_leaks
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -141,16 +141,7 @@ def calibrate(
         check_labels_are_found(several[0], dataset)
     k = settings.serving_k
     labelled = [label(each, dataset, settings.utilities, baseline_k=k) for each in several]
-    notes: list[str] = []
-    if columns:
-        leaking = leaks(labelled[0], columns)
-        notes = [
-            f"signal column {column.name!r} is left out: alone it puts {auroc:.0%} of the relevant "
-            "candidates above the others, as a column made from the labels does"
-            for column, auroc in leaking.items()
-        ]
-        labelled = [without(each, leaking) for each in labelled]
-        columns = tuple([each for each in columns if each not in leaking])
+    labelled, columns, notes = without_leaks(labelled, columns)
     pools = {each.route: each for each in labelled}
     outcomes = {
         route: calibrate_route(own, chosen_on, held_out, settings) for route, own in pools.items()
@@ -175,7 +166,7 @@ def calibrate(
         utilities=settings.utilities,
         fingerprint=dict(identity),
         corpus=call_if(retriever, "corpus_sketch") if corpus_sketch is None else corpus_sketch,
-        signal_columns=needed(columns, by_route) if columns else (),
+        signal_columns=needed(columns, by_route),
         provenance=provenance(dataset, settings, pools, identity, notes),
     )
     return Calibration(profile, outcomes, dataset, chosen_on, held_out, settings)

@@ -4,7 +4,7 @@ Pure: rankings and grades in, passages out.
 """
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 FIRST = 5
 """How many of today's first are always graded: with fewer, nothing compares with what is served."""
@@ -53,7 +53,7 @@ def to_grade(steps: Steps, grades: Mapping[str, int]) -> list[str]:
     for place, step in enumerate(steps):
         asked += step
         is_relevant = any(grades.get(one, 0) > 0 for one in step)
-        if not _all_in(step, grades) or (place > 0 and not is_relevant):
+        if not grades.keys() >= set(step) or (place > 0 and not is_relevant):
             break
     return asked
 
@@ -61,10 +61,6 @@ def to_grade(steps: Steps, grades: Mapping[str, int]) -> list[str]:
 def _by_turns(rankings: Sequence[Sequence[str]]) -> list[str]:
     longest = max(map(len, rankings), default=0)
     return [each[rank] for rank in range(longest) for each in rankings if rank < len(each)]
-
-
-def _all_in(step: Sequence[str], grades: Container[str]) -> bool:
-    return all(one in grades for one in step)
 
 
 def _order(question: str, passage_id: str) -> bytes:

@@ -95,14 +95,24 @@ def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
     return sorted(name for name in signals if name.startswith(prefix))
 
 
-def leaks(pools: LabelledPools, columns: Sequence[SignalColumn]) -> dict[SignalColumn, float]:
-    """Return the AUROC of columns that give the labels away by themselves.
+def without_leaks(
+    several: Sequence[LabelledPools], columns: Sequence[SignalColumn]
+) -> tuple[list[LabelledPools], tuple[SignalColumn, ...], list[str]]:
+    """Leave out columns that give the labels away by themselves, and say so in a line each.
 
-    It is the share of every query's pairs of a relevant and another candidate that a regression on
-    a column's signals alone puts in the right order, fitted to the queries of other folds.
+    Such a column has a high AUROC: the share of every query's pairs of a relevant and another
+    candidate that a regression on its signals alone puts in the right order, fitted to the queries
+    of other folds. The first pools tell.
     """
-    found = {column: _auroc(pools, column) for column in columns}
-    return {column: auroc for column, auroc in found.items() if auroc >= LEAKS_FROM}
+    found = {column: _auroc(several[0], column) for column in columns}
+    leaking = {column: auroc for column, auroc in found.items() if auroc >= LEAKS_FROM}
+    notes = [
+        f"signal column {column.name!r} is left out: alone it puts {auroc:.0%} of the relevant "
+        "candidates above the others, as a column made from the labels does"
+        for column, auroc in leaking.items()
+    ]
+    pools = [without(each, leaking) for each in several]
+    return pools, tuple([each for each in columns if each not in leaking]), notes
 
 
 def _auroc(pools: LabelledPools, column: SignalColumn) -> float:
