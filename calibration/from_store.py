@@ -323,7 +323,6 @@ def _verdict(
     todays = found.estimates(today)[Metric.UDCG].value or 0.0
     limits = [(recall, -max_loss), (udcg, -max_loss * max(todays, 1.0))]
     is_kept = recall.value >= -tolerance
-    needed = [needed_to_reach(each, least) for each, least in limits]
     risk = RISK_PER_SAVED if settings.context in ("balanced", "richer") else math.inf
     most_lost = lost_for(tokens, risk)
     verdict = conclude(
@@ -331,10 +330,8 @@ def _verdict(
         safe=is_kept and all((each.lower or 0.0) >= least for each, least in limits),
         gained=udcg.lower > 0.0 or recall.lower > 0.0 or recall.lower >= -most_lost,
         lost=any((each.upper or 0.0) < -tolerance for each, _ in limits),
-        for_a_gain=min(
-            filter(None, [needed_to_reach(udcg), needed_to_reach(recall)]), default=None
-        ),
-        for_safety=max(filter(None, needed)) if is_kept and None not in needed else None,
+        for_a_gain=[needed_to_reach(udcg), needed_to_reach(recall)],
+        for_safety=[needed_to_reach(*limit) if is_kept else None for limit in limits],
     )
     if found.is_synthetic and verdict.decision == "enforce":
         return verdict.model_copy(update={"decision": "shadow"})

@@ -7,6 +7,7 @@ held in 94 to 100% of held-out parts of 20 to 50 queries, where a bootstrap and 
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from math import ceil, floor, inf, sqrt
 from typing import Literal
 
@@ -96,28 +97,21 @@ def verdict(
         needed = fewest_to_enforce(tolerance, max_loss)
         return unproven.model_copy(update={"n_needed": needed})
     figures = {"recall": _bounded(recall), "udcg": _bounded(udcg), "tokens": mean_interval(tokens)}
+    share = udcg / max(todays_udcg, 1.0)
     plain = {"recall": mean_interval(recall), "udcg": mean_interval(udcg)}
     lost = any((each.upper or 0.0) < -tolerance for each in plain.values())
-    safe = (
-        float(recall.mean()) >= -tolerance
-        and lower_bound(recall) >= -max_loss
-        and lower_bound(udcg / max(todays_udcg, 1.0)) >= -max_loss
-    )
+    least = min(lower_bound(recall), lower_bound(share))
     gains = [(each.lower or 0.0) > 0.0 for each in plain.values()]
     most_lost = lost_for(figures["tokens"], risk_per_saved)
     gains.append(lower_bound(recall) >= -most_lost)
     for_the_saving = _needed(recall, tolerance, most_lost) if most_lost > 0.0 else None
-    for_a_gain = [*map(needed_to_reach, plain.values()), for_the_saving]
-    for_safety = [
-        _needed(each, tolerance, max_loss) for each in (recall, udcg / max(todays_udcg, 1.0))
-    ]
     return conclude(
         unproven.model_copy(update=figures),
-        safe=safe,
+        safe=float(recall.mean()) >= -tolerance and least >= -max_loss,
         gained=any(gains),
         lost=refutable and lost,
-        for_a_gain=min(filter(None, for_a_gain), default=None),
-        for_safety=None if None in for_safety else max(filter(None, for_safety)),
+        for_a_gain=[*map(needed_to_reach, plain.values()), for_the_saving],
+        for_safety=[_needed(each, tolerance, max_loss) for each in (recall, share)],
     )
 
 
@@ -137,20 +131,24 @@ def conclude(
     safe: bool,
     gained: bool,
     lost: bool,
-    for_a_gain: int | None,
-    for_safety: int | None,
+    for_a_gain: Iterable[int | None],
+    for_safety: Sequence[int | None],
 ) -> RouteVerdict:
     """Decide by what the figures show whether to enforce the policy, shadow it or keep today's.
 
     Args:
-        for_a_gain, for_safety: The queries like these that would show it; None if none would.
+        for_a_gain: The queries like these that would show each gain; None if none would.
+        for_safety: Likewise for each figure that has to be safe.
     """
-    decision: Literal["enforce", "shadow", "keep"] = "shadow"
-    needed = for_safety
-    if safe:
-        decision, needed = ("enforce", None) if gained else ("keep", for_a_gain)
-    elif lost:
-        decision, needed = "keep", None
+    decision: Literal["enforce", "shadow", "keep"] = "keep"
+    needed = None
+    if safe and gained:
+        decision = "enforce"
+    elif safe:
+        needed = min(filter(None, for_a_gain), default=None)
+    elif not lost:
+        decision = "shadow"
+        needed = None if None in for_safety else max(filter(None, for_safety))
     return found.model_copy(update={"decision": decision, "n_needed": needed})
 
 
