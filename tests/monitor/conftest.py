@@ -43,13 +43,15 @@ def open_store() -> Iterator[Callable[..., SampleStore]]:
 def any_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new, empty store that several processes can open: a SQLite file, a PostgreSQL schema.
 
-    One in memory, the parameter ``memory``, is what most tests of the monitor have.
+    One in memory, the parameter ``memory``, is what most tests of the monitor have. ``pooled`` is
+    PostgreSQL behind PgBouncer.
     """
     if request.param == "memory":
         return "sqlite://"
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'samples.db'}"
-    url: str = request.getfixturevalue("postgresql_url")
+    kind = "pgbouncer_url" if request.param == "pooled" else "postgresql_url"
+    url: str = request.getfixturevalue(kind)
     return url
 
 

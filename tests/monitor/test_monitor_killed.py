@@ -1,5 +1,9 @@
-"""A monitor that is killed: its counts are those of what it stored, and another goes on at once."""
+"""A monitor that is killed: its counts are those of what it stored, and another goes on at once.
 
+And a fleet on PostgreSQL whose writers are killed; on SQLite see tests/chaos.
+"""
+
+import os
 import random
 import subprocess
 import sys
@@ -7,6 +11,7 @@ import time
 
 import pytest
 from contexts import make_context
+from fleet_faults import writers_killed
 from storing import OpenStore
 from watching import Watching
 
@@ -65,3 +70,10 @@ def test_counts_equal_the_rows(any_store_url: str, open_store: OpenStore, seed: 
         pass
     assert store.states()[State.PENDING] == 0
     assert store.states()[State.JUDGED] == 400
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("n", [8, pytest.param(500, marks=pytest.mark.slow)])
+def test_killed_fleets_samples_add_up(postgresql_url: str, n: int) -> None:
+    assert writers_killed(postgresql_url, n).wrong == ()

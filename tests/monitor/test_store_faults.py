@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from storing import OpenStore
 
 from ctxguard.errors import (
@@ -233,13 +234,6 @@ class TestUnavailable:
         append(store)
         assert store.accounts().stored == 2
 
-    @pytest.mark.parametrize(
-        "url", ["", "samples.db", "mysql://host/x", "sqlite:///file:x.db?mode=ro"]
-    )
-    def test_foreign_url_is_refused(self, url: str) -> None:
-        with pytest.raises(ConfigurationError, match=r"sqlite:///path/to/samples\.db"):
-            SampleStore.open(url)
-
 
 class TestPermissions:
     def test_new_store_is_private(self, file: Path, open_store: OpenStore) -> None:
@@ -260,3 +254,60 @@ class TestPermissions:
         link.symlink_to(file)
         append(open_store(f"sqlite:///{link}"))
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_writer_waits_as_elsewhere(pgbouncer_url: str, open_store: OpenStore) -> None:
+    """And what bounds it stays with no connection of the server."""
+    store = open_store(pgbouncer_url)
+    for _ in range(8):
+        store.states()
+    engine = sa.create_engine(
+        sa.make_url(pgbouncer_url).set(drivername="postgresql+psycopg"),
+        connect_args={"prepare_threshold": None},
+    )
+    with engine.connect() as one, engine.connect() as two:
+        found = {each.execute(sa.text("SHOW lock_timeout")).scalar() for each in (one, two)}
+    engine.dispose()
+    assert found == {"0"}
+    with store.transaction(writes=True) as connection:
+        assert connection.execute(sa.text("SHOW lock_timeout")).scalar() == "5s"
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "postgres://",
+            "?pgbouncer=true",
+            "?schema=public",
+            "?statement_cache_size=0&sslmode=prefer",
+        ],
+    )
+    def test_of_other_clients_are_taken(
+        self, postgresql_url: str, open_store: OpenStore, change: str
+    ) -> None:
+        url = postgresql_url
+        url = url.replace("postgresql://", change) if "://" in change else f"{url}&{change[1:]}"
+        store = open_store(url)
+        store.append("w", Batch([written()], 1))
+        assert store.states()[State.PENDING] == 1
+
+    @pytest.mark.parametrize(
+        ("option", "says"),
+        [
+            ("schema=mine", "ALTER ROLE … SET search_path = mine"),
+            ("connection_limit=5", "does not accept the URL's option 'connection_limit'"),
+            ("sslaccept=strict", "leave it out"),
+        ],
+    )
+    def test_unsupported_options_name_the_mend(self, option: str, says: str) -> None:
+        with pytest.raises(ConfigurationError, match=says) as refusal:
+            SampleStore(f"postgres://someone:secret@127.0.0.1/db?{option}")
+        assert "secret" not in str(refusal.value)
+
+    @pytest.mark.parametrize(
+        "url", ["", "samples.db", "mysql://host/x", "sqlite:///file:x.db?mode=ro"]
+    )
+    def test_foreign_url_is_refused(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"sqlite:///path/to/samples\.db"):
+            SampleStore.open(url)

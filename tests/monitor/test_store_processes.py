@@ -14,12 +14,12 @@ from tests.timing import PATIENCE_SECONDS
 
 _STORE = """
 import os, signal, sys, threading
-from ctxguard.monitor.store import Batch, SampleStore
+from ctxguard.monitor.store import Batch, LabelRow, SampleStore
 from tests.stored import written
 store = SampleStore.open(sys.argv[1])
-def append(worker, n=1):
-    for _ in range(n):
-        store.append(worker, Batch([written(worker)], 1))
+def append(worker, *requests):
+    for request in requests or [worker] * 30:
+        store.append(worker, Batch([written(request)], 1))
 """
 
 
@@ -43,8 +43,18 @@ def outcomes(processes: Sequence["subprocess.Popen[str]"]) -> list[str]:
 
 
 class TestProcesses:
+    @pytest.mark.parametrize("any_store_url", ["sqlite", "postgresql", "pooled"], indirect=True)
     def test_tables_are_made_once(self, any_store_url: str, open_store: OpenStore) -> None:
-        program = "append(sys.argv[2], 20)"
+        """And none meets what another has prepared on a connection that they share."""
+        program = """
+            worker = sys.argv[2]
+            for n in range(20):
+                request = f"{worker}-{n}"
+                append(worker, request)
+                store.add_labels([LabelRow(request, "p", 1, None, worker, float(n))], 3)
+                assert len(store.labels(store.find([request]))) == 1
+                store.states(), store.series(), store.top_grade()
+        """
         outcomes([run(program, any_store_url, f"w{n}") for n in range(4)])
         store = open_store(any_store_url)
         assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [20] * 4
@@ -53,18 +63,18 @@ class TestProcesses:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     def test_store_works_across_a_fork(self, any_store_url: str, open_store: OpenStore) -> None:
         program = """
-            append("before", 30)
-            busy = threading.Thread(target=append, args=("thread", 30))
+            append("before")
+            busy = threading.Thread(target=append, args=("thread",))
             busy.start()
             children = []
             for n in range(5):
                 child = os.fork()
                 if child == 0:
                     signal.alarm(30)
-                    append(f"child {n}", 30)
+                    append(f"child {n}")
                     sys.exit(0)
                 children.append(child)
-            append("after", 30)
+            append("after")
             busy.join()
             print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
         """
@@ -79,14 +89,14 @@ class TestProcesses:
         self, any_store_url: str, open_store: OpenStore
     ) -> None:
         program = """
-            append("w")
+            append("w", "r")
             to_parent, to_child = os.pipe(), os.pipe()
             child = os.fork()
             if child == 0:
-                append("w")
+                append("w", "r")
                 os.write(to_parent[1], b".")
                 os.read(to_child[0], 1)
-                append("w")
+                append("w", "r")
                 os._exit(0)
             os.read(to_parent[0], 1)
             store.close()
