@@ -52,18 +52,6 @@ class TestJudged:
         assert len(store.grades("judge", ids)) == n
         store.close()
 
-    def test_single_samples_can_be_looked_up(self, store: SampleStore) -> None:
-        first, second = fill(store, 1)[0], fill(store, 1)[0]
-        assert store.find(["r0"]) == [first, second]
-        assert store.find(["unknown"]) == []
-        store.finish("judge", [judged(first)])
-        assert [
-            (one.sample_id, one.state, one.has_text, one.series) for one in store.samples_of("r0")
-        ] == [(first, State.JUDGED, True, "judge"), (second, State.PENDING, True, None)]
-        assert store.samples_of("unknown") == []
-        assert store.records([second, 10**9])[second].request_id == "r0"
-        assert store.grades("judge", [second]) == store.rejected([second]) == {}
-
     def test_newest_samples_are_paged(self, store: SampleStore) -> None:
         ids = fill(store, 5)
         judge_all(store)

@@ -6,15 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from judged_rows import Judged, rows_of
 from storing import DAY, NOW, OpenStore, entry, fill, judged, weights
 
 from ctxguard.errors import ConfigurationError, StoreLockedError
-from ctxguard.measure.rows import FAILED
 from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.service import Monitor, let_people_grade
-from ctxguard.monitor.store import Batch, Finished, SampleStore, State
+from ctxguard.monitor.store import Batch, SampleStore, State
 from ctxguard.monitor.store import ownership as ownership_module
 from tests.stored import all_judged, samples_in
 from tests.timing import until
@@ -61,21 +59,6 @@ class TestQueue:
         assert weights(all_judged(store, "another judge")) == []
         assert weights(all_judged(store, "judge")) == [1.0]
         assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
-        assert store.states()[State.JUDGED] == 1
-
-    def test_what_failed_is_finished_again(self, store: SampleStore) -> None:
-        ids = fill(store, 3)
-        rows = rows_of([Judged((FAILED, FAILED), weight=2.0)])
-        half = replace(judged(ids[0]), state=State.INCOMPLETE, rows=rows)
-        other = replace(half, sample_id=ids[1])
-        nothing = Finished(ids[2], State.INCOMPLETE)
-        store.finish("judge", [half, other, nothing])
-        assert store.failed("judge") == ids[:2]
-        assert store.n_failed("judge") == (2, 4)
-        assert (store.failed("another"), store.n_failed("another")) == ([], (0, 0))
-        store.finish("judge", [judged(ids[0])])
-        assert weights(all_judged(store, "judge")) == [1.0, 2.0]
-        assert store.failed("judge") == [ids[1]]
         assert store.states()[State.JUDGED] == 1
 
     def test_queue_tells_length_and_oldest(self, store: SampleStore) -> None:

@@ -170,50 +170,36 @@ def test_never_stored_is_lost_with_reason(takes_counts: bool) -> None:
 
 
 @pytest.mark.parametrize("later_seconds", [0.0, HOUR_SECONDS])
-def test_unanswered_final_store_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, later_seconds: float
+@pytest.mark.parametrize("is_late", [False, True])
+def test_unanswered_batch_counts_as_stored(
+    monkeypatch: pytest.MonkeyPatch, is_late: bool, later_seconds: float
 ) -> None:
-    """Also where the hour has changed meanwhile."""
+    """A server may get what a process sent before it gave up, or after that; never both ways."""
     live = Watching(LabelJudge({}))
-    monkeypatch.setattr(time, "time", lambda: live.now)
-
-    def deaf(worker_id: str, batch: Batch) -> bool:
-        live.store.append(worker_id, batch)
-        live.now += later_seconds
-        live.writer.store = live.store
-        raise StoreLockedError("no answer")
-
-    live.writer = SampleWriter(live.sampler, Through(live.store, deaf), exit_seconds=0.0)
-    live.offer(*[make_context(POOL, 2)] * 3)
-    live.writer.stop()
-    accounts = live.writer.accounts()
-    assert (accounts.stored, accounts.pending, sum(accounts.lost.values())) == (3, 0, 0)
-    assert live.store.accounts() == accounts
-
-
-@pytest.mark.parametrize("later_seconds", [0.0, HOUR_SECONDS])
-def test_late_batch_is_not_stored(monkeypatch: pytest.MonkeyPatch, later_seconds: float) -> None:
-    """A server may get what a process sent before it gave up, and told so on a new connection."""
-    live = Watching(LabelJudge({}))
-    late: list[Callable[[], object]] = []
+    late: list[Batch] = []
     began = live.now
     monkeypatch.setattr(time, "time", lambda: live.now)
 
-    def slow(worker_id: str, batch: Batch) -> bool:
+    def deaf(worker_id: str, batch: Batch) -> bool:
         if not batch.samples:
             return live.store.append(worker_id, batch)
-        late.append(lambda: live.store.append(worker_id, batch))
+        if is_late:
+            late.append(batch)
+        else:
+            live.store.append(worker_id, batch)
         live.now = began + later_seconds
         raise StoreLockedError("no answer")
 
-    live.writer = SampleWriter(live.sampler, Through(live.store, slow), exit_seconds=0.05)
-    live.offer(make_context(POOL, 2))
+    live.writer = SampleWriter(live.sampler, Through(live.store, deaf), exit_seconds=0.05)
+    live.offer(*[make_context(POOL, 2)] * 3)
     live.writer.stop()
-    for arrive in late:
-        arrive()
-    assert sum(live.store.states().values()) == 0
-    found = live.store.accounts()
-    assert (found.sampled, found.stored, found.lost[LostReason.STORE_FAILED]) == (1, 0, 1)
+    for batch in late:
+        assert not live.store.append(live.sampler.worker_id, batch)
+    n_stored, accounts = 0 if is_late else 3, live.writer.accounts()
+    assert (accounts.stored, accounts.pending) == (n_stored, 0)
+    assert accounts.lost[LostReason.STORE_FAILED] == 3 - n_stored
+    assert live.store.accounts() == accounts
+    assert sum(live.store.states().values()) == n_stored
 
 
 def test_waiting_is_measured_errors_show() -> None:
