@@ -17,8 +17,8 @@ from calibration.pools import LabelledPools, Pools
 from ctxguard.core.passages import weight_of
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.scores import discounts, is_relative, relative_scores, within_domain
-from ctxguard.core.types import FloatArray
+from ctxguard.core.scores import discounts, relative_scores, within_domain
+from ctxguard.core.types import FloatArray, ScoreKind
 from ctxguard.measure.metrics import discounted, share
 from ctxguard.measure.rows import BoolArray, IntArray
 
@@ -257,7 +257,7 @@ def ratio_grid(
     """
     chosen = fit_temperature(pools) if temperature is None else temperature
     values, outside = relative_values(pools, chosen)
-    ratios = ratios if is_relative(pools.kind) else np.zeros(1)
+    ratios = np.zeros(1) if pools.kind is ScoreKind.RANK else ratios
     n, depth = values.shape
     return Grid(
         pools,
@@ -280,7 +280,7 @@ def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, BoolA
     """
     values = np.where(np.isnan(pools.scores), np.nan, 1.0)
     outside = np.ones(len(pools), dtype=bool)
-    if not is_relative(pools.kind):
+    if pools.kind is ScoreKind.RANK:
         return values, outside
     for row, n in enumerate(pools.lengths.tolist()):
         scores = pools.scores[row, :n].tolist()

@@ -15,7 +15,7 @@ from calibration.data.dataset import Dataset, DistractorKind
 from calibration.data.text_files import write_lines
 from calibration.pools import Pools
 from ctxguard._support.checks import check_at_least
-from ctxguard.core.scores import is_relative, relative_scores
+from ctxguard.core.scores import relative_scores
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
 
@@ -66,7 +66,7 @@ def mine(
     check_at_least(0, near=near)
     if not 0.0 <= margin < 1.0:
         raise ConfigurationError(f"margin {margin} must be in [0, 1)")
-    if margin and not is_relative(pools.kind):
+    if margin and pools.kind is ScoreKind.RANK:
         raise ConfigurationError(
             f"scores of kind {pools.kind.value!r} carry rank only, so there is no margin between "
             "two; use convex fusion"

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.scores import is_relative
-from ctxguard.core.types import DEFAULT_K, Route
+from ctxguard.core.types import DEFAULT_K, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import Profile
 
@@ -107,7 +106,7 @@ def parse_candidates(
             f"the candidate {text!r} fuses, but its route {route.value!r} has one leg only"
         )
     fusion: Fusion = settings.get("fusion", Fusion())
-    if settings.get("min_ratio") and route is Route.HYBRID and not is_relative(fusion.kind):
+    if settings.get("min_ratio") and route is Route.HYBRID and fusion.kind is ScoreKind.RANK:
         raise ConfigurationError(
             f"the candidate {text!r} filters by min_ratio, but reciprocal-rank scores carry order "
             "only; add convex or ranker, or leave min_ratio out"

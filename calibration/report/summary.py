@@ -17,7 +17,7 @@ from calibration.results import Results, differences, tabulate
 from calibration.settings import SIZES
 from ctxguard._support.words import amount, count, figure, signed
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.scores import is_relative
+from ctxguard.core.types import ScoreKind
 from ctxguard.measure.interval import Interval, bootstrap_interval
 from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import RouteVerdict
@@ -112,7 +112,7 @@ def summarise(outcome: RouteOutcome, *, metrics: tuple[str, ...] = SUMMARY_METRI
 def _seed_rule(pools: LabelledPools, measured: LabelledPools) -> tuple[str, Measured]:
     """Say what the rule keeps, and measure it; ranks have no ratio, so that only its k applies."""
     policy = RatioPolicy(k=3)
-    if is_relative(pools.kind):
+    if pools.kind is not ScoreKind.RANK:
         policy = RatioPolicy(k=3, min_ratio=0.7, temperature=fit_temperature(pools))
     return describe_policy(policy), per_query(measured, policy)
 

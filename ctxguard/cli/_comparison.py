@@ -31,8 +31,7 @@ from ctxguard.cli._results import checks_shown, comparison_shown
 from ctxguard.cli._system import LabelledSystem, Source, by_name
 from ctxguard.cli._tables import facts
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.scores import is_relative
-from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import Profile
@@ -223,7 +222,7 @@ def _notes(comparison: Comparison, labelled: Labelled, profiles: dict[str, Profi
     for name, loaded in profiles.items():
         notes += [f"{name}: {line}" for line in labelled.seen_by(loaded)]
     suspects = comparison.utilities.score_ratio is not None
-    if suspects and len({is_relative(each.kind) for each in comparison.candidates}) > 1:
+    if suspects and len({each.kind is ScoreKind.RANK for each in comparison.candidates}) > 1:
         notes.append(
             "the preset blog suspects passages by score, or by rank where scores carry rank only: "
             "udcg, harm and distractor_rate of such candidates cannot be compared, precision can"

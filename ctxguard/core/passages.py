@@ -174,9 +174,9 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     wordless = set(by_end.pop("", ()))
     for equal_ends in by_end.values():
         if len(equal_ends) > 1:
-            first_of_key: dict[bytes, int] = {}
+            first_of_key: dict[bytes | None, int] = {}
             for text in equal_ends:
-                first_of[text] = first_of_key.setdefault(_key(text), first_of[text])
+                first_of[text] = first_of_key.setdefault(text_key(text), first_of[text])
     return {
         at: first
         for at, text in enumerate(texts)
@@ -189,7 +189,8 @@ def text_key(text: str) -> bytes | None:
     if len(text) > _MOST_CHARS:
         encoded = text.encode(errors="surrogatepass")
         return blake2b(encoded, digest_size=16, person=b"long").digest()
-    return _key(text) if text and not text.isspace() else None
+    words = " ".join(_folded(text).split()).encode(errors="surrogatepass")
+    return blake2b(words, digest_size=16).digest() if words else None
 
 
 def _end(text: str) -> str:
@@ -198,12 +199,6 @@ def _end(text: str) -> str:
     if len(letters) <= _END and len(text) > _END_WINDOW:
         letters = _letters(text)
     return letters[-_END:]
-
-
-def _key(text: str) -> bytes:
-    """Return a digest of a text's words, to save memory."""
-    words = " ".join(_folded(text).split())
-    return blake2b(words.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _letters(text: str) -> str:

@@ -89,11 +89,6 @@ def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
     return low <= lowest and highest <= high
 
 
-def is_relative(kind: ScoreKind) -> bool:
-    """Return whether scores of this kind say more than ranks when compared with the top."""
-    return kind is not ScoreKind.RANK
-
-
 def log_odds(probabilities: FloatArray | float) -> FloatArray:
     """Return ln(p / (1 − p)) of probabilities of any shape, finite at 0 and 1, NaN of NaN.
 

@@ -23,7 +23,7 @@ from calibration.pools import LabelledPools
 from ctxguard.core.passages import weight_of
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.scores import is_relative, relative_scores, within_domain
+from ctxguard.core.scores import relative_scores, within_domain
 from ctxguard.core.types import FloatArray, ScoreKind
 from ctxguard.measure.worth import READERS, STRICT
 
@@ -172,7 +172,8 @@ def test_relative_values_equal_request_paths(pools: LabelledPools, temperature: 
         assert np.isnan(values[row, len(scores) :]).all()
         if not scores:
             continue
-        inside = is_relative(pools.kind) and within_domain(pools.kind, scores[-1], scores[0])
+        compares = pools.kind is not ScoreKind.RANK
+        inside = compares and within_domain(pools.kind, scores[-1], scores[0])
         assert outside[row] == (not inside)
         if inside:
             expected = relative_scores(pools.kind, scores, temperature)

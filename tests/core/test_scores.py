@@ -13,7 +13,6 @@ from ctxguard.core.scores import (
     concordance,
     direction_advice,
     is_opposed,
-    is_relative,
     is_valid,
     relative_scores,
     within_domain,
@@ -59,7 +58,6 @@ def test_only_a_finite_number_is_a_score(score: object) -> None:
 )
 def test_every_kind_accepts_its_own_range(kind: ScoreKind, lowest: float, highest: float) -> None:
     assert within_domain(kind, lowest, highest)
-    assert is_relative(kind)
 
 
 ODDS_RATIO = (0.2 / 0.8) / (0.8 / 0.2)
@@ -93,7 +91,6 @@ def test_extreme_probabilities_have_finite_odds() -> None:
 
 
 def test_rank_only_has_no_relative_score() -> None:
-    assert not is_relative(ScoreKind.RANK)
     with pytest.raises(ConfigurationError, match="min_ratio to 0"):
         relative_scores(ScoreKind.RANK, [0.03, 0.02])
 

@@ -228,4 +228,4 @@ def test_labels_to_profile_call_few_functions(retriever: HybridRetriever) -> Non
     with noting(calls):
         calibrate(retriever, dataset)
     assert len(calls) <= 355
-    assert len({file for file, _ in calls}) <= 42
+    assert len({file for file, _ in calls}) <= 39
