@@ -123,7 +123,7 @@ class Run:
         lengths = dict.fromkeys(Window, MOST_SECONDS)
         lengths[Window.RECENT] = self.scenario.setting.window_seconds
         truths: dict[tuple[Window, Metric], float] = {}
-        for window, about in report.live.populations.items():
+        for window, about in report.populations.items():
             # Figures are of requests from the first to the last that was judged.
             if about.since_seconds is None or about.until_seconds is None:
                 continue

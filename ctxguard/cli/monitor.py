@@ -277,19 +277,17 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     from ctxguard.monitor.judging.counts import MISMATCHED
 
-    live = report.live
-    of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
-    of_report = (
+    names = (
+        *("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements"),
         *("judge", "outcomes", "waiting", "failed_requests", "failed_passages"),
         "judging_sampling_probability",
     )
     totals = _totals(report)
     return {
-        **picked(live, *of_live),
-        **picked(report, *of_report),
+        **picked(report, *names),
         **{name: int(totals[name]) for name in ("grades", "invalid_grades", MISMATCHED)},
         **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
-        "windows": live.populations,
+        "windows": report.populations,
         "alarms": () if alarms is None else alarms.active,
         "promises": [
             {
@@ -392,15 +390,14 @@ def _alarms_shown(alarms: "AlarmReport") -> Iterator[RenderableType]:
 def _estimates_shown(report: "Report") -> Iterator[RenderableType]:
     from ctxguard.monitor.estimation.live import Window
 
-    live = report.live
-    if live.judge_estimates:
+    if report.judge_estimates:
         yield remark(
             "the judge makes errors, which the labels of people on "
-            f"{count(live.labelled, 'request')} correct. {_next_step(report)}"
+            f"{count(report.labelled, 'request')} correct. {_next_step(report)}"
         )
-    if live.unpicked:
+    if report.unpicked:
         yield remark(
-            f"no estimate uses {count(live.unpicked, 'labelled request')} that `ctxguard label "
+            f"no estimate uses {count(report.unpicked, 'labelled request')} that `ctxguard label "
             "export` did not pick: the probability is unknown"
         )
     titles = {
@@ -408,16 +405,16 @@ def _estimates_shown(report: "Report") -> Iterator[RenderableType]:
         Window.UP_TO_LABELS: "up to labels",
         Window.ALL_RETAINED: "all retained",
     }
-    about = {titles[each]: _population(one) for each, one in live.populations.items()}
+    about = {titles[each]: _population(one) for each, one in report.populations.items()}
     if len(about) > 1 and len(set(about.values())) == 1:
         about = {"all windows": next(iter(about.values()))}
     yield facts(*about.items())
     # A metric comes above its parts.
     places = {name: place for place, name in enumerate(IN_WORDS)}
-    shown = sorted(live.shown.items(), key=lambda each: places.get(each[0].value, len(places)))
+    shown = sorted(report.shown.items(), key=lambda each: places.get(each[0].value, len(places)))
     for title, by_window in (
-        ("Live estimates, with 95% intervals", live.estimates),
-        ("The judge's raw figures, not corrected", live.judge_estimates),
+        ("Live estimates, with 95% intervals", report.estimates),
+        ("The judge's raw figures, not corrected", report.judge_estimates),
     ):
         if not by_window:
             continue
@@ -431,8 +428,7 @@ def _estimates_shown(report: "Report") -> Iterator[RenderableType]:
 
 def _next_step(report: "Report") -> str:
     """Say what people should grade next, until every metric has an estimate."""
-    live = report.live
-    shown = [live.estimates[window][metric] for metric, window in live.shown.items()]
+    shown = [report.estimates[window][metric] for metric, window in report.shown.items()]
     lacking = [one.grades_needed for one in shown if one.value is None]
     n = max(filter(None, lacking), default=0)
     if n <= 0:

@@ -8,8 +8,7 @@ Reads and writes the store and the profile's file, asks the judge, and may run a
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,21 +24,19 @@ from ctxguard.errors import (
     StoreError,
     StoreLockedError,
 )
-from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
-from ctxguard.measure.metrics import Metric
+from ctxguard.measure.estimate import DEFAULT_MIN_N
 from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.feed import AlarmMonitor
-from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
-from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
+from ctxguard.monitor.estimation.live import Report, live_report
+from ctxguard.monitor.judges import Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
-from ctxguard.monitor.judging.counts import NOTHING_COUNTED, JudgingOutcome
-from ctxguard.monitor.judging.sample_judge import JUDGE_CHANGED, PassageLookup, SampleJudge
+from ctxguard.monitor.judging.counts import JudgingOutcome
+from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.labels.evidence import Scale, update_graded
 from ctxguard.monitor.redaction import Redactor, redact
-from ctxguard.monitor.sampling.sampler import Accounts
-from ctxguard.monitor.store import Counts, SampleStore, State
+from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile
 
 __all__ = ["DEFAULT_WINDOW_SECONDS", "JudgingOutcome", "Monitor", "Report"]
@@ -55,46 +52,6 @@ _FIRST_LIMIT = 10
 _QUICK_SECONDS = 0.5
 """A judge that finishes a step in less time is given more at once."""
 _LONGEST_WAIT_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The estimates and counts of one moment, from everything the store held then.
-
-    Attributes:
-        judge: The series of judgments that the report is about.
-        labelled_waiting: Labelled samples of another judge that this one has yet to judge.
-        judge_changed: Whether labelled samples, judged again, show that the judge has changed.
-        counts: Counts of this judge by every process since its series began.
-        outcomes: Samples that this process took up, by outcome.
-        failed_requests, failed_passages: Judged requests with passages that have no grade, because
-            a call of the judge failed, and these passages; the next run asks about them again.
-        waiting: Samples in the store that are not judged yet.
-        oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
-        time_seconds: When the report was made, in seconds since the epoch.
-        judging_sampling_probability: The probability with which a waiting sample is judged, to keep
-            the budget.
-        accounts: Samples of all serving processes, as last reported to the store.
-    """
-
-    judge: str
-    live: LiveEstimates
-    labelled_waiting: int
-    judge_changed: bool
-    counts: Counts
-    outcomes: Mapping[JudgingOutcome, int]
-    failed_requests: int
-    failed_passages: int
-    waiting: int
-    oldest_waiting_seconds: float | None
-    time_seconds: float
-    judging_sampling_probability: float
-    accounts: Accounts
-
-    @property
-    def estimates(self) -> Mapping[Window, Mapping[Metric, Estimate]]:
-        """The estimates that are corrected by human labels, by window and metric."""
-        return self.live.estimates
 
 
 class Monitor:
@@ -243,38 +200,16 @@ class Monitor:
         return self._report()
 
     def _report(self) -> Report:
-        """Make a report in one transaction, so that all of it describes one moment."""
-        store, series, now = self.store, self.series, self._clock()
-        is_corrected = not (self.exact or series == PEOPLE_ALONE)
-        with store.snapshot():
-            live = live_estimates(
-                store,
-                series,
-                exact=self.exact,
-                now_seconds=now,
-                window_seconds=self.window_seconds,
-                min_n=self.min_n,
-            )
-            labelled = store.labelled(series) if is_corrected else {}
-            oldest, counts = store.oldest_waiting(), store.counts(series)
-            failed_requests, failed_passages = store.n_failed(series)
-            self.latest = Report(
-                judge=series,
-                live=replace(live, judge_estimates={}) if series == PEOPLE_ALONE else live,
-                labelled_waiting=sum(not is_judged for is_judged in labelled.values()),
-                judge_changed=is_corrected and counts.get((JUDGE_CHANGED,), 0.0) > 0.0,
-                counts={**NOTHING_COUNTED, **counts},
-                outcomes={outcome: self._worker.outcomes[outcome] for outcome in JudgingOutcome},
-                failed_requests=failed_requests,
-                failed_passages=failed_passages,
-                waiting=store.states()[State.PENDING],
-                oldest_waiting_seconds=None if oldest is None else max(now - oldest, 0.0),
-                time_seconds=now,
-                judging_sampling_probability=1.0
-                if self._budget is None
-                else self._budget.probability,
-                accounts=store.accounts(),
-            )
+        self.latest = live_report(
+            self.store,
+            self.series,
+            exact=self.exact,
+            now_seconds=self._clock(),
+            window_seconds=self.window_seconds,
+            min_n=self.min_n,
+            outcomes=self._worker.outcomes,
+            judging_sampling_probability=1.0 if self._budget is None else self._budget.probability,
+        )
         return self.latest
 
     @property

@@ -99,7 +99,7 @@ def _clock_stepped(folder: Path, size: Size) -> Report:
     report = monitor.maintain()
     judged = report.outcomes[JudgingOutcome.JUDGED]
     sampled = serving.sampler.sampled()
-    age = report.live.age_seconds
+    age = report.age_seconds
     return serving.finish(
         f"a day ahead, a day back: {judged} of {sampled} samples judged, none deleted; the "
         f"circuit closed again each time; newest sample {age:.0f} s old",

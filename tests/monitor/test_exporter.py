@@ -46,7 +46,7 @@ def test_estimates_are_exported_with_their_intervals() -> None:
             assert one(samples, "ctxguard_estimate_lower", **labels) == found.lower
             assert one(samples, "ctxguard_estimate_upper", **labels) == found.upper
             assert one(samples, "ctxguard_estimate_requests", **labels) == found.n
-    for metric, window in live.monitor.report().live.shown.items():
+    for metric, window in live.monitor.report().shown.items():
         labels = {"metric": metric.value, "window": window.value}
         assert one(samples, "ctxguard_estimate_shown", **labels) == 1.0
     assert one(samples, "ctxguard_estimate_age_seconds") >= 0.0

@@ -107,7 +107,7 @@ def test_next_run_asks_what_failed(cause: str) -> None:
     rows = all_judged(live.store, live.monitor.series)
     n_failed = int((rows.passages["judge_grade"] == FAILED).sum())
     assert report.failed_passages == counted(report, "invalid_grades") == n_failed > 0
-    assert {one.value for one in report.live.estimates[Window.ALL_RETAINED].values()} == {None}
+    assert {one.value for one in report.estimates[Window.ALL_RETAINED].values()} == {None}
     first, judge.is_healthy = set(judge.asked), True
     judge.asked.clear()
     again = next_run(live)
@@ -117,7 +117,7 @@ def test_next_run_asks_what_failed(cause: str) -> None:
     assert asked & first <= judge.failed
     assert len(asked & first) >= n_failed - len(asked - first)
     never = watching(Failing(lambda *_: False))
-    assert again.report().live.estimates == never.monitor.report().live.estimates
+    assert again.report().estimates == never.monitor.report().estimates
     assert (again.report().failed_requests, again.report().failed_passages) == (0, 0)
     assert next_run(live).judge.asked == judge.asked  # type: ignore[attr-defined]
 
@@ -127,8 +127,8 @@ def test_failures_that_depend_on_the_grade(fails: Fails) -> None:
     """No figure is made of what is left."""
     live = watching(Failing(fails, ["refused"]))
     found = live.monitor.report()
-    assert {one.value for one in found.live.estimates[Window.ALL_RETAINED].values()} == {None}
-    about = found.live.populations[Window.ALL_RETAINED]
+    assert {one.value for one in found.estimates[Window.ALL_RETAINED].values()} == {None}
+    about = found.populations[Window.ALL_RETAINED]
     assert about.failed > 0.5 * about.judged
 
 
@@ -137,9 +137,7 @@ def test_few_failures_leave_their_requests_out() -> None:
     failing = {("q3", "p0"), ("q9", "p2")}
     live = watching(Failing(lambda *about: about in failing, ["refused"]), n=120)
     whole = watching(Failing(lambda *_: False), n=120)
-    found, true = (
-        one.monitor.report().live.estimates[Window.ALL_RETAINED] for one in (live, whole)
-    )
+    found, true = (one.monitor.report().estimates[Window.ALL_RETAINED] for one in (live, whole))
     assert live.monitor.report().failed_requests == 2
     for metric in (Metric.PRECISION, Metric.SERVED_MRR, Metric.UDCG):
         assert found[metric].n == true[metric].n - 2
@@ -158,9 +156,9 @@ def test_figures_hold_the_truth_over_seeds() -> None:
             n_runs += 1
             judge.fails = seldom(0.3, f"{seed} {n_runs}")
             report = next_run(live).report()
-            for metric, one in report.live.estimates[Window.ALL_RETAINED].items():
+            for metric, one in report.estimates[Window.ALL_RETAINED].items():
                 if one.value is not None:
-                    true = truth.live.estimates[Window.ALL_RETAINED][metric].value
+                    true = truth.estimates[Window.ALL_RETAINED][metric].value
                     assert true is not None
                     assert one.bounds is not None
                     n_shown += 1

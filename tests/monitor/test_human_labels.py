@@ -211,8 +211,8 @@ def test_unpicked_labels_correct_nothing() -> None:
             [label(name, 0, request_id=record.request_id) for name in record.passage_ids]
         )
     report = live.monitor.report()
-    assert (report.live.labelled - before.live.labelled, report.live.unpicked) == (40, 40)
-    assert report.live.populations == before.live.populations
+    assert (report.labelled - before.labelled, report.unpicked) == (40, 40)
+    assert report.populations == before.populations
     for metric, estimate in report.estimates[Window.ALL_RETAINED].items():
         assert astuple(estimate) == pytest.approx(
             astuple(before.estimates[Window.ALL_RETAINED][metric])
@@ -225,7 +225,7 @@ def test_disagreements_are_reported() -> None:
     live.store.add_labels(
         [LabelRow(first.request_id, first.passage_id, 1 - first.grade, None, "another person", 5.0)]
     )
-    assert live.monitor.report().live.disagreements == 1
+    assert live.monitor.report().disagreements == 1
     assert sample_id
 
 
@@ -235,4 +235,4 @@ def test_damaged_labelled_sample_fails_no_report() -> None:
     labelled = len({sample_id for sample_id, _ in live.store.labels()})
 
     replace_payload(live.store, damaged, b"no record")
-    assert live.monitor.report().live.labelled == labelled - 1
+    assert live.monitor.report().labelled == labelled - 1

@@ -110,7 +110,7 @@ def test_labels_count_under_next_judge(any_store_url: str) -> None:
     figures = scraped(live)
     assert figures["ctxguard_labelled_waiting_samples",] == 0
     assert ("ctxguard_estimate", "precision", "recent") not in figures
-    assert live.monitor.report().live.populations[Window.ALL_RETAINED].judged == len(later)
+    assert live.monitor.report().populations[Window.ALL_RETAINED].judged == len(later)
     live.writer.stop()
     live.store.close()
 
@@ -152,7 +152,7 @@ def test_judging_again_keeps_the_budget() -> None:
     assert 200 < second.n_judged <= 300
     left = scraped(live)["ctxguard_labelled_waiting_samples",]
     assert waiting > left > 0
-    assert live.monitor.report().live.populations[Window.ALL_RETAINED].judged > 0
+    assert live.monitor.report().populations[Window.ALL_RETAINED].judged > 0
 
 
 def test_failing_sample_holds_no_others() -> None:

@@ -21,7 +21,7 @@ from ctxguard.measure.estimate import DEFAULT_MIN_N, Estimate
 from ctxguard.measure.metrics import Metric
 from ctxguard.measure.rows import hash_number
 from ctxguard.measure.worth import READERS
-from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
+from ctxguard.monitor.estimation.live import Labels, Report, Window, live_report
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.evidence import Scale, update_graded
@@ -96,9 +96,9 @@ def grades_on(truth: FloatArray, rng: np.random.Generator) -> FloatArray:
 
 def estimated(
     store: SampleStore, window_seconds: float = REQUESTS / 3, now: float = NOW + REQUESTS
-) -> LiveEstimates:
+) -> Report:
     update_graded(store, SERIES, SCALE)
-    return live_estimates(
+    return live_report(
         store,
         SERIES,
         exact=False,
@@ -137,10 +137,10 @@ def judged_store(
 @pytest.fixture
 def published(
     judged_store: Path, truth: FloatArray, tmp_path: Path, open_store: OpenStore
-) -> Callable[[int], LiveEstimates]:
+) -> Callable[[int], Report]:
     """The estimates once people have labelled a random sample, by its seed."""
 
-    def with_labels(seed: int) -> LiveEstimates:
+    def with_labels(seed: int) -> Report:
         path = tmp_path / f"{seed}.db"
         shutil.copy(judged_store, path)
         order = np.random.default_rng(seed).random(REQUESTS).tolist()
@@ -155,7 +155,7 @@ def published(
 
 
 def test_window_labels_correct_all_judgments(
-    published: Callable[[int], LiveEstimates], truth: FloatArray
+    published: Callable[[int], Report], truth: FloatArray
 ) -> None:
     """Also where the quality has fallen, and far more was judged than is labelled.
 
@@ -171,7 +171,7 @@ def test_window_labels_correct_all_judgments(
         assert max(one.upper - one.lower for one in precision) < 0.3
 
 
-def test_narrowest_window_with_estimate_shows() -> None:
+def test_narrowest_window_with_estimate_shows(open_store: OpenStore) -> None:
     """The narrowest window that has an estimate is shown of each metric."""
     known, too_few, none = (
         Estimate(0.5, 0.4, 0.6, 60),
@@ -188,8 +188,8 @@ def test_narrowest_window_with_estimate_shows() -> None:
         window: {**dict.fromkeys(Metric, none), **dict(zip(metrics, found, strict=True))}
         for window, found in by_window.items()
     }
-    live = LiveEstimates(estimates, {}, {}, 0, 0, 0, None)
-    assert [live.shown[metric] for metric in (*metrics, Metric.HARM)] == [
+    report = replace(estimated(open_store("sqlite://")), estimates=estimates)
+    assert [report.shown[metric] for metric in (*metrics, Metric.HARM)] == [
         *(Window.RECENT, Window.UP_TO_LABELS, Window.ALL_RETAINED),
         *(Window.UP_TO_LABELS, Window.RECENT),
     ]

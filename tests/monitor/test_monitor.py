@@ -120,7 +120,7 @@ def test_expired_requests_stay_while_kept() -> None:
     assert live.monitor.report().estimates[Window.RECENT][Metric.PRECISION].n == 2
     live.now += 32.0
     assert live.monitor.report().estimates[Window.RECENT][Metric.PRECISION].n == 1
-    assert live.monitor.report().live.age_seconds == 32.0
+    assert live.monitor.report().age_seconds == 32.0
     live.now += 1_000.0
     assert live.monitor.report().estimates[Window.RECENT][Metric.PRECISION].n == 0
     assert live.monitor.report().estimates[Window.ALL_RETAINED][Metric.PRECISION].n == 2
@@ -269,7 +269,7 @@ def test_hanging_judge_holds_nothing() -> None:
     live.monitor.start(interval_seconds=0.005)
     assert asked.wait(PATIENCE_SECONDS)
     live.serve(make_context(POOL, 2))
-    assert live.monitor.report().live.age_seconds is None
+    assert live.monitor.report().age_seconds is None
     assert not live.monitor.stop(timeout_seconds=0.05)
     released.set()
 

@@ -21,7 +21,7 @@ def truth(query: str, name: str) -> bool:
 
 def needs(live: Watching) -> dict[Metric, int]:
     """How many more grades each metric needs that is shown without an estimate; else 0."""
-    found = live.monitor.report().live
+    found = live.monitor.report()
     shown = {metric: found.estimates[window][metric] for metric, window in found.shown.items()}
     return {
         metric: (one.grades_needed or 0) if one.value is None else 0

@@ -1,4 +1,4 @@
-"""The current estimates, from the judgments and labels in the store.
+"""Reports on a series: estimates from the judgments and labels in the store, and counts.
 
 An estimate predicts the result of labelling all requests of its window by people: the judge is
 exact, or human labels correct it. The uncorrected figures of a judge that errs are published
@@ -19,7 +19,10 @@ from ctxguard.measure.corrected import FOLDS, Model
 from ctxguard.measure.estimate import Estimate, Sums, estimate, lacks_grades
 from ctxguard.measure.metrics import METRICS, N_TERMS, Metric, shown_metrics, weighted_terms
 from ctxguard.measure.rows import BoolArray, IntArray, Rows
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.judges import PEOPLE_ALONE
+from ctxguard.monitor.judging.counts import JUDGE_CHANGED, NOTHING_COUNTED, JudgingOutcome
+from ctxguard.monitor.sampling.sampler import Accounts
+from ctxguard.monitor.store import Counts, SampleStore, State
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
 
@@ -61,27 +64,52 @@ class WindowPopulation:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveEstimates:
-    """The estimates from a store's judgments and labels.
+class Report:
+    """The estimates and counts of one moment, from everything the store held then.
 
     Attributes:
+        judge: The series of judgments that the report is about.
+        time_seconds: When the report was made, in seconds since the epoch.
         estimates: By window, narrowest first, and metric, from an exact judge or corrected by human
             labels: of a judge that errs without what people's grades do not correct.
         judge_estimates: The judge's own figures, not corrected; empty for an exact judge.
         populations: The requests that the estimates of each window cover.
+        age_seconds: Age of the newest judged request's answer; None without judged requests.
         labelled: Samples that people have graded, including those whose text was deleted since.
         unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
-        age_seconds: Age of the newest judged request's answer; None without judged requests.
+        labelled_waiting: Labelled samples of another judge that this one has yet to judge.
+        judge_changed: Whether labelled samples, judged again, show that the judge has changed.
+        counts: Counts of this judge by every process since its series began.
+        outcomes: Samples that this process took up, by outcome.
+        failed_requests, failed_passages: Judged requests with passages that have no grade, because
+            a call of the judge failed, and these passages; the next run asks about them again.
+        waiting: Samples in the store that are not judged yet.
+        oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
+        judging_sampling_probability: The probability with which a waiting sample is judged, to keep
+            the budget.
+        accounts: Samples of all serving processes, as last reported to the store.
     """
 
+    judge: str
+    time_seconds: float
     estimates: Mapping[Window, Estimates]
     judge_estimates: Mapping[Window, Estimates]
     populations: Mapping[Window, WindowPopulation]
+    age_seconds: float | None
     labelled: int
     unpicked: int
     disagreements: int
-    age_seconds: float | None
+    labelled_waiting: int
+    judge_changed: bool
+    counts: Counts
+    outcomes: Mapping[JudgingOutcome, int]
+    failed_requests: int
+    failed_passages: int
+    waiting: int
+    oldest_waiting_seconds: float | None
+    judging_sampling_probability: float
+    accounts: Accounts
 
     @property
     def shown(self) -> Mapping[Metric, Window]:
@@ -101,7 +129,7 @@ class LiveEstimates:
         return chosen
 
 
-def live_estimates(
+def live_report(
     store: SampleStore,
     series: str,
     *,
@@ -109,22 +137,64 @@ def live_estimates(
     now_seconds: float,
     window_seconds: float,
     min_n: int,
-) -> LiveEstimates:
-    """Estimate every metric over every window, in one pass over the judged requests.
-
-    Memory holds one page of them, their sums, one row for each session, and the labelled ones: it
-    does not grow with the number of requests.
+    outcomes: Mapping[JudgingOutcome, int] | None = None,
+    judging_sampling_probability: float = 1.0,
+) -> Report:
+    """Report on a series in one transaction, so that all of it describes one moment.
 
     Args:
         exact: Whether the judge's grades equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
         min_n: Effective number of clusters below which there is no estimate, ≥ 2.
+        outcomes, judging_sampling_probability: As in ``Report``, which the store does not hold.
     """
-    graded = store.graded(series)
-    labels = Labels.of(graded.take(np.isin(graded.requests["draw"], list(store.draws(series)))))
+    is_corrected, known = not (exact or series == PEOPLE_ALONE), outcomes or {}
+    with store.snapshot():
+        graded, draws = store.graded(series), list(store.draws(series))
+        labels = Labels.of(graded.take(np.isin(graded.requests["draw"], draws)))
+        windows = _windows(store, series, labels, now_seconds - window_seconds, exact=exact)
+        by_judge = {window: judged.estimates(min_n) for window, judged in windows.items()}
+        estimates = by_judge
+        if not exact:
+            estimates = {each: _corrected(one, labels, min_n) for each, one in windows.items()}
+        newest = windows[Window.ALL_RETAINED].population.until_seconds
+        is_judged = store.labelled(series).values() if is_corrected else ()
+        oldest, counts = store.oldest_waiting(), store.counts(series)
+        failed_requests, failed_passages = store.n_failed(series)
+        return Report(
+            judge=series,
+            time_seconds=now_seconds,
+            estimates=estimates,
+            judge_estimates=by_judge if is_corrected else {},
+            populations={window: judged.population for window, judged in windows.items()},
+            age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
+            labelled=len(graded.requests),
+            unpicked=int(np.count_nonzero(graded.requests["draw"] == 0)),
+            disagreements=int(graded.requests["disagreements"].sum()),
+            labelled_waiting=sum(not each for each in is_judged),
+            judge_changed=is_corrected and counts.get((JUDGE_CHANGED,), 0.0) > 0.0,
+            counts={**NOTHING_COUNTED, **counts},
+            outcomes={outcome: known.get(outcome, 0) for outcome in JudgingOutcome},
+            failed_requests=failed_requests,
+            failed_passages=failed_passages,
+            waiting=store.states()[State.PENDING],
+            oldest_waiting_seconds=None if oldest is None else max(now_seconds - oldest, 0.0),
+            judging_sampling_probability=judging_sampling_probability,
+            accounts=store.accounts(),
+        )
+
+
+def _windows(
+    store: SampleStore, series: str, labels: "Labels", recent_since: float, *, exact: bool
+) -> dict[Window, "_Judged"]:
+    """Sum the judged requests of every window, in one pass.
+
+    Memory holds one page of them, their sums, one row for each session, and the labelled ones: it
+    does not grow with the number of requests.
+    """
     windows = {
-        Window.RECENT: _Judged(since=now_seconds - window_seconds),
+        Window.RECENT: _Judged(since=recent_since),
         Window.UP_TO_LABELS: _Judged(covered=np.unique(labels.rows.requests["first_pick"])),
         Window.ALL_RETAINED: _Judged(),
     }
@@ -140,19 +210,7 @@ def live_estimates(
         is_labelled = np.isin(rows.requests["sample_id"], labels.rows.requests["sample_id"])
         for judged in windows.values():
             judged.add(rows.requests, values, inclusion, predicted, is_labelled=is_labelled)
-    by_judge = {window: judged.estimates(min_n) for window, judged in windows.items()}
-    newest = windows[Window.ALL_RETAINED].population.until_seconds
-    return LiveEstimates(
-        estimates=by_judge
-        if exact
-        else {window: _corrected(judged, labels, min_n) for window, judged in windows.items()},
-        judge_estimates={} if exact else by_judge,
-        populations={window: judged.population for window, judged in windows.items()},
-        labelled=len(graded.requests),
-        unpicked=int(np.count_nonzero(graded.requests["draw"] == 0)),
-        disagreements=int(graded.requests["disagreements"].sum()),
-        age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
-    )
+    return windows
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,12 +112,12 @@ _REPORTED: tuple[tuple[str, ...], ...] = (
     ),
     (
         "estimate_age_seconds",
-        "live.age_seconds",
+        "age_seconds",
         "Age of the newest judged request; absent before the first.",
     ),
     (
         "labelled_requests",
-        "live.labelled",
+        "labelled",
         "Requests that people have graded, also such whose text was deleted since.",
     ),
     (
@@ -127,7 +127,7 @@ _REPORTED: tuple[tuple[str, ...], ...] = (
     ),
     (
         "label_disagreements",
-        "live.disagreements",
+        "disagreements",
         "Passages whose relevance annotators disagree on.",
     ),
 )
@@ -220,7 +220,7 @@ class MonitorCollector(Collector):
 
 def _report(report: Report, *, all_metrics: bool) -> list[_Row]:
     rows = list[_Row]()
-    judge, live, shown = report.judge, report.live, report.live.shown
+    judge, shown = report.judge, report.shown
     for name, attribute, text, *labels in _REPORTED:
         rows.append((name, text, attrgetter(attribute)(report), tuple(labels)))
     counts: dict[str, dict[Any, float]] = {name: {} for name in _COUNTS}
@@ -231,7 +231,7 @@ def _report(report: Report, *, all_metrics: bool) -> list[_Row]:
         rows.append((f"{name}_total", text, counts[name], ("judge", *LABELS[name])))
     of_window = ("judge", "metric", "window")
     for source, (name, what, parts) in zip(
-        (live.estimates, live.judge_estimates), _ESTIMATES, strict=True
+        (report.estimates, report.judge_estimates), _ESTIMATES, strict=True
     ):
         found: dict[str, dict[Any, float | None]] = {part: {} for part in parts}
         for window, estimates in source.items():

@@ -40,6 +40,8 @@ LABELS = {
 
 MISMATCHED = "mismatched_samples"
 """A count for the table alone: serving processes export the flags of all their answers."""
+JUDGE_CHANGED = "judge_changed"
+"""A count for reports alone: above 0 once canaries have shown that the judge has changed."""
 
 
 def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:

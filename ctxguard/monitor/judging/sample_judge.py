@@ -20,6 +20,7 @@ from ctxguard.errors import JudgeError
 from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, Judgment, Ledger
 from ctxguard.monitor.judging.canaries import Canaries, read_canaries, to_json
+from ctxguard.monitor.judging.counts import JUDGE_CHANGED
 from ctxguard.monitor.labels.evidence import Scale, judged_request
 from ctxguard.monitor.redaction import Redactor, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
@@ -37,8 +38,6 @@ _LOOK_SECONDS = 60.0
 _RETRY_SECONDS = 3600.0
 """Seconds before a sample on which the judge failed is tried again."""
 
-JUDGE_CHANGED = "judge_changed"
-"""A count for reports alone: above 0 once canaries have shown that the judge has changed."""
 _NOTHING: Mapping[str, Judgment] = {}
 
 

@@ -103,9 +103,9 @@ def test_keyboard_labels_reach_live_report(page: "Page", address: str, store: Sa
     assert page.inner_text("h1") == "All that was picked is graded"
     judge = WordJudge()
     report = Monitor(store, judge, min_n=N).report()
-    assert (report.live.labelled, report.live.unpicked) == (N, 0)
+    assert (report.labelled, report.unpicked) == (N, 0)
     by_people = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
-    by_judge = report.live.judge_estimates[Window.ALL_RETAINED][Metric.PRECISION]
+    by_judge = report.judge_estimates[Window.ALL_RETAINED][Metric.PRECISION]
     assert by_people.value == pytest.approx((1 + 2) / 2 / 4, abs=0.01)
     assert by_judge.value != pytest.approx(by_people.value, abs=0.01)
 

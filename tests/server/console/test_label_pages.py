@@ -245,7 +245,7 @@ def test_people_grade_unjudged_requests(tmp_path: Path) -> None:
         assert "All that was picked is graded" in page(client, **task)
         report = Monitor(store, PeopleAlone(), min_n=5).report()
         precision = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
-        assert (report.live.labelled, report.live.judge_estimates) == (n, {})
+        assert (report.labelled, report.judge_estimates) == (n, {})
         assert precision.value == pytest.approx((n + 1) / (n * 4))
 
 
