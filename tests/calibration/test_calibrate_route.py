@@ -135,18 +135,6 @@ class TestToday:
         assert outcome.profile.policy != RatioPolicy(k=k)
         assert outcome.profile.safe_policy == outcome.today.policy == RatioPolicy(k=k)
 
-    @pytest.mark.parametrize("held_out", [None, 0.5])
-    def test_stands_first_on_same_queries(self, held_out: float | None) -> None:
-        result = calibrated(200, held_out=held_out)
-        outcome = outcome_of(result)
-        measured = result.held_out if held_out else result.dataset
-        names = [option.name for option in outcome.options]
-        assert names[:2] == ["first 5, as today", "chosen"]
-        expected = [query.query_id for query in measured.queries]
-        assert list(outcome.route.measured.query_ids) == expected
-        assert all(o.metrics["recall"].shape == (len(expected),) for o in outcome.options)
-        assert outcome.chosen.policy == outcome.profile.policy
-
     def test_short_answers_are_served_unchanged(self) -> None:
         retriever, dataset = simulate(60, depth=3)
         route = outcome_of(calibrate(retriever, dataset, Settings(depth=DEPTH))).profile

@@ -169,16 +169,6 @@ def test_label_figures_equal_ir_measures() -> None:
         assert figure == pytest.approx(expected if known else math.nan, abs=EXACT, nan_ok=True)
 
 
-def test_threshold_leaves_retrievers_metrics() -> None:
-    qrels = {"p0": 1, "p2": 1}
-    loose = metrics([10.0, 8.0, 5.0], qrels, RatioPolicy(k=3))
-    tight = metrics([10.0, 8.0, 5.0], qrels, RatioPolicy(k=3, min_ratio=0.7))
-    assert (loose["kept"], tight["kept"]) == (3.0, 2.0)
-    assert (loose["recall"], tight["recall"]) == (1.0, 0.5)
-    for name in ("recall_at_depth", "ndcg_at_10"):
-        assert loose[name] == tight[name]
-
-
 def share(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 

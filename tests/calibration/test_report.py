@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +27,6 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.measure.worth import STRICT
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-    from playwright.sync_api import Page as BrowserPage
 
 HOSTILE = '</script><script>fetch("https://example.invalid/")</script><b onclick="x()">&'
 
@@ -260,8 +256,7 @@ class TestPage:
         assert len(ids) == len(set(ids))
         assert len(found("details")) == 1 + 3
         assert not found(open=True)
-
-    def test_small_with_n_throughout(self, text: str) -> None:
+        assert len(found("caption")) == len(found("table")) >= len(found("figure")) == 1
         assert len(text.encode()) < 250_000
         for words in ("n = 120", "(n = ", "120 held-out queries"):
             assert words in text
@@ -277,11 +272,6 @@ class TestPage:
         (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"script-src 'sha256-{digest}'; style-src" in text
-
-    def test_every_chart_stands_beside_a_table(self, text: str) -> None:
-        found = parsed(text)
-        assert len(found("table")) >= len(found("figure")) == 1
-        assert len(found("caption")) == len(found("table"))
 
     def test_hostile_text_never_runs(self) -> None:
         text = page(report(hostile_calibration(), hostile_passage))
@@ -340,9 +330,7 @@ def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=[1280, 390, 364])
-def opened(
-    request: pytest.FixtureRequest, browser: "Browser", hostile_page: Path
-) -> "Iterator[BrowserPage]":
+def opened(request: pytest.FixtureRequest, browser: Any, hostile_page: Path) -> Iterator[Any]:
     """A report on which nothing may fail: no script, and nothing that the policy forbids."""
     context = browser.new_context(viewport={"width": request.param, "height": 900})
     found, problems = context.new_page(), list[str]()
@@ -356,7 +344,7 @@ def opened(
 
 
 @pytest.mark.slow
-def test_browser_shows_desktop_and_phone(opened: "BrowserPage") -> None:
+def test_browser_shows_desktop_and_phone(opened: Any) -> None:
     seen = opened.evaluate(_LOOK)
     assert seen["charts"] > 0
     assert seen["fetched"] == 0
@@ -373,7 +361,7 @@ def test_browser_shows_desktop_and_phone(opened: "BrowserPage") -> None:
 class TestDial:
     """The control below the first screen, by keyboard, on a desktop and on a phone."""
 
-    def test_begins_at_choice_arrows_turn(self, opened: "BrowserPage") -> None:
+    def test_begins_at_choice_arrows_turn(self, opened: Any) -> None:
         dial = report(hostile_calibration(), hostile_passage).dial
         slider = opened.get_by_role("slider")
         slider.focus()
@@ -393,7 +381,7 @@ class TestDial:
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= opened.viewport_size["width"]
 
-    def test_todays_end_drops_nothing(self, opened: "BrowserPage") -> None:
+    def test_todays_end_drops_nothing(self, opened: Any) -> None:
         """At today's place nothing is dropped and at the leanest most is; hostile text stays."""
         dial, slider = (
             report(hostile_calibration(), hostile_passage).dial,
@@ -409,7 +397,7 @@ class TestDial:
         assert opened.locator("#dial s").count() == 0
         assert "today" in slider.get_attribute("aria-valuetext")
 
-    def test_without_script_the_table_stands(self, browser: "Browser", hostile_page: Path) -> None:
+    def test_without_script_the_table_stands(self, browser: Any, hostile_page: Path) -> None:
         context = browser.new_context(java_script_enabled=False)
         found = context.new_page()
         found.goto(hostile_page.as_uri())

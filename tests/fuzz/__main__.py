@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.measured_run import FREE_BYTES, MOST_SECONDS, MOST_TIMES, run
-from tests.fuzz.surfaces import SLOW, SURFACES
+from tests.fuzz.surface import SLOW, SURFACES
 
 LEAST = 10_000
 """Inputs of each surface, of a million in all."""

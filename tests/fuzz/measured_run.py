@@ -1,4 +1,7 @@
-"""Gives a surface its inputs, and measures what they take."""
+"""Gives a surface its inputs, and measures what they take.
+
+The surfaces are those of the modules that are imported here.
+"""
 
 import time
 import traceback
@@ -10,8 +13,8 @@ from random import Random
 from typing import Any
 
 from ctxguard.errors import CtxguardError
-from tests.fuzz.surface import Input
-from tests.fuzz.surfaces import SURFACES
+from tests.fuzz import call_surfaces, command_surface, file_surfaces, http_surfaces  # noqa: F401
+from tests.fuzz.surface import SURFACES, Input
 
 MOST_SECONDS = 1.0
 """Of processor time, for any input."""

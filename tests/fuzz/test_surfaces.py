@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.measured_run import run
-from tests.fuzz.surfaces import SLOW, SURFACES
+from tests.fuzz.surface import SLOW, SURFACES
 
 
 @pytest.mark.parametrize("name", SURFACES)
