@@ -196,17 +196,6 @@ class TestSaved:
                 built.on_route(Route.LEXICAL), query
             )
 
-    def test_languages_have_different_fingerprints(self) -> None:
-        made = {analyser_for(language).fingerprint for language in LANGUAGES}
-        assert len(made) == len(LANGUAGES)
-
-    def test_updates_are_analysed_alike(self) -> None:
-        query, passage = INFLECTED["de"]
-        retriever = lexical(OTHERS, "de")
-        others = [retriever.passage(each) for each in retriever.passage_ids]
-        retriever.update([*others, Passage("new", passage)])
-        assert hits(retriever, query) == ["new"]
-
     def test_own_analyser_is_given_again(self, tmp_path: Path) -> None:
         retriever = lexical(("abc", "xyz"), Letters())
         assert hits(retriever, "c") == ["p0"]

@@ -43,33 +43,29 @@ def kept(file: Path, texts: Sequence[str] = TEXTS, embedder: Counted | None = No
 
 
 @pytest.mark.parametrize("until", [0, 600, 1_100])
-def test_an_interrupted_build_goes_on(tmp_path: Path, until: int) -> None:
+@pytest.mark.parametrize("n_before", [0, 1], ids=["build", "update"])
+def test_an_interrupted_run_goes_on(tmp_path: Path, until: int, n_before: int) -> None:
     file, first, second = tmp_path / "i.unfinished", Counted(until), Counted()
+    before = HybridRetriever.build(MANY[:1], embedder=Counted()).generation
+
+    def run(encoder: KeptVectors) -> HybridRetriever:
+        if not n_before:
+            return HybridRetriever.build(MANY, embedder=encoder)
+        retriever = HybridRetriever(before, embedder=encoder)
+        assert retriever.update(MANY).encoded == len(MANY) - n_before
+        return retriever
+
     with KeptVectors(first, file) as encoder, pytest.raises(KeyboardInterrupt):
-        HybridRetriever.build(MANY, embedder=encoder)
+        run(encoder)
     with KeptVectors(second, file) as encoder:
         assert encoder.n_found == len(first.encoded) == until // 512 * 512
-        built = HybridRetriever.build(MANY, embedder=encoder)
+        built = run(encoder)
         encoder.delete()
-    assert len(second.encoded) == len(MANY) - len(first.encoded)
+    assert len(second.encoded) == len(MANY) - n_before - len(first.encoded)
     assert not file.exists()
     anew = HybridRetriever.build(MANY, embedder=Counted())
     assert (built.generation.dense.vectors == anew.generation.dense.vectors).all()
     assert built.fingerprint() == anew.fingerprint()
-
-
-def test_an_interrupted_update_goes_on(tmp_path: Path) -> None:
-    index = HybridRetriever.build(MANY[:1], embedder=Counted()).generation
-    for until in (600, 1_400):
-        encoder = Counted(until)
-        with KeptVectors(encoder, tmp_path / "f") as vectors:
-            retriever = HybridRetriever(index, embedder=vectors)
-            if until < len(MANY):
-                with pytest.raises(KeyboardInterrupt):
-                    retriever.update(MANY)
-            else:
-                assert retriever.update(MANY).encoded == len(MANY) - 1
-    assert len(encoder.encoded) == len(MANY) - 1 - 512
 
 
 def test_only_what_is_new_is_encoded(tmp_path: Path) -> None:
@@ -80,10 +76,15 @@ def test_only_what_is_new_is_encoded(tmp_path: Path) -> None:
 MARK_BYTES = 32
 
 
-def test_cut_file_gives_what_is_whole(tmp_path: Path) -> None:
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with the vector of each text."""
+    kept(tmp_path / "f")
+    return tmp_path / "f"
+
+
+def test_cut_file_gives_what_is_whole(file: Path) -> None:
     """A crash may end a file anywhere, and what is cut off is written again."""
-    file = tmp_path / "f"
-    kept(file)
     content = file.read_bytes()
     each = (len(content) - MARK_BYTES) // len(TEXTS)
     for size in {0, 1, 31, 32, 39, *(MARK_BYTES + 2 * each + at for at in (-1, 0, 5, each - 1))}:
@@ -92,9 +93,7 @@ def test_cut_file_gives_what_is_whole(tmp_path: Path) -> None:
         assert (kept(file), kept(file)) == (TEXTS[n_whole:], [])
 
 
-def test_changed_byte_loses_its_vector(tmp_path: Path) -> None:
-    file = tmp_path / "f"
-    kept(file)
+def test_changed_byte_loses_its_vector(file: Path) -> None:
     content = file.read_bytes()
     each = (len(content) - MARK_BYTES) // len(TEXTS)
     for at in (0, 33, 36, 150, MARK_BYTES + 2 * each, len(content) - 1):

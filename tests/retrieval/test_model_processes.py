@@ -1,7 +1,4 @@
-"""Models in processes of their own: they fork, hear signals, and need neither torch nor network.
-
-Starting such a process takes seconds, so the tests of each runtime share one.
-"""
+"""Models in processes of their own: they fork, hear signals, and need neither torch nor network."""
 
 import json
 import os
@@ -155,47 +152,30 @@ def outcomes_of(program: str, *arguments: object, **environment: object) -> dict
     return found
 
 
-@pytest.fixture(scope="module")
-def in_torch(cross_encoder: Path) -> dict[str, Any]:
-    """With the network refused: the bundled model needs none."""
-    return outcomes_of(_IN_TORCH, cross_encoder)
+def test_torch_child_answers_as_its_parent(cross_encoder: Path) -> None:
+    """Queries, passages and scores, in a thread and by another encoder too.
+
+    The network is refused: the bundled model needs none.
+    """
+    assert outcomes_of(_IN_TORCH, cross_encoder) == {
+        # A model that is not used yet changes no child.
+        "torch in a child forked before": 0,
+        "threads of a child forked before": 2,
+        "a child": 1,
+        "a grandchild": 1,
+        "a child forked while locks were held": 1,
+        "threads of the parent": 2,
+    }
 
 
-@pytest.mark.parametrize("who", ["a child", "a grandchild", "a child forked while locks were held"])
-def test_torch_child_answers_as_its_parent(who: str, in_torch: dict[str, Any]) -> None:
-    """Queries, passages and scores, in a thread and by another encoder too."""
-    assert in_torch[who] == 1
-
-
-def test_the_parent_keeps_its_threads(in_torch: dict[str, Any]) -> None:
-    assert in_torch["threads of the parent"] == 2
-
-
-def test_unused_model_changes_no_child(in_torch: dict[str, Any]) -> None:
-    assert in_torch["torch in a child forked before"] == 0
-    assert in_torch["threads of a child forked before"] == 2
-
-
-@pytest.fixture(scope="module")
-def in_onnxruntime(
-    exported: object, exports: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    home = tmp_path_factory.mktemp("home")
-    return outcomes_of(_IN_ONNXRUNTIME, exports, HOME=home, XDG_CACHE_HOME=home / "cache")
-
-
-def test_a_kept_export_needs_no_torch(in_onnxruntime: dict[str, Any]) -> None:
-    assert in_onnxruntime["libraries"] == []
-
-
-def test_nothing_is_reported_to_makers(in_onnxruntime: dict[str, Any]) -> None:
-    """It would keep an identifier of the machine and a queue of reports in the cache folder."""
-    assert in_onnxruntime["reports"] == []
-
-
-def test_forked_child_encodes_and_ends(in_onnxruntime: dict[str, Any]) -> None:
-    assert (in_onnxruntime["child"], in_onnxruntime["parent"]) == (1, 1)
-
-
-def test_signal_survives_a_dropped_model(in_onnxruntime: dict[str, Any]) -> None:
-    assert in_onnxruntime["signals"] == [signal.SIGHUP] * 2
+def test_kept_export_needs_no_torch(exported: object, exports: Path, tmp_path: Path) -> None:
+    found = outcomes_of(_IN_ONNXRUNTIME, exports, HOME=tmp_path, XDG_CACHE_HOME=tmp_path / "cache")
+    assert found == {
+        "libraries": [],
+        # Its makers would keep an identifier of the machine and a queue of reports.
+        "reports": [],
+        "child": 1,
+        "parent": 1,
+        # A dropped model takes no signal's handler with it.
+        "signals": [signal.SIGHUP] * 2,
+    }

@@ -188,7 +188,9 @@ class TestUpdate:
         assert retriever.report.unhandled_letters == 0.0
         assert retriever.report.script_warning is None
 
-    @pytest.mark.parametrize("settings", [{"lexical": "rank-bm25"}, {"signals": "none"}])
+    @pytest.mark.parametrize(
+        "settings", [{"lexical": "rank-bm25"}, {"signals": "none"}, {"analyser": "de"}]
+    )
     def test_index_stays_what_it_was(self, settings: dict[str, Any]) -> None:
         now = {"a": "dog", "c": "sun", "d": "red"}
         retriever = build({"a": "red fox", "b": "sea", "c": "sun"}, **settings)
