@@ -102,11 +102,7 @@ class SafeMultiProcessCollector(Collector):
 
 
 def _merged(files: Sequence[Path]) -> list[Metric]:
-    """Add up the totals of some files.
-
-    Raises:
-        Exception: a file is empty, damaged, not prometheus-client's, or not a regular file.
-    """
+    """Add up the totals of some files; raise for one that is empty, damaged or irregular."""
     for file in files:
         # A file may have been removed meanwhile.
         if file.exists():
@@ -138,12 +134,8 @@ def _printable(sample: Any) -> Any:
 def registry_for_scrape(*, all_metrics: bool = False) -> CollectorRegistry:
     """Return the registry that a metrics endpoint should serve.
 
-    Returns:
-        A new registry with the totals of all workers where ``PROMETHEUS_MULTIPROC_DIR`` is set;
-        prometheus-client's default registry otherwise.
-
-    Raises:
-        ConfigurationError: the variable names no folder.
+    It is new, with the totals of all workers, where ``PROMETHEUS_MULTIPROC_DIR`` is set (a
+    ConfigurationError unless to a folder); else prometheus-client's default registry.
     """
     folder = os.environ.get(_VARIABLE)
     if not folder:

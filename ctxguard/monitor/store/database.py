@@ -147,12 +147,8 @@ class Store:
     def own(self) -> bool:
         """Become or stay the store's only owner, until it is closed or the process ends.
 
-        Returns:
-            Whether this store owns it; False while another process, or another store of this one,
-            does.
-
-        Raises:
-            StoreError: the database cannot be used at present.
+        False while another process, or another store of this one, owns it. A StoreError where the
+        database cannot be used at present.
         """
         return self._in_memory or self._ownership.take()
 
@@ -207,11 +203,7 @@ class Store:
 
 
 class Transaction:
-    """One transaction of a store.
-
-    Attributes:
-        execute: ``Connection.execute`` of its connection.
-    """
+    """One transaction of a store."""
 
     def __init__(self, store: Store, connection: sa.Connection) -> None:
         self.store = store

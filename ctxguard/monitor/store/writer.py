@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from ctxguard._support.checks import check_at_least, check_positive
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.context import Context
@@ -79,11 +80,7 @@ class Privacy:
                 raise ConfigurationError(f"{name} {given!r} must be one of {get_args(Kept)}")
 
     def apply(self, record: SampleRecord) -> SampleRecord:
-        """Reduce the record to the parts that may be stored.
-
-        Raises:
-            RedactionError: the redactor failed.
-        """
+        """Reduce the record to the parts that may be stored; a RedactionError if that fails."""
         query = record.query if self.query == "stored" else None
         passages = {
             position: Passage(
@@ -117,20 +114,14 @@ DEFAULT_PRIVACY = Privacy()
 
 
 class SampleWriter:
-    """Writes one sampler's requests to a store, on a thread of its own.
+    """Writes the requests of one sampler, which has no other, to a store, on a thread of its own.
 
     In a forked child, a running writer begins again with a thread and samples of the child's own.
 
     Args:
-        sampler: The queue of samples. Use one writer per sampler.
-        rates: How many of the dropped passages are judged.
-        privacy: How much of the text is stored.
         interval_seconds: How often the queue is emptied, > 0.
         exit_seconds: How long the end of the process may be delayed to write waiting samples,
             ≥ 0; those not written by then are counted as lost.
-
-    Raises:
-        ConfigurationError: an interval out of range.
     """
 
     def __init__(
@@ -143,11 +134,8 @@ class SampleWriter:
         interval_seconds: float = 0.2,
         exit_seconds: float = 2.0,
     ) -> None:
-        if not 0.0 < interval_seconds < math.inf or not 0.0 <= exit_seconds < math.inf:
-            raise ConfigurationError(
-                f"interval_seconds {interval_seconds!r} must be > 0 and exit_seconds "
-                f"{exit_seconds!r} at least 0"
-            )
+        check_positive(interval_seconds=interval_seconds)
+        check_at_least(0.0, exit_seconds=exit_seconds)
         self.sampler = sampler
         self.store = store
         self._rates = rates
