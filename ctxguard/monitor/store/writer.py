@@ -135,7 +135,7 @@ class SampleWriter:
         exit_seconds: float = 2.0,
     ) -> None:
         check_positive(interval_seconds=interval_seconds)
-        check_at_least(0.0, exit_seconds=exit_seconds)
+        check_at_least(0, exit_seconds=exit_seconds)
         self.sampler = sampler
         self.store = store
         self._rates = rates
