@@ -3,7 +3,7 @@
 import io
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,9 @@ from calibration.data.documents import conversion
 from calibration.data.documents.conversion import Converter
 from calibration.data.documents.converters import convert
 from calibration.data.documents.encodings import UnreadableError
-from tests.documents import pdf, slides, word
+from tests.documents import pdf
 
+Write = Callable[[str], Path]
 KETTLE = {"Cleaning": "Boil it with vinegar.", "Repair": "Send it to the workshop."}
 
 
@@ -29,6 +30,17 @@ KETTLE = {"Cleaning": "Boil it with vinegar.", "Repair": "Send it to the worksho
 def converter() -> Iterator[Converter]:
     with Converter() as found:
         yield found
+
+
+@pytest.fixture
+def kettle(tmp_path: Path) -> Write:
+    """Writes a file of a kind."""
+
+    def write(suffix: str) -> Path:
+        WRITERS[suffix](tmp_path / f"a{suffix}", KETTLE)
+        return tmp_path / f"a{suffix}"
+
+    return write
 
 
 def packed(file: Path, part: str, old: str, new: str) -> bytes:
@@ -46,75 +58,61 @@ def why(suffix: str, raw: bytes) -> str:
     return str(error.value)
 
 
-def test_a_process_converts_file_after_file(converter: Converter, tmp_path: Path) -> None:
+def test_a_process_converts_file_after_file(converter: Converter, kettle: Write) -> None:
     for suffix in sorted({*WRITERS} - {".md", ".txt"}):
-        file = tmp_path / f"kettle{suffix}"
-        WRITERS[suffix](file, KETTLE)
-        assert all(text in converter.convert(file)[1] for text in KETTLE.values())
+        found = converter.convert(kettle(suffix))[1]
+        assert all(text in found for text in KETTLE.values())
         process = converter._process
     assert process is converter._process
 
 
 @pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx", ".pdf"])
-def test_a_file_cut_short_says_so(suffix: str, tmp_path: Path, converter: Converter) -> None:
-    file = tmp_path / f"a{suffix}"
-    WRITERS[suffix](file, KETTLE)
+def test_a_file_cut_short_says_so(suffix: str, kettle: Write, converter: Converter) -> None:
+    file = kettle(suffix)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2][:400])
     with pytest.raises(UnreadableError, match=r"cut short|broken"):
         converter.convert(file)
 
 
-def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next file is read by a new process."""
-    monkeypatch.setattr(conversion, "_seconds", lambda n: 0.2 if n > 10_000 else 60.0)
-    slow, fine = tmp_path / "slow.html", tmp_path / "fine.html"
-    slow.write_text("<p>x" * 100_000, encoding="utf-8")
-    fine.write_text("<p>fine", encoding="utf-8")
-    with Converter() as converter:
-        with pytest.raises(UnreadableError, match=r"takes longer than 0\.2 s"):
-            converter.convert(slow)
-        assert converter.convert(fine)[1].strip() == "fine"
+ON_LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 
 
-def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
-    fine = tmp_path / "fine.html"
-    fine.write_text("<p>fine", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("large", "seconds", "says"),
+    [
+        ("<p>x" * 100_000, 0.2, r"takes longer than 0\.2 s"),
+        pytest.param("<p><b>x</b>" * 2_000_000, 300.0, "MiB of memory", marks=ON_LINUX),
+    ],
+    ids=["time", "memory"],
+)
+def test_time_and_memory_are_bounded(
+    large: str, seconds: float, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next file is read by a new process, also where somebody else has ended one."""
+    monkeypatch.setattr(conversion, "_seconds", lambda n: seconds if n > 10_000 else 60.0)
+    for name, text in (("large.html", large), ("fine.html", "<p>fine")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
     with Converter() as converter:
-        converter.convert(fine)
+        with pytest.raises(UnreadableError, match=says):
+            converter.convert(tmp_path / "large.html")
+        assert converter.convert(tmp_path / "fine.html")[1].strip() == "fine"
         assert converter._process is not None
         converter._process.send_signal(signal.SIGKILL)
         converter._process.wait()
-        assert converter.convert(fine)[1].strip() == "fine"
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
-def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "_seconds", lambda n: 300.0)
-    large, fine = tmp_path / "large.html", tmp_path / "fine.html"
-    large.write_text("<p><b>x</b>" * 2_000_000, encoding="utf-8")
-    fine.write_text("<p>fine", encoding="utf-8")
-    with Converter() as converter:
-        with pytest.raises(UnreadableError, match="MiB of memory"):
-            converter.convert(large)
-        assert converter.convert(fine)[1].strip() == "fine"
+        assert converter.convert(tmp_path / "fine.html")[1].strip() == "fine"
 
 
 @pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx"])
-def test_archive_bomb_is_refused(suffix: str, tmp_path: Path) -> None:
-    file = tmp_path / f"a{suffix}"
-    WRITERS[suffix](file, KETTLE)
-    raw = packed(file, ".xml", "Boil it", "Boil it " + "x" * 30_000_000)
+def test_archive_bomb_is_refused(suffix: str, kettle: Write) -> None:
+    raw = packed(kettle(suffix), ".xml", "Boil it", "Boil it " + "x" * 30_000_000)
     assert "unpacks to" in why(suffix, raw)
 
 
 @pytest.mark.parametrize(
     ("suffix", "part"), [(".xlsx", "xl/workbook.xml"), (".docx", "word/document.xml")]
 )
-def test_entities_that_multiply_are_refused(suffix: str, part: str, tmp_path: Path) -> None:
-    file = tmp_path / f"a{suffix}"
-    WRITERS[suffix](file, KETTLE)
-    bomb = multiplying()
-    raw = rewritten(file.read_bytes(), lambda name, own: bomb if name == part else own)
+def test_entities_that_multiply_are_refused(suffix: str, part: str, kettle: Write) -> None:
+    raw = with_part(kettle(suffix).read_bytes(), part, multiplying())
     assert "broken" in why(suffix, raw)
 
 
@@ -152,28 +150,22 @@ def test_margins_of_pages_are_left_out(tmp_path: Path) -> None:
     assert found == "\n\n".join(expected)
 
 
-def test_hidden_words_are_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "a.docx"
-    word(file, KETTLE)
+def test_hidden_words_are_not_read(kettle: Write) -> None:
     hidden = "it</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>secret"
-    raw = packed(file, "document.xml", "it with", f"{hidden}</w:t></w:r><w:r><w:t> with")
+    raw = packed(kettle(".docx"), "document.xml", "it with", f"{hidden}</w:t></w:r><w:r><w:t> with")
     assert "Boil it with vinegar." in convert(".docx", raw)[1].replace("  ", " ")
     assert "secret" not in convert(".docx", raw)[1]
 
 
-def test_formulas_are_text(tmp_path: Path) -> None:
-    file = tmp_path / "a.docx"
-    word(file, KETTLE)
+def test_formulas_are_text(kettle: Write) -> None:
     maths = "http://schemas.openxmlformats.org/officeDocument/2006/math"
     formula = f'it</w:t></w:r><m:oMath xmlns:m="{maths}"><m:r><m:t>E=mc</m:t></m:r></m:oMath>'
-    raw = packed(file, "document.xml", "it with", f"{formula}<w:r><w:t> with")
+    raw = packed(kettle(".docx"), "document.xml", "it with", f"{formula}<w:r><w:t> with")
     assert "E=mc" in convert(".docx", raw)[1]
 
 
-def test_hidden_slides_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "a.pptx"
-    slides(file, KETTLE)
-    raw = packed(file, "slides/slide2.xml", "<p:sld ", '<p:sld show="0" ')
+def test_hidden_slides_are_named(kettle: Write) -> None:
+    raw = packed(kettle(".pptx"), "slides/slide2.xml", "<p:sld ", '<p:sld show="0" ')
     _, markdown, left_out = convert(".pptx", raw)
     assert "workshop" not in markdown
     assert left_out == ["slide 2 is hidden"]
