@@ -60,8 +60,8 @@ def letters_by_script(texts: Iterable[str]) -> Counter[str]:
         counts.update(dict(zip(there.tolist(), found[there].tolist(), strict=True)))
     by_script: Counter[str] = Counter()
     for code_point, n in sorted(counts.items()):
-        character = chr(code_point)
-        if character.isalpha():
-            letter = unicodedata.normalize("NFKC", character)[0]
+        letter = unicodedata.normalize("NFKC", chr(code_point))[0]
+        # A half-width sound mark is a letter, and what it becomes is not.
+        if chr(code_point).isalpha() and letter.isalpha():
             by_script[unicodedata.name(letter, "UNKNOWN").split()[0]] += n
     return by_script
