@@ -106,7 +106,7 @@ def test_retry_answers_with_all_circuits_open(system: System, clock: Clock) -> N
     """With all circuits open the request that tries again is answered by it."""
     system.switch(("lexical", "dense"), fail)
     for _ in range(2 * FAILURES):
-        with pytest.raises(StageUnavailableError, match="OSError"):
+        with pytest.raises(StageUnavailableError, match="lexical and dense: OSError at test_degr"):
             system.bare.retrieve(QUERY)
     system.switch(("lexical", "dense"), None)
     clock.now += RETRY_SECONDS + 0.01
