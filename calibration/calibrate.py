@@ -141,7 +141,9 @@ def calibrate(
         check_labels_are_found(several[0], dataset)
     k = settings.serving_k
     labelled = [label(each, dataset, settings.utilities, baseline_k=k) for each in several]
-    labelled, columns, notes = without_leaks(labelled, columns)
+    notes: list[str] = []
+    if columns:
+        labelled, columns, notes = without_leaks(labelled, columns)
     pools = {each.route: each for each in labelled}
     outcomes = {
         route: calibrate_route(own, chosen_on, held_out, settings) for route, own in pools.items()
@@ -166,7 +168,7 @@ def calibrate(
         utilities=settings.utilities,
         fingerprint=dict(identity),
         corpus=call_if(retriever, "corpus_sketch") if corpus_sketch is None else corpus_sketch,
-        signal_columns=needed(columns, by_route),
+        signal_columns=needed(columns, by_route) if columns else (),
         provenance=provenance(dataset, settings, pools, identity, notes),
     )
     return Calibration(profile, outcomes, dataset, chosen_on, held_out, settings)
