@@ -314,19 +314,6 @@ def test_split_terms_are_matched_whole() -> None:
         assert len(built.on_route(Route.LEXICAL).retrieve("for")) == 0
 
 
-def test_smallest_digests_need_no_order(retriever: EngineRetriever) -> None:
-    engine = retriever._engine
-    everything = engine.smallest_digests(1_000)
-    assert len(everything) == len(PASSAGES)
-    for n in range(1, len(PASSAGES)):
-        assert engine.smallest_digests(n) == everything[:n]
-
-
-def test_query_without_terms_asks_nothing(retriever: EngineRetriever) -> None:
-    found = retriever._engine.search(LegQuery([], None, 5))
-    assert len(found["lexical"]) == 0
-
-
 def test_child_learns_file_is_its_parents(retriever: EngineRetriever) -> None:
     engine = retriever._engine
     assert "forked" in raised_in_a_child(engine.count)

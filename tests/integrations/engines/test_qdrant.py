@@ -34,7 +34,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.integrations.engines.engine import LegQuery
-from ctxguard.integrations.engines.qdrant import bm25_weights, term_index
+from ctxguard.integrations.engines.qdrant import term_index
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.resilience import UnansweredError
 from tests.rerank_endpoint import Answer, RerankEndpoint
@@ -144,12 +144,6 @@ def test_collection_has_vectors_and_payload_indexes() -> None:
     assert json.loads(made["metadata"]["ctxguard"])["dimension"] == 64
     assert indexes["filter_tokens"] is models.PayloadSchemaType.KEYWORD
     assert (indexes["digest"].range, indexes["digest"].lookup) == (True, False)
-
-
-def test_terms_sharing_a_place_count_together() -> None:
-    weights = bm25_weights(["fox", "fox", "dog"], 3.0)
-    norm = 1.5
-    assert weights == {term_index("fox"): 2 / (2 + norm), term_index("dog"): 1 / (1 + norm)}
 
 
 def point(n: int, score: Any, **payload: Any) -> Any:
