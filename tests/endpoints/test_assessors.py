@@ -25,10 +25,7 @@ KEY = "secret-key"
 Make = Callable[..., ModelAssessor]
 
 
-@pytest.fixture
-def endpoint() -> Iterator[ModelEndpoint]:
-    with closing(ModelEndpoint()) as served:
-        yield served
+STAND_IN = ModelEndpoint
 
 
 @pytest.fixture

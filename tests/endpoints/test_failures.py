@@ -6,7 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,6 @@ from ctxguard.errors import ConfigurationError, StageError
 from ctxguard.monitor.judges import LLMJudge
 from tests.monitor.chat_endpoint import Answer, ChatEndpoint
 from tests.raw_server import sending
-
-pytest.importorskip("truststore")
 
 KEY = "secret-key"
 Call = Callable[[str], None]
@@ -42,10 +40,7 @@ def rerank(url: str, key: str = KEY, seconds: float = 5.0) -> None:
 every_client = pytest.mark.parametrize("call", [judge, rerank])
 
 
-@pytest.fixture
-def endpoint() -> Iterator[ChatEndpoint]:
-    with closing(ChatEndpoint()) as served:
-        yield served
+STAND_IN = ChatEndpoint
 
 
 def free_port() -> int:

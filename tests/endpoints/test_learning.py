@@ -12,8 +12,6 @@ from ctxguard.errors import StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge
 from tests.monitor.chat_endpoint import Answer, ChatEndpoint
 
-pytest.importorskip("truststore")
-
 PASSAGE = Passage("p", "A red fox.")
 OTHER = Passage("other", "A blue fox.")
 Refuse = Callable[[dict[str, Any]], "str | dict[str, Any] | None"]
@@ -37,10 +35,7 @@ class PickyEndpoint(ChatEndpoint):
         return Answer(status=self.status, body=json.dumps(body))
 
 
-@pytest.fixture
-def endpoint() -> Iterator[PickyEndpoint]:
-    with closing(PickyEndpoint()) as served:
-        yield served
+STAND_IN = PickyEndpoint
 
 
 @pytest.fixture

@@ -28,8 +28,6 @@ from tests.raw_server import sending
 from tests.rerank_endpoint import Answer, RerankEndpoint
 from tests.timing import NEVER, SOON
 
-pytest.importorskip("truststore")
-
 QUERY = "red fox"
 DOCUMENTS = ["A blue fox.", "a red fox runs", "nothing"]
 EXPECTED = [0.0, 1.0, 0.0]
@@ -38,10 +36,7 @@ KEY = "secret-key"
 Make = Callable[..., RerankClient]
 
 
-@pytest.fixture
-def endpoint() -> Iterator[RerankEndpoint]:
-    with closing(RerankEndpoint()) as served:
-        yield served
+STAND_IN = RerankEndpoint
 
 
 @pytest.fixture

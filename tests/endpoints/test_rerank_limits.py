@@ -17,8 +17,6 @@ from ctxguard.server.scoring import BoundedScorer
 from tests.rerank_endpoint import Answer, RerankEndpoint
 from tests.timing import NEVER
 
-pytest.importorskip("truststore")
-
 QUERY = "red fox"
 Refuse = Callable[[list[str]], "tuple[int, str] | None"]
 
@@ -42,10 +40,7 @@ class PickyReranker(RerankEndpoint):
         return [len(each.get("texts") or each["documents"]) for each in self.requests]
 
 
-@pytest.fixture
-def endpoint() -> Iterator[PickyReranker]:
-    with closing(PickyReranker()) as served:
-        yield served
+STAND_IN = PickyReranker
 
 
 @pytest.fixture
