@@ -65,7 +65,6 @@ class CallError(Exception):
     """A call of an endpoint failed; only this folder catches it.
 
     Attributes:
-        reason: The kind of failure.
         words: The cause and how to fix it.
         status: The status of the answer, or the one that its error names; None without either.
         said: The endpoint's own message, cut; it may quote the request.

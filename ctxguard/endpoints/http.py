@@ -204,7 +204,6 @@ class HttpClient:
         what: Names the endpoint in errors about its URL and key, such as ``rerank``.
         key: Sent as ``Authorization: Bearer``, and nowhere else.
         extra: The extra that installs the libraries.
-        headers: Further headers to send.
 
     Attributes:
         host: The host of the URL, and its port unless it is the scheme's own.

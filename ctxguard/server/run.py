@@ -41,7 +41,7 @@ def serve(
     Args:
         settings: The system to serve, and the address.
         announce: Called with the URL once it can be reached.
-        app: The application of a single process; None builds the one in the settings.
+        app: Of a single process; None builds the one in the settings.
 
     Raises:
         CtxguardError: the server cannot listen on the address, or open a part of the system.
@@ -136,12 +136,9 @@ def _raise_file_limit(connections: int) -> None:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with limits on bytes that a connection sends and leaves unread.
+    """uvicorn's protocol, with limits on connections and on bytes that one sends or leaves unread.
 
-    Args:
-        receive_seconds: Longest time for the head of a request, from the opening of the connection
-            or from its first byte.
-        max_connections: The most open connections; further ones are closed.
+    A head may take ``receive_seconds``, from the opening of the connection or from its first byte.
     """
 
     def __init__(
