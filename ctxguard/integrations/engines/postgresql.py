@@ -41,6 +41,8 @@ _MOST_DIMENSIONS = 2_000
 """pgvector's HNSW holds vectors of single precision up to this many dimensions, and of half
 precision up to twice as many."""
 _MOST_INLINE = 1_000
+"""Vectors stay in their rows if a page of 8 kB holds both: a scan of all vectors takes several
+times as long if each is read from another table (TOAST)."""
 _ENDED = ("57P01", "57P02", "57P03")
 _WHOLE = (None, "57014", *_ENDED)
 """Errors after which no leg is asked by itself: time is up, or the server is away."""
@@ -129,23 +131,6 @@ dense AS (
 )"""
 
 
-def _filled(statement: str, dimension: int) -> str:
-    """Fill in a statement of `_TABLES` for vectors of a dimension.
-
-    Vectors stay in their rows if a page of 8 kB holds both: a scan of all vectors takes several
-    times as long if each is read from another table (TOAST).
-    """
-    return statement.format(
-        vector=_type(dimension),
-        dimension=dimension,
-        storage="PLAIN" if dimension <= _MOST_INLINE else "EXTERNAL",
-    )
-
-
-def _type(dimension: int) -> str:
-    return "vector" if dimension <= _MOST_DIMENSIONS else "halfvec"
-
-
 _Run = Callable[..., list[tuple[Any, ...]]]
 
 
@@ -166,7 +151,7 @@ class PostgresEngine(Engine):
 
     @property
     def _vector(self) -> str:
-        return _type(self.settings.dimension)
+        return "vector" if self.settings.dimension <= _MOST_DIMENSIONS else "halfvec"
 
     def stored_settings(self) -> str:
         rows = self._query("SELECT settings FROM about", {})
@@ -189,9 +174,8 @@ class PostgresEngine(Engine):
                 run("CREATE EXTENSION vector SCHEMA public")
             # The name has lower-case letters, digits and underscores alone.
             run(f'CREATE SCHEMA "{name}"')
-            for statement in _TABLES.split(";"):
-                if statement.strip():
-                    run(_filled(statement, dimension))
+            storage = "PLAIN" if dimension <= _MOST_INLINE else "EXTERNAL"
+            run(_TABLES.format(vector=self._vector, dimension=dimension, storage=storage))
             run("INSERT INTO about VALUES (%s)", [self.settings.to_json()])
         return True
 
