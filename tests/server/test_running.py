@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -85,27 +86,26 @@ class Process:
         return written
 
 
-@pytest.fixture(scope="module")
-def service(
-    upstream: RerankEndpoint, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
-    folder = tmp_path_factory.mktemp("service")
-    store, system = folder / "samples.db", folder / "system.toml"
-    system.write_text(
-        f'rerank-upstream = "{upstream.url}"\nall-metrics = true\n'
-        "[serve]\ndeadline-seconds = 60\nworkers = 2",
-        encoding="utf-8",
-    )
-    running = Process(
-        *("--system", str(system)), *("--store", f"sqlite:///{store}", "--sample-rate", "1")
-    )
-    running.store = store
-    yield running
-    if running.process.poll() is None:
-        running.stop()
+def running(folder: Path, system: str, *options: str) -> Iterator[Process]:
+    """A process with a file of settings, which ends with the fixture if no test has ended it."""
+    (folder / "system.toml").write_text(system, encoding="utf-8")
+    started = Process("--system", str(folder / "system.toml"), *options)
+    yield started
+    if started.process.poll() is None:
+        started.stop()
 
 
-def test_service_from_start_to_last_sample(service: Process, upstream: RerankEndpoint) -> None:
+@pytest.fixture
+def service(upstream: RerankEndpoint, tmp_path: Path) -> Iterator[Process]:
+    system = f'rerank-upstream = "{upstream.url}"\nall-metrics = true\n'
+    system += "[serve]\ndeadline-seconds = 60\nworkers = 2"
+    store = f"sqlite:///{tmp_path}/samples.db"
+    yield from running(tmp_path, system, "--store", store, "--sample-rate", "1")
+
+
+def test_service_from_start_to_last_sample(
+    service: Process, upstream: RerankEndpoint, tmp_path: Path
+) -> None:
     for number in range(6):
         response = service.rerank(**{"x-request-id": f"request-{number}"})
         assert [each["index"] for each in response.json()["results"]] == [1, 2, 0]
@@ -126,7 +126,7 @@ def test_service_from_start_to_last_sample(service: Process, upstream: RerankEnd
 
     written = service.stop()
     assert "Traceback" not in written
-    with SampleStore.open(f"sqlite:///{service.store}") as store:
+    with SampleStore.open(f"sqlite:///{tmp_path}/samples.db") as store:
         totals = store.accounts()
     assert (totals.sampled, totals.stored, totals.pending) == (7, 7, 0)
 
@@ -134,12 +134,7 @@ def test_service_from_start_to_last_sample(service: Process, upstream: RerankEnd
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """A service with small limits, that only filters."""
-    system = tmp_path_factory.mktemp("small") / "system.toml"
-    system.write_text("[serve]\nmax-body-bytes = 100000", encoding="utf-8")
-    running = Process("--system", str(system))
-    yield running
-    if running.process.poll() is None:
-        running.stop()
+    yield from running(tmp_path_factory.mktemp("small"), "[serve]\nmax-body-bytes = 100000")
 
 
 def connected(port: int) -> socket.socket:
