@@ -60,13 +60,6 @@ def retriever(_file: None) -> Iterator[EngineRetriever]:
         yield built
 
 
-@pytest.fixture
-def silent_server() -> Iterator[str]:
-    """A host that takes connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"milvus://127.0.0.1:{server.getsockname()[1]}?timeout=0.2"
-
-
 class TestEngine(_File, EngineContract):
     bm25_factor = milvus.K1 + 1.0
 
@@ -246,9 +239,11 @@ def test_a_version_without_bm25_is_refused(
         _built(server=f"milvus://{host}?timeout=20")
 
 
-def test_silent_server_is_given_up(silent_server: str) -> None:
-    with pytest.raises(StageError, match="milvus"):
-        open_index(f"{silent_server}#x")
+def test_silent_server_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(StageError, match="milvus"):
+            open_index(f"milvus://127.0.0.1:{port}?timeout=0.2#x")
 
 
 def test_file_without_suffix_is_refused() -> None:

@@ -52,10 +52,6 @@ def _built(passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetr
     return build(url, passages, **{"signals": "none", **options})
 
 
-def _engine(retriever: EngineRetriever) -> Any:
-    return retriever._engine
-
-
 class TestEngine(EngineContract):
     scores_as_a_folder = True
 
@@ -64,8 +60,8 @@ class TestEngine(EngineContract):
 
     def unreachable_retriever(self) -> EngineRetriever:
         built = _built()
-        _engine(built).address = EngineAddress.parse("postgresql://nobody@127.0.0.1:1/nothing")
-        _engine(built)._client.close()
+        built._engine.address = EngineAddress.parse("postgresql://nobody@127.0.0.1:1/nothing")
+        built._engine._client.close()
         return built
 
 
@@ -123,7 +119,7 @@ def test_concurrent_writers_count_each_once(built: EngineRetriever) -> None:
         [Passage(each.passage_id, f"{each.text} writer{n}") for each in PASSAGES] for n in range(3)
     ]
     run_at_once(*[partial(built.upsert, each) for each in changed])
-    (row,) = _engine(built)._query(
+    (row,) = built._engine._query(
         "SELECT passages, terms, (SELECT count(*) FROM passages), "
         "(SELECT sum(length) FROM passages), (SELECT sum(count) FROM postings) FROM totals",
         {},
@@ -135,7 +131,7 @@ def test_concurrent_writers_count_each_once(built: EngineRetriever) -> None:
 
 def test_vectors_have_a_usable_index(built: EngineRetriever) -> None:
     vector = WordHashEmbedder().encode_query("kettles and ladders")
-    with _engine(built)._transaction() as run:
+    with built._engine._transaction() as run:
         # Of so few passages the planner would rather compare all.
         run("SET LOCAL enable_seqscan = off")
         statement, values = postgresql._statement(LegQuery(None, vector, 3), "vector")
@@ -146,7 +142,7 @@ def test_vectors_have_a_usable_index(built: EngineRetriever) -> None:
 def test_read_only_role_can_search(built: EngineRetriever) -> None:
     import psycopg
 
-    name = _engine(built).address.name
+    name = built._engine.address.name
     with psycopg.connect(_server, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")
@@ -186,18 +182,18 @@ def test_nul_characters_are_replaced_or_refused() -> None:
 def test_foreign_index_is_refused(
     built: EngineRetriever, fault: str, error: type[Exception], said: str
 ) -> None:
-    with _engine(built)._transaction() as run:
+    with built._engine._transaction() as run:
         run(fault)
-    url = f"{_server}#{_engine(built).address.name}"
+    url = f"{_server}#{built._engine.address.name}"
     with pytest.raises(error, match=said):
         open_index(url)
 
 
 def test_slow_statement_is_an_outage(built: EngineRetriever) -> None:
-    url = f"{_server}&timeout=0.2#{_engine(built).address.name}"
+    url = f"{_server}&timeout=0.2#{built._engine.address.name}"
     with open_index(url) as opened:
         with pytest.raises(StageUnavailableError, match="57014"):
-            _engine(opened)._query("SELECT pg_sleep(5)", {})
+            opened._engine._query("SELECT pg_sleep(5)", {})
         assert len(opened.retrieve("kettles", depth=3)) == 3
 
 
@@ -222,16 +218,16 @@ class TestFaultRows(FaultRows):
 
     def retriever(self, found: Sequence[Row], score_kind: str) -> Any:
         rows = [(None, row.score, row.id, "", row.text, "null") for row in found]
-        self.monkeypatch.setattr(_engine(self.index), "_query", lambda *_: rows)
+        self.monkeypatch.setattr(self.index._engine, "_query", lambda *_: rows)
         return self.index.on_route(Route.DENSE)
 
 
 def test_child_opens_its_own_connections(built: EngineRetriever) -> None:
     built.retrieve("kettles", depth=1)
-    pool = _engine(built)._client.client
+    pool = built._engine._client.client
     fork_safety._reset_all()
     assert len(built.retrieve("kettles", depth=1)) == 1
-    assert _engine(built)._client.client is not pool
+    assert built._engine._client.client is not pool
     type(pool).close(pool)
 
 

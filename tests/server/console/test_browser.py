@@ -1,9 +1,9 @@
 """The console in a browser: grading by keyboard, accessibility, and what a hostile passage does."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from judged_store import HOSTILE, SHOWN, WordJudge, console_at, filled, hostile
@@ -149,7 +149,7 @@ def test_keys_during_loading_are_kept(page: "Page", tmp_path: Path) -> None:
 
 
 def test_axe_finds_no_fault(browser: "Browser", address: str, store: SampleStore) -> None:
-    """On a phone, which is dark, and on a desktop, which is light."""
+    """On a phone, which is dark, and on a desktop, which is light; with every detail open."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe").Axe()
     opened = browser.new_page(bypass_csp=True)  # so that axe itself may run
     sample = next(iter(store.picked_samples(store.series()[0])), None)
@@ -166,24 +166,19 @@ def test_axe_finds_no_fault(browser: "Browser", address: str, store: SampleStore
         "/label/guide",
     ]
     with console_at(store, token="a token") as closed:  # noqa: S106
-        check_with_axe(opened, axe, [closed + "/decisions", *(address + one for one in pages)])
+        for one in (closed + "/decisions", *(address + page for page in pages)):
+            opened.emulate_media(color_scheme="light")
+            opened.goto(one)
+            for summary in opened.query_selector_all("summary"):
+                summary.click()
+            for scheme, width in (("light", 1280), ("dark", 390)):
+                opened.emulate_media(color_scheme=scheme)
+                opened.set_viewport_size({"width": width, "height": 844})
+                found = axe.run(opened).response["violations"]
+                named = [(each["id"], each["nodes"][0]["html"]) for each in found]
+                assert named == [], (one, scheme, width)
+                assert opened.evaluate("document.documentElement.scrollWidth") <= width, one
     opened.close()
-
-
-def check_with_axe(opened: "Page", axe: Any, addresses: Iterable[str]) -> None:
-    """Every detail of each page is opened; nothing may be wider than the window."""
-    for one in addresses:
-        opened.emulate_media(color_scheme="light")
-        opened.goto(one)
-        for summary in opened.query_selector_all("summary"):
-            summary.click()
-        for scheme, width in (("light", 1280), ("dark", 390)):
-            opened.emulate_media(color_scheme=scheme)
-            opened.set_viewport_size({"width": width, "height": 844})
-            found = axe.run(opened).response["violations"]
-            named = [(each["id"], each["nodes"][0]["html"]) for each in found]
-            assert named == [], (one, scheme, width)
-            assert opened.evaluate("document.documentElement.scrollWidth") <= width, one
 
 
 def test_hostile_passage_does_nothing(page: "Page", address: str) -> None:
