@@ -44,6 +44,15 @@ def retrieve(query: str, *, depth: int) -> list[Hit]:
     return HITS
 
 
+def failures(registry: CollectorRegistry) -> float | None:
+    labels = {"observer": "tracing"}
+    return registry.get_sample_value("ctxguard_observer_failures_total", labels)
+
+
+def is_below(inner: ReadableSpan, outer: ReadableSpan) -> bool:
+    return inner.parent is not None and inner.parent.span_id == outer.context.span_id
+
+
 class Traced:
     """A guard with tracing, and the spans that it has ended."""
 
@@ -70,8 +79,7 @@ class Traced:
         return dict(self.spans()[name].attributes or {})
 
     def failures(self) -> float | None:
-        labels = {"observer": "tracing"}
-        return self.registry.get_sample_value("ctxguard_observer_failures_total", labels)
+        return failures(self.registry)
 
 
 def test_request_span_has_decision_below() -> None:
@@ -79,8 +87,7 @@ def test_request_span_has_decision_below() -> None:
     context = traced.guard.retrieve("where is the key")
     spans = traced.spans()
     outer, inner = spans["retrieval handbook"], spans["decide"]
-    assert inner.parent is not None
-    assert inner.parent.span_id == outer.context.span_id
+    assert is_below(inner, outer)
     attributes = traced.attributes("retrieval handbook")
     assert attributes["gen_ai.operation.name"] == "retrieval"
     assert attributes["gen_ai.data_source.id"] == "handbook"
@@ -144,8 +151,7 @@ def test_retrievers_spans_lie_below_request() -> None:
     guard.retrieve("again")
     spans = traced.exporter.get_finished_spans()
     search, outer = spans[0], spans[2]
-    assert search.parent is not None
-    assert search.parent.span_id == outer.context.span_id
+    assert is_below(search, outer)
     assert outer.parent is not None
     # The second request is a trace of its own: the first one's span is not current any more.
     assert spans[-1].parent is None
@@ -187,8 +193,7 @@ def test_embedded_stages_are_timed_spans() -> None:
     for before, after in pairwise(stages):
         assert before.start_time <= before.end_time <= after.start_time + 10**6
     for span in stages:
-        assert span.parent is not None
-        assert span.parent.span_id == outer.context.span_id
+        assert is_below(span, outer)
         assert span.status.is_ok or span.status.status_code.name == "UNSET"
         assert (began - 1) * 1e9 <= span.start_time <= span.end_time <= (ended + 1) * 1e9
     assert (traced.attributes("rerank"), traced.failures()) == ({"ctxguard.stage": "rerank"}, 0)
@@ -238,8 +243,7 @@ def test_the_service_traces_its_reranker() -> None:
     assert [each["index"] for each in answer["results"]] == [1, 0]
     spans = traced.spans()
     outer, inner = spans["retrieval handbook"], spans["rerank"]
-    assert inner.parent is not None
-    assert inner.parent.span_id == outer.context.span_id
+    assert is_below(inner, outer)
     assert inner.start_time <= inner.end_time <= spans["decide"].start_time + 10**6
     assert traced.attributes("retrieval handbook")["ctxguard.request_id"] == answer["id"]
 
@@ -248,8 +252,7 @@ def test_service_uses_its_process_providers() -> None:
     registry = CollectorRegistry()
     body = {"query": "q", "candidates": [{"id": "a", "score": 0.5}]}
     assert _answer("/v1/filter", body, registry=registry)["kept_ids"] == ["a"]
-    labels = {"observer": "tracing"}
-    assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 0
+    assert failures(registry) == 0
 
 
 def test_tracing_that_raises_fails_no_request() -> None:
@@ -265,8 +268,7 @@ def test_tracing_that_raises_fails_no_request() -> None:
         tracing=Broken(),
     )
     assert len(guard.retrieve("where is the key")) == 3
-    labels = {"observer": "tracing"}
-    assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 1
+    assert failures(registry) == 1
 
 
 def test_unsampled_trace_costs_no_attributes() -> None:

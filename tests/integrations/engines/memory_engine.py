@@ -27,7 +27,6 @@ class MemoryEngine(Engine):
     """As `ctxguard.integrations.engines.engine.Engine`.
 
     Attributes:
-        before_write: Called before every write; raises to interrupt it.
         failing: Legs that raise when they are asked.
         finished: How often ``finish`` was called.
         before_evidence: Called before vectors are read; raises to fail.
@@ -40,7 +39,6 @@ class MemoryEngine(Engine):
     def __init__(self, address: EngineAddress) -> None:
         super().__init__(address)
         self.stored: dict[str, IndexedPassage] = {}
-        self.before_write: Callable[[], None] = lambda: None
         self.failing: set[str] = set()
         self.finished = 0
         self.before_evidence: Callable[[], None] = lambda: None
@@ -107,7 +105,6 @@ class MemoryEngine(Engine):
         return sorted(row.stored()["digest"] for row in self.stored.values())[:n]
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
-        self.before_write()
         self.stored |= {row.passage.passage_id: row for row in passages}
 
     def delete(self, passage_ids: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from ctxguard.guard.telemetry import Telemetry
 from ctxguard.integrations.engines import retriever as retriever_module
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from tests.doubles import WordHashEmbedder
+from tests.doubles import FaultyEmbedder, WordHashEmbedder
 
 
 @pytest.fixture(autouse=True)
@@ -70,26 +70,20 @@ def test_one_leg_route_has_its_kind(route: Route, kind: ScoreKind) -> None:
     assert (nothing.kind, len(nothing)) == (kind, 0)
 
 
-class _Failing(WordHashEmbedder):
-    failing = False
-
-    def encode_query(self, text: str) -> Any:
-        if self.failing:
-            raise OSError("the model's server is away")
-        return super().encode_query(text)
+def _fails(*_: object) -> None:
+    raise StageError("memory", "out of order")
 
 
 def test_without_embedder_words_answer_flagged() -> None:
-    embedder = _Failing()
+    embedder = FaultyEmbedder()
     built = _built(embedder=embedder)
-    embedder.failing = True
-    guard = ContextGuard(built)
-    context = guard.retrieve("kettles")
+    with embedder.fault.injected(_fails):
+        context = ContextGuard(built).retrieve("kettles")
+        with pytest.raises(StageUnavailableError):
+            built.on_route(Route.DENSE).retrieve("kettles", depth=3)
     assert context.route is Route.LEXICAL
     assert Flag.DEGRADED in context.flags
     assert all("kettles" in each.text.lower() for each in context.passages)
-    with pytest.raises(StageUnavailableError):
-        built.on_route(Route.DENSE).retrieve("kettles", depth=3)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +110,6 @@ def test_both_legs_failing_is_an_outage() -> None:
     _engine().failing = {"lexical", "dense"}
     with pytest.raises(StageError, match="out of order"):
         built.retrieve("kettles")
-
-
-def _fails() -> None:
-    raise StageError("memory", "out of order")
 
 
 def test_failed_signals_leave_legs_order() -> None:
@@ -156,11 +146,9 @@ def test_reranker_orders_an_engines_candidates() -> None:
         def score(self, query: str, texts: Sequence[str]) -> Any:
             return np.arange(float(len(texts)))
 
-    built = _built()
-    before = built.retrieve("kettles and ladders", depth=5)
-    ranking = built.with_reranker(Reversing(), rerank_depth=5).retrieve(
-        "kettles and ladders", depth=5
-    )
+    built, query = _built(), "kettles and ladders"
+    before = built.retrieve(query, depth=5)
+    ranking = built.with_reranker(Reversing(), rerank_depth=5).retrieve(query, depth=5)
     assert ranking.route is Route.HYBRID_RERANK
     assert ranking.passage_ids == before.passage_ids[::-1]
     assert [each.stage for each in ranking.timings] == ["search", "rerank"]
