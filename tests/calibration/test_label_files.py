@@ -1,17 +1,23 @@
-"""A file of labels that is written grade by grade, and read back as labels."""
+"""Files of questions, labels and answers, and whether labels belong to an index."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from calibration.answers import AnswerFile
+from calibration.asked_questions import asked_questions
 from calibration.data.dataset import Dataset, Query
+from calibration.data.label_check import check_ids, check_texts
 from calibration.data.label_file import LabelFile, listed_questions
 from calibration.data.readers import read_jsonl
+from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.measure.worth import Negative
 from ctxguard.monitor.judges import Judgment
+from tests.documents import write_lines
 
 QUESTIONS = ["How is a kettle descaled?", "Who repairs harps?"]
 
@@ -142,3 +148,114 @@ def test_no_question_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "questions.txt").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match="one per line"):
         listed_questions(tmp_path / "questions.txt")
+
+
+def test_jsonl_and_csv_say_the_same(tmp_path: Path) -> None:
+    rows = write_lines(
+        tmp_path / "a.jsonl", {"query": "Why?"}, {"query": " why? "}, {"query": "Who?"}
+    )
+    table = write_lines(tmp_path / "a.csv", "id,query", "1,Why?", "2,why?", "3,Who?")
+    assert asked_questions(rows) == asked_questions(table) == {"Why?": 2, "Who?": 1}
+
+
+def test_row_counts_as_it_says(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.csv", "query,count", "Why?,3", "why?,", "Who?,2")
+    assert asked_questions(file) == {"Why?": 4, "Who?": 2}
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_another_separator_is_read(tmp_path: Path, mark: str) -> None:
+    file = write_lines(tmp_path / "a.csv", f"id{mark}query", f'1{mark}"Why, then?"')
+    assert asked_questions(file) == {"Why, then?": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "fault"),
+    [
+        ([{"frage": "Why?"}], 1, "the fields are frage"),
+        (
+            [{"query": "Why?"}, {"query": "Who?", "count": 0.5}],
+            2,
+            "count 0.5 is not a whole number",
+        ),
+        ([{"query": "Why?", "count": -1}], 1, "count -1 is not a whole number"),
+        ([{"query": 3}], 1, "query is 3, which is not text"),
+        ([], None, "holds no question"),
+    ],
+)
+def test_a_fault_names_its_line(
+    tmp_path: Path, rows: list[object], line: int | None, fault: str
+) -> None:
+    with pytest.raises(DataError, match=fault) as caught:
+        asked_questions(write_lines(tmp_path / "a.jsonl", *rows))
+    assert caught.value.line == line
+
+
+@pytest.mark.parametrize("name", ["query_id", "pipeline", "reader", "context_digest"])
+def test_nameless_row_is_refused_by_line(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "answers.jsonl"
+    row = {"query_id": "q", "pipeline": "guard", "reader": "r", "context_digest": "0"}
+    file.write_text("\n".join(map(json.dumps, (row, {**row, name: ["x"]}))))
+    with pytest.raises(DataError) as caught:
+        AnswerFile(file, "r")
+    assert caught.value.line == 2
+
+
+def test_other_tools_row_stays(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"query_id": 7, "note": "ours"}\n')
+    AnswerFile(file, "r").save()
+    assert json.loads(file.read_text()) == {"query_id": 7, "note": "ours"}
+
+
+IDS = [f"d{number}" for number in range(30)]
+
+
+def labels(*passage_ids: str) -> Dataset:
+    return Dataset("mine/test", (Query("q", "?"),), {"q": dict.fromkeys(passage_ids, 1)})
+
+
+def corpus(folder: Path, texts: Mapping[str, str]) -> Path:
+    rows = [{"_id": one, "text": text} for one, text in texts.items()]
+    return write_lines(folder / "corpus.jsonl", *rows)
+
+
+def indexed(passage_id: str) -> Passage:
+    return Passage(passage_id, f"text of {passage_id}")
+
+
+def test_missing_part_is_noted() -> None:
+    assert check_ids(labels("d0", "d1"), set(IDS)) == check_ids(labels(), set(IDS)) == ()
+    (note,) = check_ids(labels("d0", "d1", "gone"), set(IDS))
+    assert "1 of 3 labelled passages are not in the index, first 'gone'" in note
+
+
+def test_mostly_missing_labels_are_refused() -> None:
+    with pytest.raises(DataError, match=r"holds 1 of the 3 labelled passages, and lacks 'x'"):
+        check_ids(labels("d0", "x", "y"), set(IDS))
+
+
+@pytest.mark.parametrize(("named", "compared"), [(("d3", "d4"), 2), ((), 30)])
+def test_colliding_ids_are_refused(named: tuple[str, ...], compared: int, tmp_path: Path) -> None:
+    """Other passages are compared where no labelled one is at hand."""
+    file = corpus(tmp_path, {one: f"something about {one}" for one in IDS})
+    says = rf"{compared} of {compared} passages .* another corpus with the same ids"
+    with pytest.raises(DataError, match=says):
+        check_texts(labels(*named), file, set(IDS), indexed)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [{one: f"text  of\n{one}" for one in IDS}, {"elsewhere": "a text"}, {}, None],
+    ids=["other white space", "not in the index", "no passage", "no file"],
+)
+def test_equal_or_unreadable_says_nothing(texts: dict[str, str] | None, tmp_path: Path) -> None:
+    file = tmp_path / "corpus.jsonl" if texts is None else corpus(tmp_path, texts)
+    assert check_texts(labels("d3", "elsewhere"), file, set(IDS), indexed) == ()
+
+
+def test_some_changed_texts_are_a_note(tmp_path: Path) -> None:
+    texts = {one: indexed(one).text for one in IDS} | {"d5": "revised"}
+    (note,) = check_texts(labels(*IDS), corpus(tmp_path, texts), set(IDS), indexed)
+    assert "1 of 30 passages" in note
+    assert "first 'd5'" in note
