@@ -143,7 +143,7 @@ class TestRedactedQuestions:
         assert judge.ambiguous == 0
 
     @pytest.mark.parametrize("other", ["where is the order of ann@example.org?", WRITTEN])
-    def test_where_their_labels_disagree_there_is_no_grade_and_it_is_counted(
+    def test_disagreeing_labels_give_no_grade(
         self, other: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING):

@@ -197,7 +197,7 @@ class TestRecallLoss:
         assert dropped_relevant(judged([record], NO_HIT)).tolist() == [2.0]
         assert loss_of(judged([record], NO_HIT)) is None
 
-    def test_with_a_grade_missing_among_the_first_few_it_is_unknown(self) -> None:
+    def test_missing_grade_makes_loss_unknown(self) -> None:
         record = record_of(self.FIRST_FIVE)
         grades = {name: Judgment(name, 1) for name in POOL[:4]}
         assert loss_of(judged_request(record, grades, SCALE)) is None

@@ -108,9 +108,7 @@ class TestQuickJudge:
         assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 3
         assert live.store.states()[State.PENDING] == 2
 
-    def test_after_an_outage_no_grade_is_paid_for_again_and_no_sample_waits_for_a_lease(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_no_grade_is_paid_for_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(worker, "MAX_HELD", 3)
         live = watching(5)
         judge = live.monitor.judge
@@ -126,7 +124,7 @@ class TestQuickJudge:
         assert live.store.states()[State.JUDGED] == 5
         assert live.monitor.report().outcomes[JudgingOutcome.JUDGED] == 5
 
-    def test_a_grade_that_cannot_be_written_is_given_up_and_the_others_are_kept(
+    def test_unwritable_grade_is_given_up_alone(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def spoilt(judge: SampleJudge, sample_id: int, *rest: Any) -> Finished:

@@ -111,7 +111,7 @@ NO_GRADES: dict[InvalidReason, list[Answer]] = {
 @pytest.mark.parametrize(
     ("answer", "reason"), [(one, reason) for reason, each in NO_GRADES.items() for one in each]
 )
-def test_an_answer_that_holds_no_grade_is_no_grade(
+def test_answer_without_grade_has_reason(
     endpoint: JudgedEndpoint, answer: Answer, reason: InvalidReason
 ) -> None:
     endpoint.script.append(answer)
@@ -155,7 +155,7 @@ def test_unanswering_endpoint_is_named_outage(
     assert [reply for _, _, reply in judge.ledger.rejected()] == ["go away"] * 2
 
 
-def test_a_reply_that_takes_too_long_costs_only_its_own_grade(endpoint: JudgedEndpoint) -> None:
+def test_late_reply_costs_its_own_grade(endpoint: JudgedEndpoint) -> None:
     endpoint.hanging_on = "blue"
     judge = endpoint.judge(timeout_seconds=0.3)
     assert judge.judge(QUERY, [PASSAGE, OTHER]) == [Judgment("p", 2), None]
@@ -208,7 +208,7 @@ def test_long_passage_is_cut(endpoint: JudgedEndpoint) -> None:
     assert all("TAIL" not in json.dumps(request) for request in endpoint.requests)
 
 
-def test_tokens_and_cost_are_counted_for_replies_without_a_grade_too(
+def test_gradeless_replies_count_their_cost(
     endpoint: JudgedEndpoint,
 ) -> None:
     endpoint.script.append(Answer("prose"))
@@ -220,7 +220,7 @@ def test_tokens_and_cost_are_counted_for_replies_without_a_grade_too(
     assert endpoint.judge().ledger.accounts().cost is None
 
 
-def test_the_version_pins_model_prompt_and_whatever_changes_a_grade(
+def test_version_pins_what_changes_grades(
     endpoint: JudgedEndpoint,
 ) -> None:
     version = endpoint.judge().version
