@@ -43,61 +43,38 @@ RECALL = Alarm(
 HARM = Alarm(AlarmKind.HARM, "harm", 1e9, Route.HYBRID)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "profile.json"
-    PROFILE.save(path)
-    return path
+def test_alarm_logs_ids_and_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        act_on(RECALL, PROFILE)
+    assert caplog.messages == [
+        "recall_loss route=hybrid value=0.2 target=0.12 reference=promise "
+        "n=300 profile=" + PROFILE.profile_id
+    ]
 
 
-class TestActions:
-    def test_alarm_logs_ids_and_numbers(self, caplog: pytest.LogCaptureFixture) -> None:
-        with caplog.at_level(logging.WARNING):
-            act_on(RECALL, PROFILE)
-        assert caplog.messages == [
-            "recall_loss route=hybrid value=0.2 target=0.12 reference=promise "
-            "n=300 profile=" + PROFILE.profile_id
-        ]
+BY_BASELINE = replace(RECALL, reference=ReferenceKind.BASELINE)
+UNSWITCHED: dict[str, tuple[Alarm, Profile, Profile | None, str]] = {
+    "baseline": (BY_BASELINE, PROFILE, PROFILE, "does not show that the promise is broken"),
+    "harm": (HARM, PROFILE, PROFILE, ""),
+    "corpus": (Alarm(AlarmKind.CORPUS_CHANGED, "changed", 1.0), PROFILE, PROFILE, ""),
+    "judge": (Alarm(AlarmKind.JUDGE_DOWN, "down", 1.0), PROFILE, PROFILE, ""),
+    "safe already": (RECALL, PROFILE, PROFILE.safe(), ""),
+    "another profile": (RECALL, PROFILE, OTHER, "the alarm is about"),
+    "no safe policy": (RECALL, UNSAFE, UNSAFE, "names no safe policy for hybrid"),
+    "no file": (RECALL, PROFILE, None, "cannot be read"),
+}
+"""An alarm, the profile that it is about, and the one that the file holds."""
 
-    @pytest.mark.parametrize(
-        ("alarm", "said"),
-        [
-            (
-                replace(RECALL, reference=ReferenceKind.BASELINE),
-                "does not show that the promise is broken",
-            ),
-            (HARM, ""),
-            (Alarm(AlarmKind.CORPUS_CHANGED, "changed", 1.0), ""),
-            (Alarm(AlarmKind.JUDGE_DOWN, "down", 1.0), ""),
-        ],
-        ids=["baseline", "harm", "corpus", "judge"],
-    )
-    def test_no_other_alarm_switches(
-        self, file: Path, alarm: Alarm, said: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        act_on(alarm, PROFILE, file)
-        assert Profile.load(file) == PROFILE
-        assert said in caplog.text
 
-    @pytest.mark.parametrize(
-        ("held", "alarmed", "said"),
-        [
-            (OTHER, PROFILE, "the alarm is about"),
-            (UNSAFE, UNSAFE, "names no safe policy for hybrid"),
-            (None, PROFILE, "cannot be read"),
-        ],
-        ids=["another profile", "no safe policy", "no file"],
-    )
-    def test_refused_switch_is_logged_quietly(
-        self,
-        file: Path,
-        held: Profile | None,
-        alarmed: Profile,
-        said: str,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """And changes nothing."""
-        file.unlink() if held is None else held.save(file)
-        act_on(RECALL, alarmed, file)
-        assert (Profile.load(file) if file.exists() else None) == held
-        assert said in caplog.text
+@pytest.mark.parametrize("case", UNSWITCHED)
+def test_no_other_alarm_switches(
+    tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file stays, and it is logged why."""
+    alarm, alarmed, held, said = UNSWITCHED[case]
+    file = tmp_path / "profile.json"
+    if held is not None:
+        held.save(file)
+    act_on(alarm, alarmed, file)
+    assert (Profile.load(file) if file.exists() else None) == held
+    assert said in caplog.text

@@ -138,21 +138,22 @@ def test_budget_neither_breaks_nor_hides(late_loss: float, active: float | None)
     assert scraped(live) == active
 
 
+UNHIT_ONLY = JudgingRates(baseline_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0)
+"""Pools are judged only because nothing relevant was served."""
+
+
 @pytest.mark.parametrize(
-    "changed", [{"profile_id": None}, {"profile_id": "another"}, {"mode": Mode.SHADOW}]
+    ("changed", "rates"),
+    [
+        ({"profile_id": None}, None),
+        ({"profile_id": "another"}, None),
+        ({"mode": Mode.SHADOW}, None),
+        ({}, UNHIT_ONLY),
+    ],
 )
-def test_unserved_does_not_count(changed: dict[str, Any]) -> None:
-    live = watching()
+def test_unserved_does_not_count(changed: dict[str, Any], rates: JudgingRates | None) -> None:
+    live = watching(rates=rates)
     live.watch(*[replace(one, **changed) for one in served(60)])
-    live.end_day()
-    assert kinds(live) == []
-
-
-def test_pools_without_served_relevance_do_not_count() -> None:
-    live = watching(
-        rates=JudgingRates(baseline_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0)
-    )
-    live.watch(*served(60))
     live.end_day()
     assert AlarmKind.RECALL_LOSS not in kinds(live)
 
