@@ -142,6 +142,9 @@ def live_report(
 ) -> Report:
     """Report on a series in one transaction, so that all of it describes one moment.
 
+    Memory holds one page of judged requests, their sums, one row for each session, and the labelled
+    ones: it does not grow with the number of requests.
+
     Args:
         exact: Whether the judge's grades equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
@@ -152,8 +155,21 @@ def live_report(
     is_corrected, known = not (exact or series == PEOPLE_ALONE), outcomes or {}
     with store.snapshot():
         graded, draws = store.graded(series), list(store.draws(series))
-        labels = Labels.of(graded.take(np.isin(graded.requests["draw"], draws)))
-        windows = _windows(store, series, labels, now_seconds - window_seconds, exact=exact)
+        drawn = graded.take(np.isin(graded.requests["draw"], draws))
+        labels = None if exact or not len(drawn.requests) else Labels.of(drawn)
+        windows = {
+            Window.RECENT: _Judged(since=now_seconds - window_seconds),
+            Window.UP_TO_LABELS: _Judged(covered=np.unique(drawn.requests["first_pick"])),
+            Window.ALL_RETAINED: _Judged(),
+        }
+        if exact:
+            del windows[Window.UP_TO_LABELS]
+        for rows in store.judged_pages(series):
+            is_labelled = np.isin(rows.requests["sample_id"], drawn.requests["sample_id"])
+            terms = weighted_terms(rows)
+            predicted = None if labels is None else labels.predict(rows)
+            for judged in windows.values():
+                judged.add(rows.requests, *terms, predicted, is_labelled=is_labelled)
         by_judge = {window: judged.estimates(min_n) for window, judged in windows.items()}
         estimates = by_judge
         if not exact:
@@ -185,34 +201,6 @@ def live_report(
         )
 
 
-def _windows(
-    store: SampleStore, series: str, labels: "Labels", recent_since: float, *, exact: bool
-) -> dict[Window, "_Judged"]:
-    """Sum the judged requests of every window, in one pass.
-
-    Memory holds one page of them, their sums, one row for each session, and the labelled ones: it
-    does not grow with the number of requests.
-    """
-    windows = {
-        Window.RECENT: _Judged(since=recent_since),
-        Window.UP_TO_LABELS: _Judged(covered=np.unique(labels.rows.requests["first_pick"])),
-        Window.ALL_RETAINED: _Judged(),
-    }
-    if exact:
-        del windows[Window.UP_TO_LABELS]
-    for rows in store.judged_pages(series):
-        values, inclusion = weighted_terms(rows)
-        predicted = None
-        if not exact:
-            p = labels.model.of(rows, labels.folds_of(rows.requests["question"]))
-            columns = corrected.predicted(rows, p, labels.model)
-            predicted = columns / rows.requests["probability"][:, None]
-        is_labelled = np.isin(rows.requests["sample_id"], labels.rows.requests["sample_id"])
-        for judged in windows.values():
-            judged.add(rows.requests, values, inclusion, predicted, is_labelled=is_labelled)
-    return windows
-
-
 @dataclass(frozen=True, slots=True)
 class Labels:
     """The l samples for which people graded all that a draw asked, by ascending id.
@@ -240,6 +228,12 @@ class Labels:
         """Return the fold of each question, shape (n,); −1 for one that is not among these."""
         place = np.searchsorted(self.questions, questions)
         return np.where(np.isin(questions, self.questions), place % FOLDS, -1)
+
+    def predict(self, rows: Rows) -> FloatArray:
+        """Compute the columns of ``corrected.predicted``, weighted by 1/π."""
+        p = self.model.of(rows, self.folds_of(rows.requests["question"]))
+        columns = corrected.predicted(rows, p, self.model)
+        return np.asarray(columns / rows.requests["probability"][:, None])
 
 
 class _Judged:
@@ -285,7 +279,7 @@ class _Judged:
         Args:
             requests: Shape (n,), of ``REQUEST``.
             values, inclusion: From ``weighted_terms``.
-            predicted: The weighted columns of ``predicted``; None for an exact judge.
+            predicted: From ``Labels.predict``; None without labels that correct the judge.
             is_labelled: Shape (n,), whether people have graded each.
         """
         inside = requests["time_seconds"] >= self._since
@@ -314,18 +308,21 @@ class _Judged:
         )
 
 
-def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
+def _corrected(judged: _Judged, labels: Labels | None, min_n: int) -> Estimates:
     """Estimate every metric from the judge's grades, corrected by labels of its requests.
 
     There is no estimate if the labels cannot stand for nearly all of its requests.
     """
+    none = dict.fromkeys(corrected.QUOTIENTS, lacks_grades(min_n))
+    if labels is None:
+        return none
     requests = labels.rows.requests
     first_pick, sample_ids = requests["first_pick"], requests["sample_id"]
     chosen = np.isin(sample_ids, np.concatenate(judged.labelled_ids))
     own_picks = set(first_pick[chosen].tolist())
     covered = sum(map(judged.weight_by_pick.__getitem__, own_picks))
     if not own_picks or covered < (1.0 - MOST_UNCOVERED) * sum(judged.weight_by_pick.values()):
-        return dict.fromkeys(corrected.QUOTIENTS, lacks_grades(min_n))
+        return none
     stands_for = corrected.stands_for(first_pick, chosen, judged.requests_by_pick)
     graded = corrected.Graded.of(labels.rows, labels.p, stands_for)
     return corrected.corrected_estimates(judged.predicted.ended(), graded, labels.model, min_n)
