@@ -181,3 +181,14 @@ def states(traffic: Traffic) -> dict[State, int]:
     """How many samples are in each state that some are in."""
     with SampleStore.open(traffic.url) as store:
         return {state: n for state, n in store.states().items() if n}
+
+
+def mean_precision(traffic: Traffic) -> float:
+    """Of what was served, by the truth."""
+    found = []
+    with SampleStore.open(traffic.url) as store:
+        for record in store.records(range(1, 1 + len(traffic.relevant))).values():
+            right = traffic.relevant[str(record.query)]
+            served = [record.passage_ids[place] for place in record.served]
+            found.append(sum(name in right for name in served) / len(served))
+    return sum(found) / len(found)

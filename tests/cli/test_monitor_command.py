@@ -20,6 +20,7 @@ from live_traffic import (
     ONLY_SERVED,
     Traffic,
     judge,
+    mean_precision,
     profile_of,
     serve,
     states,
@@ -81,17 +82,6 @@ def test_profile_of_another_system_is_told(once: Once, tmp_path: Path) -> None:
     (own := tmp_path / "own").mkdir()
     own_traffic = serve(own, 7, profile=profile_of(RatioPolicy(k=2)))
     assert read(once(own_traffic, "--json"))["mismatched_samples"] == 0
-
-
-def mean_precision(traffic: Traffic) -> float:
-    """Of what was served, by the truth."""
-    found = []
-    with SampleStore.open(traffic.url) as store:
-        for record in store.records(range(1, 1 + len(traffic.relevant))).values():
-            right = traffic.relevant[str(record.query)]
-            served = [record.passage_ids[place] for place in record.served]
-            found.append(sum(name in right for name in served) / len(served))
-    return sum(found) / len(found)
 
 
 class TestOnce:

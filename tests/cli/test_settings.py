@@ -69,8 +69,15 @@ def test_pages_show_existing_options(page: Path) -> None:
             assert set(options) <= set().union(*known.values()), line
 
 
-class Show(SettingsModel):
+class Printed(SettingsModel):
     """Settings of a command, which prints them."""
+
+    def __call__(self, output: Output) -> None:
+        output.text(self.model_dump_json())
+
+
+class Show(Printed):
+    """Options and keys."""
 
     n: Annotated[int, setting("A number.", "N", ge=0)] = 1
     file: Annotated[Path | None, setting("A file.", "FILE", key=True)] = None
@@ -78,20 +85,14 @@ class Show(SettingsModel):
     index: Annotated[Path | None, setting("A folder.", "FOLDER")] = None
     engine: Annotated[str | None, setting("An engine.", "URL")] = None
 
-    def __call__(self, output: Output) -> None:
-        output.text(self.model_dump_json())
 
-
-class Need(SettingsModel):
+class Need(Printed):
     """A command with an option that must be given, and a file."""
 
     store: Annotated[str, setting("A store.", "URL")]
     out: Annotated[Path | None, setting("A file to write.", "FILE", writes=True)] = None
     reports: list[Path] = setting("Files.", "FILES", key=True, writes=True, value=[])
     seed: Annotated[int, setting("A number.", "N", key=True)] = 0
-
-    def __call__(self, output: Output) -> None:
-        output.text(self.model_dump_json())
 
 
 @pytest.fixture
@@ -131,14 +132,11 @@ def test_a_refused_word_is_named(shown: Any, words: tuple[str, ...], said: str) 
     assert said in " ".join(refused(shown(None, *words)).stderr.split())
 
 
-class Both(SettingsModel):
+class Both(Printed):
     """A command whose profile is another than the one at the top of a file."""
 
     profile: Path | None = setting("A profile.", "FILE", own=True, value=None)
     seed: int = setting("A number.", "N", key=True, value=0)
-
-    def __call__(self, output: Output) -> None:
-        output.text(self.model_dump_json())
 
 
 def test_field_may_be_the_commands(shown: Any, tmp_path: Path) -> None:

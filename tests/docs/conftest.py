@@ -1,5 +1,7 @@
 """A small labelled collection in BEIR's form, for the commands that the pages show."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,13 @@ def made_before(beir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     retriever.save(folder / "index")
     calibrate(retriever, read_beir(beir, "train")).profile.save(folder / "profile.json")
     return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package's own wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, capture_output=True)
+    [made] = folder.glob("*.whl")
+    return made

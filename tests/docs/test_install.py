@@ -84,15 +84,6 @@ class Environment:
         return self.ok("python -W error::SyntaxWarning block.py")
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    [made] = folder.glob("*.whl")
-    return made
-
-
 @pytest.fixture
 def work(tmp_path: Path, made_before: Path) -> Path:
     """The folder of a user who has an index and a profile."""

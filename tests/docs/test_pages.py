@@ -32,18 +32,17 @@ def search(query, *, depth):
     return [Hit(row.id, row.score, row.text) for row in my_engine.search(query, limit=depth)]
 """
 
-GIVEN = {
-    "calibration.md": """
+INDEX = """
 from ctxguard import HybridRetriever
 retriever = HybridRetriever.load("index")
-""",
+"""
+
+GIVEN = {
+    "calibration.md": INDEX,
     "assessors.md": SEARCH,
     "monitoring.md": SEARCH,
     "production.md": SEARCH,
-    "tracing.md": """
-from ctxguard import HybridRetriever
-retriever = HybridRetriever.load("index")
-""",
+    "tracing.md": INDEX,
 }
 """What the reader of a page has from the page before it."""
 
