@@ -123,32 +123,24 @@ def serve(
         session: Ends the ids of the requests, which are the same queries in every session.
     """
     relevant: dict[str, frozenset[str]] = {}
-    texts: dict[str, str] = {}
     pools: dict[str, list[Hit]] = {}
     for number in range(first, first + n):
         luck = random.Random(number)
         query = f"which shelf holds tool {number}"
-        pools[query] = []
-        right = set()
+        pools[query], right = [], set()
         for rank in range(DEPTH):
             name = ids(number, rank)
-            is_right = (
-                luck.random() < (0.5 if rank < 3 else 0.08)
-                if relevant_ranks is None
-                else rank in relevant_ranks
-            )
-            if is_right:
-                right.add(name)
+            if relevant_ranks is None:
+                is_right = luck.random() < (0.5 if rank < 3 else 0.08)
+            else:
+                is_right = rank in relevant_ranks
             says_so = is_right != (luck.random() < misleading)
-            texts[name] = (
-                f"{query} is {name}" if says_so else f"nothing of use, {'abcdefghijkl'[rank]}"
-            )
-            score = (
-                0.9 - 0.05 * rank
-                if relevant_ranks is not None
-                else (luck.gauss(0.8 if is_right else 0.4, 0.12))
-            )
-            pools[query].append(Hit(name, score, text=texts[name]))
+            text = f"{query} is {name}" if says_so else f"nothing of use, {'abcdefghijkl'[rank]}"
+            score = 0.9 - 0.05 * rank
+            if relevant_ranks is None:
+                score = luck.gauss(0.8 if is_right else 0.4, 0.12)
+            pools[query].append(Hit(name, score, text=text))
+            right |= {name} if is_right else set()
         relevant[query] = frozenset(right)
     writer = sample_to(f"sqlite:///{folder / 'samples.db'}", rate=1.0, rates=rates, privacy=privacy)
     offer = writer.sampler.offer

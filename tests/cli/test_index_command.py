@@ -125,48 +125,36 @@ class TestUpdate:
             assert said in " ".join(result.stderr.split())
 
 
-class TestLongPassages:
-    ROWS = (
-        {"_id": "long", "title": "Kettles", "text": LONG, "metadata": {"tenant": 7}},
-        {"_id": "short", "text": "tune a violin"},
-    )
-
-    @pytest.fixture
-    def corpus(self, tmp_path: Path) -> Path:
-        return write_jsonl(tmp_path / "c.jsonl", self.ROWS)
-
-    def test_counted_and_split_on_update(self, run: Run, corpus: Path, tmp_path: Path) -> None:
-        notes = " ".join(run("index", corpus, "--out", tmp_path / "whole").stdout.split())
-        assert "passages longer than 256 tokens: 1; their ends are not searched" in notes
-        assert "--chunk" in notes
-        pytest.importorskip("semantic_text_splitter")
-        document = run.read("index", corpus, "--out", tmp_path / "i", "--chunk")
-        n_chunks = document["window"]["chunks"]
-        assert document["window"] == {"tokens": 256, "longer": 1, "chunks": n_chunks}
-        retriever = HybridRetriever.load(tmp_path / "i")
-        chunks = [f"long#{n}" for n in range(1, n_chunks + 1)]
-        assert sorted(retriever.passage_ids) == sorted([*chunks, "short"])
-        texts = [retriever.passage(each).text for each in chunks]
-        assert " ".join(" ".join(texts).split()) == LONG.strip()
-        first = retriever.passage("long#1")
-        assert (first.title, first.metadata) == ("Kettles", {"tenant": 7, "chunk_of": "long"})
-        again = run.read("index", corpus, "--out", tmp_path / "i", "--update")["update"]
-        assert (again["deleted"], again["encoded"]) == (0, 0)
-        assert again["unchanged"] > 2
-
-
-def test_documents_labels_count_over_chunks(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("semantic_text_splitter")
+def test_long_passages_counted_and_split(run: Run, tmp_path: Path) -> None:
+    """An update splits them alike, and labels of a whole document count for its chunks."""
     (tmp_path / "qrels").mkdir()
-    texts = {"long": LONG, "violin": "tune a violin", "drum": "beat a drum"}
-    corpus_of(tmp_path, **texts).rename(tmp_path / "corpus.jsonl")
-    queries = [
-        {"_id": "q1", "text": "how to clean a kettle"},
-        {"_id": "q2", "text": "tune a violin"},
+    rows: list[dict[str, object]] = [
+        {"_id": "long", "title": "Kettles", "text": LONG, "metadata": {"tenant": 7}},
+        {"_id": "violin", "text": "tune a violin"},
+        {"_id": "drum", "text": "beat a drum"},
     ]
-    write_jsonl(tmp_path / "queries.jsonl", queries)
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", rows)
+    notes = " ".join(run("index", corpus, "--out", tmp_path / "whole").stdout.split())
+    assert "passages longer than 256 tokens: 1; their ends are not searched" in notes
+    assert "--chunk" in notes
+    pytest.importorskip("semantic_text_splitter")
+    document = run.read("index", corpus, "--out", tmp_path / "i", "--chunk")
+    n_chunks = document["window"]["chunks"]
+    assert document["window"] == {"tokens": 256, "longer": 1, "chunks": n_chunks}
+    retriever = HybridRetriever.load(tmp_path / "i")
+    chunks = [f"long#{n}" for n in range(1, n_chunks + 1)]
+    assert sorted(retriever.passage_ids) == ["drum", *sorted(chunks), "violin"]
+    texts = [retriever.passage(each).text for each in chunks]
+    assert " ".join(" ".join(texts).split()) == LONG.strip()
+    first = retriever.passage("long#1")
+    assert (first.title, first.metadata) == ("Kettles", {"tenant": 7, "chunk_of": "long"})
+    again = run.read("index", corpus, "--out", tmp_path / "i", "--update")["update"]
+    assert (again["deleted"], again["encoded"]) == (0, 0)
+    assert again["unchanged"] > 2
+
+    asked = {"q1": "how to clean a kettle", "q2": "tune a violin"}
+    write_jsonl(tmp_path / "queries.jsonl", [{"_id": n, "text": t} for n, t in asked.items()])
     (tmp_path / "qrels" / "test.tsv").write_text("q1\tlong\t1\nq2\tviolin\t1\n")
-    run.ok("index", tmp_path, "--out", tmp_path / "i", "--chunk")
     data = ("--index", tmp_path / "i", "--data", tmp_path)
     assert figures(run.read("evaluate", *data, "-k", "2"))["recall"]["mean"]["value"] == 1
 

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import household
 import pytest
-from household import write_jsonl
+from household import SUBJECTS, write_jsonl
 from running import Run
 
 from calibration.data.readers import read_jsonl
@@ -22,15 +23,9 @@ from ctxguard.cli.label import LabelCommand
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-THINGS = (
-    *("kettle", "violin", "tractor", "lantern", "compass", "telescope", "blanket", "ladder"),
-    *("umbrella", "piano"),
-)
-TASKS = {
-    "clean": "Wipe the {} with a damp cloth and mild soap, then let it dry in the shade.",
-    "store": "Keep the {} in a dry room away from frost, wrapped in cotton, over the winter.",
-    "repair": "Take the {} apart, replace what is worn or broken, and test each joint.",
-    "sell": "Name the age of the {}, show each scratch, and ask for half of the new price.",
+THINGS = SUBJECTS[1:11]
+TASKS = {name: f"{text[0].upper()}{text[1:]}." for name, text in household.TASKS.items()} | {
+    "sell": "Name the age of the {}, show each scratch, and ask for half of the new price."
 }
 ASKED = {
     "clean": "How do I clean the {}?",

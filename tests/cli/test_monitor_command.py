@@ -86,28 +86,26 @@ def test_profile_of_another_system_is_told(once: Once, tmp_path: Path) -> None:
 
 class TestOnce:
     def test_known_labels_give_exact_figures(self, once: Once, tmp_path: Path) -> None:
-        traffic = serve(tmp_path, 60)
+        """A person reads what was taken, judged and found; few requests give no figure yet."""
+        traffic = serve(tmp_path, 40)
+        shown = ok(once(traffic)).stdout
+        assert "40 taken, 40 stored, 0 lost" in shown
+        assert "this run   40 judged" in shown
+        # Windows that hold the same requests are one row; a metric stands above its parts.
+        assert re.search(r"all windows +40 judged requests from .* UTC", shown)
+        assert shown.index("UDCG") < shown.index("its gain")
+        figure = r"precision +0\.\d\d \[0\.\d\d, 0\.\d\d\] +recent window +\d+"
+        assert re.search(figure, shown)
+        assert len(shown.splitlines()) <= 40
+        assert "unlabelled passages count as not relevant" in " ".join(shown.split())
         found = read(once(traffic, "--json"))
-        assert found["outcomes"]["judged"] == found["stored"] == found["sampled"] == 60
+        assert found["stored"] == found["sampled"] == 40
         assert found["waiting"] == 0
         for window in ("recent", "all_retained"):
             precision = found["estimates"][window]["precision"]
             assert precision["value"] == pytest.approx(mean_precision(traffic))
             assert precision["lower"] < precision["value"] < precision["upper"]
         assert found["judge_estimates"] == {}
-
-    def test_person_reads_taken_judged_found(self, once: Once, tmp_path: Path) -> None:
-        result = ok(once(serve(tmp_path, 40)))
-        assert "40 taken, 40 stored, 0 lost" in result.stdout
-        assert "this run   40 judged" in result.stdout
-        # Windows that hold the same requests are one row; a metric stands above its parts.
-        assert re.search(r"all windows +40 judged requests from .* UTC", result.stdout)
-        assert result.stdout.index("UDCG") < result.stdout.index("its gain")
-        figure = r"precision +0\.\d\d \[0\.\d\d, 0\.\d\d\] +recent window +\d+"
-        assert re.search(figure, result.stdout)
-        assert len(result.stdout.splitlines()) <= 40
-        said = " ".join(result.output.split())
-        assert "unlabelled passages count as not relevant" in said
         (folder := tmp_path / "few").mkdir()
         few = ok(once(serve(folder, 5)))
         assert re.search(r"precision +needs \d+ more requests +recent window\b", few.stdout)

@@ -259,9 +259,8 @@ def test_reranker_behind_url_filters(
 
 
 OF_DOCUMENTS = (
-    *("kettle", "violin", "tractor", "lantern", "compass", "telescope", "blanket", "ladder"),
-    *("umbrella", "piano", "camera", "bicycle", "sewing machine", "chandelier", "tent", "anvil"),
-    *("drum", "canoe", "loom", "barometer"),
+    *(*THINGS, "camera", "bicycle", "sewing machine", "chandelier", "tent", "anvil", "drum"),
+    *("canoe", "loom", "barometer"),
 )
 KINDS = (
     *("copper", "wooden", "folding", "antique", "silver"),
@@ -274,11 +273,7 @@ SECTIONS = {
 }
 ABOUT = {
     "Cleaning": ("How do I clean the {}?", "The {} is dirty, what now?", "Soap or not for the {}?"),
-    "Winter": (
-        "Where does the {} stay in winter?",
-        "The {} and frost?",
-        "Storing a {} until spring",
-    ),
+    "Winter": ("Where does the {} stay in winter?", "The {} and frost?", "The {} until spring"),
     "Repair": ("How is a broken {} mended?", "Replacing parts of the {}", "Who tests a {} again?"),
 }
 
