@@ -96,18 +96,17 @@ def test_log_becomes_a_filtering_guard(
     run: Run, index: Path, log: Path, url: str, chat: ChatEndpoint
 ) -> None:
     folder = log.parent
-    system = {"base-url": chat.url, "prices": [2.0, 8.0]}
-    asked = ("judge", "--index", index, "--queries", log, "--store", url)
-    judged = run.ok(*asked, "--judge", "llm", "--model", "stand-in", system={"judge": system})
+    system = {"judge": {"base-url": chat.url, "prices": [2.0, 8.0]}}
+    asked: tuple[object, ...] = ("judge", "--index", index, "--queries", log, "--store", url)
+    asked += ("--judge", "llm", "--model", "stand-in")
+    judged = run.ok(*asked, system=system)
     words = " ".join(judged.stdout.split())
     assert "at the prices given" in words
     assert "the judge's own view, uncorrected" in words
     assert re.search(r"have people grade \d+ passages of these", words)
     calls = len(chat.requests)
     assert calls > 0
-    again = run.ok(
-        *asked, "--judge", "llm", "--model", "stand-in", "--json", system={"judge": system}
-    )
+    again = run.ok(*asked, "--json", system=system)
     assert len(chat.requests) == calls, "grades are kept"
     assert "the store holds every question already" in again.stderr
     rows = json.loads(again.stdout)["by_k"]["rows"]
@@ -129,8 +128,7 @@ def test_log_becomes_a_filtering_guard(
     assert all(row["precision"]["lower"] is not None for row in found["by_k"]["rows"])
     assert found["gain"]["udcg"]["lower"] < found["gain"]["udcg"]["upper"]
     assert "corrected by" in page.read_text(encoding="utf-8")
-    leaner = (*made[:-4], "--out", folder / "lean.json", "--context", "leaner", "--json")
-    lean = run.read(*leaner)
+    lean = run.read(*made[:-4], "--out", folder / "lean.json", "--context", "leaner")
     assert 0 < lean["context"]["tokens"] <= found["context"]["tokens"]
     profile = Profile.load(out)
     assert found["verdict"] == profile.verdict.decision

@@ -1,6 +1,5 @@
 """The walks of the pages "Your first hour" and "Serve", by their own lines, to what one reads."""
 
-import json
 import re
 import shlex
 import sys
@@ -12,11 +11,12 @@ from typing import Any
 import pytest
 from household import grade_file, write_jsonl, write_log
 from running import Run
+from test_judge_command import StrictEndpoint
 from test_label_questions import ASKED, TASKS, THINGS
 
 from ctxguard import ContextGuard, Profile
 from tests.documents import WRITERS
-from tests.monitor.chat_endpoint import Answer, ChatEndpoint, grade_by_words
+from tests.monitor.chat_endpoint import ChatEndpoint
 from tests.rerank_endpoint import RerankEndpoint
 
 pytest.importorskip("httpx2")
@@ -187,17 +187,10 @@ def rerank_walk(run: Run, folder: Path, upstream: RerankEndpoint) -> tuple[str, 
     return run.ok(*calibrate).stdout, options
 
 
-class Judging(ChatEndpoint):
-    """A model that says yes where three words of the question are in the passage."""
-
-    def answer(self, path: str, request: dict[str, Any]) -> Answer:
-        return Answer(json.dumps({"grade": max(grade_by_words(request["messages"]) - 2, 0)}))
-
-
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatEndpoint]:
     pytest.importorskip("truststore")
-    with closing(Judging()) as endpoint:
+    with closing(StrictEndpoint()) as endpoint:
         monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
         monkeypatch.setenv("OPENAI_API_KEY", "none")
         yield endpoint
