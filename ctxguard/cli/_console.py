@@ -146,7 +146,7 @@ class Output:
             print_json(document if notes is None else {**document, "notes": notes})
         else:
             self.out.print(Group(*shown), crop=False)
-        self.notes(notes or ())
+        self.note(*notes or ())
         if found:
             raise SystemExit(FINDING)
 
@@ -158,14 +158,10 @@ class Output:
         if found:
             raise SystemExit(FINDING)
 
-    def note(self, text: str) -> None:
-        """Print a note beside the result."""
-        (self.err if self.as_json else self.out).print(remark(text))
-
-    def notes(self, lines: Iterable[str]) -> None:
-        """Print notes, one line each."""
+    def note(self, *lines: str) -> None:
+        """Print notes beside the result, one line each."""
         for line in lines:
-            self.note(line)
+            (self.err if self.as_json else self.out).print(remark(line))
 
     def text(self, text: str, end: str = "\n") -> None:
         """Print text as it is."""

@@ -37,7 +37,8 @@ class QuestionGrading(Grading):
         if number >= len(work.queries):
             raise RefusedPage(404, "No such question", "Open the page Label again.")
         query, asked = work.queries[number], work.asked(number)
-        own, no_answer = work.file.judgments(query.query_id), work.has_no_answer(number)
+        own = work.file.judgments(query.query_id)
+        no_answer = work.file.has_no_answer(query.query_id)
         shown = []
         for at, name in enumerate(asked, start=1):
             is_open = not no_answer and name not in own

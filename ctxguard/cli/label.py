@@ -94,7 +94,7 @@ class LabelCommand(System):
             _print_passages(work.ungraded(), self.listed, output)
             output.err.print(*notes, sep="\n", end="\n" * bool(notes))
             return
-        output.notes(notes)
+        output.note(*notes)
         work.next_step = self._next_step()
         self._serve(work, output)
         n_graded = sum(not work.lacking(place) for place in range(len(work.queries)))
@@ -197,14 +197,11 @@ class QuestionWork:
         grades = {one: each.grade for one, each in self.file.judgments(name).items()}
         return to_grade(self._pools[name], grades)
 
-    def has_no_answer(self, place: int) -> bool:
-        """Return whether a question is marked as having no answer."""
-        return self.file.has_no_answer(self.queries[place].query_id)
-
     def lacking(self, place: int) -> list[str]:
         """List the passages to grade without a grade; none for a question without an answer."""
-        known = self.file.judgments(self.queries[place].query_id)
-        asked = () if self.has_no_answer(place) else self.asked(place)
+        query_id = self.queries[place].query_id
+        known = self.file.judgments(query_id)
+        asked = () if self.file.has_no_answer(query_id) else self.asked(place)
         return [one for one in asked if one not in known]
 
     def bought(self) -> str:

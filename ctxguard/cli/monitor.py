@@ -163,7 +163,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
         labelled = read_labelled(self.labels, "test", self.relevant_from)
         texts, notes = labelled.texts()
         judge = label_judge(labelled.dataset, texts)
-        output.notes([*labelled.notes, *notes])
+        output.note(*labelled.notes, *notes)
         if judge.ambiguous:
             output.note(
                 f"{count(judge.ambiguous, 'question')} with conflicting labels get no grade: make "
@@ -238,7 +238,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
             signal.signal(number, lambda number, _: received.put(number))
         url = f"http://{self.host}:{server.server_port}/metrics"
         output.err.print(f"{url}, judged by {running.series}")
-        output.notes(_of_labels(judge))
+        output.note(*_of_labels(judge))
         if not running.own():
             output.note(WAITS.format(store=running.store.name))
         running.start(refresh_seconds=self.refresh_seconds)

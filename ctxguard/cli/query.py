@@ -81,7 +81,7 @@ class QueryCommand(System, AssessorSettings):
         notes += [f"the profile: {line}" for line in comparison.reservations]
         if self.as_text:
             output.text(context.text)
-            output.notes(notes)
+            output.note(*notes)
         else:
             document = {**context.to_dict(), "differences": list(comparison.differences)}
             output.result(document, self._shown(context, source, output.out.width), notes)

@@ -42,19 +42,13 @@ _TRUE = (Metric.POOLED_RECALL, Metric.UDCG, Metric.SERVED_MRR, Metric.PRECISION)
 def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
     """Open the index of this Python's documentation, or build and save it.
 
-    An index of another Python or of another release of ctxguard is rebuilt.
-
-    Returns:
-        The retriever, and whether it was built.
+    An index of another Python or release is rebuilt. Returns also whether it was built.
     """
     corpus = list(passages())
     try:
         retriever = HybridRetriever.load(folder)
-        if (
-            retriever.has_signals
-            and len(retriever) == len(corpus)
-            and all(retriever.passage(passage.passage_id) == passage for passage in corpus)
-        ):
+        is_whole = retriever.has_signals and len(retriever) == len(corpus)
+        if is_whole and all(retriever.passage(one.passage_id) == one for one in corpus):
             return retriever, False
     except (IndexFolderError, KeyError):
         pass
@@ -80,9 +74,7 @@ def monitor_traffic(
 ) -> tuple[Report, dict[Metric, float], CollectorRegistry]:
     """Serve requests drawn from the questions, sample and judge them, and estimate.
 
-    Returns:
-        The report; the true values, by the labels of every request, which are not known in
-        production; and the metrics that ``/metrics`` serves.
+    Returns also the true values, by the labels of every request, and what ``/metrics`` serves.
     """
     registry = CollectorRegistry()
     sampler = Sampler(SAMPLING_RATE, seed="demo", capacity=REQUESTS)
