@@ -72,13 +72,12 @@ SYNTHETIC = (
 class _Sample(NamedTuple):
     """One judged sample without its texts, but with estimates of their tokens, NaN if not kept.
 
-    It was stored and judged with this probability; ``first_pick`` is as in ``REQUEST``.
+    ``request`` is its row in the store, a ``REQUEST``.
     """
 
     sample: GradedSample
     tokens: FloatArray
-    probability: float
-    first_pick: int
+    request: np.void
 
     @property
     def record(self) -> SampleRecord:
@@ -149,7 +148,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
         counts = np.isin(requests["draw"], list(draws))
         requests["draw"][~counts] = 0
         passages["asked_probability"][~counts[rows.request]] = 0.0
-    first_pick = np.array([each.first_pick for each in used])
+    first_pick = requests["first_pick"]
     is_synthetic = any(each.record.request_id.startswith(WRITTEN) for each in used)
     notes = [SYNTHETIC] if is_synthetic else []
     n_failed = int(np.count_nonzero(passages["judge_grade"] == FAILED))
@@ -183,13 +182,12 @@ def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
         for ids in chunks(list(judged), _AT_ONCE):
             picked = store.picked(None, ids)
             for sample_id, sample in graded_samples(store, series, ids, picked).items():
-                request, record = judged[sample_id], sample.record
+                record = sample.record
                 tokens = np.full(len(record.passage_ids), np.nan)
                 for position, passage in record.passages.items():
                     tokens[position] = passage_tokens(passage) or np.nan
                 bare = replace(sample, record=replace(record, passages={}))
-                own = float(request["probability"]), int(request["first_pick"])
-                yield _Sample(bare, tokens, *own)
+                yield _Sample(bare, tokens, judged[sample_id])
 
 
 def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_grade: int) -> Rows:
@@ -204,7 +202,7 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
             record,
             sample.judge,
             scale,
-            probability=each.probability,
+            probability=float(each.request["probability"]),
             people=sample.people,
             picked=sample.picked,
         )
@@ -218,6 +216,7 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
         never = np.zeros(len(rest), PASSAGE)
         never["position"], never["worth"] = rest, utilities.unjudged
         never["group"], never["judge_grade"], never["people_grade"] = FAR, MISSING, UNGRADED
+        own.requests["first_pick"] = each.request["first_pick"]
         own.requests["session"] = session_number(record.session_id or f"\0{each.question}")
         own.requests["n_passages"] = len(judged) + len(never)
         requests.append(own.requests)
