@@ -203,10 +203,7 @@ def ask_reader(
     """Ask the questions missing from the file, writing each batch as it arrives.
 
     A context that two pipelines share is asked once. A question without a valid answer is not
-    written, so that the next run asks it again.
-
-    Returns:
-        The replies without an answer.
+    written, so that the next run asks it again; returns the replies without one.
 
     Raises:
         StageUnavailableError: the endpoint answered no question of a batch.

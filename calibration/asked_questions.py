@@ -99,10 +99,7 @@ def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool 
 
 
 def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> SampleRecord:
-    """Ask a guard without a sampler a question, and make the record for its store.
-
-    Args:
-        times: How often the question was asked: the number of requests the sample stands for.
+    """Ask a guard without a sampler a question, and make the record of its requests for a store.
 
     Raises:
         CtxguardError: as the retriever raises.

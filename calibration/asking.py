@@ -109,13 +109,11 @@ def calibrate_asking(
 ) -> RouteOutcome:
     """Ask about every labelled query of a route, and choose the policy that uses the answers.
 
-    Args:
-        outcome: The route without an assessor: its model of P is taken, and what it serves stands
-            where nothing is answered.
-        texts: The queries by their ids.
+    The route's model of P is taken, and what it serves without an assessor stands where nothing is
+    answered. The profile returned says when to ask the assessor, or why not to.
 
-    Returns:
-        The route; its profile says when to ask the assessor, or why not to.
+    Args:
+        texts: The queries by their ids.
 
     Raises:
         CalibrationError: more than a fifth of the queries got no answer.
@@ -172,11 +170,7 @@ def _with_answers(
     *,
     choose_by: Choose,
 ) -> tuple[AssessorProfile, Option]:
-    """Choose (k, t) twice, each time with the answers worth asking for at the previous one.
-
-    Returns:
-        The assessor's part of the profile, and the contexts with its answers.
-    """
+    """Choose (k, t) twice, each time with the answers worth asking for at the previous one."""
     route = outcome.route
     settings = route.settings
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.pools.groups)]
@@ -244,9 +238,8 @@ def _updated(
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
     """Ask by value at one (k, t), each group of queries by its model.
 
-    Returns:
-        P after the answers, how many candidates of each query are asked about, and whether any of
-        these has an answer.
+    Returns P after the answers, and of each query how many candidates are asked about and whether
+    any of these has an answer.
     """
     k, threshold = k_and_threshold
     after, answered = own.probabilities.copy(), np.zeros(len(own.pools), dtype=bool)
@@ -269,10 +262,7 @@ def _updated(
 
 
 def forecast_of(gain: Interval) -> float | None:
-    """Forecast a measured gain on other queries, from `mean_interval`.
-
-    Returns:
-        The gain, shrunk according to its uncertainty; None if that is too large to tell.
+    """Shrink a gain by its uncertainty, as other queries would show it; None if that is too large.
 
     >>> round(forecast_of(mean_interval(np.tile([0.0, 0.2], 50))), 3)
     0.098

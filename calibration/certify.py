@@ -68,8 +68,7 @@ def certify(
     this, since it holds for all of them at once.
 
     Args:
-        ordering: The policies over the queries that fitted and order them.
-        testing: The same policies over other queries.
+        ordering, testing: The same policies over the queries that fitted them, and over others.
         alpha: Limit on the mean recall loss, in (0, 1).
         delta: The probability that the promise may be false, in (0, 1).
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
@@ -146,6 +145,8 @@ def calibrate_sufficiency(
 ) -> SufficiencyProfile:
     """Certify a threshold of P(relevant) below which a context is called insufficient.
 
+    There is none if the queries are too few.
+
     Args:
         best: Shape (n_q,), the highest P(relevant) in the context of each query that had no part
             in the choice; NaN where it is undefined.
@@ -153,9 +154,6 @@ def calibrate_sufficiency(
         model: P(relevant), for a policy without probabilities; None if the policy has its own.
         false_alarms: The largest share of contexts with a relevant passage that may be called
             insufficient, but with probability delta.
-
-    Returns:
-        Without a threshold if the queries are too few.
     """
     defined = ~np.isnan(best)
     sufficient, insufficient = best[defined & holds], best[defined & ~holds]
@@ -199,14 +197,12 @@ def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) ->
     It is the r-th smallest of n independent probabilities. The share of the population strictly
     below it exceeds alpha with probability at most P(Binomial(n, alpha) < r), in any distribution;
     r is the largest with which that is at most delta (Tong, Feng and Li, Neyman-Pearson
-    classification algorithms, Science Advances 4(2), 2018, Proposition 1).
+    classification algorithms, Science Advances 4(2), 2018, Proposition 1). None with fewer than
+    ``fewest_for_threshold``.
 
     Args:
         probabilities: Shape (n,), P(relevant) of the best passage of contexts that hold a
             relevant passage, from queries that fitted nothing.
-
-    Returns:
-        None with fewer than ``fewest_for_threshold``.
 
     >>> certified_threshold([0.1] * 44, alpha=0.05, delta=0.1) is None
     True

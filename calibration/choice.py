@@ -196,8 +196,7 @@ class Folded:
     ) -> tuple[IntArray, BoolArray]:
         """Return every query's context under the choice of the other folds, else today's.
 
-        Returns:
-            Shape (n_q, depth), columns of the pools, best first; and whether each is kept.
+        The form is that of `Grid.contexts`.
         """
         grid = self.grid
         order = np.tile(np.arange(grid.order.shape[1]), (len(self.fold), 1))
@@ -249,8 +248,7 @@ def choose(
       readers do (``benchmarks.readers``).
     - ``richer``: the same at no more than twice today's tokens.
 
-    Args:
-        step: The most careful one of the ladder unless given.
+    The step is the most careful one of the ladder unless given.
     """
     step = LADDERS[context][-1] if step is None else step
     gain, share = sums.mean_gain, sums.token_share(TOKEN_CAUTION)

@@ -187,13 +187,9 @@ def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray
 
 
 def predicted(model: RelevanceModel, pools: Pools) -> FloatArray:
-    """Compute P(relevant) of every candidate, as the guard does.
+    """Compute P(relevant) of every candidate, shape (n_q, depth), as the guard does.
 
-    Args:
-        model: A model over the features of these pools.
-
-    Returns:
-        Shape (n_q, depth), NaN beyond a pool's end and where a query lacks a feature.
+    It is NaN beyond a pool's end, and where a query lacks a feature.
     """
     values = np.full(pools.scores.shape, np.nan)
     own = np.split(pool_features(pools), np.cumsum(pools.lengths)[:-1])
@@ -205,16 +201,10 @@ def predicted(model: RelevanceModel, pools: Pools) -> FloatArray:
 
 
 def out_of_fold(pools: LabelledPools, model: RelevanceModel) -> FloatArray:
-    """Compute P(relevant) of every candidate by a model that was not fitted to its query.
+    """Compute P(relevant) as `predicted` does, by a model that was not fitted to the query.
 
     A threshold tuned on a model's own training queries is too high. Questions that are nearly the
-    same share a fold.
-
-    Args:
-        model: Fitted to all queries; taken where the other folds leave nothing to fit on.
-
-    Returns:
-        Shape (n_q, depth), NaN beyond a pool's end.
+    same share a fold. The model of all queries is taken where the others leave nothing to fit on.
     """
     inputs, relevant = pool_features(pools), pools.relevant[pools.retrieved]
     fold = np.repeat(fold_numbers(pools.groups), pools.lengths)
@@ -230,12 +220,9 @@ def out_of_fold(pools: LabelledPools, model: RelevanceModel) -> FloatArray:
 
 
 def fold_numbers(groups: Sequence[str] | NDArray[np.str_]) -> IntArray:
-    """Deal queries into at most `FOLDS` folds of about the same number of groups.
+    """Deal queries into at most `FOLDS` folds, from 0, of about the same number of groups.
 
     The names of their groups alone decide, not the order of the file.
-
-    Returns:
-        Shape (n_q,), from 0.
     """
     names, place = np.unique(np.array(groups, dtype=str), return_inverse=True)
     digests = [hashlib.sha256(name.encode()).digest() for name in names.tolist()]

@@ -115,9 +115,8 @@ class Grid:
     ) -> tuple[IntArray, BoolArray]:
         """Find the contexts that a policy serves to some queries.
 
-        Returns:
-            Shape (n_rows, depth), columns of the pools, those kept first and in the order in which
-            they are served; and whether each is kept.
+        Returns the columns of the pools, shape (n_rows, depth), those kept first and in the order
+        in which they are served; and whether each is kept.
         """
         order = self.order[rows]
         depth = order.shape[1]
@@ -221,9 +220,7 @@ def with_expected(pools: LabelledPools, part: float) -> tuple[FloatArray, FloatA
     """Replace a part of every label by its expectation under P(relevant), where that is known.
 
     Each query is expected to have as many relevant candidates as its labels name; P says which.
-
-    Returns:
-        Shape (n_q, depth) each: how relevant each candidate is, in [0, 1], and its worth.
+    Returns how relevant each candidate is, in [0, 1], and its worth.
     """
     kind, own_worth = pools.relevant, pools.utilities
     relevant = kind.astype(np.float64)
@@ -274,9 +271,7 @@ def ratio_grid(
 def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, BoolArray]:
     """Return the relative scores of every pool, and which pools have scores out of domain.
 
-    Returns:
-        Shape (n_q, depth), NaN beyond each pool's end; and shape (n_q,), true where ``decide``
-        skips the relative filter, for which every relative score is 1.
+    ``decide`` skips the relative filter in these, so that each of their relative scores is 1.
     """
     values = np.where(np.isnan(pools.scores), np.nan, 1.0)
     outside = np.ones(len(pools), dtype=bool)

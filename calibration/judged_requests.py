@@ -161,10 +161,8 @@ class JudgedRequests:
         """Estimate the metrics of contexts, corrected by people's grades where these suffice.
 
         Otherwise they are the judge's own view, without intervals. Reciprocal rank is undefined
-        where passages of a context were judged, or graded, without those above.
-
-        Args:
-            ranks: As in ``Rows.served``.
+        where passages of a context were judged, or graded, without those above. Ranks are as in
+        ``Rows.served``.
         """
         rows = self.rows.served(ranks)
         found = self._corrected(rows) if self.is_corrected else _by_judge(rows)
@@ -172,10 +170,9 @@ class JudgedRequests:
         return plain if rows.has_ranks else {**plain, Metric.SERVED_MRR: Interval.undefined()}
 
     def gain(self, new: IntArray, old: IntArray) -> dict[str, Interval]:
-        """Estimate how much contexts gain over others, in pairs.
+        """Estimate how much contexts gain over others in pooled ``recall`` and ``udcg``, in pairs.
 
-        Returns:
-            ``recall``, pooled, its lower bound with half a lost request added, and ``udcg``.
+        Half a lost request is added to the lower bound of recall.
         """
         rows, before = self.rows.served(new), self.rows.served(old)
         apart = predicted(rows, self.p, self.model)

@@ -164,10 +164,8 @@ def _bounded(differences: FloatArray) -> Interval:
 def needed_to_reach(figure: Interval, least: float = 0.0) -> int | None:
     """Count the queries like these that would put a lower bound above ``least``.
 
-    Its distance from the mean shrinks with the square root of their number.
-
-    Returns:
-        None if the mean is not above it, or they would be over 5,000.
+    Its distance from the mean shrinks with the square root of their number. None if the mean is not
+    above it, or they would be over 5,000.
     """
     if figure.value is None or figure.lower is None or figure.value <= least:
         return None

@@ -173,11 +173,7 @@ def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
 
 
 def from_profile(name: str, profile: Profile, source: str | None = None) -> Candidate:
-    """Build a candidate of the profile's route with the most stages, with its policy and fusion.
-
-    Args:
-        source: The retriever or run that ranks; None for the index.
-    """
+    """Build a candidate of the profile's route with the most stages, with its policy and fusion."""
     # Routes are declared in order; the one with the most stages is first.
     route = next((route for route in Route if route in profile.routes), None)
     if route is None:

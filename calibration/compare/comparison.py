@@ -79,9 +79,7 @@ def curve(
     """Measure contexts of at most k passages under a policy, for k from 1 to 20 or its own k.
 
     The threshold of the policy applies, so the curve is flat if it, not k, ends the context.
-
-    Returns:
-        ``udcg_by_k``, ``optimal_k`` and ``within_noise`` of `Compared`.
+    Returns ``udcg_by_k``, ``optimal_k`` and ``within_noise`` of `Compared`.
     """
     most = min(max(SHOWN_SIZES, policy.k), pools.scores.shape[1])
     order, kept = contexts(pools, replace(policy, k=most, min_keep=min(policy.min_keep, most)))
@@ -248,10 +246,7 @@ def compare(
 def check_candidates(
     candidates: Sequence[Candidate], baseline: str | None = None, depth: int = DEFAULT_DEPTH
 ) -> str:
-    """Refuse candidates that ``compare`` would refuse, before any work.
-
-    Returns:
-        Name of the baseline: the first candidate's unless given.
+    """Refuse candidates that ``compare`` would refuse, and return the name of the baseline.
 
     Raises:
         ConfigurationError: there is no candidate, names repeat, the baseline is unknown, or a k
