@@ -272,7 +272,7 @@ class LabelledRoute:
         part in that.
         """
         found = {size: self.offer(size) for size in SIZES}
-        leaner, balanced, richer = (found[size] for size in SIZES)
+        leaner, balanced, richer = found.values()
         if balanced.verdict.decision == "enforce" and not self.held_out:
             if leaner.verdict.decision != "enforce" or balanced.cost < leaner.cost:
                 found["leaner"] = replace(balanced, name="leaner")

@@ -354,8 +354,8 @@ def _readable(
         name = ranking.passage_ids[position]
         if text:
             # Under the candidate's id, whatever the source calls it.
-            title, metadata = (getattr(passage, each, None) for each in ("title", "metadata"))
-            found[position] = Passage(name, text, str(title or ""), metadata)
+            title = str(getattr(passage, "title", None) or "")
+            found[position] = Passage(name, text, title, getattr(passage, "metadata", None))
         else:
             with suppress(KeyError):
                 found[position] = passage_of(name)
@@ -379,8 +379,9 @@ def _without_itself(
         {position: passage.text for position, passage in read},
         {position: f"{each.title} {each.text}" for position, each in read if each.title},
     ):
-        copies = copies_of([query.text, *texts.values()])
-        same |= {position for at, position in enumerate(texts, start=1) if copies.get(at) == 0}
+        for at, first in copies_of([query.text, *texts.values()]).items():
+            if first == 0:
+                same.add([*texts][at - 1])
 
     def is_itself(position: int) -> bool:
         name, passage = ranking.passage_ids[position], passages.get(position)
