@@ -324,26 +324,6 @@ def test_bare_top_k_is_the_retrievers() -> None:
     assert ids(bare_passages(unreadable, 1)) == ["p2"]
 
 
-@given(
-    texts=st.lists(st.sampled_from(["one", "two", "three", "One ", "x" * 90]), max_size=9),
-    k=st.integers(1, 9),
-    min_ratio=st.sampled_from([0.0, 0.2, 0.5]),
-    max_tokens=st.none() | st.integers(1, 60),
-    order=st.sampled_from(["rank", "edges"]),
-)
-def test_kept_and_dropped_add_up(
-    texts: list[str], k: int, min_ratio: float, max_tokens: int | None, order: str
-) -> None:
-    settings = Assembly(order, max_tokens)  # type: ignore[arg-type]
-    context = context_of(decision_on(texts, k, min_ratio), settings)
-    assert len(context) + sum(context.dropped_by_reason.values()) == context.candidates
-    assert sorted(context.kept_ids) == sorted(ids(context.passages))
-    candidates = context.decisions
-    assert {v.passage_id for v in candidates if v.kept} == set(context.kept_ids)
-    for reason, n in context.dropped_by_reason.items():
-        assert n == sum(candidate.reason is reason for candidate in candidates)
-
-
 def test_to_dict_is_strict_json() -> None:
     hits = [
         Hit("a", 2.0, "half \ud800 pair", metadata={"n": 1, "when": object, "x": [float("inf")]}),

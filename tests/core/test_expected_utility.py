@@ -123,10 +123,13 @@ class TestMissingSignals:
         [
             {},
             {"dense": Leg(np.array([0.9, 0.2, 0.1]), ScoreKind.COSINE)},
-            {"rerank": Leg(np.array([0.9, math.nan, 0.1]), ScoreKind.LOGIT)},
+            dict.fromkeys(("dense", "rerank"), Leg(np.array([0.9, 0.2, 0.1]), ScoreKind.LOGIT)),
             {"rerank": Leg(np.array([0.9, 0.2, 0.1]), ScoreKind.RANK)},
+            *[
+                {"rerank": Leg(np.array([0.9, bad, 0.1]), ScoreKind.LOGIT)}
+                for bad in (math.nan, math.inf, -math.inf, -3.4e38)
+            ],
         ],
-        ids=["no legs", "another leg", "NaN in a leg", "rank only"],
     )
     def test_top_k_is_kept_and_flagged(self, legs: dict[str, Leg]) -> None:
         ranking = replace(ranking_of([0.1, 0.9, 0.5]), legs=legs)

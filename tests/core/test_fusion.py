@@ -95,18 +95,6 @@ def test_bad_tail_changes_no_other_score(
     assert fuse(legs_of([*pairs, worst]), fusion)[:-1].tolist() == without.tolist()
 
 
-@given(candidates)
-def test_extreme_weight_leaves_one_leg(pairs: list[tuple[float, float]]) -> None:
-    both = legs_of(pairs)
-    lexical, dense = both["lexical"].scores, both["dense"].scores
-    top = lexical.max()
-    only_lexical = fuse(both, Fusion("convex", weight=0.0))
-    assert only_lexical == pytest.approx(lexical / top if top > 0 else lexical)
-    top = dense.max()
-    only_dense = fuse(both, Fusion("convex", weight=1.0))
-    assert only_dense == pytest.approx((dense + 1) / (top + 1) if top > -1 else dense + 1)
-
-
 @given(candidates, st.randoms(use_true_random=False), st.sampled_from([Fusion(), CONVEX]))
 def test_input_order_changes_no_fused_score(
     pairs: list[tuple[float, float]], rng: object, fusion: Fusion
@@ -125,11 +113,6 @@ def test_legs_are_left_unchanged() -> None:
     assert both["lexical"].scores[1] == 2.0
     assert math.isnan(both["lexical"].scores[0])
     assert both["dense"].scores.tolist() == [0.5, -3.4e38]
-
-
-def test_share_of_top_measures_the_constant() -> None:
-    scores = reciprocal_rank(np.arange(100.0, 0.0, -1.0))
-    assert int((scores >= 0.7 * scores[0]).sum()) == 27
 
 
 def test_only_convex_scores_compare_by_ratio() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -147,46 +147,7 @@ def inside(data: Data, path: str) -> Data:
     return data
 
 
-def five(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[float, ...]]:
-    return st.tuples(*[numbers] * 5)
-
-
-numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e6, max_value=1e6)
-positive, texts = st.floats(1e-6, 1e6), st.text(max_size=5)
-models = st.builds(
-    RelevanceModel, st.just(("dense",)), five(numbers), five(numbers), five(positive), numbers
-)
-policies = st.builds(
-    RatioPolicy, st.integers(1, 50), st.floats(0.0, 1.0), positive, st.integers(0, 1)
-) | st.builds(ExpectedUtilityPolicy, models, st.integers(1, 50), st.floats(0.0, 1e6), positive)
-route_profiles = st.builds(
-    RouteProfile,
-    policy=policies,
-    score_kind=st.sampled_from(ScoreKind),
-    why=texts,
-    safe_policy=st.none() | policies,
-)
-grades = st.dictionaries(st.integers(0, 12), st.floats(-5.0, 5.0), max_size=4)
-profiles = st.builds(
-    Profile,
-    routes=st.dictionaries(st.sampled_from(Route), route_profiles, max_size=3),
-    fusion=st.builds(Fusion, st.just("convex"), st.floats(0.0, 1.0)),
-    utilities=st.builds(Utilities, by_grade=st.none() | grades),
-    fingerprint=st.dictionaries(texts, texts, max_size=3),
-    provenance=st.just(PROFILE.provenance),
-)
-
-
 class TestRoundTrip:
-    @given(profiles)
-    @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_every_profile_survives_byte_for_byte(self, tmp_path: Path, profile: Profile) -> None:
-        path = tmp_path / "profile.json"
-        profile.save(path)
-        loaded = Profile.load(path)
-        assert (loaded, loaded.to_json().encode()) == (profile, path.read_bytes())
-        assert loaded.profile_id == profile.profile_id
-
     def test_order_of_routes_does_not_show(self) -> None:
         backwards = dict(reversed(PROFILE.routes.items()))
         assert PROFILE.model_copy(update={"routes": backwards}).to_json() == PROFILE.to_json()
@@ -209,8 +170,9 @@ class TestRoundTrip:
     )
     def test_every_part_survives(self, file: Path, profile: Profile) -> None:
         profile.save(file)
-        assert Profile.load(file) == profile
-        assert Profile.load(file).to_json() == file.read_text(encoding="utf-8")
+        loaded = Profile.load(file)
+        assert (loaded, loaded.profile_id) == (profile, profile.profile_id)
+        assert loaded.to_json().encode() == file.read_bytes()
 
     def test_a_profile_cannot_be_changed(self) -> None:
         with pytest.raises(ValidationError, match="frozen"):

@@ -48,20 +48,6 @@ class TestRelevanceModel:
         assert found.tolist() == [1.0, 0.0]
 
     @pytest.mark.parametrize(
-        "legs",
-        [
-            {},
-            {"lexical": leg(1.0, kind=ScoreKind.RATIO)},
-            {"dense": leg(0.9), "lexical": leg(1.0, kind=ScoreKind.RATIO)},
-            {"dense": leg(0.9, kind=ScoreKind.RANK)},
-            *[{"dense": leg(0.9, bad)} for bad in (math.nan, math.inf, -math.inf, -3.4e38)],
-        ],
-    )
-    def test_unusable_legs_give_no_probability(self, legs: dict[str, Leg]) -> None:
-        """Other legs and scores that are none or ranks give no probability."""
-        assert model_of(1.0).probabilities(legs) is None
-
-    @pytest.mark.parametrize(
         "scores",
         [
             np.array([0.9, 0.1], np.float32),

@@ -110,6 +110,29 @@ def test_relative_score_keeps_the_order(
     assert all(r <= w + 1e-12 for r, w in zip(relative, warm, strict=True))
 
 
+@given(
+    st.lists(st.integers(-1024, 0), min_size=1, max_size=25),
+    st.integers(-32, 32),
+    st.integers(-4, 4).map(lambda exponent: 2.0**exponent),
+    temperatures,
+)
+def test_shift_or_scale_changes_nothing(
+    steps: list[int], shift: int, factor: float, temperature: float
+) -> None:
+    """A shift on identity kinds, a scale on ratios, and one with the temperature elsewhere."""
+    # Sixty-fourths are exact, so the gaps are the same to the last bit.
+    scores = [step / 64 for step in steps]
+    for kind in IDENTITY_KINDS:
+        relative = relative_scores(kind, scores, temperature)
+        assert relative_scores(kind, [each + shift for each in scores], temperature) == relative
+        scaled = [each * factor for each in scores]
+        assert relative_scores(kind, scaled, temperature * factor) == relative
+    ratios = [-score for score in scores]
+    assert relative_scores(ScoreKind.RATIO, [each * factor for each in ratios]) == (
+        relative_scores(ScoreKind.RATIO, ratios)
+    )
+
+
 class TestDirection:
     @pytest.mark.parametrize(
         "scores",

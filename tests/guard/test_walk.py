@@ -100,10 +100,6 @@ def shown(calls: list[Call]) -> str:
     return "\n".join(lines)
 
 
-def guard_of(retriever: Any = None, **settings: Any) -> ContextGuard:
-    return ContextGuard(retriever, **settings)
-
-
 @pytest.fixture(scope="module")
 def retriever() -> HybridRetriever:
     return HybridRetriever.build(CORPUS, embedder=EncodedBefore())
@@ -112,7 +108,7 @@ def retriever() -> HybridRetriever:
 @pytest.fixture(scope="module")
 def hybrid(retriever: HybridRetriever) -> list[Call]:
     # Reciprocal ranks add up to ties, which take a longer way.
-    guard = guard_of(retriever.with_fusion(Fusion("convex", 0.5)))
+    guard = ContextGuard(retriever.with_fusion(Fusion("convex", 0.5)))
     return walk(lambda: guard.retrieve(QUERY))
 
 
@@ -125,7 +121,7 @@ def without_ids(calls: Iterable[Call]) -> "Counter[Call]":
 
 def test_filtering_hits_calls_few_functions() -> None:
     hits = [Hit(f"p{i}", 1.0 - i / 100, f"text {i}") for i in range(20)]
-    guard = guard_of(score_kind="cosine")
+    guard = ContextGuard(score_kind="cosine")
     calls = walk(lambda: guard.filter(QUERY, hits))
     assert without_ids(calls).total() <= 24, shown(calls)
     assert len(set(calls)) <= 22
@@ -137,7 +133,7 @@ def test_a_hybrid_search_calls_few_functions(hybrid: list[Call]) -> None:
 
 
 def test_hybrid_search_calls_few_functions(retriever: HybridRetriever) -> None:
-    guard = guard_of(retriever)
+    guard = ContextGuard(retriever)
     calls = walk(lambda: guard.retrieve(QUERY))
     assert len(calls) <= 96, shown(calls)
     assert len(set(calls)) <= 69
@@ -196,7 +192,7 @@ def test_sample_to_metric_calls_few_functions() -> None:
 
     registry = CollectorRegistry()
     sampler = Sampler(1.0)
-    guard = guard_of(score_kind="ratio", sampler=sampler)
+    guard = ContextGuard(score_kind="ratio", sampler=sampler)
     with SampleStore.open("sqlite://") as store:
         writer, monitor = SampleWriter(sampler, store), Monitor(store, Agreeing())
         registry.register(MonitorCollector(monitor))
