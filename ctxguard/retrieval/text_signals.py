@@ -139,19 +139,17 @@ class TextReader:
             for each in found:
                 self._kept.move_to_end(each)
         new = {each: text for each, text in zip(hashes, texts, strict=True) if each not in found}
-        for each, text in zip(new, self._split(list(new.values())), strict=True):
-            found[each] = text
-            self._keep(each, text)
-        return [found[each] for each in hashes]
-
-    def _keep(self, number: int, text: _Text) -> None:
+        read = dict(zip(new, self._split(list(new.values())), strict=True))
         with self._lock:
-            old = self._kept.pop(number, None)
-            self._kept[number] = text
-            self._size += text.size - (0 if old is None else old.size)
+            for each, text in read.items():
+                old = self._kept.pop(each, None)
+                self._kept[each] = text
+                self._size += text.size - (0 if old is None else old.size)
             while self._size > MAX_WORDS:
                 _, gone = self._kept.popitem(last=False)
                 self._size -= gone.size
+        found |= read
+        return [found[each] for each in hashes]
 
     def _split(self, texts: list[str]) -> list[_Text]:
         encoder, embedder = self.encoder, self._embedder

@@ -403,15 +403,14 @@ def united(
         found = np.array([row_of[ranking.passage_ids[at]] for at in order], dtype=np.intp)
         ranks = np.arange(1.0, len(order) + 1.0)
         fused[found] += 1.0 / (fusion.constant + ranks)
-        if problem is None:
-            own: FloatArray = (
-                -np.log(ranks)
-                if ranking.kind is ScoreKind.RANK
-                else np.array([ranking.scores[at] for at in order], dtype=np.float64)
-            )
-            leg = _leg(own, found, ranking.kind, len(ids))
-            if leg is not None:
-                legs[name] = leg
+        is_ratio, by_rank = ranking.kind is ScoreKind.RATIO, ranking.kind is ScoreKind.RANK
+        # Without candidates, only a leg of ratios has a lowest score.
+        if problem is None and (is_ratio or len(order)):
+            own = [ranking.scores[at] for at in order]
+            given = -np.log(ranks) if by_rank else np.array(own, np.float64)
+            scores = np.full(len(ids), 0.0 if is_ratio else float(given.min()))
+            scores[found] = given
+            legs[name] = Leg(scores, ScoreKind.LOGIT if by_rank else ranking.kind)
     kind = ScoreKind.RANK
     if fusion.method == "convex" and (len(legs) == len(rankings) or not ids):
         fused, kind = fuse(legs, fusion) if ids else fused, fusion.kind
@@ -427,15 +426,6 @@ def alone(leg: str, ranking: Ranking, depth: int) -> tuple[Pool, Candidates]:
     places = [(ranking, position) for position in rows.tolist()]
     legs = {leg: Leg(scores, ranking.kind)}
     return Pool(ranking.passage_ids, places), Candidates(rows, scores, ranking.kind, (leg,), legs)
-
-
-def _leg(own: FloatArray, found: RowArray, kind: ScoreKind, n: int) -> Leg | None:
-    """Return a leg's scores of all ``n`` candidates; None if it has no lowest score."""
-    if kind is not ScoreKind.RATIO and not own.size:
-        return None
-    scores = np.full(n, 0.0 if kind is ScoreKind.RATIO else float(own.min()))
-    scores[found] = own
-    return Leg(scores, ScoreKind.LOGIT if kind is ScoreKind.RANK else kind)
 
 
 def check_finite(stage: str, scores: FloatArray) -> None:
