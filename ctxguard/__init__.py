@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from ctxguard.monitor.store.writer import sample_to as sample_to
     from ctxguard.profile.comparison import ProfileCheck as ProfileCheck
     from ctxguard.profile.schema import Profile as Profile
-    from ctxguard.resilience import Deadlines as Deadlines
-    from ctxguard.resilience import RequestLimits as RequestLimits
+    from ctxguard.resilience.bounded_caller import RequestLimits as RequestLimits
+    from ctxguard.resilience.deadlines import Deadlines as Deadlines
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever as HybridRetriever
     from ctxguard.retrieval.protocols import AsyncRetriever as AsyncRetriever
     from ctxguard.retrieval.protocols import FilteringRetriever as FilteringRetriever
@@ -85,7 +85,8 @@ _EXPORTS = {
     "ctxguard.profile.comparison": "ProfileCheck",
     "ctxguard.profile.schema": "Profile",
     "ctxguard.guard.with_text_signals": "WithTextSignals",
-    "ctxguard.resilience": "Deadlines RequestLimits",
+    "ctxguard.resilience.bounded_caller": "RequestLimits",
+    "ctxguard.resilience.deadlines": "Deadlines",
     "ctxguard.retrieval.hybrid.retriever": "HybridRetriever",
     "ctxguard.retrieval.protocols": "AsyncRetriever FilteringRetriever Retriever RetrieverFunction "
     "SwappingRetriever",

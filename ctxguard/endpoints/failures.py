@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from ctxguard.core.types import FailureKind
 from ctxguard.errors import OverloadedError, StageError, StageRefusedError, StageUnavailableError
-from ctxguard.resilience import UnansweredError
+from ctxguard.resilience.stage import UnansweredError
 
 BAD_REQUEST, NOT_FOUND, TOO_LARGE, UNPROCESSABLE, TOO_MANY_REQUESTS = 400, 404, 413, 422, 429
 SERVER_ERROR = 500

@@ -31,7 +31,7 @@ from ctxguard.core.value_of_information import ASSESS, DEFAULT_PER_SECOND, Asses
 from ctxguard.errors import StageError
 from ctxguard.guard.wrapped_retriever import call_if
 from ctxguard.profile.schema import AssessorProfile
-from ctxguard.resilience import Stage, attempt, failure_of
+from ctxguard.resilience.stage import Stage, attempt, failure_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Assessor

@@ -35,7 +35,12 @@ from ctxguard.guard.wrapped_retriever import describe, probed
 from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
 from ctxguard.profile.reranker_probe import RETRIEVER_KEY
 from ctxguard.profile.schema import Profile
-from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
+from ctxguard.resilience.bounded_caller import (
+    DEFAULT_REQUEST_LIMITS,
+    BoundedCaller,
+    RequestLimits,
+    typed,
+)
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever, Retrieval

@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from ctxguard._support.default_metrics import ChosenMetrics
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import DropReason, FailureKind, Flag, Mode, Route
-from ctxguard.resilience import cause_of
+from ctxguard.resilience.bounded_caller import cause_of
 
 if TYPE_CHECKING:
     from ctxguard.core.context import Context

@@ -15,7 +15,8 @@ from ctxguard.core.scores import is_contradicted
 from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName, StageFailure, member_of
 from ctxguard.errors import ConfigurationError, CtxguardError, StageError, StageUnavailableError
 from ctxguard.guard.wrapped_retriever import calls_of
-from ctxguard.resilience import Stage, StageCall, Watcher, failure_of
+from ctxguard.resilience.breaker import Watcher
+from ctxguard.resilience.stage import Stage, StageCall, failure_of
 from ctxguard.retrieval.hybrid.search import united
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ctxguard.core.scores import INVALID_MAGNITUDE, all_valid, is_valid, relativ
 from ctxguard.core.types import CheckedPassages, Ranking, ScoreKind, StageFailure, StageTiming
 from ctxguard.endpoints.forms import FORMS, MARKS, RerankForm
 from ctxguard.guard.context_guard import DEFAULT_MAX_QUERY_CHARS
-from ctxguard.resilience import failure_of
+from ctxguard.resilience.stage import failure_of
 from ctxguard.retrieval.hybrid.search import RERANK
 from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import BoundedScorer

@@ -9,7 +9,7 @@ import numpy as np
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import OverloadedError, StageError, StageRefusedError
 from ctxguard.guard.telemetry import Telemetry
-from ctxguard.resilience import Stage
+from ctxguard.resilience.stage import Stage
 from ctxguard.retrieval.hybrid.search import RERANK
 from ctxguard.retrieval.protocols import Reranker
 

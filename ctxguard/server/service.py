@@ -16,7 +16,8 @@ from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
-from ctxguard.resilience import Deadlines, RequestLimits
+from ctxguard.resilience.bounded_caller import RequestLimits
+from ctxguard.resilience.deadlines import Deadlines
 from ctxguard.retrieval.protocols import ProbedRetriever
 from ctxguard.server.problems import Problem, invalid
 from ctxguard.server.reranker_check import keep_comparing, keep_probing, log_differences

@@ -18,7 +18,7 @@ from ctxguard.errors import ConfigurationError
 if TYPE_CHECKING:
     from ctxguard.endpoints.rerank import RerankClient
     from ctxguard.guard.assess import AssessorStage
-    from ctxguard.resilience import Deadlines
+    from ctxguard.resilience.deadlines import Deadlines
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
 

@@ -20,7 +20,7 @@ from serving import (
 from ctxguard.core.types import FailureKind, Flag, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard.reload import IndexWatcher
-from ctxguard.resilience import Deadlines
+from ctxguard.resilience.deadlines import Deadlines
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import Fault
 

@@ -25,7 +25,8 @@ from ctxguard.core.context import Context
 from ctxguard.core.types import Route
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import JudgingOutcome, Monitor
-from ctxguard.resilience import Deadlines, RequestLimits
+from ctxguard.resilience.bounded_caller import RequestLimits
+from ctxguard.resilience.deadlines import Deadlines
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _DAY_SECONDS = 86_400.0

@@ -15,7 +15,7 @@ import numpy as np
 from serving import Report, ServingProcess, Size, causes_of, fault, routes_of, seen
 
 from ctxguard.core.types import FloatArray, Route
-from ctxguard.resilience import Deadlines
+from ctxguard.resilience.deadlines import Deadlines
 from ctxguard.retrieval.protocols import Reranker
 
 _EFFECT = "the hybrid route by its own policy, flagged; reranked again when it is back"

@@ -33,7 +33,7 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.writer import SampleWriter
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.resilience import Deadlines
+from ctxguard.resilience.deadlines import Deadlines
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.protocols import Reranker

@@ -11,7 +11,7 @@ import pytest
 from ctxguard.core.types import FloatArray
 from ctxguard.endpoints.assessors import FORMS, Form, ModelAssessor, ScoreAssessor
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
-from ctxguard.resilience import UnansweredError
+from ctxguard.resilience.stage import UnansweredError
 from ctxguard.retrieval.protocols import Assessor
 
 pytest.importorskip("openai")

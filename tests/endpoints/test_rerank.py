@@ -23,7 +23,7 @@ from ctxguard.errors import (
     StageRefusedError,
     StageUnavailableError,
 )
-from ctxguard.resilience import Stage, failure_of
+from ctxguard.resilience.stage import Stage, failure_of
 from tests.raw_server import sending
 from tests.rerank_endpoint import Answer, RerankEndpoint
 from tests.timing import NEVER, SOON

@@ -22,8 +22,9 @@ from ctxguard.errors import (
 )
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import FAILED_CAUSES
-from ctxguard.resilience import Deadlines, RequestLimits
+from ctxguard.resilience.bounded_caller import RequestLimits
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
+from ctxguard.resilience.deadlines import Deadlines
 from ctxguard.retrieval.hybrid import retriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.counted import Counted
@@ -369,7 +370,7 @@ import os, warnings
 warnings.simplefilter("ignore")
 from prometheus_client import CollectorRegistry
 from ctxguard.guard.telemetry import Telemetry
-from ctxguard.resilience import Stage
+from ctxguard.resilience.stage import Stage
 registry, stage = CollectorRegistry(), Stage("dense")
 telemetry = Telemetry(registry, all_metrics=True)
 stage.watch(telemetry.circuit_changed)

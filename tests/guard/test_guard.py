@@ -29,7 +29,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import ConfigurationError, CtxguardError, QueryError, StageUnavailableError
 from ctxguard.guard import ContextGuard
-from ctxguard.resilience import RequestLimits
+from ctxguard.resilience.bounded_caller import RequestLimits
 from tests.counted import Counted
 from tests.doubles import Fault, FaultyRetriever
 from tests.guard.guards import (

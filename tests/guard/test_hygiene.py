@@ -36,7 +36,7 @@ from ctxguard.errors import (
 )
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
-from ctxguard.resilience import RequestLimits
+from ctxguard.resilience.bounded_caller import RequestLimits
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.storage import manifest_file
 from tests.counted import Counted

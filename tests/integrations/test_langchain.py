@@ -32,7 +32,7 @@ from ctxguard.integrations.langchain import (
 )
 from ctxguard.integrations.separate_legs import SeparateLegs
 from ctxguard.profile.comparison import ProfileCheck
-from ctxguard.resilience import RequestLimits
+from ctxguard.resilience.bounded_caller import RequestLimits
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
 

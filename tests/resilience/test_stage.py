@@ -12,8 +12,8 @@ import pytest
 
 from ctxguard.core.types import FailureKind
 from ctxguard.errors import OverloadedError, QueryError, StageError, StageUnavailableError
-from ctxguard.resilience import Stage, UnansweredError, failure_of
 from ctxguard.resilience.breaker import FAILURES, MAX_RETRY_SECONDS, RETRY_SECONDS
+from ctxguard.resilience.stage import Stage, UnansweredError, failure_of
 from tests.timing import NEVER, SOON, Clock
 
 

@@ -61,7 +61,7 @@ def test_forked_child_has_own_threads() -> None:
     script = """
 import os, threading, warnings
 warnings.simplefilter("ignore")
-from ctxguard.resilience import Stage
+from ctxguard.resilience.stage import Stage
 stage = Stage("dense")
 over = threading.Event()
 stage.submit(lambda: over.wait(600))

@@ -10,8 +10,9 @@ import pytest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import FailureKind, Passage, Route, ScoreKind
 from ctxguard.errors import OverloadedError, StageUnavailableError
-from ctxguard.resilience import Deadlines, Stage
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
+from ctxguard.resilience.deadlines import Deadlines
+from ctxguard.resilience.stage import Stage
 from ctxguard.retrieval.hybrid.search import Search, SearchSettings
 from tests.doubles import FaultyEmbedder, FaultyReranker, FaultyRetriever
 from tests.timing import NEVER, SOON, Clock

@@ -13,7 +13,7 @@ import pytest
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FailureKind, Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, QueryError
-from ctxguard.resilience import Deadlines
+from ctxguard.resilience.deadlines import Deadlines
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.dense import DenseIndex
 from tests.doubles import FaultyEmbedder, FaultyReranker, FaultyRetriever, WordHashEmbedder

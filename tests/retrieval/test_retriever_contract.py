@@ -11,7 +11,7 @@ import pytest
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CtxguardError
-from ctxguard.resilience import Deadlines
+from ctxguard.resilience.deadlines import Deadlines
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.protocols import FloatArray

@@ -26,7 +26,7 @@ from ctxguard.errors import (
 )
 from ctxguard.integrations.engines.address import ENGINES, EngineAddress, nothing_there
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings, passage_of
-from ctxguard.resilience import UnansweredError
+from ctxguard.resilience.stage import UnansweredError
 from ctxguard.retrieval.hybrid.search import DENSE, LEG_KINDS, LEXICAL
 from ctxguard.retrieval.protocols import Float32Array
 

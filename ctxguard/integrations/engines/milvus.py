@@ -40,7 +40,7 @@ from ctxguard.integrations.engines.engine import (
     number,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
-from ctxguard.resilience import Stage
+from ctxguard.resilience.stage import Stage
 from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import K1, B
 

@@ -12,7 +12,8 @@ from ctxguard.core.fusion import fuse
 from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind, StageFailure
 from ctxguard.errors import StageUnavailableError
 from ctxguard.integrations.engines.engine import Engine, LegQuery
-from ctxguard.resilience import Budget, attempt, failure_of
+from ctxguard.resilience.deadlines import Budget
+from ctxguard.resilience.stage import attempt, failure_of
 from ctxguard.retrieval.hybrid.search import (
     DENSE,
     LEG_KINDS,

@@ -24,7 +24,9 @@ from ctxguard.core.types import (
     StageTiming,
 )
 from ctxguard.errors import ConfigurationError, QueryError, StageError
-from ctxguard.resilience import Budget, Stage, Watcher, attempt
+from ctxguard.resilience.breaker import Watcher
+from ctxguard.resilience.deadlines import Budget
+from ctxguard.resilience.stage import Stage, attempt
 from ctxguard.retrieval.hybrid.search import (
     DEFAULT_RERANK_DEPTH,
     RERANK,

@@ -17,8 +17,9 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage, Route, id_text
 from ctxguard.errors import ConfigurationError, IndexFolderError
-from ctxguard.resilience import Deadlines, Stage, Watcher
-from ctxguard.resilience.stage import WORKERS
+from ctxguard.resilience.breaker import Watcher
+from ctxguard.resilience.deadlines import Deadlines
+from ctxguard.resilience.stage import WORKERS, Stage
 from ctxguard.resilience.threads import processors
 from ctxguard.retrieval.analysers import LANGUAGES, as_analyser
 from ctxguard.retrieval.hybrid.pipeline import Hybrid

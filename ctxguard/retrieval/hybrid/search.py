@@ -32,8 +32,9 @@ from ctxguard.errors import (
     StageError,
     StageUnavailableError,
 )
-from ctxguard.resilience import Budget, Deadlines, Stage, attempt
 from ctxguard.resilience.breaker import FORCED
+from ctxguard.resilience.deadlines import Budget, Deadlines
+from ctxguard.resilience.stage import Stage, attempt
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.retrieval.protocols import (

@@ -25,7 +25,7 @@ from ctxguard.integrations.engines import postgresql
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.resilience import RequestLimits
+from ctxguard.resilience.bounded_caller import RequestLimits
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import WordHashEmbedder
 from tests.timing import until

@@ -36,7 +36,7 @@ from ctxguard.errors import (
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.qdrant import term_index
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.resilience import UnansweredError
+from ctxguard.resilience.stage import UnansweredError
 from tests.rerank_endpoint import Answer, RerankEndpoint
 
 _folder = ""
