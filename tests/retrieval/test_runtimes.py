@@ -110,18 +110,15 @@ def absent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def test_without_the_extra_torch_is_used(
     absent: str, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says once for each purpose what to install."""
+    """The log says once for each purpose what to install, and a requested runtime is an error."""
     with caplog.at_level(logging.INFO):
         assert ways(Encoder(tiny, cache=tmp_path))["queries"] == ("torch", "float32")
     assert caplog.text.count("does not compute queries") == 1
     assert f"the extra fast: {install_line('fast')}" in caplog.text
-
-
-def test_absent_requested_runtime_is_an_error(absent: str, tiny: Path, tmp_path: Path) -> None:
-    encoder = Encoder(tiny, runtime="onnxruntime", cache=tmp_path)
+    requested = Encoder(tiny, runtime="onnxruntime", cache=tmp_path)
     for purpose in ("queries", "passages"):
         with pytest.raises(MissingExtraError, match="fast"):
-            encoder._model(purpose)
+            requested._model(purpose)
 
 
 @in_onnxruntime

@@ -140,29 +140,38 @@ class TestUpdate:
         embedder.encoded.clear()
         return retriever
 
-    def test_it_adds_replaces_keeps_and_drops(
-        self, retriever: HybridRetriever, embedder: Recording
+    @pytest.mark.parametrize(
+        ("given", "changes", "encoded"),
+        [
+            (
+                passages_of({"a": "red fox", "b": "the sea", "d": "dog"}),
+                Changes(added=1, changed=1, deleted=1, unchanged=1, encoded=2),
+                ["dog", "the sea"],
+            ),
+            (
+                [Passage("a", "red fox", metadata={"first": "x"}), *passages_of({"b": "sea"})],
+                Changes(changed=1, unchanged=1, deleted=1),
+                [],
+            ),
+            (passages_of({"c": "sun", "b": "sea", "a": "red fox"}), Changes(unchanged=3), []),
+        ],
+        ids=["other texts", "other metadata", "nothing new"],
+    )
+    def test_only_new_texts_are_encoded(
+        self,
+        given: list[Passage],
+        changes: Changes,
+        encoded: list[str],
+        retriever: HybridRetriever,
+        embedder: Recording,
     ) -> None:
-        changes = retriever.update(passages_of({"a": "red fox", "b": "the sea", "d": "dog"}))
-        assert changes == Changes(added=1, changed=1, deleted=1, unchanged=1, encoded=2)
-        assert sorted(embedder.encoded) == ["dog", "the sea"]
-        assert (retriever.passage_ids, retriever.passage("b").text) == (("a", "b", "d"), "the sea")
-
-    def test_other_metadata_is_kept_without_encoding(
-        self, retriever: HybridRetriever, embedder: Recording
-    ) -> None:
-        passage = Passage("a", "red fox", metadata={"first": "seen"})
-        changes = retriever.update([passage, *passages_of({"b": "sea", "c": "sun"})])
-        assert (changes, embedder.encoded) == (Changes(changed=1, unchanged=2), [])
-        assert retriever.passage("a") == passage
-        assert retriever.retrieve("fox", where=Where(first="seen")).passage_ids == ("a",)
-        assert "a" not in retriever.retrieve("fox", where=Where(first="red")).passage_ids
-
-    def test_nothing_new_changes_nothing(self, retriever: HybridRetriever) -> None:
         before = retriever.generation
-        changes = retriever.update(passages_of({"c": "sun", "b": "sea", "a": "red fox"}))
-        assert changes == Changes(unchanged=3)
-        assert retriever.generation is before
+        assert retriever.update(given) == changes
+        assert sorted(embedder.encoded) == encoded
+        kept = sorted(given, key=lambda each: each.passage_id)
+        assert list(retriever.stored_passages()) == kept
+        assert (retriever.generation is before) == (changes == Changes(unchanged=3))
+        assert_same_answers(retriever, HybridRetriever.build(given, embedder=WordHashEmbedder()))
 
     @pytest.mark.parametrize(
         ("passages", "said"),
