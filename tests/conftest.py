@@ -1,5 +1,6 @@
 """What tests share: the labelled collections, a cache of models, and a processor's bfloat16."""
 
+import json
 import os
 import secrets
 import shutil
@@ -130,12 +131,13 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden() -> Path:
+def examples() -> dict[str, Any]:
     """The worked examples with known answers, beside the checkout."""
     file = Path(__file__).resolve().parents[2] / "shared" / "golden" / "worked_examples.json"
     if not file.is_file():
         pytest.skip("the worked examples are not beside this checkout")
-    return file
+    read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return read
 
 
 @pytest.fixture(scope="module")

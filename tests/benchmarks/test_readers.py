@@ -16,9 +16,7 @@ def test_measure_preferring_better_answers_agrees() -> None:
     found = concordances([alone, tenth])
     assert found is not None
     assert (found[DECIDES], found["recall"], found["precision"]) == (1.0, 0.5, 1.0)
-
-
-def test_equal_answers_say_nothing() -> None:
+    # Equal answers say nothing.
     assert concordances([Answer("R", True, 1, 1.0), Answer("N", True, 1, 1.0)]) is None
 
 

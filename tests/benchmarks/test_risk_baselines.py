@@ -26,9 +26,6 @@ def test_hoeffding_bentkus_equals_its_formula() -> None:
     expected = min(exp(-n * relative_entropy), bentkus)
     assert bentkus < exp(-n * relative_entropy)
     assert hoeffding_bentkus_p_value([0.1] * n, alpha) == pytest.approx(expected)
-
-
-def test_hoeffding_bentkus_takes_the_smaller() -> None:
     expected = exp(-5 * stats.entropy([0.0, 1.0], [0.4, 0.6]))
     assert hoeffding_bentkus_p_value([0.0] * 5, 0.4) == pytest.approx(expected)
 
@@ -37,9 +34,6 @@ def test_clt_is_one_sided_z_test() -> None:
     losses = np.array([0.0, 0.1, 0.3, 0.0, 0.2])
     z = (losses.mean() - 0.25) / (losses.std(ddof=1) / sqrt(5))
     assert clt_p_value(losses, 0.25) == pytest.approx(stats.norm.cdf(z))
-
-
-def test_clt_without_spread_uses_mean() -> None:
     assert clt_p_value([[0.0, 0.5]] * 4, 0.1).tolist() == [0.0, 1.0]
 
 
@@ -76,9 +70,7 @@ def test_risk_control_adds_one_loss() -> None:
     # (9 × 0.1 + 1) / 10 = 0.19
     losses = np.full((9, 1), 0.1)
     assert (conformal_risk_control(losses, 0.191), conformal_risk_control(losses, 0.189)) == (1, 0)
-
-
-def test_risk_control_judges_by_worst_before() -> None:
+    # A candidate is judged by the worst that came before it.
     losses = np.array([[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]] * 100)
     assert conformal_risk_control(losses[:, [0, 2]], 0.3) == 2
     assert conformal_risk_control(losses, 0.3) == 1

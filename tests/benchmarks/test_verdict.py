@@ -36,9 +36,7 @@ def test_unenforced_counts_as_today() -> None:
     found = summarised([split(), {**dict.fromkeys(FIGURES, 0.0), "kept": 5.0}])
     assert (found["recall"], found["tokens"], found["kept"]) == pytest.approx((0.05, -0.1, 4.0))
     assert (found["enforced"], found["n_enforced"], found["splits"]) == (0.5, 1.0, 2.0)
-
-
-def test_refuted_policies_are_counted() -> None:
+    # Refuted policies are counted.
     found = summarised([split(refuted=1.0), split(refuted=1.0), split()])
     assert (found["n_refuted"], found["n_enforced"]) == (2.0, 3.0)
 

@@ -159,14 +159,12 @@ class TestWhatTheProfileIsFor:
 
 
 class TestRoutes:
-    def test_routes_share_the_same_labels(self, result: Calibration) -> None:
+    def test_routes_and_fusion_share_labels(self, result: Calibration) -> None:
         routes = result.profile.routes
         assert set(routes) == {Route.HYBRID, Route.LEXICAL, Route.DENSE}
         assert routes[Route.HYBRID].policy.kind == "expected_utility"
         assert routes[Route.LEXICAL].policy.kind == "expected_utility"
         assert routes[Route.DENSE].score_kind is ScoreKind.COSINE
-
-    def test_fusion_is_fitted_and_kept(self, result: Calibration) -> None:
         assert result.profile.fusion.method == "convex"
         assert result.profile.fusion.weight > 0.6
         assert result.profile.fingerprint == {"fusion": f"convex {result.profile.fusion.weight}"}

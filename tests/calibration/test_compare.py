@@ -378,30 +378,27 @@ def test_runs_pair_by_query() -> None:
     assert (recall.value, recall.n) == (0.0, len(new.query_ids))
 
 
-def test_a_check_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="none of these candidates; it has a, b"):
-        checks(by_k({"mine": 1}), saved(by_k({"a": 1, "b": 1})))
-
-
-def test_other_labels_cannot_be_paired() -> None:
-    comparison = by_k({"mine": 1})
-    with pytest.raises(ConfigurationError, match="on the same queries and labels"):
-        checks(comparison, saved(comparison, dataset_digest="e" * 64))
-    with pytest.raises(ConfigurationError, match="uses other utilities"):
-        checks(comparison, saved(by_k({"mine": 1}, STRICT)))
-
-
-def test_unsaved_metric_is_named() -> None:
-    earlier = saved(by_k({"mine": 1}), candidates=[{"name": "mine", "per_query": {}}])
-    with pytest.raises(ConfigurationError, match="mine has no values of udcg"):
-        checks(by_k({"mine": 1}), earlier)
-
-
-@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])
-def test_hiding_tolerance_is_refused(tolerance: float) -> None:
-    comparison = by_k({"mine": 1})
-    with pytest.raises(ConfigurationError, match="must be ≥ 0 and finite"):
-        checks(comparison, saved(comparison), tolerance=tolerance)
+@pytest.mark.parametrize(
+    ("earlier", "tolerance", "says"),
+    [
+        (saved(by_k({"a": 1, "b": 1})), 0.0, "none of these candidates; it has a, b"),
+        (saved(by_k({"mine": 1}), dataset_digest="e" * 64), 0.0, "on the same queries and labels"),
+        (saved(by_k({"mine": 1}, STRICT)), 0.0, "uses other utilities"),
+        (
+            saved(by_k({"mine": 1}), candidates=[{"name": "mine", "per_query": {}}]),
+            0.0,
+            "mine has no values of udcg",
+        ),
+        *[
+            (saved(by_k({"mine": 1})), tolerance, "must be ≥ 0 and finite")
+            for tolerance in (-0.1, float("nan"), float("inf"))
+        ],
+    ],
+    ids=["nothing", "labels", "utilities", "metric", "negative", "nan", "infinite"],
+)
+def test_blind_check_is_refused(earlier: SavedComparison, tolerance: float, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        checks(by_k({"mine": 1}), earlier, tolerance=tolerance)
 
 
 def test_mismatched_values_are_refused(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """Evaluation: hand-made contexts with known metrics, and intervals with the coverage they claim."""
 
-import json
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,35 +37,17 @@ EXACT = 1e-9
 K2 = RatioPolicy(k=2)
 
 
-def metrics(
-    scores: list[float | None],
-    qrels: dict[str, int],
-    policy: RatioPolicy = K2,
-    kind: ScoreKind = ScoreKind.RATIO,
-) -> dict[str, float]:
-    """Of passages p0, p1, … for one query, beside one that gives the labels a relevant grade."""
-    rankings = [ranking_of(scores, kind=kind), ranking_of([1.0], kind=kind)]
-    pools = labelled(rankings, [qrels, {"p0": 1}])
-    found = per_query(pools, policy)
-    assert found.keys() == {*LABEL_METRICS, *SIZES.values()}
-    return {name: float(values[0]) for name, values in found.items()}
-
-
-@pytest.fixture(scope="module")
-def examples(golden: Path) -> dict[str, Any]:
-    return json.loads(golden.read_text(encoding="utf-8"))
-
-
-def of_grades(ranked: list[int], labelled: list[int], k: int = 10) -> dict[str, float]:
+def of_grades(ranked: list[int], every: list[int], k: int = 10) -> dict[str, float]:
     """Metrics of the first k of a ranking with these grades, of all that the labels hold."""
-    missed = list(labelled)
-    for grade in filter(None, ranked):
-        missed.remove(grade)
+    missed = (Counter(every) - Counter(filter(None, ranked))).elements()
     qrels = {f"p{at}": grade for at, grade in enumerate(ranked)}
     qrels |= {f"far{at}": grade for at, grade in enumerate(missed)}
-    return metrics(
-        [float(-rank) for rank in range(len(ranked))], qrels, RatioPolicy(k=k), ScoreKind.LOGIT
-    )
+    ranking = ranking_of([float(-at) for at in range(len(ranked))], kind=ScoreKind.LOGIT)
+    # Beside one that gives the labels a relevant grade.
+    pools = labelled([ranking, ranking_of([1.0], kind=ScoreKind.LOGIT)], [qrels, {"p0": 1}])
+    found = per_query(pools, RatioPolicy(k=k))
+    assert found.keys() == {*LABEL_METRICS, *SIZES.values()}
+    return {name: float(values[0]) for name, values in found.items()}
 
 
 def at_ranks(relevant: list[int], length: int) -> list[int]:

@@ -3,10 +3,8 @@
 Figures of whole pools are tested where they are computed, in ``tests/calibration``.
 """
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,44 +19,12 @@ from ctxguard.measure.worth import PRESETS, READERS, Negative, Utilities
 EXACT = 1e-9
 
 
-@pytest.fixture(scope="module")
-def examples(golden: Path) -> dict[str, Any]:
-    return json.loads(golden.read_text(encoding="utf-8"))
-
-
 def test_worked_udcg(examples: dict[str, Any]) -> None:
     for case in examples["udcg"]:
         gain, harm = udcg(np.array([case["utilities_in_rank_order"]]))
         assert gain[0] - harm[0] == pytest.approx(case["exact"], abs=EXACT)
         assert gain[0] == pytest.approx(case["gain_exact"], abs=EXACT)
         assert harm[0] == pytest.approx(case["harm_exact"], abs=EXACT)
-
-
-def udcg_reference(
-    relevant: list[bool], abstain: list[float], penalty: float = 0.333
-) -> float | None:
-    """UDCG as the authors of the paper that named it compute it, without a rank discount.
-
-    sigmoid of the mean over all passages of 1 − a for a relevant one and −penalty·(1 − a) for
-    another; a is the probability that the reader abstains on that passage alone. Trappolini,
-    Cuconasu, Filice, Maarek and Silvestri, EACL 2026, arXiv 2510.21440.
-    """
-    if not relevant:
-        return None
-    worth = [
-        (1.0 - probability) * (1.0 if is_relevant else -penalty)
-        for is_relevant, probability in zip(relevant, abstain, strict=True)
-    ]
-    return 1.0 / (1.0 + math.exp(-math.fsum(worth) / len(worth)))
-
-
-def test_worked_reference_udcg(examples: dict[str, Any]) -> None:
-    reference = examples["udcg_reference"]
-    assert reference["penalty"] == 0.333
-    for case in reference["cases"]:
-        value = udcg_reference(case["relevant"], case["abstain"])
-        assert value == pytest.approx(case["exact"], abs=EXACT)
-    assert udcg_reference([], []) is None
 
 
 @given(st.lists(st.floats(-1, 1), max_size=30))
