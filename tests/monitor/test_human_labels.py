@@ -156,7 +156,7 @@ def test_grade_counts_by_asking_probability(
     assert asked_probabilities(record, picked, grades_by_name(grades)) == chances
     given = grades_by_name(grades)
     scale = SCALE._replace(people_max_grade=1)
-    rows = judged_request(record, given, scale, people=given, picked=picked)
+    rows = judged_request(record, given, scale, probability=1.0, people=given, picked=picked)
     of_judged = [chances.get(record.passage_ids.index(name), 0.0) for name in sorted(grades)]
     asked = sorted(one for one in rows.passages["asked_probability"].tolist() if one)
     assert asked == pytest.approx(sorted(one for one in of_judged if one))

@@ -15,7 +15,7 @@ from ctxguard.measure.metrics import Metric, losses
 from ctxguard.measure.rows import FAILED, NO, UNGRADED, YES, Rows
 from ctxguard.measure.worth import READERS, STRICT, Negative
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.evidence import Scale, judged_request, recall_loss
+from ctxguard.monitor.labels.evidence import Scale, judged_request, with_first
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
 from ctxguard.monitor.sampling.sampler import JudgingRates
@@ -48,7 +48,7 @@ def rows_of(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> Rows:
     """As a judge without errors has it, of what it is asked about."""
     grades = grades_of(relevant)
     names = [record.passage_ids[place] for place in record.to_judge(grades)]
-    return judged_request(record, {name: grades[name] for name in names}, SCALE)
+    return judged_request(record, {name: grades[name] for name in names}, SCALE, probability=1.0)
 
 
 def grades_of(relevant: frozenset[str]) -> dict[str, Judgment]:
@@ -189,7 +189,8 @@ class TestRecallLoss:
         record = record_of(rates, k=k)
         rows = judged([record], relevant)
         assert loss_of(rows) == loss
-        assert recall_loss(record, grades_of(relevant), rates.baseline_k) == loss
+        of_another = with_first(rows, record, 1)
+        assert loss_of(with_first(of_another, record, rates.baseline_k)) == loss
 
     def test_pool_without_served_relevance_has_none(self) -> None:
         record = record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))
@@ -200,8 +201,7 @@ class TestRecallLoss:
     def test_missing_grade_makes_loss_unknown(self) -> None:
         record = record_of(self.FIRST_FIVE)
         grades = {name: Judgment(name, 1) for name in POOL[:4]}
-        assert loss_of(judged_request(record, grades, SCALE)) is None
-        assert recall_loss(record, grades, 5) is None
+        assert loss_of(judged_request(record, grades, SCALE, probability=1.0)) is None
 
     def test_mean_of_known_is_of_all(self) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
@@ -232,7 +232,7 @@ class TestMissingGrades:
             name: Judgment(name, int(name in RELEVANT)) for name in POOL if name not in missing
         }
         record = record_of(JudgingRates(dropped_rate=1.0))
-        return judged_request(record, grades, SCALE)
+        return judged_request(record, grades, SCALE, probability=1.0)
 
     def test_failed_dropped_passages_are_rows(self) -> None:
         """Each with the chance of being judged that the sample holds, as if it had a grade."""
@@ -261,7 +261,7 @@ class TestMissingGrades:
         assert not record.has_hit(known)
         del known["p2"]
         assert record.has_hit(known)
-        rows = judged_request(record, known, SCALE)
+        rows = judged_request(record, known, SCALE, probability=1.0)
         assert rows.requests["n_passages"].tolist() == [3]
 
 
@@ -280,7 +280,8 @@ def test_grades_count_by_their_scale() -> None:
         "p2": Judgment("p2", 1),
     }
     given = {"p0": Judgment("p0", 1), "p2": Judgment("p2", 0)}
-    rows = judged_request(record_of(ONLY_SERVED), grades, Scale(STRICT, 3, 1), people=given)
+    scale = Scale(STRICT, 3, 1)
+    rows = judged_request(record_of(ONLY_SERVED), grades, scale, probability=1.0, people=given)
     passages = rows.passages
     assert passages["judge_grade"].tolist() == [YES, NO, YES]
     assert passages["worth"].tolist() == [1.0, -1.0, 0.5]

@@ -6,7 +6,7 @@ Alertmanager, which see the alarm as a metric. Reads and writes the store and th
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from ctxguard.measure.rows import ROUTES, Rows, hash_number
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
-from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.evidence import recall_loss
+from ctxguard.monitor.labels.evidence import with_first
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
@@ -128,17 +127,16 @@ class AlarmMonitor:
         self.state.restore(former.to_json())
         self._with_promised_baseline.clear()
 
-    def note_loss(self, record: SampleRecord, grades: Mapping[str, Judgment], rows: Rows) -> None:
+    def note_loss(self, record: SampleRecord, rows: Rows) -> None:
         """Note the loss of a judged sample in its row, if the profile's own policy served it.
 
         One of which a served passage has no grade is left out.
         """
         is_own = record.profile_id == self.state.profile_id and record.mode is Mode.ENFORCE
         if is_own and rows.without_failed[0].all():
-            loss, probability = self._recall_loss(record, grades)
-            rows.requests["profile"] = hash_number(self.state.profile_id)
-            rows.requests["recall_loss"] = math.nan if loss is None else loss
-            rows.requests["loss_probability"] = probability
+            request = rows.requests
+            request["profile"] = hash_number(self.state.profile_id)
+            request["recall_loss"], request["loss_probability"] = self._recall_loss(record, rows)
 
     def evaluate(self) -> None:
         """Compare the losses of each day that is over since the last call, and act on alarms."""
@@ -237,20 +235,18 @@ class AlarmMonitor:
         """Save the alarms' state in the store, for the next process."""
         self._store.set_state(self._state_key, self.state.to_json())
 
-    def _recall_loss(
-        self, record: SampleRecord, grades: Mapping[str, Judgment]
-    ) -> tuple[float | None, float]:
+    def _recall_loss(self, record: SampleRecord, rows: Rows) -> tuple[float, float]:
         """Return the loss that the route promises to bound, and the probability of judging it."""
         route = self.state.profile.routes.get(record.route)
         promise = None if route is None else route.recall_promise
         if promise is None:
-            return None, 0.0
+            return math.nan, 0.0
         _, k, _ = promise
         self._check_rates(record, k)
         self._with_promised_baseline[record.route] = k == record.rates.baseline_k
         n = len(record.served) + len(record.dropped)
-        probability = record.rates.first_probability(min(k, n))
-        return (recall_loss(record, grades, k) if probability else None), probability
+        [loss] = losses(with_first(rows, record, k))[Metric.RECALL_LOSS]
+        return loss, record.rates.first_probability(min(k, n))
 
     def _check_rates(self, record: SampleRecord, k: int) -> None:
         """Warn while samples cannot show the promised loss."""

@@ -278,11 +278,13 @@ class JudgingAgain:
             self._looked_at = now
         return found
 
-    def read(self, sample_id: int) -> tuple[SampleRecord, list[int], dict[str, Judgment]] | None:
+    def read(
+        self, sample_id: int
+    ) -> tuple[SampleRecord, tuple[int, ...], dict[str, Judgment]] | None:
         """Read a sample that is due; None where it was deleted or cannot be read.
 
-        Returns its record; the candidates to judge, those judged before and all served ones; and
-        this judge's grades so far.
+        Returns its record; the candidates to judge, those that were judged first; and this judge's
+        grades so far.
         """
         self._retry_at[sample_id] = self._clock() + _RETRY_SECONDS
         record = self._store.records([sample_id]).get(sample_id)
@@ -290,16 +292,13 @@ class JudgingAgain:
             return None
         first = self._store.grades(None, [sample_id]).get(sample_id, {})
         before = self._store.grades(self._series, [sample_id]).get(sample_id, {})
-        wanted, order = set(record.to_judge({})), (*record.served, *record.dropped)
-        judged = {*first, *before}
-        positions = [one for one in order if one in wanted or record.passage_ids[one] in judged]
-        return record, positions, before
+        return record, record.to_judge(first), before
 
     def judge(
         self,
         sample_id: int,
         record: SampleRecord,
-        positions: list[int],
+        positions: tuple[int, ...],
         before: Mapping[str, Judgment],
         *,
         is_canary: bool,

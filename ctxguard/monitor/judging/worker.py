@@ -293,7 +293,7 @@ class JudgingWorker:
         if self._alarms is None or found.rows is None:
             return
         try:
-            self._alarms.note_loss(sample.record, found.grades, found.rows)
+            self._alarms.note_loss(sample.record, found.rows)
         except Exception as error:
             self.errors += 1
             _log.warning(

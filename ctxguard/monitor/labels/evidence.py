@@ -62,7 +62,7 @@ def judged_request(
     grades: Mapping[str, Judgment],
     scale: Scale,
     *,
-    probability: float | None = None,
+    probability: float,
     first: Mapping[str, Judgment] | None = None,
     people: Mapping[str, Judgment] = _NOTHING,
     picked: Sequence[PickedPassage] = (),
@@ -72,8 +72,7 @@ def judged_request(
     Args:
         grades: The judge's grades by passage id. A passage that should have one but has none
             failed: its row has no grade.
-        probability: Probability with which it was sampled and then taken up for judging; None for
-            the probability of sampling alone.
+        probability: Probability with which it was sampled and then taken up for judging.
         first: Grades of the judge whose hits decided which passages were judged; None for the
             same judge.
         people: People's grades by passage id.
@@ -83,8 +82,7 @@ def judged_request(
     rates, has_hit = record.rates, record.has_hit(first)
     places, probabilities = record.to_judge(first), record.judging_chances(first)
     names = [record.passage_ids[place] for place in places]
-    baseline = record.first(rates.baseline_k)
-    lacking = {place for place, name in zip(places, names, strict=True) if name not in grades}
+    given = [grades.get(name) for name in names]
     whole, is_fair = record.has_full_pool(has_hit=has_hit), True
     of_dropped = of_pool = 1.0
     if record.dropped:
@@ -97,21 +95,17 @@ def judged_request(
     request, passages = np.zeros(1, REQUEST), np.zeros(len(places), PASSAGE)
     request["time_seconds"], request["route"] = record.time_seconds, ROUTES.index(record.route)
     request["n_passages"], request["n_served"] = len(places), len(record.served)
-    request["probability"] = record.probability if probability is None else probability
+    request["probability"] = probability
     request["session"] = session_number(record.session_id)
-    request["question"] = question_number(record)
+    request["question"] = _question_number(record)
     request["dropped_probability"], request["pool_probability"] = of_dropped, of_pool
-    request["has_recall"] = whole and is_fair and not lacking
-    is_judged = record.judges_first(rates.baseline_k)
-    request["has_baseline"] = is_judged and lacking.isdisjoint(baseline)
+    request["has_recall"] = whole and is_fair and None not in given
     request["run_probability"] = 1.0
-    given = [grades.get(name) for name in names]
     rank = np.arange(1, len(places) + 1)
     rank[len(record.served) :] = 0
     is_near = np.isin(places, record.dropped[:NEAR_DROPPED])
     passages["position"], passages["rank"] = places, rank
     passages["group"] = np.where(rank > 0, rank_group(rank), np.where(is_near, NEAR, FAR))
-    passages["in_baseline"] = np.isin(places, baseline)
     passages["judge_grade"] = [_grade(one) for one in given]
     passages["score"] = [_log_odds(one) for one in given]
     passages["worth"] = [scale.worth(one or _NO_GRADE) for one in given]
@@ -126,10 +120,20 @@ def judged_request(
         opened = next(one for one in picked if one.kind in OPENED)
         request["draw"], request["run_probability"] = opened.pick_id, opened.probability
         request["is_run"] = opened.kind is PickKind.RUN
-    return Rows.of(request, passages)
+    return with_first(Rows.of(request, passages), record, rates.baseline_k)
 
 
-def question_number(record: SampleRecord) -> int:
+def with_first(rows: Rows, record: SampleRecord, k: int) -> Rows:
+    """Return a sample's row with the retriever's first k as those that recall loss is about."""
+    requests, passages = rows.requests.copy(), rows.passages.copy()
+    is_first = np.isin(passages["position"], record.first(k))
+    passages["in_baseline"] = is_first
+    has_failed = (passages["judge_grade"][is_first] == FAILED).any()
+    requests["has_baseline"] = record.judges_first(k) and not has_failed
+    return Rows(requests, passages, rows.request)
+
+
+def _question_number(record: SampleRecord) -> int:
     """Number the question, ignoring case and spaces; without text, number the request."""
     text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
     return hash_number(text)
@@ -147,19 +151,6 @@ def _log_odds(given: Judgment | None) -> float:
     if given is None or given.score is None:
         return 0.0
     return float(log_odds(given.score).clip(-8.0, 8.0))
-
-
-def recall_loss(record: SampleRecord, grades: Mapping[str, Judgment], k: int) -> float | None:
-    """Compute the share of the relevant among the retriever's first k that was not served.
-
-    Returns:
-        None if they were not all judged by design, a grade is missing, or none is relevant.
-    """
-    by_place = {place: record.grade(grades, place) for place in record.first(k)}
-    relevant = {place for place, grade in by_place.items() if grade}
-    if not record.judges_first(k) or None in by_place.values() or not relevant:
-        return None
-    return len(relevant - set(record.served)) / len(relevant)
 
 
 def asked_probabilities(
