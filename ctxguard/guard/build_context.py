@@ -28,6 +28,7 @@ from ctxguard.core.value_of_information import ANSWER, ASSESS, Assessment
 from ctxguard.guard.assess import AssessorStage, Question
 from ctxguard.guard.bound_profile import BoundProfile, RoutePolicy
 from ctxguard.guard.observers import RequestSpan
+from ctxguard.profile.schema import AssessorProfile
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
@@ -161,16 +162,17 @@ def _as_given(ranking: Ranking, today: RatioPolicy) -> Decision:
 
 
 def question_of(
-    request: Request, applies: RoutePolicy, decision: Decision, stage: AssessorStage | None
+    request: Request,
+    applies: RoutePolicy,
+    decision: Decision,
+    profile: AssessorProfile,
+    stage: AssessorStage | None,
 ) -> tuple[RoutePolicy, Decision, Question | None]:
     """Return the question to ask the assessor about a request; None if none is worth its price.
 
     If the profile relies on an assessor and it is absent or a different one, a stage is missing;
     likewise if signals that P needs are missing.
     """
-    profile = applies.assessor
-    if profile is None:
-        return applies, decision, None
     if stage is None or stage.fingerprint != profile.fingerprint:
         now = "absent" if stage is None else repr(stage.fingerprint)
         difference = f"the assessor is {now}, was {profile.fingerprint!r}"
@@ -200,9 +202,7 @@ def _assessed(
     decision: Decision, assessment: Assessment, applies: RoutePolicy, mode: Mode
 ) -> tuple[Decision, Assessment]:
     """Decide again with the answers, and add them to the ranking's signals."""
-    profile = applies.assessor
-    if profile is None:
-        return decision, assessment
+    profile = cast(AssessorProfile, applies.assessor)
     signals = {f"{ANSWER}{name}": values for name, values in assessment.answers.items()}
     signals[f"{ANSWER}place"] = assessment.places
     ranking = decision.ranking

@@ -431,10 +431,15 @@ class ContextGuard:
                 return self._bound
             rebound = self._bound = self._bind(bound.profile, lenient=True)
         if rebound.comparison.flags != bound.comparison.flags:
+            found, standing = rebound.comparison, "holds again"
+            if found.mismatches:
+                standing = "is not for this one, top k is served"
+            elif found.reservations:
+                standing = "applies, but calibrate again"
             _log.warning(
                 "the index was swapped: the profile in force %s (%d differences)",
-                _standing(rebound.comparison),
-                len(rebound.comparison.differences),
+                standing,
+                len(found.differences),
             )
         return rebound
 
@@ -472,7 +477,9 @@ class ContextGuard:
             applies, decision = decide_request(request, hits, self.score_kind)
             assessment = question = None
             if applies.assessor is not None:
-                applies, decision, question = question_of(request, applies, decision, stage)
+                applies, decision, question = question_of(
+                    request, applies, decision, applies.assessor, stage
+                )
             if question is not None and stage is not None:
                 asked = perf_counter()
                 assessment = stage.ask(question) if blocks else await stage.aask(question)
@@ -541,10 +548,3 @@ def _run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
         result: _T = ended.value
         return result
     raise RuntimeError("it waited for an event loop")
-
-
-def _standing(comparison: SystemComparison) -> str:
-    """Describe for the log whether a profile applies to the current index."""
-    if comparison.mismatches:
-        return "is not for this one, top k is served"
-    return "applies, but calibrate again" if comparison.reservations else "holds again"

@@ -76,26 +76,18 @@ class Breaker:
         Returns:
             None while the circuit is closed, a probe when one is due, else `REFUSED`.
         """
-        if self.is_closed:
-            return None
-        if monotonic() < self._refused_until:
-            # Read without the lock: in an outage this is nearly every request.
-            return REFUSED
         with self._lock:
-            return self._admit_one(MAX_RETRY_SECONDS if seconds is None else seconds)
-
-    def _admit_one(self, seconds: float) -> Probe | None:
-        if self.is_closed:
-            return None
-        if monotonic() < self._refused_until:
-            return REFUSED
-        if self._probe is not None:
-            # The probe has used up its time.
-            self._fail_probe()
-            return REFUSED
-        self._probe = Probe()
-        self._refused_until = monotonic() + seconds
-        return self._probe
+            if self.is_closed:
+                return None
+            if monotonic() < self._refused_until:
+                return REFUSED
+            if self._probe is not None:
+                # The probe has used up its time.
+                self._fail_probe()
+                return REFUSED
+            self._probe = Probe()
+            self._refused_until = monotonic() + (MAX_RETRY_SECONDS if seconds is None else seconds)
+            return self._probe
 
     def succeeded(self, probe: Probe | None) -> None:
         """Note that a call answered; ``probe`` is None if it was admitted while closed."""

@@ -364,9 +364,9 @@ class TestAccounting:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_forked_child_counts_own_circuits() -> None:
+def test_forked_child_has_own_threads_and_circuits() -> None:
     script = """
-import os, warnings
+import os, threading, warnings
 warnings.simplefilter("ignore")
 from prometheus_client import CollectorRegistry
 from ctxguard.guard.telemetry import Telemetry
@@ -386,10 +386,13 @@ def opened():
 def counted():
     return registry.get_sample_value("ctxguard_open_circuits", {"stage": "dense"})
 
-assert opened() == 1
+busy = Stage("lexical")
+busy.submit(threading.Event().wait)
+assert busy.call(lambda: 1, 60.0) == opened() == 1
 child = os.fork()
 if child == 0:
-    os._exit(0 if (counted(), stage.is_open, opened()) == (0, False, 1) else 1)
+    seen = busy.call(lambda: 2, 60.0), counted(), stage.is_open, opened()
+    os._exit(0 if seen == (2, 0, False, 1) else 1)
 assert counted() == 1
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

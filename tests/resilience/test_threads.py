@@ -1,15 +1,13 @@
 """The threads of daemon threads: how many calls run and wait, and what hung calls cost."""
 
 import itertools
-import subprocess
-import sys
 import threading
 from queue import Full
 
 import pytest
 
 from ctxguard.resilience.threads import DaemonThreads
-from tests.timing import NEVER, PATIENCE_SECONDS
+from tests.timing import NEVER
 
 
 def test_calls_are_bounded_by_workers() -> None:
@@ -55,20 +53,3 @@ def test_threadless_system_refuses_without_waiting(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(Full):
         DaemonThreads("test", workers=2, waiting=2).submit(int)
-
-
-def test_forked_child_has_own_threads() -> None:
-    script = """
-import os, threading, warnings
-warnings.simplefilter("ignore")
-from ctxguard.resilience.stage import Stage
-stage = Stage("dense")
-over = threading.Event()
-stage.submit(lambda: over.wait(600))
-assert stage.call(lambda: 1, 60.0) == 1
-child = os.fork()
-if child == 0:
-    os._exit(0 if stage.call(lambda: 2, 60.0) == 2 else 1)
-raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_SECONDS, check=True)
