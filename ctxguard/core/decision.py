@@ -257,12 +257,9 @@ def _by_probability(
     probabilities: FloatArray,
     tokens: FloatArray | None,
 ) -> tuple[Sequence[int], int, list[float], list[float]]:
-    """Order candidates by P(relevant), ties as given, and count those to keep.
+    """Order candidates by P(relevant), ties as given: with how many to keep, P and weighed P.
 
     With tokens, P weighed by length decides which are kept, and P their order.
-
-    Returns:
-        The new order, how many of it to keep, and P and weighed P, aligned with it.
     """
     weighed = probabilities if tokens is None else probabilities * weight_of(tokens)
     best_first = (-weighed).argsort(kind="stable")
@@ -418,10 +415,7 @@ def candidate_order(
 
 
 def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
-    """Return positions by score if strictly descending, as given or once sorted; else empty.
-
-    Nearly every ranking is strictly descending, without garbage or ties; one pass in C checks it.
-    """
+    """Return positions by score if strictly descending, as nearly always; else empty."""
     order: Sequence[int] = range(len(scores))
     ordered: Sequence[float] = scores  # type: ignore[assignment]
     try:
@@ -443,11 +437,7 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
 def _sorted_candidates(
     ranking: Ranking, *, by_score: bool = True, needs_score: bool = True
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """Sort the usable candidates as `candidate_order` does; return the others too.
-
-    Without ``by_score`` it sorts by upstream rank alone, and without ``needs_score`` every
-    candidate with an id is usable.
-    """
+    """Sort the usable candidates as `candidate_order` does, or by upstream rank alone."""
     scores, ids, ranks = ranking.scores, ranking.passage_ids, ranking.ranks
     order: Sequence[int] = range(len(ids))
     if _FAISS_PADDING_ID in ids or (needs_score and not all_valid(scores)):

@@ -260,12 +260,7 @@ class AssessorStage:
             return answers
 
     def _answers(self, question: Question) -> _Answers:
-        """Call the assessor and check what it returns.
-
-        Raises:
-            StageError: it is not a number for each text and name.
-            Exception: any error of the assessor.
-        """
+        """Call the assessor; raise a `StageError` if it returns no number for a text and name."""
         texts, n = question.texts, len(question.texts)
         answers = self.assessor.assess(question.query, texts)
         by_text = _order(texts)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from ctxguard._support.checks import check_at_least
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import OfProcess
-from ctxguard.core.assembly import Assembly
+from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
@@ -101,7 +101,7 @@ class ContextGuard:
         depth: int = DEFAULT_DEPTH,
         score_kind: ScoreKind | ScoreKindName | None = None,
         check: ProfileCheck = DEFAULT_CHECK,
-        assembly: Assembly | None = None,
+        assembly: Assembly = DEFAULT_ASSEMBLY,
         limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
         sampler: RequestSampler | None = None,
         telemetry: Telemetry | None = None,
@@ -125,7 +125,7 @@ class ContextGuard:
                 "min_ratio compares scores, and score_kind 'rank' says that they carry order "
                 "only: set min_ratio to 0, or return scores that can be compared"
             )
-        self.assembly: Final = Assembly() if assembly is None else assembly
+        self.assembly: Final = assembly
         telemetry = default_telemetry() if telemetry is None else telemetry
         self._telemetry, self._sampler = telemetry, sampler
         self._begin_span = None if tracing is None else tracing.begin
@@ -448,10 +448,7 @@ class ContextGuard:
     ) -> Context:
         """Retrieve unless the caller gave results, decide, ask, build, and account for it.
 
-        Args:
-            request: The request.
-            hits: The caller's results, unless the request is retrieved.
-            blocks: Never wait for an event loop, for plain callers (`_run_blocking`).
+        With ``blocks`` it never waits for an event loop, for plain callers (`_run_blocking`).
         """
         began, retrieve_seconds, waited = perf_counter(), None, 0.0
         span, sampler, stage = request.span, self._sampler, self._assessor
@@ -501,10 +498,7 @@ class ContextGuard:
         return context
 
     def _counted(self, mode: Mode, error: BaseException, span: RequestSpan | None) -> BaseException:
-        """Count a request that ended in an error, and return the typed error to raise.
-
-        Interrupts, cancellations and others that are not an ``Exception`` are returned unchanged.
-        """
+        """Count a request that ended in an error, and return the typed error to raise."""
         if span is not None:
             self._safely("tracing", lambda: span.failed(error), None)
         self._safely("telemetry", lambda: self._telemetry.raised(mode, error), None)

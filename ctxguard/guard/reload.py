@@ -127,20 +127,14 @@ class _Watcher(ABC):
         return "the one before stays in force"
 
     def _load_stable(self) -> tuple[FileVersion | None, bool | Exception]:
-        """Load the file, retrying while it keeps changing.
-
-        A load may fail only because the file was replaced meanwhile: the next save of an index, for
-        example, deletes the generation being read.
-
-        Returns:
-            The version that was loaded, and whether it was new, or the error.
-        """
+        """Load the file; return its version, and whether its content is new, or the error."""
         tries = 0
         while True:
             version, tries = file_version(self.file), tries + 1
             try:
                 return version, self._load()
             except Exception as error:
+                # It may have been replaced meanwhile: the next save of an index deletes this one.
                 if tries == _MAX_TRIES or file_version(self.file) == version:
                     return version, error
 
