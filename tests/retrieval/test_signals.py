@@ -43,37 +43,24 @@ class Pool:
         self.query = QueryPieces.of(states, rng.uniform(size=20), _units(rng, 20, dimension))
         self.legs = legs_of(rng.uniform(size=n), rng.exponential(size=n))
 
-    def agree(self) -> None:
-        """Let both legs give one order, so that no two reciprocal ranks are equal."""
-        dense = self.legs["dense"].scores
-        self.legs = legs_of(dense, np.exp(dense))
-
-    def candidates(self, positions: list[int] | None = None) -> CandidateFeatures:
-        at = list(range(len(self.vectors))) if positions is None else positions
-        terms = SparseRows.of([self.terms[i] for i in at])
-        return CandidateFeatures(
-            np.array([float(self.terms[i].size) for i in at]),
-            terms,
-            unit_weights(terms, terms.counts.astype(np.float64)),
-            self.vectors[at],
-            SparseRows.of([self.pieces[i] for i in at]),
-        )
-
-    def ranked(self, positions: list[int] | None = None) -> dict[str, FloatArray]:
-        """The signals of the candidates at some positions, in that order."""
-        at = slice(None) if positions is None else positions
-        legs = {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()}
-        return self.signals(self.candidates(positions), legs)
-
     def signals(
         self,
-        candidates: CandidateFeatures,
         legs: dict[str, Leg] | None = None,
         fused: FloatArray | None = None,
+        **features: object,
     ) -> dict[str, FloatArray]:
+        """Its signals, where legs, reciprocal ranks or features are others."""
         legs = self.legs if legs is None else legs
         fused = fuse(legs, Fusion()) if fused is None else fused
-        return signals(candidates, legs, fused, self.query, Ranker.default())
+        terms = SparseRows.of(self.terms)
+        own = CandidateFeatures(
+            np.array([float(each.size) for each in self.terms]),
+            terms,
+            unit_weights(terms, terms.counts.astype(np.float64)),
+            self.vectors,
+            SparseRows.of(self.pieces),
+        )
+        return signals(own._replace(**features), legs, fused, self.query, Ranker.default())
 
 
 def _units(rng: np.random.Generator, n: int, dimension: int) -> np.ndarray:
@@ -90,13 +77,13 @@ def plain_log_ranks(values: list[float]) -> list[float]:
     return [0.5 * math.log(1 + sum(other > value for other in values)) for value in values]
 
 
-def plain_reciprocal_ranks(pool: Pool) -> list[float]:
+def plain_reciprocal_ranks(pool: Pool, constant: int) -> list[float]:
     fused = [0.0] * len(pool.vectors)
     for leg in pool.legs.values():
         for i, value in enumerate(leg.scores.tolist()):
             # A lexical score of 0 is no match, and has no rank.
             if leg.kind is ScoreKind.COSINE or value > 0:
-                fused[i] += 1.0 / (61.0 + sum(other > value for other in leg.scores))
+                fused[i] += 1.0 / (constant + 1.0 + sum(other > value for other in leg.scores))
     return fused
 
 
@@ -125,7 +112,7 @@ def plain_match(pool: Pool, i: int) -> float:
     return float(sum(w * each for w, each in zip(weights, best, strict=True)))
 
 
-def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
+def plain(pool: Pool, ranker: Ranker, fused: list[float]) -> Mapping[str, list[float]]:
     """All pooled signals again, in loops over lists."""
     n = len(pool.vectors)
     all_s = pool.vectors.astype(np.float64)
@@ -133,7 +120,6 @@ def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
     counts = [np.bincount(terms, minlength=12) / 1.0 for terms in pool.terms]
     unit = [each / np.linalg.norm(each) for each in counts]
     t = [[float(unit[i] @ unit[j]) if i != j else 0.0 for j in range(n)] for i in range(n)]
-    fused = plain_reciprocal_ranks(pool)
     order = plain_best_first(fused)
     found = {
         "redundancy": [plain_highest(s, order, i) for i in range(n)],
@@ -176,19 +162,20 @@ def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
 
 
 class TestSignals:
-    @given(st.integers(2, 30), st.integers(0, 10_000))
+    @given(st.integers(2, 30), st.integers(0, 10_000), st.sampled_from([1, 10, 60, 500]))
     @settings(deadline=None, max_examples=40)
-    def test_signals_follow_their_formulas(self, n: int, seed: int) -> None:
-        """The signals equal the formulas written in plain loops."""
+    def test_signals_follow_their_formulas(self, n: int, seed: int, constant: int) -> None:
+        """Written in plain loops, and by the order of the reciprocal ranks that are given."""
         pool = Pool(n, seed)
-        found = pool.ranked()
-        expected = plain(pool, Ranker.default())
+        fused = plain_reciprocal_ranks(pool, constant)
+        found = pool.signals(fused=np.array(fused))
+        expected = plain(pool, Ranker.default(), fused)
         assert found.keys() == expected.keys()
         for name, values in found.items():
             assert values.tolist() == pytest.approx(expected[name], abs=1e-5), name
 
     def test_one_candidate_has_every_signal(self) -> None:
-        found = Pool(1).ranked()
+        found = Pool(1).signals()
         assert set(found) == set(NAMES)
         assert all(values.shape == (1,) and np.isfinite(values).all() for values in found.values())
         alone = [*("redundancy", "similarity_3", "similarity_10", "term_similarity_3", "ranker")]
@@ -201,35 +188,23 @@ class TestSignals:
             assert np.isfinite(values).all()
 
     def test_first_of_equal_candidates_is_better(self) -> None:
-        assert Pool(1).ranked([0, 0, 0])["redundancy"] == pytest.approx(np.array([0.0, 1.0, 1.0]))
+        pool = Pool(3)
+        pool.vectors[:], pool.legs = pool.vectors[0], legs_of(np.ones(3), np.ones(3))
+        assert pool.signals()["redundancy"] == pytest.approx(np.array([0.0, 1.0, 1.0]))
 
     def test_unknown_is_left_out(self) -> None:
-        pool = Pool(12)
-        found = pool.signals(pool.candidates()._replace(vectors=None))
+        found = Pool(12).signals(vectors=None)
         assert {name for name in NAMES if name not in found} == {
             *("match", "vector_match", "redundancy", "similarity_3", "similarity_10"),
             *("vector_support_3", "smoothed_by_vectors", "vector_redundancy"),
         }
         assert all(np.isfinite(values).all() for values in found.values())
 
-    @given(st.integers(2, 30), st.integers(0, 10_000), st.sampled_from([1, 10, 500]))
-    @settings(deadline=None, max_examples=20)
-    def test_order_follows_the_given_scores(self, n: int, seed: int, constant: int) -> None:
-        """Another constant of the reciprocal ranks, or ranks among more, may order otherwise."""
-        pool = Pool(n, seed)
-        fused = fuse(pool.legs, Fusion(constant=constant))
-        order = plain_best_first(fused.tolist())
-        s = pool.vectors.astype(np.float64) @ pool.vectors.astype(np.float64).T
-        found = pool.signals(pool.candidates(), fused=fused)
-        expected = [plain_highest(s.tolist(), order, i) for i in range(n)]
-        assert found["redundancy"].tolist() == pytest.approx(expected, abs=1e-5)
-
     @pytest.mark.parametrize("leg", ["lexical", "dense"])
     def test_unanswered_leg_says_nothing(self, leg: str) -> None:
         pool = Pool(12)
-        legs = {leg: pool.legs[leg]}
-        fused = fuse(legs, Fusion())
-        found = signals(pool.candidates(), legs, fused, None, Ranker.default())
+        pool.query = None
+        found = pool.signals({leg: pool.legs[leg]})
         assert set(NAMES) - found.keys() == {"match", "vector_match"}
         assert np.isfinite(found["ranker"]).all()
 
@@ -237,7 +212,8 @@ class TestSignals:
         pool = Pool(5)
         pool.pieces[2] = np.zeros(0, np.int32)
         pool.vectors[2] = pool.vectors[1]
-        assert pool.ranked()["match"][2] < pool.ranked()["match"][1]
+        match = pool.signals()["match"]
+        assert match[2] < match[1]
 
     def test_rarest_of_many_query_pieces_count(self) -> None:
         rng, n = np.random.default_rng(0), MOST_QUERY_PIECES + 36
@@ -250,10 +226,11 @@ class TestSignals:
 
     def test_long_list_compares_its_first_hundred(self) -> None:
         pool = Pool(130)
-        pool.agree()
-        order = np.argsort(-pool.legs["dense"].scores).tolist()
+        dense = pool.legs["dense"].scores
+        # Both legs give one order, so that no two reciprocal ranks are equal.
+        pool.legs, order = legs_of(dense, np.exp(dense)), np.argsort(-dense).tolist()
         pool.vectors[order[-1]] = pool.vectors[order[-2]]
-        found = pool.ranked()
+        found = pool.signals()
         # They resemble each other, but neither is among those that all are compared with.
         assert found["redundancy"][order[-1]] < 1.0 - 1e-6
 
@@ -280,7 +257,7 @@ class TestRankerInputs:
     def inputs(self, **given: FloatArray) -> dict[str, FloatArray]:
         """The inputs by name, of a pool with these signals."""
         pool = Pool(len(next(iter(given.values()))))
-        inputs = ranker_inputs(pool.legs, pool.ranked() | given, fuse(pool.legs, Fusion()))
+        inputs = ranker_inputs(pool.legs, pool.signals() | given, fuse(pool.legs, Fusion()))
         return dict(zip(INPUTS, inputs, strict=True))
 
 
