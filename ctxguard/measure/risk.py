@@ -5,11 +5,13 @@ The certificate of DESIGN.md §9 is learn-then-test (Angelopoulos, Bates, Candè
 whose hypothesis is rejected, with family-wise error delta, are certified: with probability at
 least 1 − delta all of them keep the promise, however one of them is chosen afterwards. Pure.
 
-Losses lie in [0, 1], one row per query and one column per candidate; alpha and delta in (0, 1). The
-queries must be an independent sample of those that the promise is about, in an order fixed without
-looking at the losses: shuffle them by a seed, since a file may be sorted by topic.
+Losses lie in [0, 1], one row per query and one column per candidate; alpha and delta in (0, 1). No
+losses, and an undefined one or one outside [0, 1], are a CalibrationError. The queries must be an
+independent sample of those that the promise is about, in an order fixed without looking at the
+losses: shuffle them by a seed, since a file may be sorted by topic.
 """
 
+from bisect import bisect_left
 from math import log, sqrt
 from statistics import NormalDist
 
@@ -32,6 +34,7 @@ _BISECTIONS = 30
 _POWER = 0.8
 _LEAST_MARGIN = 1e-6
 """No practical number of labels can certify a mean loss closer to alpha than this."""
+_MOST_NEEDED = 2**60
 
 
 def betting_p_value(
@@ -56,12 +59,6 @@ def betting_p_value(
         alpha: The limit on the mean loss.
         target_delta: The level that the stakes are tuned for, fixed beforehand. The p-value is
             valid at every level whatever its value.
-
-    Returns:
-        Shape () or (n_candidates,), in [0, 1].
-
-    Raises:
-        CalibrationError: no losses, an undefined loss, or one outside [0, 1].
 
     >>> betting_p_value([[0.0, 1.0]] * 50, alpha=0.1).round(4).tolist()
     [0.0188, 1.0]
@@ -90,15 +87,11 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
     alpha and its p-value never rises with alpha, so the true mean is among the alphas that are
     not rejected with probability 1 − delta (Waudby-Smith and Ramdas, 2024, Theorem 3).
 
+    It lies in [mean of the losses, 1], and is 1 where too few queries exclude nothing, and where
+    every loss is 1.
+
     Args:
         losses: Shape (n,), of one policy, fixed without these queries.
-
-    Returns:
-        In [mean of the losses, 1]. It is 1 where too few queries exclude nothing, and where
-        every loss is 1.
-
-    Raises:
-        CalibrationError: as ``betting_p_value``.
 
     >>> round(betting_upper_bound([0.0] * 100), 3)
     0.03
@@ -120,15 +113,6 @@ def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) ->
     A difference D in [−1, 1] is a loss of (1 − D) / 2, whose mean ``betting_upper_bound`` bounds
     from above; gains on some queries then count against losses on others.
 
-    Args:
-        differences: Shape (n,), of one policy, fixed without these queries.
-
-    Returns:
-        In [−1, mean of the differences].
-
-    Raises:
-        CalibrationError: as ``betting_p_value``.
-
     >>> round(betting_lower_bound([0.0] * 100), 3), round(betting_lower_bound([0.1] * 100), 3)
     (-0.031, 0.066)
     """
@@ -147,13 +131,6 @@ def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
 
     The figures must come from queries that take no part in the test: given them, the order is a
     constant, as fixed-sequence testing requires. A poor order costs power, never validity.
-
-    Args:
-        risk: Shape (n_candidates,), such as the mean recall loss.
-        benefit: Shape (n_candidates,), such as the mean utility.
-
-    Returns:
-        Indices of candidates, at least one.
 
     >>> pareto_order(risk=[0.02, 0.10, 0.05, 0.02], benefit=[0.1, 0.4, 0.0, 0.3]).tolist()
     [0, 3, 1]
@@ -190,15 +167,8 @@ def labels_needed(losses: ArrayLike, alpha: float, delta: float = DEFAULT_DELTA)
     the least n at which it reaches log(1/delta) with probability 0.8. A sample whose mean
     is low by luck gives a number that is too low.
 
-    Args:
-        losses: Shape (n,).
-
-    Returns:
-        A number of test queries, without those that order the candidates. None where the mean
-        loss is not below alpha: no number would do.
-
-    Raises:
-        CalibrationError: as ``betting_p_value``.
+    It does not include the queries that order the candidates. None where the mean loss is not below
+    alpha: no number would do.
 
     >>> labels_needed([0.0] * 9 + [0.5], alpha=0.1)
     115
@@ -217,14 +187,8 @@ def labels_needed(losses: ArrayLike, alpha: float, delta: float = DEFAULT_DELTA)
         growth = np.log1p(-stake * (checked - alpha))
         return bool(n * growth.mean() - z * sqrt(n) * growth.std() >= -log(delta))
 
-    high = 1
-    while not suffices(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
-    return high
+    numbers = range(1, _MOST_NEEDED)
+    return numbers[bisect_left(numbers, True, key=suffices)]
 
 
 def _checked(losses: ArrayLike) -> FloatArray:
