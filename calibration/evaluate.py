@@ -67,23 +67,21 @@ KEYWORD_METRICS: Mapping[str, str] = {
 
 DESCRIPTIONS: Mapping[str, str] = {**LABEL_METRICS, **KEYWORD_METRICS}
 
-SIZES: Mapping[str, str] = {"pooled_recall": "in_pool"}
-"""Metrics that are one ratio over all queries, by the column of each query's part of the whole."""
+IN_POOL = "in_pool"
+"""The relevant candidates of each query, which weigh its part of pooled recall: one ratio over all
+queries."""
 
 Measured = Mapping[str, FloatArray]
-"""Metric name to its value for every query, shape (n_q,), NaN where it is undefined; and ``SIZES``.
-"""
+"""Metric name to its value for every query, shape (n_q,), NaN where it is undefined; and
+``IN_POOL``."""
 
 
-def intervals(columns: Measured, sizes: Measured, seed: int = 0) -> dict[str, Interval]:
-    """Average metrics or differences in them, with bootstrap intervals.
-
-    One of ``SIZES`` is weighted by its sizes, measured on the same queries.
-    """
+def intervals(columns: Measured, measured: Measured, seed: int = 0) -> dict[str, Interval]:
+    """Average metrics, or differences in them, measured on these queries, with their intervals."""
     found = dict(zip(columns, bootstrap_intervals(columns.values(), seed=seed), strict=True))
-    for name in columns.keys() & SIZES.keys():
-        own = sizes[SIZES[name]]
-        found[name] = bootstrap_ratio(columns[name] * own, own, seed=seed)
+    if (pooled := columns.get("pooled_recall")) is not None:
+        own = measured[IN_POOL]
+        found["pooled_recall"] = bootstrap_ratio(pooled * own, own, seed=seed)
     return found
 
 
@@ -175,7 +173,7 @@ def of_contexts(
         "hit_rate": np.where(n_relevant, n_found > 0, np.nan),
         "average_precision": share(precisions, n_relevant),
         "context_precision": np.where(n_kept, precisions / np.maximum(n_found, 1), np.nan),
-        "in_pool": in_pool * 1.0,
+        IN_POOL: in_pool * 1.0,
     }
 
 

@@ -28,7 +28,6 @@ from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.measure.corrected import (
-    FOLDS,
     N_COLUMNS,
     NEVER,
     Graded,
@@ -65,8 +64,7 @@ class JudgedRequests:
     Attributes:
         rows: In the contexts that were served; a row's position is its place in its pool, and
             ``asked_probability`` is 0 where a grade does not stand for others.
-        fold: Shape (n,), below ``FOLDS``, the same for all requests of a question; −1 for one that
-            nothing is left out for.
+        fold: Shape (n,), from 0 and below ``FOLDS``, the same for all requests of a question.
         stands_for: Shape (n,), how many of these requests each stands for that people graded; 0
             for one that they did not, NaN where no draw could have asked them.
         pools: In the order of the decision.
@@ -336,11 +334,9 @@ def decided(pools: Pools, policy: Policy) -> IntArray:
 def decided_by_others(judged: JudgedRequests, settings: Settings) -> IntArray:
     """Decide on each request by the policy fitted without its fold."""
     ranks = np.zeros(judged.pools.scores.shape, np.intp)
-    for fold in range(FOLDS):
+    for fold in np.unique(judged.fold).tolist():
         rows = np.flatnonzero(judged.fold == fold)
-        if rows.size:
-            policy = fitted_policy(judged, settings, fold)
-            ranks[rows] = decided(judged.pools.rows(rows), policy)
+        ranks[rows] = decided(judged.pools.rows(rows), fitted_policy(judged, settings, fold))
     return ranks
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from calibration.evaluate import SIZES, Measured, intervals
+from calibration.evaluate import IN_POOL, Measured, intervals
 from ctxguard.measure.interval import Interval
 
 LOWER_IS_BETTER = frozenset(
@@ -127,7 +127,7 @@ def tabulate(
     'better'
     """
     reference = next(iter(measured)) if reference is None else reference
-    every = set.intersection(*map(set, measured.values())).difference(SIZES.values())
+    every = set.intersection(*map(set, measured.values())).difference({IN_POOL})
     wanted = metrics if metrics is not None else measured[reference]
     names = tuple(name for name in wanted if name in every)
     rows = []

@@ -15,9 +15,9 @@ from ir_measures import AP, RR, P, R, Success, nDCG
 from simulated_pools import cases, labelled, ranking_of
 
 from calibration.evaluate import (
+    IN_POOL,
     KEYWORD_METRICS,
     LABEL_METRICS,
-    SIZES,
     Measured,
     intervals,
     per_query,
@@ -46,7 +46,7 @@ def of_grades(ranked: list[int], every: list[int], k: int = 10) -> dict[str, flo
     # Beside one that gives the labels a relevant grade.
     pools = labelled([ranking, ranking_of([1.0], kind=ScoreKind.LOGIT)], [qrels, {"p0": 1}])
     found = per_query(pools, RatioPolicy(k=k))
-    assert found.keys() == {*LABEL_METRICS, *SIZES.values()}
+    assert found.keys() == {*LABEL_METRICS, IN_POOL}
     return {name: float(values[0]) for name, values in found.items()}
 
 
