@@ -9,7 +9,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from calibration.data.dataset import Dataset, Query
 from calibration.data.text_files import read_records, shown, write_lines
 from calibration.passage_price import irrelevant_utility
-from calibration.replay import Progress
+from calibration.replay import PassageOf, Progress
 from calibration.results import Results, tabulate
 from calibration.retrievers import RankingSource
 from ctxguard.core.passages import estimate_tokens
@@ -450,7 +450,7 @@ def _number(row: Row, name: str) -> float:
     return float(value)
 
 
-def references(dataset: Dataset, passage: Callable[[str], Passage]) -> dict[str, str]:
+def references(dataset: Dataset, passage: PassageOf) -> dict[str, str]:
     """Join the texts of each question's relevant passages that can be had, best grades first."""
     found = {}
     for query in dataset.queries:

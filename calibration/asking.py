@@ -19,12 +19,12 @@ from calibration.choice import LADDERS, Choose, Folded, PolicySums, Step, choose
 from calibration.fit import folds, significant
 from calibration.grid import GridIndex
 from calibration.pools import LabelledPools
-from calibration.replay import Progress
+from calibration.replay import PassageOf, Progress
 from calibration.reranked_candidates import PAUSES_SECONDS
 from calibration.verdict import CONFIDENCE, mean_interval
 from ctxguard._support.words import count
 from ctxguard.core.policies import ExpectedUtilityPolicy
-from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
+from ctxguard.core.types import FailureKind, FloatArray, PassagesBy
 from ctxguard.core.value_of_information import FEWEST_RELEVANT, AnswerModel, Assessment, to_ask
 from ctxguard.errors import CalibrationError
 from ctxguard.guard.assess import AssessorStage, Question
@@ -67,7 +67,7 @@ class Asking:
     """
 
     stage: AssessorStage
-    passage: Callable[[str], Passage]
+    passage: PassageOf
     price: float = DEFAULT_PRICE
     sleep: Callable[[float], None] = time.sleep
 

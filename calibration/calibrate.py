@@ -3,7 +3,7 @@
 Calls the retriever and the assessor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -19,7 +19,7 @@ from calibration.pools import (
     notes_on_themselves,
     unlabelled_note,
 )
-from calibration.replay import Progress, Readings, encode_queries, replay
+from calibration.replay import Passes, Readings, encode_queries, replay, silent
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.settings import Settings
 from calibration.signal_columns import needed, read_columns, without_leaks
@@ -41,13 +41,6 @@ _UNVERIFIED = (
     "unverified: the retriever gives no fingerprint, so that the profile cannot be told from one "
     "of another system; give it fingerprint(), or calibrate with fingerprint=…"
 )
-
-Passes = Callable[[str, int], Progress]
-"""Called with the name and size of each pass over the queries; returns its progress callback."""
-
-
-def _silent(_name: str, _total: int) -> Progress:
-    return lambda _done: None
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ def calibrate(
     score_kind: ScoreKind | ScoreKindName | None = None,
     fingerprint: Mapping[str, str] | None = None,
     corpus_sketch: CorpusSketch | None = None,
-    passes: Passes = _silent,
+    passes: Passes = silent,
     asking: Asking | None = None,
 ) -> Calibration:
     """Choose a policy for every route of a retriever, certify it, measure it on held-out queries.

@@ -29,12 +29,21 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
 
 Progress = Callable[[int], None]
+"""Called with the number of queries done since the last call."""
+Passes = Callable[[str, int], Progress]
+"""Called with the name and size of each pass over the queries; returns its progress callback."""
 PassageOf = Callable[[str], Passage]
+"""Returns a passage by its id, or raises KeyError."""
 
 _NO_SCORES = (
     "no candidate has a score that is a number; if the retriever gives none, say that its score "
     "kind is rank"
 )
+
+
+def silent(_name: str, _total: int) -> Progress:
+    """Begin a pass that reports nothing."""
+    return lambda _done: None
 
 
 def encode_queries(

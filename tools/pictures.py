@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from rich.text import Text
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from calibration.replay import silent
 from calibration.report import report, write_html
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.cli.demonstration.corpus import passages
@@ -60,8 +61,8 @@ def terminal() -> None:
 
 def first_screen() -> None:
     """The top of the report that calibrating the demonstration gives, as PNG."""
-    retriever, _ = open_index(cache_folder() / "demo-index", _silent)
-    calibration = calibrate_demo(retriever, questions(), _silent)
+    retriever, _ = open_index(cache_folder() / "demo-index", silent)
+    calibration = calibrate_demo(retriever, questions(), silent)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         write_html(report(calibration, retriever.passage), page)
@@ -128,10 +129,6 @@ def _photograph(address: str, name: str, *, height: int) -> None:
             check=True,
             capture_output=True,
         )
-
-
-def _silent(_name: str, _total: int) -> Callable[[int], None]:
-    return lambda _done: None
 
 
 if __name__ == "__main__":

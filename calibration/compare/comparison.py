@@ -16,7 +16,7 @@ from calibration.compare.candidates import Candidate
 from calibration.data.dataset import Dataset
 from calibration.evaluate import Measured, contexts, per_query
 from calibration.pools import LabelledPools, Pools, label, notes_on_themselves, unlabelled_note
-from calibration.replay import Progress, replay
+from calibration.replay import Passes, replay, silent
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
@@ -156,7 +156,7 @@ def compare(
     utilities: Utilities = READERS,
     depth: int = DEFAULT_DEPTH,
     vectors: Mapping[str, Any] | None = None,
-    passes: Callable[[str, int], Progress] | None = None,
+    passes: Passes = silent,
     clock: Callable[[], float] = time.perf_counter,
     columns: Sequence[SignalColumn] = (),
 ) -> Comparison:
@@ -169,8 +169,6 @@ def compare(
         baseline: Name of the candidate that differences are taken from; the first unless given.
         depth: Number of candidates per query, at least as many as every k.
         vectors: Query vectors by query id, so that latency leaves encoding out.
-        passes: Called with the name and the size of each pass over the queries; returns its
-            progress callback.
         clock: Returns seconds; measures latency.
         columns: Columns of the passages' metadata whose signals the candidates need.
 
@@ -197,7 +195,7 @@ def compare(
             dataset.queries,
             depth=depth,
             vectors=vectors,
-            progress=passes and passes(f"replaying {candidate.name}", len(dataset)),
+            progress=passes(f"replaying {candidate.name}", len(dataset)),
             columns=columns,
             labels=dataset,
         )

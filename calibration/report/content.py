@@ -14,8 +14,9 @@ import numpy as np
 from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome
 from calibration.certify import Certification, sufficiency_words
+from calibration.replay import PassageOf
 from calibration.report.dial import Dial, dial
-from calibration.report.dropped import Dropped, PassageOf, dropped_passages
+from calibration.report.dropped import Dropped, dropped_passages
 from calibration.report.summary import Summary, summarise
 from calibration.results import COMPARED
 from ctxguard.core.types import Route

@@ -15,8 +15,9 @@ from calibration.choice import PolicySums
 from calibration.data.dataset import Dataset
 from calibration.evaluate import contexts, of_contexts
 from calibration.pools import LabelledPools
+from calibration.replay import PassageOf
 from calibration.report.before_after import BeforeAfter
-from calibration.report.dropped import PassageOf, looked_up, one_line
+from calibration.report.dropped import looked_up, one_line
 from calibration.report.summary import Summary
 from ctxguard.measure.rows import BoolArray, IntArray
 

@@ -3,22 +3,18 @@
 Pure, except that it looks up the passages shown as examples.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
+from calibration.replay import PassageOf
 from ctxguard.core.render import sanitise
-from ctxguard.core.types import Passage
 from ctxguard.measure.interval import Interval, bootstrap_ratio
 
 _SHOWN = 6
 _SNIPPET = 240
-
-PassageOf = Callable[[str], Passage]
-"""Returns a passage by its id, or raises KeyError."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from calibration.calibrate import Calibration, Passes, calibrate
+from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import intervals, per_query
+from calibration.replay import Passes
 from calibration.settings import Settings
 from ctxguard.cli._console import by_total
 from ctxguard.cli._store import label_judge
