@@ -133,14 +133,14 @@ KERNELS_benchmarks := index_update ranker search
 KERNELS_calibration := calibrate calibrate_route fit named_signals choice sufficiency
 KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance scores signals \
   sufficiency
-KERNELS_retrieval := dense encoder filters hybrid lexical models retriever_contract scifact update
+KERNELS_retrieval := dense encoder filters hybrid lexical models retriever_contract scifact signals \
+  update
 
 part-kernels-%: FOLDERS = $(KERNELS_$(*:kernels-%=%):%=tests/$(*:kernels-%=%)/test_%.py)
-part-kernels-signals: FOLDERS = tests/retrieval/test_signals.py
 
 test-kernels: $(VENV)/.dev
 	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(addprefix kernels-,retrieval \
-	  calibration benchmarks core signals))
+	  calibration benchmarks core))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

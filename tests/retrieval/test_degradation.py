@@ -80,10 +80,14 @@ def test_failed_stages_are_left_out(
         assert len(ranking) > 0
 
 
-def test_all_legs_hung_is_an_outage(system: System, hang: Instead) -> None:
+@pytest.mark.parametrize(
+    ("route", "legs"), [(Route.HYBRID, "lexical and dense"), (Route.DENSE, "dense")]
+)
+def test_all_legs_hung_is_an_outage(route: Route, legs: str, system: System, hang: Instead) -> None:
     system.switch(("lexical", "dense"), hang)
-    with pytest.raises(StageUnavailableError, match="lexical and dense: no answer within"):
-        system.retriever.with_deadlines(Deadlines(total_seconds=SOON)).retrieve(QUERY)
+    limited = system.retriever.with_deadlines(Deadlines(total_seconds=SOON))
+    with pytest.raises(StageUnavailableError, match=f"^{legs}: no answer within"):
+        limited.on_route(route).retrieve(QUERY)
 
 
 def test_whole_time_bounds_every_stage(system: System, hang: Instead) -> None:
