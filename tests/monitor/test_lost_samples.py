@@ -26,7 +26,6 @@ def test_share_is_of_answering_hour(store: SampleStore, clock: Clock) -> None:
     clock.now += 2 * HOUR_SECONDS
     waited = [entry(n, time_seconds=NOW + HOUR_SECONDS) for n in (3, 4)]
     store.append("w", Batch(waited, 1, pending=1, earlier={HOUR + 1: 8}))
-    assert store.stored_shares() == {HOUR + 1: 0.25}
     store.finish("judge", [judged(one) for one in store.waiting(9)])
     assert weights(all_judged(store, "judge")) == [1.0] * 3 + [4.0] * 2
     assert (store.accounts().sampled, store.accounts().stored) == (12, 5)

@@ -17,7 +17,6 @@ class SampleStore(Store):
     """
 
     append = samples.append
-    stored_shares = reads(samples.stored_shares)
     fold_accounts = samples.fold_accounts
     accounts = samples.accounts
 
@@ -30,7 +29,6 @@ class SampleStore(Store):
     samples_of = samples.samples_of
     newest_samples = samples.newest_samples
 
-    size_bytes = samples.size_bytes
     clean = samples.clean
 
     series = judgments.series

@@ -300,13 +300,6 @@ def _stored_sample(row: sa.Row[Any]) -> StoredSample:
     return record(StoredSample, row, state=State(row.state), has_text=bool(row.has_text))
 
 
-@reads
-def size_bytes(db: Transaction) -> int:
-    """Count the bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
-    total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
-    return int(db.execute(total).scalar_one())
-
-
 def clean(store: Store) -> tuple[int, int]:
     """Delete samples over the limits, oldest first, in many short transactions.
 
@@ -322,7 +315,7 @@ def clean(store: Store) -> tuple[int, int]:
         oldest_seconds = store.clock() - age
         while n := _delete(store, partial(_expire_some, oldest_seconds=oldest_seconds)):
             expired += n
-    excess = 0 if most is None else size_bytes(store) - most
+    excess = 0 if most is None else _size_bytes(store) - most
     while excess > 0:
         n, freed = _delete(store, partial(_shrink, excess=excess))
         if not n:
@@ -333,6 +326,13 @@ def clean(store: Store) -> tuple[int, int]:
     while (expired or by_size) and store.is_sqlite and _delete(store, _vacuum_some):
         pass
     return expired, by_size
+
+
+@reads
+def _size_bytes(db: Transaction) -> int:
+    """Count the bytes of payload in the store."""
+    total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
+    return int(db.execute(total).scalar_one())
 
 
 def _delete(store: Store, work: Callable[[Transaction], T]) -> T:
