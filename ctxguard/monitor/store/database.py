@@ -106,7 +106,7 @@ class Store:
         if (former := getattr(self, "_ownership", None)) is not None:
             former.leave_to_parent()
             _inherited.append(former)
-        self._ownership = Ownership(self.file, self.name, self.connect)
+        self._ownership = Ownership(self.file, self.name, self._connect)
         self._engine: sa.Engine | None = None
         self._identity: tuple[int, int] | None = None
         self._opening = threading.RLock()
@@ -126,17 +126,12 @@ class Store:
         The database's errors are raised as the store's.
         """
         try:
-            # That in memory is never replaced.
-            engine = self._engine if self._in_memory else None
-            with self._turn, (engine or self._current()).connect() as connection:
+            with self._turn, self._connect() as connection:
                 if not writes and not self.is_sqlite:
                     # All that it reads is of one moment, as on SQLite.
                     connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
-                    if self._in_memory:
-                        connection.exec_driver_sql("BEGIN")
-                    else:
-                        begin(connection, writes=writes)
+                    begin(connection, writes=writes)
                     yield connection
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             ours = store_error(error, self.name, self.file)
@@ -161,16 +156,15 @@ class Store:
         """Release the store for another owner."""
         self._ownership.release()
 
-    def connect(self) -> sa.Connection:
-        """Open a connection that its caller closes."""
-        return self._current().connect()
-
     def close(self) -> None:
         """Close the connections, and own it no longer; the next use opens new ones."""
         self._ownership.release()
         with self._opening:
             self._dispose()
             self._engine = None
+
+    def _connect(self) -> sa.Connection:
+        return self._current().connect()
 
     def _dispose(self) -> None:
         if self._engine is not None:
