@@ -4,15 +4,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from contexts import make_context
 from watching import Watching, counted
 
-from benchmarks._live_runs import SQLITE, Run
-from benchmarks._live_scenarios import Scenario
-from benchmarks._live_service import Pick
-from benchmarks._live_traffic import JudgeErrors, Shape
 from ctxguard.core.types import Passage
 from ctxguard.measure.metrics import Metric
 from ctxguard.measure.rows import FAILED
@@ -166,23 +161,6 @@ def test_figures_hold_the_truth_over_seeds() -> None:
         assert n_runs < 40
     assert n_shown > 100
     assert n_held == n_shown
-
-
-@pytest.mark.parametrize("refuses", [(0.5, 0.2), (0.1, 0.35)])
-def test_people_correct_a_judge_that_fails(refuses: tuple[float, float]) -> None:
-    """Also where it fails on relevant passages more often, or less often, than on others."""
-    scenario = Scenario(
-        "failing", JudgeErrors(0.85, 0.9, *refuses), Shape(n=2_000), picks=(Pick(10, 300),)
-    )
-    held: dict[object, list[bool]] = {}
-    with SQLITE.stores() as urls:
-        for seed in range(12):
-            for look in Run(scenario, urls, seed).looks(labellings=1):
-                for about, figure in look.figures.items():
-                    held.setdefault(about, []).append(figure.holds(look.truths[about]))
-    assert (Window.ALL_RETAINED, Metric.PRECISION) in held
-    # Of 12 right intervals 8 hold the truth, but for one time in five thousand.
-    assert all(np.mean(each) >= 8 / 12 for each in held.values())
 
 
 def test_round_returns_to_failures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,11 +109,27 @@ def test_simulated_truth_is_the_librarys(traffic: Traffic) -> None:
     assert truths[Metric.POOLED_RECALL] == pytest.approx(kept / in_pool)
 
 
-@pytest.mark.parametrize("name", ["refusals", "abstention", "both tenants graded"])
+TO_COVER = {
+    **{one.name: one for one in SCENARIOS},
+    **{
+        f"refuses {refuses}": Scenario(
+            "failing", JudgeErrors(0.85, 0.9, *refuses), Shape(n=2_000), picks=(Pick(10, 300),)
+        )
+        for refuses in ((0.5, 0.2), (0.1, 0.35))
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["refusals", "abstention", "both tenants graded", "refuses (0.5, 0.2)", "refuses (0.1, 0.35)"],
+)
 def test_published_figure_covers_the_truth(name: str) -> None:
-    scenario = next(one for one in SCENARIOS if one.name == name)
-    cells = cells_of(scenario, traffics=12, labellings=1)
+    """Also where a judge fails on relevant passages more often, or less, than on others."""
+    cells = cells_of(TO_COVER[name], traffics=12, labellings=1)
     assert_covered([cell for cell in cells.values() if cell.metric in MAIN], always_shown=False)
+    precision = [cell for cell in cells.values() if cell.metric is Metric.PRECISION]
+    assert any(cell.shown for cell in precision)
 
 
 def test_drawn_scenarios_are_the_same() -> None:
