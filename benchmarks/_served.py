@@ -24,8 +24,8 @@ from calibration.retrievers import RecordedRankings
 from calibration.settings import Settings
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import DEFAULT_K, FloatArray, ModeName, Passage, PassagesBy
-from ctxguard.guard import ContextGuard
 from ctxguard.guard.assess import AssessorStage
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.measure.metrics import share
 from ctxguard.measure.rows import IntArray
 from ctxguard.profile.comparison import ProfileCheck

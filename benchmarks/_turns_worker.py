@@ -29,7 +29,7 @@ from benchmarks._search_peers.embedded import GivenVectors, passages_of
 from benchmarks._search_tokens import query_states
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Hit
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.sampling.record import record_of
 from ctxguard.monitor.store import Batch, SampleStore
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever

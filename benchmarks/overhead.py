@@ -31,7 +31,7 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import TRANSFORMS, feature_names, named_features
 from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.sampler import Sampler
 

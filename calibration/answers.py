@@ -30,7 +30,7 @@ from ctxguard.endpoints.failures import UNAVAILABLE, InvalidReason
 from ctxguard.endpoints.forms import json_object, structured
 from ctxguard.endpoints.replies import Reply, only_value
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, StageUnavailableError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.measure.interval import Interval
 
 PIPELINES = ("today", "guard")

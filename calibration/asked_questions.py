@@ -17,7 +17,7 @@ from calibration.data.text_files import read_csv, read_records, shown
 from ctxguard.core.passages import estimate_tokens, passage_tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store.writer import DEFAULT_PRIVACY

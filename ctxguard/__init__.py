@@ -3,9 +3,8 @@
 A name is imported when it is first used, so ``import ctxguard`` alone imports none of them.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from ctxguard._support.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ctxguard.core.assembly import Assembly as Assembly
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from ctxguard.errors import QueryError as QueryError
     from ctxguard.errors import StageError as StageError
     from ctxguard.errors import StageUnavailableError as StageUnavailableError
-    from ctxguard.guard import ContextGuard as ContextGuard
+    from ctxguard.guard.context_guard import ContextGuard as ContextGuard
     from ctxguard.guard.reload import IndexWatcher as IndexWatcher
     from ctxguard.guard.reload import ProfileWatcher as ProfileWatcher
     from ctxguard.guard.with_text_signals import WithTextSignals as WithTextSignals
@@ -78,7 +77,7 @@ _EXPORTS = {
     "ctxguard.errors": "CalibrationError ConfigurationError CtxguardError DataError "
     "FilterViolationError IndexFolderError MissingExtraError OverloadedError ProfileError "
     "ProfileFormatError ProfileMismatchError QueryError StageError StageUnavailableError",
-    "ctxguard.guard": "ContextGuard",
+    "ctxguard.guard.context_guard": "ContextGuard",
     "ctxguard.guard.reload": "IndexWatcher ProfileWatcher",
     "ctxguard.monitor.sampling.sampler": "JudgingRates",
     "ctxguard.monitor.store.writer": "Privacy sample_to",
@@ -96,7 +95,16 @@ _EXPORTS = {
 
 # Type checkers take a module with ``__getattr__`` to have every name.
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, globals(), _EXPORTS)
-    _names = {"__version__", *" ".join(_EXPORTS.values()).split()}
+    _module_of = {name: module for module, names in _EXPORTS.items() for name in names.split()}
     # A star import must do without the two that need the extra ``monitor``.
-    __all__ = [name for name in _names if name not in {"Privacy", "sample_to"}]
+    __all__ = [name for name in _module_of if name not in {"Privacy", "sample_to"}]
+    __all__ += ["__version__"]
+
+    def __getattr__(name):
+        if name not in _module_of:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_module_of[name]), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *_module_of})

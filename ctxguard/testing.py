@@ -20,7 +20,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.scores import is_valid, within_domain
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError, QueryError, StageError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.retrieval.protocols import AnyRetriever
 

@@ -31,7 +31,7 @@ from ctxguard.cli.demonstration.labelled_questions import questions
 from ctxguard.cli.demonstration.loop import calibrate_demo, open_index
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.sampler import Sampler

@@ -151,7 +151,7 @@ def _index(opened: "list[Source]", system: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _profile(opened: "list[Source]", file: Path) -> Iterator[Finding]:
-    from ctxguard.guard import ContextGuard
+    from ctxguard.guard.context_guard import ContextGuard
     from ctxguard.profile.schema import Profile
 
     profile = Profile.load(file)

@@ -29,7 +29,7 @@ from ctxguard.guard.telemetry import ReloadOutcome, ReloadTarget, Telemetry, def
 from ctxguard.profile.schema import Profile
 
 if TYPE_CHECKING:
-    from ctxguard.guard import ContextGuard
+    from ctxguard.guard.context_guard import ContextGuard
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import Passage, PassagesBy, Ranking, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.wrapped_retriever import describe
 
 METADATA_KEY = "ctxguard"

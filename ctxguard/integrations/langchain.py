@@ -14,7 +14,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.wrapped_retriever import describe
 from ctxguard.integrations.documents import (
     METADATA_KEY,

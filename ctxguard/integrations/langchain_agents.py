@@ -10,7 +10,7 @@ from typing import Any
 
 from ctxguard._support.extras import require
 from ctxguard.errors import ConfigurationError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.wrapped_retriever import describe
 from ctxguard.integrations.documents import filtered
 from ctxguard.integrations.langchain import GuardedRetriever, documents_of, ranking_by_metadata

@@ -8,7 +8,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Flag, Passage, Ranking, ScoreKind, ScoreKindName
 from ctxguard.errors import QueryError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.integrations.documents import (
     METADATA_KEY,
     columns_of,

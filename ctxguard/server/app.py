@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 
 from ctxguard import __version__
-from ctxguard.guard import Tracing
+from ctxguard.guard.observers import Tracing
 from ctxguard.guard.telemetry import default_telemetry, made_once
 from ctxguard.server import context, filtering, rerank
 from ctxguard.server.gate import Gate

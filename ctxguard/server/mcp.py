@@ -18,7 +18,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage
 from ctxguard.errors import CtxguardError, QueryError, StageError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from ctxguard._support.error_text import describe_error
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.profile.reranker_probe import FINGERPRINT_KEY, PROBES, described
 from ctxguard.server.scoring import Scorer
 

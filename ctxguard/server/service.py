@@ -11,7 +11,8 @@ from typing import Any
 from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
 from ctxguard.core.passages import UNBOUNDED_CHARS
 from ctxguard.core.types import DEFAULT_DEPTH
-from ctxguard.guard import ContextGuard, Tracing
+from ctxguard.guard.context_guard import ContextGuard
+from ctxguard.guard.observers import Tracing
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.comparison import ProfileCheck

@@ -11,7 +11,7 @@ from calibration.data.dataset import Dataset
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.sampler import JudgingRates

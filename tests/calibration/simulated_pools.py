@@ -18,7 +18,7 @@ from calibration.settings import Settings
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import FloatArray, Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import Profile

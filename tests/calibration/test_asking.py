@@ -18,8 +18,8 @@ from calibration.verdict import mean_interval
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import CalibrationError, OverloadedError
-from ctxguard.guard import ContextGuard
 from ctxguard.guard.assess import AssessorStage
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.measure.worth import READERS, STRICT
 from ctxguard.profile.schema import AssessorProfile, Profile, RouteProfile
 

@@ -16,7 +16,7 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
 

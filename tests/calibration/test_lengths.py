@@ -16,7 +16,7 @@ from calibration.settings import Settings
 from ctxguard.core.passages import TOKENS, estimate_tokens, with_tokens
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Flag, Hit, Passage, Ranking, ScoreKind
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.sampling.record import record_of
 from ctxguard.profile.schema import Profile
 

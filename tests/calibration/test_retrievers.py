@@ -26,7 +26,7 @@ from ctxguard.errors import (
     QueryError,
     StageUnavailableError,
 )
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.measure.worth import STRICT
 
 N = 40

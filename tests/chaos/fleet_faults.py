@@ -14,7 +14,7 @@ from serving import Report, Size, fault
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import Hit
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.writer import SampleWriter

@@ -27,7 +27,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route, ScoreKind
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.writer import SampleWriter

@@ -14,7 +14,7 @@ from running import Result, Run
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Hit, Mode, Route, ScoreKind
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates
 from ctxguard.monitor.store import SampleStore, State

@@ -31,7 +31,7 @@ from running import Result, Run, ok, read
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.store import LabelRow, SampleStore, State

@@ -10,7 +10,7 @@ import pytest
 from household import write_collection, write_jsonl
 from running import Run, figures
 
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
 

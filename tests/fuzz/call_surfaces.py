@@ -25,7 +25,7 @@ from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import Hit, Leg, Passage, Ranking, ScoreKind
 from ctxguard.endpoints.replies import read_reply
 from ctxguard.errors import CtxguardError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.measure import metrics, worth
 from ctxguard.measure.risk import betting_p_value, betting_upper_bound, fixed_sequence
 from ctxguard.monitor.judges.prompt import messages, read_grade

@@ -22,7 +22,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import CtxguardError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector

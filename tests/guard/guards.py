@@ -11,7 +11,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Hit, Ranking, Route, ScoreKind, StageFailure
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import profile_with

@@ -19,8 +19,9 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.types import FailureKind, Flag, FloatArray, Mode, ModeName, Passage, PassagesBy
 from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, AnswerModel
 from ctxguard.errors import RedactionError, StageUnavailableError
-from ctxguard.guard import ContextGuard, assess
+from ctxguard.guard import assess
 from ctxguard.guard.assess import AssessorStage
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import default_telemetry
 from ctxguard.measure.worth import STRICT
 from ctxguard.monitor.explanation import decided

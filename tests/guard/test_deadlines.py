@@ -20,7 +20,7 @@ from ctxguard.errors import (
     QueryError,
     StageUnavailableError,
 )
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import FAILED_CAUSES
 from ctxguard.resilience.bounded_caller import RequestLimits
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS

@@ -9,7 +9,7 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names
 from ctxguard.core.types import Flag, Hit
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from tests.counted import Counted
 from tests.guard.guards import SEVENTY, Answering, guard_of, served

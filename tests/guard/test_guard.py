@@ -28,7 +28,7 @@ from ctxguard.core.types import (
     StageFailure,
 )
 from ctxguard.errors import ConfigurationError, CtxguardError, QueryError, StageUnavailableError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.resilience.bounded_caller import RequestLimits
 from tests.counted import Counted
 from tests.doubles import Fault, FaultyRetriever

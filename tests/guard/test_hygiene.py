@@ -34,7 +34,7 @@ from ctxguard.errors import (
     StageError,
     StageUnavailableError,
 )
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.resilience.bounded_caller import RequestLimits
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever

@@ -20,7 +20,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Flag, Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, ProfileFormatError, ProfileMismatchError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.reload import ProfileWatcher
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.schema import Profile, RouteProfile

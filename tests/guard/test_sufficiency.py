@@ -13,7 +13,7 @@ from ctxguard.core.assembly import Assembly
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DropReason, Flag, Mode, Route
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.profile.schema import Profile
 

@@ -16,7 +16,7 @@ import ctxguard
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Ranking, ScoreKind
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from tests.counted import Counted
 

@@ -34,7 +34,7 @@ from calibration.calibrate import calibrate
 from calibration.data.dataset import Dataset, Query
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Hit, Passage
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.doubles import LengthScores, WordHashEmbedder
 

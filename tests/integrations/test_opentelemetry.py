@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind, StageTiming
 from ctxguard.errors import QueryError, StageUnavailableError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry, default_telemetry
 from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.writer import sample_to

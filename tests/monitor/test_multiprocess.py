@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 # The guard and its metrics are made before the fork, as a preloading server does.
 SERVER = """
 import os, signal, sys, time
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.core.types import Hit, Mode, ScoreKind
 
 guard = ContextGuard(score_kind=ScoreKind.RATIO, k=2)

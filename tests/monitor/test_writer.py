@@ -311,7 +311,7 @@ def test_hanging_store_holds_nothing() -> None:
 
 _SERVING = """
 import os, sys, time
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.store.writer import sample_to
 from ctxguard.core.types import Hit
 samples = sample_to(sys.argv[1], rate=1.0)

@@ -28,7 +28,7 @@ from ctxguard.core.types import (
     ScoreKind,
 )
 from ctxguard.errors import ConfigurationError, FilterViolationError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.filters import MetadataRows
 from ctxguard.retrieval.index.lexical import Bm25sIndex

@@ -14,7 +14,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Flag, Passage, Route
 from ctxguard.errors import ConfigurationError, StageUnavailableError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.reload import IndexWatcher
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile

@@ -12,7 +12,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import IndexFolderError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.server.mcp import create_server

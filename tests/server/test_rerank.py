@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from ctxguard.core.context import Context
 from ctxguard.errors import StageError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.monitor.sampling.record import record_of
 from ctxguard.profile.schema import Profile
 from ctxguard.server import service

@@ -21,7 +21,7 @@ from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route
 from ctxguard.errors import IndexFolderError
-from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.metrics import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
