@@ -198,14 +198,7 @@ def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_gr
     requests, passages = [], []
     for at, each in enumerate(samples):
         record, sample, columns = each.record, each.sample, _columns(each.record, pools, at)
-        own = judged_request(
-            record,
-            sample.judge,
-            scale,
-            probability=float(each.request["probability"]),
-            people=sample.people,
-            picked=sample.picked,
-        )
+        own = judged_request(sample, scale, probability=float(each.request["probability"]))
         judged = own.passages[np.isin(own.passages["position"], list(columns))].copy()
         judged["position"] = [columns[one] for one in judged["position"].tolist()]
         # The first of several served copies stands for all of them.

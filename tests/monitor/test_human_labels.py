@@ -22,6 +22,7 @@ from ctxguard.monitor.labels.human import (
     human_grades,
     rows_left,
 )
+from ctxguard.monitor.labels.samples import GradedSample
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
@@ -153,10 +154,11 @@ def test_grade_counts_by_asking_probability(
     chances: Mapping[int, float],
 ) -> None:
     picked = [opened, FIRST, coin(2, 0.5), coin(7, 0.2)]
-    assert asked_probabilities(record, picked, grades_by_name(grades)) == chances
     given = grades_by_name(grades)
+    sample = GradedSample(1, record, given, given, tuple(picked))
+    assert asked_probabilities(sample) == chances
     scale = SCALE._replace(people_max_grade=1)
-    rows = judged_request(record, given, scale, probability=1.0, people=given, picked=picked)
+    rows = judged_request(sample, scale, probability=1.0)
     of_judged = [chances.get(record.passage_ids.index(name), 0.0) for name in sorted(grades)]
     asked = sorted(one for one in rows.passages["asked_probability"].tolist() if one)
     assert asked == pytest.approx(sorted(one for one in of_judged if one))
@@ -178,7 +180,8 @@ def test_incompletely_graded_draw_stands_for_nothing(
     record: SampleRecord, grades: Mapping[str, int], picked: list[PickedPassage]
 ) -> None:
     """Where a run ends depends on what was found."""
-    assert asked_probabilities(record, picked, grades_by_name(grades)) == {}
+    sample = GradedSample(1, record, grades_by_name(grades), {}, tuple(picked))
+    assert asked_probabilities(sample) == {}
 
 
 def live_with_labels(n_labelled: int) -> tuple[Watching, dict[str, set[str]]]:

@@ -16,6 +16,7 @@ from ctxguard.measure.rows import FAILED, NO, UNGRADED, YES, Rows
 from ctxguard.measure.worth import READERS, STRICT, Negative
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.evidence import Scale, judged_request, with_first
+from ctxguard.monitor.labels.samples import GradedSample
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
 from ctxguard.monitor.sampling.sampler import JudgingRates
@@ -48,7 +49,11 @@ def rows_of(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> Rows:
     """As a judge without errors has it, of what it is asked about."""
     grades = grades_of(relevant)
     names = [record.passage_ids[place] for place in record.to_judge(grades)]
-    return judged_request(record, {name: grades[name] for name in names}, SCALE, probability=1.0)
+    return rows_by(record, {name: grades[name] for name in names})
+
+
+def rows_by(record: SampleRecord, grades: dict[str, Judgment]) -> Rows:
+    return judged_request(GradedSample(1, record, {}, grades), SCALE, probability=1.0)
 
 
 def grades_of(relevant: frozenset[str]) -> dict[str, Judgment]:
@@ -201,7 +206,7 @@ class TestRecallLoss:
     def test_missing_grade_makes_loss_unknown(self) -> None:
         record = record_of(self.FIRST_FIVE)
         grades = {name: Judgment(name, 1) for name in POOL[:4]}
-        assert loss_of(judged_request(record, grades, SCALE, probability=1.0)) is None
+        assert loss_of(rows_by(record, grades)) is None
 
     def test_mean_of_known_is_of_all(self) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
@@ -232,7 +237,7 @@ class TestMissingGrades:
             name: Judgment(name, int(name in RELEVANT)) for name in POOL if name not in missing
         }
         record = record_of(JudgingRates(dropped_rate=1.0))
-        return judged_request(record, grades, SCALE, probability=1.0)
+        return rows_by(record, grades)
 
     def test_failed_dropped_passages_are_rows(self) -> None:
         """Each with the chance of being judged that the sample holds, as if it had a grade."""
@@ -261,7 +266,7 @@ class TestMissingGrades:
         assert not record.has_hit(known)
         del known["p2"]
         assert record.has_hit(known)
-        rows = judged_request(record, known, SCALE, probability=1.0)
+        rows = rows_by(record, known)
         assert rows.requests["n_passages"].tolist() == [3]
 
 
@@ -281,7 +286,8 @@ def test_grades_count_by_their_scale() -> None:
     }
     given = {"p0": Judgment("p0", 1), "p2": Judgment("p2", 0)}
     scale = Scale(STRICT, 3, 1)
-    rows = judged_request(record_of(ONLY_SERVED), grades, scale, probability=1.0, people=given)
+    sample = GradedSample(1, record_of(ONLY_SERVED), given, grades)
+    rows = judged_request(sample, scale, probability=1.0)
     passages = rows.passages
     assert passages["judge_grade"].tolist() == [YES, NO, YES]
     assert passages["worth"].tolist() == [1.0, -1.0, 0.5]

@@ -157,9 +157,7 @@ def test_grades_are_asked_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     for sample in graded_samples(store, series, [one.sample_id for one in opened]).values():
         key = str(sample.record.query), sample.picked[0].kind is PickKind.RUN
         n[key] += 1
-        for place, chance in asked_probabilities(
-            sample.record, sample.picked, sample.people
-        ).items():
+        for place, chance in asked_probabilities(sample).items():
             assert chance == expected[key][place]
             asked[key][place] += 1.0
     for key, counts in asked.items():

@@ -163,7 +163,7 @@ def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, i
             if sample.picked or sample_id not in samples:
                 samples[sample_id] = sample
     found = samples.values()
-    asked = [asked_probabilities(each.record, each.picked, each.people) for each in found]
+    asked = list(map(asked_probabilities, found))
     return {
         "passages": sum(map(len, asked)),
         "requests": sum(map(bool, asked)),

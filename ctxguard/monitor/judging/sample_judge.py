@@ -22,6 +22,7 @@ from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, Judgment, Ledger
 from ctxguard.monitor.judging.canaries import Canaries, read_canaries, to_json
 from ctxguard.monitor.judging.counts import JUDGE_CHANGED
 from ctxguard.monitor.labels.evidence import Scale, judged_request
+from ctxguard.monitor.labels.samples import GradedSample
 from ctxguard.monitor.redaction import Redactor, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
 from ctxguard.monitor.sampling.sampler import HashSampler
@@ -118,13 +119,14 @@ class SampleJudge:
         known: Mapping[str, Judgment] = _NOTHING,
     ) -> Finished:
         """Make the result of a sample from its grades; ``known`` are those it had before."""
+        sample = GradedSample(sample_id, record, {}, grades)
         wanted = dict.fromkeys([record.passage_ids[each] for each in record.to_judge(grades)])
         n_failed = len(wanted.keys() - grades.keys())
         return Finished(
             sample_id,
             State.INCOMPLETE if n_failed else State.JUDGED,
             {name: grades[name] for name in (*wanted, *grades) if name in grades},
-            judged_request(record, grades, self._scale, probability=probability),
+            judged_request(sample, self._scale, probability=probability),
             counts={
                 ("grades", record.route): len(wanted.keys() - known.keys()),
                 ("invalid_grades", record.route): n_failed,

@@ -6,7 +6,7 @@ Pure, but for ``update_graded``, which reads and writes the store.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -31,13 +31,11 @@ from ctxguard.measure.rows import (
 )
 from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.human import rows_left
-from ctxguard.monitor.labels.samples import graded_samples
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import OPENED, PickedPassage, PickKind, SampleStore
+from ctxguard.monitor.store import OPENED, PickKind, SampleStore
 
 _NO_GRADE = Judgment("", 0, judged=False)
-_NOTHING: Mapping[str, Judgment] = {}
 
 
 class Scale(NamedTuple):
@@ -58,31 +56,26 @@ class Scale(NamedTuple):
 
 
 def judged_request(
-    record: SampleRecord,
-    grades: Mapping[str, Judgment],
+    sample: GradedSample,
     scale: Scale,
     *,
     probability: float,
     first: Mapping[str, Judgment] | None = None,
-    people: Mapping[str, Judgment] = _NOTHING,
-    picked: Sequence[PickedPassage] = (),
 ) -> Rows:
     """Reduce a sample to its rows.
 
+    A passage that should have a grade of the judge but has none failed: its row has no grade.
+
     Args:
-        grades: The judge's grades by passage id. A passage that should have one but has none
-            failed: its row has no grade.
         probability: Probability with which it was sampled and then taken up for judging.
         first: Grades of the judge whose hits decided which passages were judged; None for the
             same judge.
-        people: People's grades by passage id.
-        picked: The passages that draws asked people about.
     """
-    first = grades if first is None else first
+    record, first = sample.record, sample.judge if first is None else first
     rates, has_hit = record.rates, record.has_hit(first)
     places, probabilities = record.to_judge(first), record.judging_chances(first)
     names = [record.passage_ids[place] for place in places]
-    given = [grades.get(name) for name in names]
+    given = [sample.judge.get(name) for name in names]
     whole, is_fair = record.has_full_pool(has_hit=has_hit), True
     of_dropped = of_pool = 1.0
     if record.dropped:
@@ -93,13 +86,15 @@ def judged_request(
         # Pools judged only where nothing relevant was served would show a recall of 0.
         is_fair = rates.full_pool_probability(has_hit=True) > 0.0
     request, passages = np.zeros(1, REQUEST), np.zeros(len(places), PASSAGE)
-    request["time_seconds"], request["route"] = record.time_seconds, ROUTES.index(record.route)
+    request["sample_id"], request["time_seconds"] = sample.sample_id, record.time_seconds
+    request["route"] = ROUTES.index(record.route)
     request["n_passages"], request["n_served"] = len(places), len(record.served)
     request["probability"] = probability
     request["session"] = session_number(record.session_id)
     request["question"] = _question_number(record)
     request["dropped_probability"], request["pool_probability"] = of_dropped, of_pool
     request["has_recall"] = whole and is_fair and None not in given
+    request["is_graded"], request["disagreements"] = bool(sample.people), sample.disagreements
     request["run_probability"] = 1.0
     rank = np.arange(1, len(places) + 1)
     rank[len(record.served) :] = 0
@@ -112,12 +107,12 @@ def judged_request(
     passages["size"] = [1.0 / probabilities[place] for place in places]
     passages["people_grade"] = UNGRADED
     for row, name in enumerate(names):
-        if (by_people := people.get(name)) is not None:
+        if (by_people := sample.people.get(name)) is not None:
             passages["people_grade"][row] = by_people.grade
             passages["people_worth"][row] = scale.worth(by_people, by_people=True)
-    if asked := asked_probabilities(record, picked, people):
+    if asked := asked_probabilities(sample):
         passages["asked_probability"] = [asked.get(place, 0.0) for place in places]
-        opened = next(one for one in picked if one.kind in OPENED)
+        opened = next(one for one in sample.picked if one.kind in OPENED)
         request["draw"], request["run_probability"] = opened.pick_id, opened.probability
         request["is_run"] = opened.kind is PickKind.RUN
     return with_first(Rows.of(request, passages), record, rates.baseline_k)
@@ -153,28 +148,23 @@ def _log_odds(given: Judgment | None) -> float:
     return float(log_odds(given.score).clip(-8.0, 8.0))
 
 
-def asked_probabilities(
-    record: SampleRecord, picked: Sequence[PickedPassage], grades: Mapping[str, Judgment]
-) -> dict[int, float]:
+def asked_probabilities(sample: GradedSample) -> dict[int, float]:
     """Compute the probability with which each passage's grade was asked for, by position.
 
     Given the grades above it, and whether the request is graded on, a passage is asked about for
     certain down to the first relevant one that is served, and else by its coin.
 
-    Args:
-        picked: The passages that draws asked people about.
-        grades: People's grades, by passage id.
-
     Returns:
         Empty unless a draw opened the sample and everything it asks about is graded.
     """
+    record, picked = sample.record, sample.picked
     kinds = {one.kind for one in picked}
-    if not kinds & OPENED or rows_left(record, picked, grades):
+    if not kinds & OPENED or not sample.is_graded:
         return {}
     found = {one.position: one.probability for one in picked if one.kind is PickKind.COIN}
     for position in record.served if PickKind.RUN in kinds else ():
         found[position] = 1.0
-        if record.grade(grades, position):
+        if record.grade(sample.people, position):
             break
     return found
 
@@ -201,19 +191,12 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
     for sample_id, sample in samples.items():
         if sample_id not in first:
             continue
+        before = judged[sample_id]
         own = judged_request(
-            sample.record,
-            sample.judge,
-            scale,
-            probability=judged[sample_id]["probability"],
-            first=first[sample_id],
-            people=sample.people,
-            picked=sample.picked,
+            sample, scale, probability=before["probability"], first=first[sample_id]
         )
-        request = own.requests
-        request["sample_id"], request["last_label"] = sample_id, newest_label[sample_id]
-        request["is_graded"], request["disagreements"] = bool(sample.people), sample.disagreements
+        own.requests["last_label"] = newest_label[sample_id]
         for name in ("profile", "recall_loss", "loss_probability"):
-            request[name] = judged[sample_id][name]
+            own.requests[name] = before[name]
         rows.append(own)
     store.save_graded(series, Rows.joined(rows))
