@@ -14,7 +14,6 @@ from ctxguard.measure.worth import STRICT
 def test_measure_preferring_better_answers_agrees() -> None:
     alone, tenth = Answer("R", True, 1, 1.0), Answer("N" * 9 + "R", True, 1, 0.0)
     found = concordances([alone, tenth])
-    assert found is not None
     assert (found[DECIDES], found["recall"], found["precision"]) == (1.0, 0.5, 1.0)
     # Equal answers say nothing.
     assert concordances([Answer("R", True, 1, 1.0), Answer("N", True, 1, 1.0)]) is None

@@ -149,9 +149,7 @@ SIMULATED = simulated_rankings(200, seed=0)
 
 def fitted() -> SufficiencyProfile:
     calibration = calibrated(600, noise=0.2, unanswerable=0.4)
-    own = calibration.profile.routes[Route.HYBRID].sufficiency
-    assert own is not None
-    return own
+    return calibration.profile.routes[Route.HYBRID].sufficiency
 
 
 MODEL = fit_relevance(SIMULATED)

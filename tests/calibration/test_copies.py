@@ -204,7 +204,6 @@ def test_questions_themselves_are_said_once() -> None:
     [note] = said
     assert note.endswith("left out of their own candidates as BEIR does: 30, first 'a0'")
     [evidence] = [outcome.profile.evidence for outcome in made.outcomes.values()]
-    assert evidence is not None
     assert evidence.metrics["mrr"].value == 1.0
 
 

@@ -80,7 +80,6 @@ def udcg(ranks: IntArray, truth: FloatArray) -> float:
 
 
 def holds(found: Interval, truth: float) -> bool:
-    assert found.bounds is not None
     return found.bounds[0] <= truth <= found.bounds[1]
 
 

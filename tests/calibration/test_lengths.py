@@ -37,9 +37,7 @@ def made(n: int = 120) -> tuple[Recorded, Dataset, Calibration]:
 
 
 def policy_of(made: Calibration) -> ExpectedUtilityPolicy:
-    policy = outcome_of(made).profile.policy
-    assert isinstance(policy, ExpectedUtilityPolicy)
-    return policy
+    return outcome_of(made).profile.policy
 
 
 def test_all_count_titles_and_texts() -> None:
@@ -50,7 +48,6 @@ def test_all_count_titles_and_texts() -> None:
     pools = replay(Recorded({"q": ranking}), [Query("q", "q")], depth=3)
     context = ContextGuard(policy=RatioPolicy(k=3)).filter("q", ranking)
     expected = [estimate_tokens(f"{each.title}{each.text}") for each in passages]
-    assert pools.tokens is not None
     assert pools.tokens[0].tolist() == expected
     assert with_tokens(ranking).signals[TOKENS].tolist() == expected
     assert record_of(context, 1.0, 0.0).tokens.kept == sum(expected)
@@ -109,7 +106,6 @@ class TestEqualTokens:
     def test_costs_no_more_than_today(self) -> None:
         route, outcome = self.route(), outcome_of(made()[2])
         found = route.of_equal_tokens(outcome.chosen)
-        assert found is not None
         k = found.policy.k
         assert found.policy == RatioPolicy(k=k)
         assert found.name == f"first {k}"
@@ -135,6 +131,5 @@ class TestEqualTokens:
         asked = Settings(depth=DEPTH, context="richer")
         outcome = outcome_of(calibrate(retriever, dataset, asked))
         found = outcome.route.of_equal_tokens(outcome.chosen)
-        assert found is not None
         kept = outcome.chosen.metrics["kept"].mean()
         assert found.policy.k <= kept < found.policy.k + 1

@@ -249,7 +249,6 @@ def test_each_passage_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for route in (Route.HYBRID, Route.LEXICAL, Route.DENSE):
         pools = replay(retriever.on_route(route), queries, depth=8, readings=readings)
         tokens = {each.passage_id: estimate_tokens(each.text) for each in corpus}
-        assert pools.tokens is not None
         for row, ids in enumerate(pools.passage_ids):
             assert pools.tokens[row, : len(ids)].tolist() == [tokens[one] for one in ids]
     assert len(read) == len(set(read)) == len(corpus)
@@ -262,5 +261,4 @@ def test_query_dependent_texts_count_each() -> None:
         for query, text in (("first", "short"), ("second", "a text that is quite a bit longer"))
     }
     pools = replay(Recorded(answers), QUERIES)
-    assert pools.tokens is not None
     assert pools.tokens[0, 0] < pools.tokens[1, 0]

@@ -210,7 +210,6 @@ def test_labels_needed_certify_as_planned(mean: float, certain: float, alpha: fl
     rng = np.random.default_rng(9)
     typical = fractional_losses(rng, (20_000,), mean, certain)
     n = labels_needed(typical, alpha, DELTA)
-    assert n is not None
     p_values = betting_p_value(rng.choice(typical, (n, 500)), alpha, target_delta=DELTA)
     assert 0.7 <= (p_values <= DELTA).mean() <= 0.93
 
