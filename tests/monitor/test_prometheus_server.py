@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from contexts import make_context
+from live_traffic import serve
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_server import Server, prometheus_in, running
 
@@ -21,14 +20,11 @@ from ctxguard import ContextGuard, Hit
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor import export as prometheus
 from ctxguard.monitor.export.prometheus import DEFAULT_ESTIMATES
-from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.store.writer import SampleWriter
 from tests.timing import until
 
 COMMAND = (sys.executable, "-c", "from ctxguard.cli import main; main()", "monitor")
-POOL = [f"p{rank}" for rank in range(12)]
-RATE = 0.5
+REQUESTS = 200
 CONFIGURATION = """
 global:
   scrape_interval: 1s
@@ -48,37 +44,10 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Live:
-    """Everything that runs, in a folder, and how many requests were sampled."""
+    """Everything that runs, in a folder."""
 
     server: Server
     folder: Path
-    sampled: int
-
-
-def write_labels(file: Path) -> None:
-    """Forty queries; the relevant passages of each lie deeper in the pool than those before."""
-    with file.open("w", encoding="utf-8") as lines:
-        for number in range(40):
-            relevant = {POOL[number % 3]: 1, POOL[(number * 5) % 12]: 1}
-            row = {"query_id": f"q{number}", "text": f"question {number}", "relevant": relevant}
-            lines.write(json.dumps(row) + "\n")
-
-
-def serve_traffic(url: str) -> int:
-    """Four hundred requests to forty questions, about half sampled; returns how many were."""
-    writer = SampleWriter(Sampler(RATE, seed="test"), SampleStore.open(url))
-    sampled = 0
-    for number in range(400):
-        context = make_context(
-            POOL, 1 + number % 4, request_id=f"request-{number}", query=f"question {number % 40}"
-        )
-        probability = writer.sampler.draw(context.request_id)
-        if probability:
-            sampled += writer.sampler.offer(context, probability, time.time())
-    assert writer.flush()
-    writer.stop()
-    writer.store.close()
-    return sampled
 
 
 @contextmanager
@@ -92,7 +61,8 @@ def watched(folder: Path, serving: str) -> Iterator[Live]:
     url = f"sqlite:///{folder / 'samples.db'}"
     # The monitor makes no store.
     SampleStore.open(url).close()
-    write_labels(folder / "labels.jsonl")
+    (elsewhere := folder / "elsewhere").mkdir()
+    serve(elsewhere, REQUESTS).write_labels(folder / "labels.jsonl")
     (folder / "rules.yml").write_text(prometheus.rules(), encoding="utf-8")
     monitor_log = folder / "monitor.log"
     watching = [*COMMAND, "--store", url, "--judge", "labels", "--labels", "labels.jsonl"]
@@ -110,9 +80,9 @@ def watched(folder: Path, serving: str) -> Iterator[Live]:
         with prometheus_in(folder) as server:
             judged = 'sum (ctxguard_judged_samples_total{outcome="judged"})'
             until(lambda: server.value(judged) == 0.0, "scrape before the traffic")
-            sampled = serve_traffic(url)
-            until(lambda: server.value(judged) == sampled, "scrape after the traffic")
-            yield Live(server, folder, sampled)
+            serve(folder, REQUESTS)
+            until(lambda: server.value(judged) == REQUESTS, "scrape after the traffic")
+            yield Live(server, folder)
 
 
 @pytest.fixture(scope="module")
@@ -120,18 +90,18 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """With the default metrics and rules, and a guard that serves beside the monitor."""
     registry = CollectorRegistry()
     guard = ContextGuard(
-        lambda query, *, depth: [Hit(name, 1.0, "text") for name in POOL],
+        lambda query, *, depth: [Hit(f"p{rank}", 1.0, "text") for rank in range(12)],
         score_kind="ratio",
         telemetry=Telemetry(registry),
     )
     server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
     stopped = Event()
 
-    def serve() -> None:
+    def ask() -> None:
         while not stopped.wait(0.05):
             guard.retrieve("question 1")
 
-    requests = Thread(target=serve)
+    requests = Thread(target=ask)
     requests.start()
     try:
         address = f"127.0.0.1:{server.server_port}"
@@ -157,7 +127,7 @@ def test_second_monitor_agrees(live: Live) -> None:
     for one in exported:
         own = said["estimates"][one["metric"]["window"]][one["metric"]["metric"]]
         assert float(one["value"][1]) == pytest.approx(own["value"])
-    assert said["sampled"] == live.sampled
+    assert said["sampled"] == REQUESTS
 
 
 def test_no_alert_without_cause(live: Live) -> None:
