@@ -11,6 +11,8 @@ from serving import (
     ServingProcess,
     Size,
     causes_of,
+    corpus,
+    embedder_for,
     fault,
     in_words,
     routes_of,
@@ -90,21 +92,17 @@ for _name, _leg, _instead, _kind, _left in (
 )
 def _lexical_index_is_missing(folder: Path, size: Size) -> Report:
     """A generation without its lexical files, and a lexical leg whose files are gone."""
-    built = ServingProcess(folder, size)
-    index = folder / "index"
-    built.retriever.save(index)
-    loaded = HybridRetriever.load(index, embedder=built.embedder)
-    built.writer.stop()
-    built.store.close()
-    (folder / "serving").mkdir()
-    serving = ServingProcess(folder / "serving", size, retriever=loaded)
-    watcher = IndexWatcher(
-        serving.retriever, interval_seconds=0.01, telemetry=serving.counted.telemetry
-    )
+    index, embedder = folder / "index", embedder_for(size)
+    built = HybridRetriever.build(corpus(), embedder=embedder)
+    built.save(index)
+    loaded = HybridRetriever.load(index, embedder=embedder)
+    serving = ServingProcess(folder, size, retriever=loaded)
+    telemetry = serving.counted.telemetry
+    watcher = IndexWatcher(serving.retriever, interval_seconds=0.01, telemetry=telemetry)
     watcher.check()
     n = serving.by_size(40, 400)
     before = serving.serve(n)
-    built.retriever.save(index)
+    built.save(index)
     for file in index.glob("generation-*/lexical*"):
         file.unlink()
     refused = watcher.check()

@@ -57,8 +57,7 @@ class PipedReranker:
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
         with self._lock:
             self._connection.send((query, list(texts)))
-            scores: FloatArray = self._connection.recv()
-            return scores
+            return self._connection.recv()
 
     def close(self) -> None:
         self.process.kill()
