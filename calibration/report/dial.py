@@ -17,8 +17,9 @@ from calibration.evaluate import contexts, of_contexts
 from calibration.pools import LabelledPools
 from calibration.replay import PassageOf
 from calibration.report.before_after import BeforeAfter
-from calibration.report.dropped import looked_up, one_line
+from calibration.report.dropped import looked_up
 from calibration.report.summary import Summary
+from ctxguard.core.render import one_line
 from ctxguard.measure.rows import BoolArray, IntArray
 
 STOPS = 16

@@ -10,7 +10,7 @@ import numpy as np
 from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
 from calibration.replay import PassageOf
-from ctxguard.core.render import sanitise
+from ctxguard.core.render import one_line
 from ctxguard.measure.interval import Interval, bootstrap_ratio
 
 _SHOWN = 6
@@ -99,11 +99,6 @@ def dropped_passages(
         ),
         shown=tuple(worst.values()),
     )
-
-
-def one_line(text: str) -> str:
-    """Join the lines of a string, without control characters and lone surrogates."""
-    return " ".join(sanitise(text).split())
 
 
 def looked_up(passage_id: str, passage_of: PassageOf | None, most: int) -> tuple[str, str | None]:

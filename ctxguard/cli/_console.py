@@ -25,7 +25,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ctxguard.cli._tables import Shown, one_line, remark
+from ctxguard.cli._tables import Shown, remark
+from ctxguard.core.render import one_line
 from ctxguard.errors import CalibrationError, CtxguardError, ProfileMismatchError
 
 _LINE_SECONDS = 10.0

@@ -17,9 +17,9 @@ from ctxguard.cli._tables import (
     heading,
     interval,
     number,
-    one_line,
     remark,
 )
+from ctxguard.core.render import one_line
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxguard._support.words import figure
-from ctxguard.core.render import sanitise
+from ctxguard.core.render import one_line
 from ctxguard.measure.interval import Interval
 
 NO_DATA = "no data"
@@ -73,15 +73,6 @@ def bounds(found: Interval, digits: int = 3, sign: str = "", form: str = "[{}, {
 def interval(found: Interval, digits: int = 2, sign: str = "") -> str:
     """Write an estimate and its bounds, if it has some."""
     return f"{number(found.value, digits, sign)} {bounds(found, digits, sign)}".rstrip()
-
-
-def one_line(text: str) -> str:
-    """Strip control characters from a text for a terminal, and join its lines by spaces.
-
-    >>> one_line("a\\x1b[31mb\\n  c")
-    'a[31mb c'
-    """
-    return " ".join(sanitise(text).split())
 
 
 class TextTable:

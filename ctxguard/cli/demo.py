@@ -18,7 +18,8 @@ from ctxguard._support.words import figure
 from ctxguard.cli._console import Output
 from ctxguard.cli._results import differences_shown
 from ctxguard.cli._store import IN_WORDS, tokens_in_words
-from ctxguard.cli._tables import TextTable, bounds, facts, heading, number, one_line, remark
+from ctxguard.cli._tables import TextTable, bounds, facts, heading, number, remark
+from ctxguard.core.render import one_line
 from ctxguard.core.types import Route
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ctxguard.cli._console import Output
 from ctxguard.cli._settings import read_file
 from ctxguard.cli._store import open_store
 from ctxguard.cli._system import LabelledSystem
-from ctxguard.cli._tables import one_line
+from ctxguard.core.render import one_line
 from ctxguard.errors import ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:

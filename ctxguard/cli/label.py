@@ -20,7 +20,8 @@ from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import in_first_order, on_route, read_labelled
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import Source, System
-from ctxguard.cli._tables import facts, one_line
+from ctxguard.cli._tables import facts
+from ctxguard.core.render import one_line
 from ctxguard.core.types import DEFAULT_DEPTH, Passage
 from ctxguard.errors import ConfigurationError, QueryError
 

@@ -14,7 +14,8 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import on_route
 from ctxguard.cli._system import Source, System, open_assessor
-from ctxguard.cli._tables import facts, heading, one_line
+from ctxguard.cli._tables import facts, heading
+from ctxguard.core.render import one_line
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, CandidateDecision, Mode, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words

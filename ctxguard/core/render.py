@@ -116,6 +116,15 @@ def sanitise(text: str) -> str:
     return _UNNEEDED.sub("", LONE_SURROGATE.sub("\ufffd", text))
 
 
+def one_line(text: str) -> str:
+    """Sanitise a text and join its lines by spaces, as for a terminal.
+
+    >>> one_line("a\\x1b[31mb\\n  c")
+    'a[31mb c'
+    """
+    return " ".join(sanitise(text).split())
+
+
 def reveal(text: str) -> str:
     """Mark the characters that ``sanitise`` removes, for a person to inspect.
 

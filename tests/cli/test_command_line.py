@@ -16,7 +16,8 @@ from running import Run, every_command, refused
 from ctxguard import __version__
 from ctxguard.cli import GROUPS
 from ctxguard.cli import _console as console
-from ctxguard.cli._console import Output, one_line
+from ctxguard.cli._console import Output
+from ctxguard.core.render import one_line
 from tests.command import Invoked, invoke
 from tests.timing import PATIENCE_SECONDS
 
