@@ -49,21 +49,6 @@ def calibrate(run: Run, index: Path, collection: Path, tmp_path: Path) -> Calibr
     return calibrated
 
 
-def questions(file: Path, n: int) -> Path:
-    """The first questions on each subject with one relevant passage each."""
-    rows: list[dict[str, object]] = [
-        {
-            "query_id": f"{task}-{subject}-{copy}",
-            "text": f"how do I {task} the {subject}" + "?" * copy,
-            "relevant": [f"{task}-{subject}"],
-        }
-        for copy in range(2)
-        for subject in SUBJECTS[:7]
-        for task in TASKS
-    ]
-    return write_jsonl(file, rows[:n])
-
-
 def test_today_choice_certificate_in_words(calibrate: Calibrate, many: Path) -> None:
     keys = {"held_out": 0.3, "serving_k": 4, "false_alarms": 0.2}
     words, profile = calibrate("--alpha", "0.3", "--all", data=many, **keys)
@@ -119,7 +104,17 @@ def test_context_may_be_leaner_or_richer(calibrate: Calibrate) -> None:
 
 def test_sparse_labels_keep_todays_recall(calibrate: Calibrate, tmp_path: Path) -> None:
     """About 40 questions with one relevant passage each, as a new user has."""
-    document, profile = calibrate("--json", data=questions(tmp_path / "q.jsonl", 42))
+    rows: list[dict[str, object]] = [
+        {
+            "query_id": f"{task}-{subject}-{copy}",
+            "text": f"how do I {task} the {subject}" + "?" * copy,
+            "relevant": [f"{task}-{subject}"],
+        }
+        for copy in range(2)
+        for subject in SUBJECTS[:7]
+        for task in TASKS
+    ]
+    document, profile = calibrate("--json", data=write_jsonl(tmp_path / "q.jsonl", rows))
     assert (document["split"], document["queries"], document["held_out"]) == (None, 42, 0)
     assert set(document["routes"]) == {"hybrid", "lexical", "dense"}
     for route in document["routes"].values():

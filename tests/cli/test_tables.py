@@ -81,28 +81,23 @@ def test_empty_table_is_its_header() -> None:
         TextTable(("metric", "mean>"), [("recall",)])
 
 
+@pytest.fixture
+def places(index: Path, collection: Path, profile: Path, tmp_path: Path) -> dict[str, object]:
+    """What stands for the words in capitals."""
+    return {"INDEX": index, "DATA": collection, "PROFILE": profile, "NEW": tmp_path / "p.json"}
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     "words",
     [
-        ("calibrate", "--data", "DATA", "--out", "NEW/p.json", "--context", "richer"),
-        ("evaluate", "--data", "DATA", "--profile", "PROFILE", "-k", "5"),
-        ("query", "clean a violin", "--profile", "PROFILE"),
-        ("evaluate", "--data", "DATA", "--profile", "PROFILE", "--candidate", "all"),
+        "calibrate --index INDEX --data DATA --out NEW --context richer",
+        "evaluate --index INDEX --data DATA --profile PROFILE -k 5",
+        "query violin --index INDEX --profile PROFILE",
+        "evaluate --index INDEX --data DATA --profile PROFILE --candidate all",
     ],
 )
-def test_result_is_40_by_80(
-    run: Run,
-    index: Path,
-    collection: Path,
-    profile: Path,
-    tmp_path: Path,
-    *,
-    words: tuple[str, ...],
-) -> None:
-    places = {"DATA": str(collection), "PROFILE": str(profile), "NEW/p.json": str(tmp_path / "p")}
-    arguments = [places.get(word, word) for word in words]
-    result = run.ok(*arguments, "--index", index, columns="80")
-    lines = result.stdout.splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 80
+def test_result_is_40_by_80(run: Run, places: dict[str, object], words: str) -> None:
+    shown = run.ok(*[places.get(word, word) for word in words.split()], columns="80").stdout
+    assert len(shown.splitlines()) <= 40
+    assert max(map(len, shown.splitlines())) <= 80
