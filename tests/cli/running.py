@@ -89,6 +89,14 @@ class Run:
     def refused(self, *arguments: object, says: str | Sequence[str] = (), **options: Any) -> Result:
         return refused(self(*arguments, **options), *([says] if isinstance(says, str) else says))
 
+    def finding(self, *arguments: object, says: str | Sequence[str] = (), **options: Any) -> Result:
+        """Run a command that must end with a finding, and say all this."""
+        result = self(*arguments, **options)
+        assert result.exit_code == 1, result.output
+        for words in [says] if isinstance(says, str) else says:
+            assert words in " ".join(result.output.split())
+        return result
+
 
 def as_toml(document: dict[str, Any]) -> str:
     """A document of values and of tables of values as TOML."""

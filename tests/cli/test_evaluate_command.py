@@ -146,8 +146,7 @@ def test_foreign_profile_says_what_differs(
 ) -> None:
     """A profile of another index is a finding that says what differs."""
     arguments = ("--index", rank_bm25["index"], "--data", collection, "--profile", profile)
-    result = run("evaluate", *arguments, "--json")
-    assert result.exit_code == 1
+    result = run.finding("evaluate", *arguments, "--json")
     assert "lexical is 'rank-bm25" in result.stderr
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "ProfileMismatchError"

@@ -115,7 +115,7 @@ def test_log_becomes_a_filtering_guard(
 
     out, page = folder / "profile.json", folder / "report.html"
     made = ("calibrate", "--index", index, "--store", url, "--out", out, "--report", page)
-    assert run(*made).exit_code == 1
+    run.finding(*made)
     assert not out.exists(), "what a judge alone promises is not there"
     assert "own view, uncorrected" in page.read_text(encoding="utf-8")
 
@@ -258,11 +258,8 @@ def test_nonsense_judge_stops_samples_wait(
 
     asked = ("judge", "--index", index, "--queries", few, "--store", url, "--judge", "llm")
     with closing(Nonsense()) as bad:
-        result = run(*asked, "--model", "m", system={"judge": {"base-url": bad.url}})
-    assert result.exit_code == 1
-    words = " ".join(result.stderr.split())
-    assert "gave no valid grade" in words
-    assert "The samples wait" in words
+        says = ("gave no valid grade", "The samples wait")
+        run.finding(*asked, "--model", "m", system={"judge": {"base-url": bad.url}}, says=says)
     assert len(bad.requests) < 60
     again = run.ok(*asked, "--model", "good", "--json", system={"judge": {"base-url": chat.url}})
     assert json.loads(again.stdout)["requests"] == len(records(url))

@@ -146,9 +146,7 @@ def test_foreign_profile_is_a_finding(run: Run, engine: str, collection: Path) -
             "score_kind is 'rank', was 'ratio'",
         ),
     ):
-        result = run("evaluate", *data, "--profile", "p.json", system=other)
-        assert result.exit_code == 1
-        assert said in result.stderr
+        run.finding("evaluate", *data, "--profile", "p.json", system=other, says=said)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +180,9 @@ def test_labels_of_another_corpus_are_refused(run: Run, engine: str, tmp_path: P
         for n in range(4)
     ]
     data = write_jsonl(tmp_path / "labels.jsonl", rows)
-    result = run("calibrate", "--retriever", f"{engine}:newer", "--data", data, "--out", "p.json")
-    assert result.exit_code == 1
-    assert "none of the 1 relevant passages, first 'elsewhere', is among" in result.stderr
+    says = "none of the 1 relevant passages, first 'elsewhere', is among"
+    asked = ("calibrate", "--retriever", f"{engine}:newer", "--data", data, "--out", "p.json")
+    run.finding(*asked, says=says)
 
 
 def test_labels_without_corpus_are_unverified(run: Run, engine: str, tmp_path: Path) -> None:
