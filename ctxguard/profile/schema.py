@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, wi
 
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import first_fault
+from ctxguard._support.json_values import MOST_VALUES, has_more_values
 from ctxguard._support.regular_file import read_regular
 from ctxguard._support.rows import distinct_keys
 from ctxguard._support.words import count, signed
@@ -33,9 +34,8 @@ SCHEMA_VERSION = 1
 WIDEST_BOUND = 0.5
 """A certificate that allows a larger loss of recall promises nothing."""
 
-_MAX_PROFILE_BYTES, _MOST_VALUES = 4 * 2**20, 100_000
-"""Both are many times what calibration writes. Of a file that is not a profile, each value that
-does not fit costs a microsecond and 500 bytes."""
+_MAX_PROFILE_BYTES = 4 * 2**20
+"""Many times what calibration writes."""
 _MOST_ERRORS = 100
 """With more, only their number is reported: to describe errors takes longer than to find them."""
 
@@ -557,8 +557,9 @@ class Profile(Frozen):
             raise ProfileFormatError(
                 f"{path}: cannot be read as a profile ({cause}); `ctxguard calibrate` writes one"
             ) from error
-        if text.count(",") >= _MOST_VALUES:
-            raise ProfileFormatError(f"{path}: over {_MOST_VALUES:,} values, so not a profile")
+        # Each value that does not fit costs a microsecond and 500 bytes.
+        if has_more_values(content):
+            raise ProfileFormatError(f"{path}: over {MOST_VALUES:,} values, so not a profile")
         try:
             data = json.loads(
                 text,
