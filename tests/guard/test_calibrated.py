@@ -10,7 +10,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names
-from ctxguard.core.types import Flag, Leg, Ranking, Route, ScoreKind
+from ctxguard.core.types import Flag, Leg, Route, ScoreKind
 from ctxguard.errors import ProfileFormatError
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import RouteProfile
@@ -120,50 +120,3 @@ class TestCalibration:
         assert missing.flags == (Flag.UNVERIFIED, Flag.MISSING_SIGNALS)
         line = "the policy needs scores of dense, the answer has those of none"
         assert line in missing.differences
-
-
-@dataclass
-class Swapping(Answering):
-    """A retriever whose generation is an attribute of the instance."""
-
-    generation: object = field(default_factory=object)
-    corpus_size: int = 6
-
-    def pinned(self) -> "Swapping":
-        return replace(self)
-
-    def fingerprint(self) -> dict[str, str]:
-        return {"corpus_size": str(self.corpus_size)}
-
-    def swap(self, generation: object, corpus_size: int) -> None:
-        self.corpus_size = corpus_size
-        self.generation = generation
-
-
-class Delegating:
-    """Hands what it does not have itself on to the retriever that it wraps."""
-
-    def __init__(self, inner: object) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
-
-    def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
-        return replace(self.inner.retrieve(query, depth=depth), route=Route.DENSE)
-
-
-class TestSwappingRetrievers:
-    @pytest.mark.parametrize("first", ["one", None])
-    def test_instance_attribute_generation_is_followed(self, first: object) -> None:
-        retriever = Swapping(generation=first)
-        guard = guard_of(retriever, profile=profile_of(fingerprint={"corpus_size": "6"}))
-        assert guard.retrieve("q?").flags == ()
-        retriever.swap("two", corpus_size=7)
-        assert guard.retrieve("q?").flags == (Flag.PROFILE_MISMATCH,)
-        retriever.swap("three", corpus_size=6)
-        assert guard.retrieve("q?").flags == ()
-
-    def test_wrapper_is_not_bypassed(self) -> None:
-        guard = guard_of(Delegating(Swapping()))
-        assert guard.retrieve("q?").route is Route.DENSE

@@ -189,13 +189,36 @@ class TestAnotherSystem:
         assert context.decision.policy == RatioPolicy(k=SEVENTY.k)
         assert context.differences == ("corpus: none of the 100 passages is here",)
 
-    def test_without_sketch_only_the_same_corpus(self, engine: Engine) -> None:
+
+class Delegating:
+    """Hands what it does not have itself on to the retriever that it wraps."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def retrieve(self, query: str, *, depth: int = 100) -> list[Hit]:
+        return HITS[:1]
+
+
+class TestGenerations:
+    @pytest.mark.parametrize("first", ["one", None])
+    def test_without_sketch_only_the_same_corpus(self, engine: Engine, first: object) -> None:
+        engine.generation = first
         profile = profile_of(engine, sketch=False)
-        assert guard_of(engine, profile, check=ProfileCheck(strict=True)).retrieve("q?").flags == ()
+        guard = guard_of(engine, profile, check=ProfileCheck(strict=True))
+        assert guard.retrieve("q?").flags == ()
         engine.swap(corpus(range(101)))
-        context = guard_of(engine, profile).retrieve("q?")
+        context = guard.retrieve("q?")
         assert context.flags == (Flag.PROFILE_MISMATCH,)
         assert "corpus_size is '101', was '100'" in context.differences
+        engine.swap(corpus(range(100)))
+        assert guard.retrieve("q?").flags == ()
+
+    def test_wrapper_is_not_bypassed(self, engine: Engine) -> None:
+        assert guard_of(Delegating(engine), None).retrieve("q?").candidates == 1
 
 
 def search(query: str, *, depth: int) -> list[Hit]:
