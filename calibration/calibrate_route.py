@@ -191,21 +191,15 @@ class LabelledRoute:
         self.held_out, self.measured = held_out is not None, fitted.pools
         if held_out is not None:
             self.measured = fitted.predict(_part(pools, held_out))
-        self._folded: dict[object, tuple[IntArray, BoolArray, Measured]] = {}
+        self._folded: dict[object, Option] = {}
 
     @cached_property
     def today(self) -> Option:
         """The first k, as served today: kept where nothing else is accepted."""
         k, n = self.settings.serving_k, self.measured.n_answerable
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
-        keep = RouteVerdict(
-            decision="keep",
-            n=n,
-            shown_by=self.shown_by,
-            n_needed=fewest if fewest is not None and n < fewest else None,
-            **self._limits,
-        )
-        return self._first(k, f"first {k}, as today", keep)
+        needed = fewest if fewest is not None and n < fewest else None
+        return self._first(k, f"first {k}, as today", self._undecided("keep", needed))
 
     def of_equal_tokens(self, option: Option) -> Option | None:
         """Return the longest first k whose mean tokens are no more than an option's.
@@ -218,28 +212,24 @@ class LabelledRoute:
             return None
         return self._first(k, f"first {k}", self.today.verdict)
 
+    def _undecided(self, decision: Literal["keep", "shadow"], needed: int | None) -> RouteVerdict:
+        n = self.measured.n_answerable
+        return RouteVerdict(decision=decision, n=n, n_needed=needed, **self._limits)
+
     def _first(self, k: int, name: str, verdict: RouteVerdict) -> Option:
         policy = RatioPolicy(k=k)
         order, kept = contexts(self.measured, policy)
         return Option(name, policy, order, kept, of_contexts(self.measured, order, kept), verdict)
 
-    def option(
-        self,
-        name: str,
-        policy: Policy,
-        order: IntArray,
-        kept: BoolArray,
-        metrics: Measured | None = None,
-    ) -> Option:
-        """Judge a policy by its contexts for the measured queries, and their metrics if known."""
-        own = of_contexts(self.measured, order, kept) if metrics is None else metrics
+    def option(self, name: str, policy: Policy, order: IntArray, kept: BoolArray) -> Option:
+        """Judge a policy by its contexts for the measured queries."""
+        own = of_contexts(self.measured, order, kept)
         today, length = self.today.metrics, _lengths(self.today.metrics)
         judged = verdict(
             self.recall_gained(own),
             own["udcg"] - today["udcg"],
             (_lengths(own) - length) / max(float(length.mean()), 1.0),
             todays_udcg=float(today["udcg"].mean()),
-            shown_by=self.shown_by,
             refutable=self.wanted != "utility",
             risk_per_saved=RISK_PER_SAVED if name in ("balanced", "richer") else math.inf,
             **self._limits,
@@ -353,18 +343,15 @@ class LabelledRoute:
             return self.option(name, policy, *contexts(self.measured, policy))
         # Steps of a ladder often make the same choice: identical contexts are measured once.
         by_others = among.by_others(rule)
-        key = (among is self.choosing, *by_others.values())
+        key = (name, among is self.choosing, index, *by_others.values())
         if key not in self._folded:
-            order, kept = among.contexts(by_others, self.settings.serving_k)
-            self._folded[key] = order, kept, of_contexts(self.measured, order, kept)
-        found = self.option(name, policy, *self._folded[key])
+            served = among.contexts(by_others, self.settings.serving_k)
+            self._folded[key] = self.option(name, policy, *served)
+        found = self._folded[key]
         vacuous = among.share_chosen(by_others) <= LEAST_SHARE_CHOSEN
         if vacuous and found.verdict.recall is not None:
-            n = found.verdict.n
-            shadow = RouteVerdict(
-                decision="shadow", n=n, n_needed=math.ceil(n * 5 / 4), **self._limits
-            )
-            return replace(found, verdict=shadow)
+            needed = math.ceil(found.verdict.n * 5 / 4)
+            return replace(found, verdict=self._undecided("shadow", needed))
         return found
 
     @property
@@ -373,6 +360,7 @@ class LabelledRoute:
         settings = self.settings
         accepted = settings.alpha or 0.0
         return {
+            "shown_by": self.shown_by,
             "serving_k": settings.serving_k,
             "tolerance": max(settings.tolerance, accepted),
             "max_loss": max(settings.max_loss, accepted),
