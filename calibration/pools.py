@@ -294,10 +294,7 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
             f"relevant (utility {utilities.irrelevant:g}): precision is at least what is shown, "
             "and harm at most"
         )
-    unjudged, irrelevant = (
-        utilities.unjudged,
-        (utilities.by_grade or {}).get(0, utilities.irrelevant),
-    )
+    unjudged, irrelevant = utilities.unjudged, utilities.of(0, top_grade=1)
     worth = (
         f"as much as one labelled not relevant, {irrelevant:g}"
         if unjudged == irrelevant
