@@ -77,6 +77,21 @@ class WordTokenEmbedder(WordHashEmbedder):
         return _directions(self.dimension)
 
 
+class CountedEmbedder(WordTokenEmbedder):
+    """Notes what it encodes, and is interrupted before passage number ``until``."""
+
+    def __init__(self, until: float = float("inf"), salt: str = "") -> None:
+        super().__init__(salt=salt)
+        self.encoded: list[str] = []
+        self._until = until
+
+    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
+        if len(self.encoded) + len(texts) > self._until:
+            raise KeyboardInterrupt
+        self.encoded += texts
+        return super().encode_passages(texts)
+
+
 @cache
 def _direction(word: str, dimension: int) -> Float32Array:
     seed = hashlib.sha256(word.encode()).digest()

@@ -12,25 +12,10 @@ from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import kept_vectors
 from ctxguard.retrieval.index.kept_vectors import KeptVectors
 from ctxguard.retrieval.protocols import Float32Array
-from tests.doubles import WordTokenEmbedder
+from tests.doubles import CountedEmbedder as Counted
 
 TEXTS = [f"passage {word} of {n}" for n, word in enumerate(["red", "fox", "sun", "sea", "rose"])]
 MANY = [Passage(f"p{n:04}", f"passage number {n} of many") for n in range(1_300)]
-
-
-class Counted(WordTokenEmbedder):
-    """Notes what it encodes, and is interrupted before passage number ``until``."""
-
-    def __init__(self, until: float = float("inf"), salt: str = "") -> None:
-        super().__init__(salt=salt)
-        self.encoded: list[str] = []
-        self._until = until
-
-    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
-        if len(self.encoded) + len(texts) > self._until:
-            raise KeyboardInterrupt
-        self.encoded += texts
-        return super().encode_passages(texts)
 
 
 def kept(file: Path, texts: Sequence[str] = TEXTS, embedder: Counted | None = None) -> list[str]:

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from ctxguard.core.types import Passage, Ranking, Route
 from ctxguard.errors import DataError
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import Changes
-from ctxguard.retrieval.protocols import Float32Array
-from tests.doubles import WordHashEmbedder, WordTokenEmbedder
+from tests.doubles import CountedEmbedder, WordHashEmbedder, WordTokenEmbedder
 
 WORDS = ["red", "dog", "dogs", "fox", "foxes.", "rose", "wait_for", "sun", "sea", "the"]
 QUERIES = ("red fox", "sun sun sea", "cat dog quagga")
@@ -116,25 +114,13 @@ def test_update_keeps_codes_above_limit() -> None:
     assert ranking.passage_ids[0] == "new"
 
 
-class Recording(WordHashEmbedder):
-    """Remembers what it encoded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoded: list[str] = []
-
-    def encode_passages(self, texts: Sequence[str]) -> Float32Array:
-        self.encoded.extend(texts)
-        return super().encode_passages(texts)
-
-
 class TestUpdate:
     @pytest.fixture
-    def embedder(self) -> Recording:
-        return Recording()
+    def embedder(self) -> CountedEmbedder:
+        return CountedEmbedder()
 
     @pytest.fixture
-    def retriever(self, embedder: Recording) -> HybridRetriever:
+    def retriever(self, embedder: CountedEmbedder) -> HybridRetriever:
         corpus = {"a": "red fox", "b": "sea", "c": "sun"}
         retriever = HybridRetriever.build(passages_of(corpus), embedder=embedder)
         embedder.encoded.clear()
@@ -163,7 +149,7 @@ class TestUpdate:
         changes: Changes,
         encoded: list[str],
         retriever: HybridRetriever,
-        embedder: Recording,
+        embedder: CountedEmbedder,
     ) -> None:
         before = retriever.generation
         assert retriever.update(given) == changes
@@ -171,7 +157,7 @@ class TestUpdate:
         kept = sorted(given, key=lambda each: each.passage_id)
         assert list(retriever.stored_passages()) == kept
         assert (retriever.generation is before) == (changes == Changes(unchanged=3))
-        assert_same_answers(retriever, HybridRetriever.build(given, embedder=WordHashEmbedder()))
+        assert_same_answers(retriever, HybridRetriever.build(given, embedder=CountedEmbedder()))
 
     @pytest.mark.parametrize(
         ("passages", "said"),
