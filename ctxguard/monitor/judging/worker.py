@@ -100,7 +100,7 @@ class JudgingWorker:
         self._round_at = time.monotonic()
         self._round_seconds = _ROUND_SECONDS[0]
         self._suspects: list[_Waiting] = []
-        """The judge failed on these of a step, and has not answered since: it may be down."""
+        """The judge failed on these of a step: it may be down."""
         self._n_failures = self._n_answers = 0
         """Since the judge answered last, and answers in this step."""
         self.why = ""
@@ -136,7 +136,10 @@ class JudgingWorker:
                 if not is_up or time.monotonic() - began >= _IN_HAND_SECONDS:
                     break
             if self._n_answers:
-                self._blame_suspects()
+                # It answers about others: the fault is theirs.
+                for one in self._suspects:
+                    found = self._judge.as_graded(one.sample_id, one.record, one.probability)
+                    self._add(one, found)
         except JudgeError:
             # Nothing that such a judge left without a grade counts as judged.
             self._held = []
@@ -144,8 +147,8 @@ class JudgingWorker:
         finally:
             # Whatever stopped it, the results so far are written.
             self._write()
-        found = self.outcomes - before
-        return found.total() - found[JudgingOutcome.JUDGE_FAILED] + n_again
+        ended = self.outcomes - before
+        return ended.total() - ended[JudgingOutcome.JUDGE_FAILED] + n_again
 
     def _probability(self) -> float:
         """Return the probability with which the next sample is judged."""
@@ -247,14 +250,7 @@ class JudgingWorker:
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
         self._add(sample, found)
-        self._blame_suspects()
         return True
-
-    def _blame_suspects(self) -> None:
-        """Take up samples on which the judge failed, though it answers: the fault is theirs."""
-        suspects, self._suspects = self._suspects, []
-        for one in suspects:
-            self._add(one, self._judge.as_graded(one.sample_id, one.record, one.probability))
 
     def _add(self, sample: _Waiting, found: Finished) -> None:
         """Add a sample's result to those written next."""
