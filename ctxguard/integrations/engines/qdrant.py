@@ -7,7 +7,7 @@ import atexit
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -190,16 +190,12 @@ class QdrantEngine(Engine):
     ) -> Iterator[Mapping[str, Any]]:
         stored = [each for each in fields if each != "vector"]
         asked = {"with_payload": stored, "with_vectors": [DENSE] if "vector" in fields else False}
-        for record in self._all(asked) if passage_ids is None else self._at(passage_ids, asked):
+        points = list(map(point_id, passage_ids or ()))
+        found: Iterable[Any] = self._call("retrieve", points, **asked) if points else ()
+        for record in self._all(asked) if passage_ids is None else found:
             row = record.payload or {}
             vector = (record.vector or {}).get(DENSE) if "vector" in fields else None
             yield row if vector is None else {**row, "vector": np.array(vector, np.float32)}
-
-    def _at(self, passage_ids: Sequence[str], asked: Mapping[str, Any]) -> Sequence[Any]:
-        """Read the points of those of these passages that exist."""
-        points = list(map(point_id, passage_ids))
-        found: Sequence[Any] = self._call("retrieve", points, **asked) if points else ()
-        return found
 
     def _all(self, asked: Mapping[str, Any]) -> Iterator[Any]:
         """Read all points, page by page."""

@@ -114,7 +114,9 @@ class Pages:
                 403, "Not sent by this page", "Open the console itself, and send the form there."
             )
         if not is_open and not await run_in_threadpool(self.sessions.allows, request):
-            return self.sign_in_form(request, next_page=_own_address(request))
+            query = f"?{request.url.query}" if request.url.query else ""
+            page = f"{request.scope['path']}{query}" if request.method == "GET" else ""
+            return self.sign_in_form(request, next_page=page)
         form = await _form(request) if request.method == "POST" else {}
         return await run_in_threadpool(handler, request, form)
 
@@ -213,12 +215,6 @@ def whole_number(request: Request, name: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise RefusedPage(400, "Not an address of the console", f"{name} is not a whole number.")
     return int(text)
-
-
-def _own_address(request: Request) -> str:
-    """Return the address of the requested page; empty if it is not a page."""
-    query = f"?{request.url.query}" if request.url.query else ""
-    return f"{request.scope['path']}{query}" if request.method == "GET" else ""
 
 
 async def _form(request: Request) -> Form:
