@@ -24,15 +24,13 @@ def test_ties_keep_the_frameworks_order() -> None:
 
 
 def test_served_have_rank_score_and_flags() -> None:
-    """What is served has rank score and flags in the order of presentation."""
+    """What is served has rank, score and flags, in the order of presentation."""
     ids = ["a", "b", "c", "d"]
     ranking = ranking_of_documents(ids, ids, [0.9, 0.8, 0.7, 0.1], ScoreKind.COSINE, read)
-    context = ContextGuard(policy=RatioPolicy(k=3), assembly=Assembly(order="edges")).filter(
-        "q", ranking, request_id="r1"
-    )
-    found = served(context)
-    assert [passage.passage_id for passage, _, _ in found] == ["a", "c", "b"]
-    assert [position for _, position, _ in found] == [0, 2, 1]
+    guard = ContextGuard(policy=RatioPolicy(k=3), assembly=Assembly(order="edges"))
+    found = served(guard.filter("q", ranking, request_id="r1"))
+    places = [(passage.passage_id, position) for passage, position, _ in found]
+    assert places == [("a", 0), ("c", 2), ("b", 1)]
     assert found[1][2] == {
         "request_id": "r1",
         "score": 0.7,

@@ -58,19 +58,12 @@ class TestFaultRows(FaultRows):
 
 
 def test_kept_is_copy_with_decision() -> None:
-    ranker = ContextGuardRanker(
-        guard=ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
-    )
+    guard = ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
+    ranker = ContextGuardRanker(guard=guard)
     answer = ranker.run("q", DOCUMENTS, request_id="r1")
     assert [each.id for each in answer["documents"]] == ["d0", "d1", "d3"]
-    assert answer["documents"][2].meta["ctxguard"] == {
-        "request_id": "r1",
-        "score": 0.8,
-        "probability": None,
-        "rank": 3,
-        "reason": None,
-        "flags": ["uncalibrated"],
-    }
+    own = answer["documents"][2].meta["ctxguard"]
+    assert (own["request_id"], own["rank"], own["score"], own["reason"]) == ("r1", 3, 0.8, None)
     assert answer["text"].startswith('<passage rank="1" id="d0">\nText 0.\n</passage>')
     assert answer["flags"] == ["uncalibrated"]
     assert all("ctxguard" not in each.meta for each in DOCUMENTS)
