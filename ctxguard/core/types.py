@@ -411,9 +411,9 @@ class Ranking:
             kind: The kind of their scores; None for hits without any, which become kind ``rank``.
 
         Raises:
-            ConfigurationError: as at construction; or there are scores but no kind, or anything
-                else than hits: a string may be an id or a passage, and the second item of a tuple
-                a score or a text.
+            ConfigurationError: as at construction; or there are scores but no kind, or ``hits``
+                holds anything else: a string may be an id or a passage, and the second item of a
+                tuple a score or a text.
         """
         # An empty string or mapping is iterable too, and must not pass for an empty result.
         if not isinstance(hits, Iterable) or isinstance(hits, str | bytes | Mapping):
@@ -428,9 +428,8 @@ class Ranking:
             held = [each.removeprefix("builtins.") for each in held]
             raise ConfigurationError(
                 f"expected a Ranking or a list of Hits, got a {given} that holds "
-                f"{', '.join(sorted(held))}; make each item a "
-                "ctxguard.Hit, as in Hit(passage_id, score, text), or Hit(passage_id, text=text) "
-                "without scores"
+                f"{', '.join(sorted(held))}; make each item a ctxguard.Hit, as in "
+                "Hit(passage_id, score, text), or Hit(passage_id, text=text) without scores"
             )
         if kind is None:
             if any(hit.score is not None for hit in hits):
