@@ -78,15 +78,13 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
         return fusion.weight * _unit_interval(legs["dense"]) + (
             1.0 - fusion.weight
         ) * _unit_interval(legs["lexical"])
-    ranked = [_ranked(leg, fusion.constant) for leg in legs.values()]
+    ranked = []
+    for leg in legs.values():
+        # A BM25 score of zero is not a hit, and has no rank.
+        least = 0.0 if leg.kind is ScoreKind.RATIO else -INVALID_MAGNITUDE
+        ranked.append(reciprocal_rank(leg.scores, fusion.constant, above=least))
     fused: FloatArray = np.add.reduce(ranked, axis=0)
     return fused
-
-
-def _ranked(leg: Leg, constant: int) -> FloatArray:
-    """Rank a leg's scores; BM25 scores of zero, which are not hits, and garbage have no rank."""
-    least = 0.0 if leg.kind is ScoreKind.RATIO else -INVALID_MAGNITUDE
-    return reciprocal_rank(leg.scores, constant, above=least)
 
 
 def _unit_interval(leg: Leg) -> FloatArray:

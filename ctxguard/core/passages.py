@@ -248,12 +248,7 @@ def with_tokens(ranking: Ranking) -> Ranking:
     """
     if TOKENS in ranking.signals:
         return ranking
-    counts = np.array([_tokens(ranking.passages, at) for at in range(len(ranking))], np.float64)
+    read = read_passages(ranking.passages, range(len(ranking)))
+    counts = np.full(len(ranking), _UNREADABLE)
+    counts[read.positions] = [*map(passage_tokens, read.passages)]
     return replace(ranking, signals={**ranking.signals, TOKENS: counts})
-
-
-def _tokens(passages: PassageSource, position: int) -> float:
-    try:
-        return passage_tokens(passages[position])
-    except Exception:  # reading a passage runs anyone's code
-        return _UNREADABLE

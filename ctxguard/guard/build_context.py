@@ -320,16 +320,11 @@ def _read(
     kept = chosen.order[: chosen.n_kept]
     read = read_passages(chosen.ranking.passages, kept, assembly.max_passage_chars)
     if drops_copies and copies_of(read.texts):
-        decision = _without_copies(decision)
+        # All texts are compared only once two copies would be served.
+        copies = read_passages(decision.ranking.passages, decision.order).copies
+        decision = decide(replace(decision.ranking, copies=copies), decision.policy)
         return _read(decision, assessment, applies, mode, assembly, drops_copies=False)
     return chosen, assessment, read
-
-
-def _without_copies(decision: Decision) -> Decision:
-    """Compare all texts and decide again, but only once two copies would be served."""
-    ranking = decision.ranking
-    copies = read_passages(ranking.passages, decision.order).copies
-    return decide(replace(ranking, copies=copies), decision.policy)
 
 
 def _missing_signals(ranking: Ranking, policy: Policy) -> str:
