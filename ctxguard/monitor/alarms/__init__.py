@@ -8,7 +8,7 @@ policy.
 
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.decision import LossMonitor, PromisedLoss
-from ctxguard.monitor.alarms.feed import act_on, switch_to_safe
+from ctxguard.monitor.alarms.feed import act_on
 from ctxguard.monitor.alarms.reference import ReferenceKind
 from ctxguard.monitor.alarms.state import AlarmReport, AlarmState
 
@@ -21,5 +21,4 @@ __all__ = [
     "PromisedLoss",
     "ReferenceKind",
     "act_on",
-    "switch_to_safe",
 ]

@@ -59,33 +59,18 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
         )
         return
     try:
-        if switch_to_safe(switch_path, profile):
-            _log.warning("switched %s to its safe policy", switch_path)
+        safe, current = profile.safe(), Profile.load(switch_path)
+        if current.profile_id == safe.profile_id:
+            return
+        if current.profile_id != profile.profile_id:
+            raise ProfileError(
+                f"{switch_path} now holds profile {current.profile_id}, and the alarm is about "
+                f"{profile.profile_id}: the file was not changed"
+            )
+        safe.save(switch_path)
+        _log.warning("switched %s to its safe policy", switch_path)
     except (CtxguardError, OSError) as error:
         _log.error("no switch to the safe policy: %s", error)
-
-
-def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
-    """Replace the profile file that guards watch by the safe policy of the alarm's profile.
-
-    Returns False where it already holds the safe policy.
-
-    Raises:
-        ProfileFormatError: the file is absent or is not a profile.
-        ProfileError: the file now holds another profile, or the profile has no safe policy.
-        OSError: the file or its folder cannot be written.
-    """
-    path = Path(path)
-    safe, current = alarmed.safe(), Profile.load(path)
-    if current.profile_id == safe.profile_id:
-        return False
-    if current.profile_id != alarmed.profile_id:
-        raise ProfileError(
-            f"{path} now holds profile {current.profile_id}, and the alarm is about "
-            f"{alarmed.profile_id}: the file was not changed"
-        )
-    safe.save(path)
-    return True
 
 
 def _short(value: float | None) -> str:
