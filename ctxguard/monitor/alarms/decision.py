@@ -10,7 +10,6 @@ import numpy as np
 
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import Route
-from ctxguard.measure.worth import Utilities
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days, ECusum
 from ctxguard.monitor.alarms.reference import (
@@ -306,13 +305,9 @@ def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
                 loss = max(loss, 0.0)
                 found.append(PromisedLoss(route, AlarmKind.RECALL_LOSS, loss, source=source))
         harm = None if evidence is None else evidence.metrics.get("harm")
-        bound = _harm_bound(calibrated, profile.utilities)
+        # The harm of a full context of the worst passages; 0 where no passage can harm.
+        bound = -profile.utilities.worst * float(discounts(calibrated.policy.k).sum())
         if harm is not None and harm.upper is not None and 0.0 <= harm.upper < bound:
             source = "evidence of calibration"
             found.append(PromisedLoss(route, AlarmKind.HARM, harm.upper, bound, source))
     return tuple(found)
-
-
-def _harm_bound(calibrated: RouteProfile, utilities: Utilities) -> float:
-    """Return the harm of a full context of the worst passages; 0 where no passage can harm."""
-    return -utilities.worst * float(discounts(calibrated.policy.k).sum())

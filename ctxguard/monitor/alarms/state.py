@@ -101,9 +101,9 @@ class AlarmState:
         learned = by_key[promise.route, promise.quantity, ReferenceKind.BASELINE]
         new = LossMonitor.of_corrected(promise, target, n, learned.past)
         former = by_key.get(new.key)
-        if former is not None:
-            known = None if former.ecusum is None else former.ecusum.target
-            if known and abs(target - known) <= SAME_TARGET * known:
+        if former is not None and former.ecusum is not None:
+            known = former.ecusum.target
+            if abs(target - known) <= SAME_TARGET * known:
                 return
             if former.recovery is not None:
                 new = new.alarmed()

@@ -65,7 +65,10 @@ class LabelJudge:
         texts: Mapping[str, str] | None = None,
     ) -> None:
         self.version, self.n_unlabelled = version, 0
-        grades = [(text, _by_id(own)) for text, own in _pairs(qrels)]
+        grades = [
+            (text, {id_text(name): max(grade, 0) for name, grade in own.items()})
+            for text, own in _pairs(qrels)
+        ]
         self.max_grade = max([1, *[grade for _, own in grades for grade in own.values()]])
         misleading = [(text, {*map(id_text, ids)}) for text, ids in _pairs(distractors or {})]
         self._positives_only = not any(ids for _, ids in misleading) and all(
@@ -157,10 +160,6 @@ def _together(one: _Labels | None, other: _Labels) -> _Labels | None:
     if any(one.grades.get(name, grade) != grade for name, grade in other.grades.items()):
         return None
     return _Labels({**one.grades, **other.grades}, one.distractors | other.distractors)
-
-
-def _by_id(grades: Mapping[str, int]) -> dict[str, int]:
-    return {id_text(name): max(grade, 0) for name, grade in grades.items()}
 
 
 def _pairs(labels: "ByQuestion[_T]") -> Iterable[tuple[str, _T]]:
