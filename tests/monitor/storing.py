@@ -52,7 +52,8 @@ def judged(sample_id: int, *, weight: float = 1.0) -> Finished:
 def graded(sample_id: int, newest: int, *, weight: float) -> Rows:
     """Rows with people's grades."""
     rows = rows_of([Judged((1,), weight=weight)])
-    for name, value in (("sample_id", sample_id), ("last_label", newest), ("is_graded", True)):
+    own = {"sample_id": sample_id, "time_seconds": NOW, "last_label": newest, "is_graded": True}
+    for name, value in own.items():
         rows.requests[name] = value
     return rows
 

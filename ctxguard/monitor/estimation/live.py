@@ -165,7 +165,7 @@ def live_report(
         if exact:
             del windows[Window.UP_TO_LABELS]
         for rows in store.judged_pages(series):
-            is_labelled = np.isin(rows.requests["sample_id"], drawn.requests["sample_id"])
+            is_labelled = np.isin(rows.requests["draw"], draws)
             terms = weighted_terms(rows)
             predicted = None if labels is None else labels.predict(rows)
             for judged in windows.values():

@@ -306,24 +306,15 @@ def labelled(db: Transaction, series: str) -> dict[int, bool]:
 @writes
 def save_graded(db: Transaction, series: str, rows: Rows) -> None:
     """Save the rows of a series in place of its former ones of their samples."""
-    own = db.series_id(series)
-    first = sa.select(sa.literal(own), _judged.time_seconds, _judged.sample_id).where(
-        _judged.is_counted
+    names = ["sample_id", "time_seconds", "is_graded", "last_label"]
+    own, columns = {"series_id": db.series_id(series)}, rows.requests[names].tolist()
+    db.replace(
+        schema.judged,
+        [
+            {**own, **dict(zip(names, values, strict=True)), "block": block}
+            for values, block in zip(columns, to_blocks(rows), strict=True)
+        ],
     )
-    for request, block in zip(rows.requests, to_blocks(rows), strict=True):
-        values = {
-            "block": block,
-            **{name: request[name].item() for name in ("is_graded", "last_label")},
-        }
-        sample_id = int(request["sample_id"])
-        is_own = sa.and_(_judged.series_id == own, _judged.sample_id == sample_id)
-        updated = db.execute(sa.update(schema.judged).where(is_own).values(values))
-        if not updated.rowcount:
-            given = {**values, "is_counted": False}
-            copied = first.where(_judged.sample_id == sample_id)
-            literals = [sa.literal(value, _judged[name].type) for name, value in given.items()]
-            columns = ["series_id", "time_seconds", "sample_id", *given]
-            db.execute(sa.insert(schema.judged).from_select(columns, copied.add_columns(*literals)))
 
 
 @reads

@@ -98,7 +98,7 @@ judged = sa.Table(
     sa.Column("first_pick", sa.BigInteger),
     sa.Column("block", sa.LargeBinary, nullable=False),
     # Whether the series judged it first and the sample is kept: estimates are about these.
-    sa.Column("is_counted", sa.Boolean, nullable=False),
+    sa.Column("is_counted", sa.Boolean, nullable=False, server_default=sa.false()),
     # As in the block, for queries; the profile is null where alarms compare nothing.
     sa.Column("is_graded", sa.Boolean, nullable=False),
     sa.Column("last_label", sa.BigInteger, nullable=False),
