@@ -268,25 +268,23 @@ class Search(LegSearch):
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
         """Search the legs under their time limits and circuit breakers; see `LegSearch`."""
-        answers = self._answers(budget)
         failures: list[StageFailure] = []
         hits: dict[str, LegHits] = {}
-        for leg, answer in answers.items():
+        for leg, answer in self._answers(budget).items():
             if isinstance(answer, StageFailure):
                 failures.append(answer)
             else:
                 hits[leg] = answer
-        found: Candidates | StageFailure | None = None
-        if len(hits) == len(LEG_KINDS):
-            found = attempt(DENSE, self._fused, hits[LEXICAL], hits[DENSE])
-            if isinstance(found, StageFailure):
-                failures.append(found)
         if not hits:
             is_overload = all(failure.kind is FailureKind.SATURATED for failure in failures)
             raise (OverloadedError if is_overload else StageUnavailableError)(
                 " and ".join([failure.stage for failure in failures]),
                 "; ".join([failure.cause for failure in failures]),
             )
+        is_whole = len(hits) == len(LEG_KINDS)
+        found = attempt(DENSE, self._fused, hits[LEXICAL], hits[DENSE]) if is_whole else None
+        if isinstance(found, StageFailure):
+            failures.append(found)
         if not isinstance(found, Candidates):
             leg, (rows, scores, _) = next(iter(hits.items()))
             legs = {leg: Leg(scores, LEG_KINDS[leg])}
