@@ -4,7 +4,6 @@ import gc
 import os
 import subprocess
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -134,7 +133,7 @@ def test_two_processes_save_while_one_loads(tmp_path: Path) -> None:
 
     def start(role: str, turns: int) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PROGRAM), role, str(folder), str(turns)],
+            [sys.executable, "-c", PROGRAM, role, str(folder), str(turns)],
             stderr=subprocess.PIPE,
             text=True,
         )
