@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ctxguard.core.decision import Decision
 from ctxguard.core.scores import discounts
 from ctxguard.core.types import Mode
-from ctxguard.errors import ConfigurationError
 from ctxguard.measure.rows import YES
 from ctxguard.measure.worth import READERS
 from ctxguard.monitor.explanation import ExplainedCandidate, candidates_of, decided
@@ -83,14 +82,8 @@ def mistakes_of(
         day: In UTC.
         profile: Gives the reasons, P(relevant) and the worth of passages; None for none.
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
-
-    Raises:
-        ConfigurationError: the day is outside the range of dates.
     """
-    try:
-        since = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
-    except (OverflowError, ValueError) as error:
-        raise ConfigurationError(f"{day} is outside the range of dates") from error
+    since = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
     judged = unread = 0
     found: list[Mistake] = []
     for series in store.series():
@@ -123,12 +116,12 @@ def latest_mistakes(
     Yesterday's if no day has any; ``now`` is today, in UTC.
     """
     quiet: list[DayOfMistakes] = []
-    for ago in range(min(MOST_DAYS, (now - date.min).days + 1)):
+    for ago in range(MOST_DAYS):
         found = mistakes_of(store, now - timedelta(days=ago), profile, tenant=tenant)
         if found.mistakes:
             return found
         quiet.append(found)
-    return quiet[:2][-1]
+    return quiet[1]
 
 
 def _suspects(
