@@ -7,7 +7,6 @@ before retrieval and one append after the decision. It takes no lock, does no I/
 """
 
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -240,16 +239,11 @@ class Sampler:
         self.seed = seed
         self._cap = None if max_per_second is None else Cap(rate, max_per_second, clock)
         self._hash = HashSampler("sampling", seed)
-        self._begin()
+        self._reset_after_fork()
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Empty the queue and the counts, once in a forked child."""
-        if self._process != os.getpid():
-            self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
+        """Begin with an empty queue, and counts of zero."""
         self.worker_id = uuid4().hex
         self._queue: deque[Sampled] = deque()
         self._closed = False

@@ -149,8 +149,6 @@ class SampleWriter:
 
     def _reset_after_fork(self) -> None:
         """Begin without samples and without a thread."""
-        # This comes first, or the thread would take the parent's samples.
-        self.sampler._reset_after_fork()
         self._writing = threading.Lock()
         self._stored = 0
         self._sent: tuple[Batch, _Reported] | None = None
