@@ -19,7 +19,7 @@ from calibration.report.dial import Dial, dial
 from calibration.report.dropped import Dropped, dropped_passages
 from calibration.report.summary import Summary, summarise
 from calibration.results import COMPARED
-from ctxguard.core.types import Route
+from ctxguard.core.types import Passage, Route
 from ctxguard.measure.interval import Interval, bootstrap_ratio
 from ctxguard.profile.schema import Profile
 
@@ -87,8 +87,9 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
             examples, or raises KeyError. Without it, or on KeyError, only the id is shown.
     """
     dataset = calibration.dataset
+    passage_of = dict[str, Passage]().__getitem__ if passages is None else passages
     routes = tuple(
-        _route(calibration, route, passages) for route in Route if route in calibration.outcomes
+        _route(calibration, route, passage_of) for route in Route if route in calibration.outcomes
     )
     first, summary = calibration.outcomes[routes[0].route], routes[0].summary
     return ReportData(
@@ -96,7 +97,7 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
         dataset=dataset.name,
         serving_k=calibration.settings.serving_k,
         routes=routes,
-        dial=dial(first, summary, dataset, passages),
+        dial=dial(first, summary, dataset, passage_of),
         labels=_label_counts(calibration),
     )
 
@@ -142,7 +143,7 @@ def _labels_needed(test: Certification) -> str:
     )
 
 
-def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -> RouteReport:
+def _route(calibration: Calibration, route: Route, passage_of: PassageOf) -> RouteReport:
     outcome = calibration.outcomes[route]
     pools, probabilities = outcome.route.measured, outcome.route.measured.probabilities
     some = pools.n_relevant > 0
@@ -153,9 +154,9 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
     if probabilities is not None and kept.any():
         expected = float(np.nan_to_num(probabilities)[kept].sum() / kept.sum())
     found = (pools.relevant & kept).sum(axis=1)
-    tokens = None
+    tokens: list[float] = []
     if pools.tokens is not None:
-        tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0)
+        tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0).tolist()
     return RouteReport(
         route=route,
         summary=summarise(outcome, metrics=_COMPARED),
@@ -163,10 +164,10 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
         sufficiency=sufficiency_words(outcome.profile.sufficiency),
         answerable=pools.n_answerable,
         recall_of_first=tuple(recall.mean(axis=0).tolist()) if some.any() else (),
-        tokens_of_first=() if tokens is None else tuple(tokens.tolist()),
+        tokens_of_first=tuple(tokens),
         expected=expected,
         found=bootstrap_ratio(found * 1.0, kept.sum(axis=1) * 1.0, seed=calibration.settings.seed),
-        dropped=dropped_passages(outcome, calibration.dataset, passages),
+        dropped=dropped_passages(outcome, calibration.dataset, passage_of),
     )
 
 

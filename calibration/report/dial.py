@@ -88,7 +88,7 @@ _Contexts = tuple[IntArray, BoolArray]
 
 
 def dial(
-    outcome: RouteOutcome, summary: Summary, dataset: Dataset, passage_of: PassageOf | None
+    outcome: RouteOutcome, summary: Summary, dataset: Dataset, passage_of: PassageOf
 ) -> Dial | None:
     """Gather the dial of a route; None where nothing but today's contexts is at hand.
 
@@ -179,7 +179,7 @@ def _means(own: _Contexts, outcome: RouteOutcome) -> dict[str, float | None]:
 
 
 def _passages(
-    pools: LabelledPools, row: int, columns: list[int], passage_of: PassageOf | None
+    pools: LabelledPools, row: int, columns: list[int], passage_of: PassageOf
 ) -> tuple[tuple[str, str, str], ...]:
     ids = [pools.passage_ids[row][column] for column in columns]
     known = [looked_up(passage_id, passage_of, _SNIPPET) for passage_id in ids]

@@ -57,9 +57,7 @@ class Dropped:
     shown: tuple[Example, ...]
 
 
-def dropped_passages(
-    outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf | None
-) -> Dropped:
+def dropped_passages(outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf) -> Dropped:
     """Count the wrongly dropped passages, with the worst as examples.
 
     The contexts are of queries that had no part in the choice.
@@ -101,16 +99,14 @@ def dropped_passages(
     )
 
 
-def looked_up(passage_id: str, passage_of: PassageOf | None, most: int) -> tuple[str, str | None]:
+def looked_up(passage_id: str, passage_of: PassageOf, most: int) -> tuple[str, str | None]:
     """Return the title of a passage and the beginning of its text, at most this many characters.
 
     The title is empty and the text None where the passage cannot be looked up.
     """
     try:
-        passage = None if passage_of is None else passage_of(passage_id)
+        passage = passage_of(passage_id)
     except KeyError:
-        passage = None
-    if passage is None:
         return "", None
     line = one_line(passage.text)
     short = line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " …"
