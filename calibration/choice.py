@@ -1,7 +1,7 @@
 """Choose among the policies of a grid: balanced, leaner or richer contexts, or an extension.
 
-Pure: sums over labelled queries in, the place of one policy out. The sums are kept by fold, so that
-the same choice can be made without the queries that measure it (`Folded`).
+Pure: sums over labelled queries in, the place of one policy out. The same choice can be made
+without the queries that measure it (`Folded`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,59 +63,53 @@ _TIE = 1e-12
 
 
 class PolicySums(NamedTuple):
-    """Sums over queries of the figures of some policies of a grid, by fold.
+    """Sums over queries of the figures of some policies of a grid.
 
     Tokens are passages where they are unknown.
 
     Attributes:
-        all_queries: Shape (n_folds,), the number of queries; likewise ``answerable``, those with a
-            relevant passage, and ``today_tokens``, of today's first k.
-        kept: Shape (n_folds, n_policies), passages kept.
-        recall: Shape (n_folds, 2, n_policies), Σ d and Σ d² of `Grid.beyond_today`, over the
-            answerable queries; likewise ``gain`` of UDCG and ``tokens``, over all.
+        all_queries: Number of the queries; likewise ``answerable``, of those with a relevant
+            passage, and ``today_tokens``, of today's first k.
+        kept: Shape (n_policies,), passages kept.
+        recall: Shape (2, n_policies), Σ d and Σ d² of `Grid.beyond_today`, over the answerable
+            queries; likewise ``gain`` of UDCG and ``tokens``, over all.
     """
 
-    all_queries: FloatArray
-    answerable: FloatArray
-    today_tokens: FloatArray
+    all_queries: float
+    answerable: float
+    today_tokens: float
     kept: FloatArray
     recall: FloatArray
     gain: FloatArray
     tokens: FloatArray
 
     @classmethod
-    def of(cls, grid: Grid, tried: Sequence[GridIndex], fold: IntArray) -> "PolicySums":
-        """Add up the figures of policies; fold: shape (n_q,), from 0."""
-        member = np.equal(fold, np.arange(fold.max() + 1)[:, None]) * 1.0  # (n_folds, n_q)
-        n_kept, pools = grid.kept(tried), grid.pools
-        differences = [np.take_along_axis(each, n_kept, axis=1) for each in grid.beyond_today]
+    def of(cls, grid: Grid, tried: Sequence[GridIndex], rows: BoolArray) -> "PolicySums":
+        """Add up the figures of policies over some queries; rows: shape (n_q,)."""
+        n_kept, pools = grid.kept(tried)[rows], grid.pools
+        differences = [np.take_along_axis(each[rows], n_kept, axis=1) for each in grid.beyond_today]
         return cls(
-            member.sum(axis=1),
-            member @ (pools.n_relevant > 0),
-            member @ (pools.sizes * pools.in_baseline).sum(axis=1),
-            member @ n_kept,
-            *[np.stack([member @ d, member @ d**2], axis=1) for d in differences],
+            float(rows.sum()),
+            float((pools.n_relevant[rows] > 0).sum()),
+            float((pools.sizes * pools.in_baseline)[rows].sum()),
+            n_kept.sum(axis=0) * 1.0,
+            *[np.stack([d.sum(axis=0), (d**2).sum(axis=0)]) for d in differences],
         )
-
-    def without(self, fold: int) -> "PolicySums":
-        """Return the sums over the queries of all other folds."""
-        others = np.arange(len(self.all_queries)) != fold
-        return PolicySums(*[table[others] for table in self])
 
     @property
     def mean_kept(self) -> FloatArray:
         """Mean number of passages kept, shape (n_policies,)."""
-        return np.asarray(self.kept.sum(axis=0) / self.all_queries.sum())
+        return self.kept / self.all_queries
 
     @property
     def mean_gain(self) -> FloatArray:
         """Mean UDCG less today's, shape (n_policies,)."""
-        return np.asarray(self.gain[:, 0].sum(axis=0) / self.all_queries.sum())
+        return np.asarray(self.gain[0] / self.all_queries)
 
     @property
     def mean_recall(self) -> FloatArray:
         """Mean recall less today's, shape (n_policies,); 0 where no query has an answer."""
-        return np.asarray(self.recall[:, 0].sum(axis=0) / max(self.answerable.sum(), 1.0))
+        return np.asarray(self.recall[0] / max(self.answerable, 1.0))
 
     @property
     def gain_error(self) -> FloatArray:
@@ -124,14 +118,13 @@ class PolicySums(NamedTuple):
 
     def token_share(self, caution: float) -> FloatArray:
         """Mean tokens as a share of today's, with standard errors added, shape (n_policies,)."""
-        n, today = self.all_queries.sum(), max(float(self.today_tokens.sum()), _TIE)
-        more = self.tokens[:, 0].sum(axis=0) + caution * n * self._error(self.tokens)
-        return np.asarray(1.0 + more / today)
+        more = self.tokens[0] + caution * self.all_queries * self._error(self.tokens)
+        return np.asarray(1.0 + more / max(self.today_tokens, _TIE))
 
     def _error(self, sums: FloatArray) -> FloatArray:
-        n = self.all_queries.sum()
-        first, second = sums.sum(axis=0) / n
-        return np.asarray(np.sqrt(np.maximum(second - first**2, 0.0) / max(n - 1.0, 1.0)))
+        first, second = sums / self.all_queries
+        variance = np.maximum(second - first**2, 0.0)
+        return np.asarray(np.sqrt(variance / max(self.all_queries - 1.0, 1.0)))
 
     def least_recall(self, caution: float) -> FloatArray:
         """Return mean recall less today's, with standard errors taken off, shape (n_policies,).
@@ -139,14 +132,13 @@ class PolicySums(NamedTuple):
         The error includes the added lost queries: if nothing was lost it would be 0. Without a
         query that has a relevant passage it is −1.
         """
-        answerable = self.answerable.sum()
-        if answerable == 0.0:
-            return np.full(self.kept.shape[1], -1.0)
-        first, second = self.recall.sum(axis=0)
-        n = answerable + LOST_QUERIES
+        if self.answerable == 0.0:
+            return np.full(self.kept.size, -1.0)
+        (first, second), n = self.recall, self.answerable + LOST_QUERIES
         mean = (first - LOST_QUERIES) / n
         squares = second + LOST_QUERIES - n * mean**2
-        return np.asarray(first / answerable - caution * np.sqrt(np.maximum(squares, 0.0)) / n)
+        error = np.sqrt(np.maximum(squares, 0.0)) / n
+        return np.asarray(first / self.answerable - caution * error)
 
 
 Choose = Callable[[PolicySums], int | None]
@@ -173,8 +165,8 @@ class Folded:
 
     @cached_property
     def sums(self) -> PolicySums:
-        """The sums of the tried policies."""
-        return PolicySums.of(self.grid, self.tried, self.fold)
+        """The sums of the tried policies over all queries."""
+        return PolicySums.of(self.grid, self.tried, self.fold >= 0)
 
     def chosen(self, choose: Choose) -> GridIndex | None:
         """Return the choice of all queries; None for what is served today."""
@@ -219,7 +211,11 @@ class Folded:
     def _without(self) -> Mapping[int, PolicySums]:
         """The sums of the other folds for each fold, if there are other folds."""
         numbers = np.unique(self.fold).tolist()
-        return {number: self.sums.without(number) for number in numbers if len(numbers) > 1}
+        return {
+            number: PolicySums.of(self.grid, self.tried, self.fold != number)
+            for number in numbers
+            if len(numbers) > 1
+        }
 
 
 def tried(grid: Grid, serving_k: int) -> tuple[GridIndex, ...]:
