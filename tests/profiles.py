@@ -52,14 +52,7 @@ def profile_with(
     fingerprint: Mapping[str, str] | None = None,
     depth: int = 100,
 ) -> Profile:
-    """A profile of these routes.
-
-    Args:
-        routes: The policy of each calibrated route, with its evidence where a test needs any.
-        fusion: None for the default.
-        fingerprint: Of the system that it was made on; None for a system that says nothing.
-        depth: Candidates per query at calibration.
-    """
+    """A profile of these routes, by default of a system that says nothing of itself."""
     return Profile(
         routes=dict(routes),
         fusion=Fusion() if fusion is None else fusion,

@@ -10,32 +10,21 @@ from ctxguard.retrieval.analysers.english import ENGLISH
 class FakeRetriever:
     """Finds passages in memory by the number of words that they share with the query.
 
-    Args:
-        passages: The passages to search.
-        name: Its fingerprint; another name is another system.
-
-    Attributes:
-        queries: Every query so far, in order.
-        error: The error that every call raises, as in an outage; None to answer.
+    It notes its ``queries``, and raises its ``error``, if it is given one.
     """
 
-    def __init__(self, passages: Sequence[Passage], name: str = "fake") -> None:
+    def __init__(self, passages: Sequence[Passage]) -> None:
         self.queries: list[str] = []
         self.error: Exception | None = None
         self._passages = tuple(passages)
         self._words = [
             set(ENGLISH.analyse(f"{passage.title} {passage.text}")) for passage in passages
         ]
-        self._name = name
 
     def retrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
     ) -> Ranking:
-        """Return up to ``depth`` passages that share most words, ties by id; none without a match.
-
-        Raises:
-            Exception: ``error``, if it is set.
-        """
+        """Return up to ``depth`` passages that share most words, ties by id; none without any."""
         self.queries.append(query)
         if self.error is not None:
             raise self.error
@@ -57,9 +46,7 @@ class FakeRetriever:
     async def aretrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
     ) -> Ranking:
-        """`retrieve`, awaited."""
         return self.retrieve(query, depth=depth, where=where)
 
     def fingerprint(self) -> dict[str, str]:
-        """Return its name, which identifies it."""
-        return {"retriever": self._name}
+        return {"retriever": "fake"}

@@ -53,14 +53,7 @@ class Fault:
 
 
 class FaultyEmbedder:
-    """An embedder whose queries can be made to fail.
-
-    Args:
-        inner: Does the work; None for a `WordHashEmbedder`.
-
-    Attributes:
-        fault: Replaces the encoding of a query.
-    """
+    """An embedder whose encoding of a query ``fault`` replaces."""
 
     def __init__(self, inner: Embedder | None = None) -> None:
         self._inner = WordHashEmbedder() if inner is None else inner
@@ -69,25 +62,18 @@ class FaultyEmbedder:
         self.dimension = self._inner.dimension
 
     def encode_query(self, text: str) -> Float32Array:
-        """Encode as one vector, shape (dimension,), unless there is a fault."""
         vector: Float32Array = self.fault.run(lambda: self._inner.encode_query(text))
         return vector
 
     def encode_passages(self, texts: Sequence[str]) -> Float32Array:
-        """Encode each text as a vector, shape (n, dimension)."""
         return self._inner.encode_passages(texts)
 
     def fingerprint(self) -> str:
-        """Return the inner embedder's fingerprint."""
         return self._inner.fingerprint()
 
 
 class FaultyReranker:
-    """A reranker that prefers short texts and can be made to fail.
-
-    Attributes:
-        fault: Replaces the scoring.
-    """
+    """A reranker that prefers short texts, and whose scoring ``fault`` replaces."""
 
     fingerprint = "shortest first"
 
@@ -95,7 +81,6 @@ class FaultyReranker:
         self.fault = Fault()
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """Return minus the length of each text, shape (n,), unless there is a fault."""
         logits: FloatArray = self.fault.run(
             lambda: np.array([-float(len(text)) for text in texts], np.float64)
         )
@@ -105,15 +90,8 @@ class FaultyReranker:
 class FaultyRetriever:
     """A hybrid retriever whose stages can be made to fail while it serves.
 
-    Args:
-        passages: The passages to search.
-        embedder: Encodes the vectors; None for a `WordHashEmbedder`.
-
-    Attributes:
-        retriever: Both legs, without a reranker.
-        embedder: The retriever's embedder.
-        reranker: A reranker for ``retriever.with_reranker``.
-        faults: The fault of each stage: ``lexical``, ``dense``, ``rerank``.
+    Its ``retriever`` has both legs, ``reranker`` is for its ``with_reranker``, and ``faults`` are
+    those of the stages.
 
     >>> def down(work):
     ...     raise ConnectionError

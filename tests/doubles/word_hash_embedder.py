@@ -17,11 +17,8 @@ _WORD = re.compile(r"\w+|[.,;:!?]")
 class WordHashEmbedder:
     """An embedder without a model: each word adds a direction that its hash chooses.
 
-    Texts that share words are near each other; a text without words has the zero vector.
-
-    Args:
-        dimension: Length of a vector.
-        salt: Another salt makes another model.
+    Texts that share words are near each other; a text without words has the zero vector. Another
+    salt makes another model.
     """
 
     def __init__(self, dimension: int = 64, salt: str = "") -> None:
@@ -30,7 +27,6 @@ class WordHashEmbedder:
         self._salt = salt
 
     def encode_query(self, text: str) -> Float32Array:
-        """Encode as one unit vector, shape (dimension,)."""
         vector = np.zeros(self.dimension, np.float32)
         for word in ENGLISH.analyse(text):
             vector += _direction(self._salt + word, self.dimension)
@@ -38,14 +34,12 @@ class WordHashEmbedder:
         return vector / np.float32(length) if length > 0.0 else vector
 
     def encode_passages(self, texts: Sequence[str]) -> Float32Array:
-        """Encode each text as a unit vector, shape (n, dimension)."""
         vectors = np.zeros((len(texts), self.dimension), np.float32)
         for row, text in enumerate(texts):
             vectors[row] = self.encode_query(text)
         return vectors
 
     def fingerprint(self) -> str:
-        """Return the dimension and the salt, which determine the vectors."""
         return f"word-hash {self.dimension} {self._salt}"
 
 
