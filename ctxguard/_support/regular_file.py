@@ -48,11 +48,7 @@ def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """Read a regular file.
-
-    Raises:
-        OSError: As for ``open_regular``, or it cannot be read.
-    """
+    """Read a regular file; errors as for ``open_regular``."""
     # To its end, for a file that grows meanwhile or has no size, as those in /proc. In parts:
     # memory for all that is asked for would be taken before anything is read.
     content = bytearray()

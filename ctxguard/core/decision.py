@@ -280,13 +280,9 @@ def _by_probability(
 def decide_with_answers(
     ranking: Ranking, policy: ExpectedUtilityPolicy, name: str, model: AnswerModel
 ) -> Decision | None:
-    """Decide by P after an assessor's answers, which are among the ranking's signals.
+    """Decide by P after an assessor's answers of one name, which are among the ranking's signals.
 
-    Args:
-        name: The name of the answer to use; a candidate without one keeps its P.
-
-    Returns:
-        None if there is no answer, or P cannot be computed.
+    A candidate without one keeps its P. None if there is no answer, or P cannot be computed.
     """
     answers, places = ranking.signals.get(ANSWER + name), ranking.signals.get(f"{ANSWER}place")
     if answers is None or not np.isfinite(answers).any():

@@ -82,11 +82,7 @@ def is_free(signal: str) -> bool:
 
 
 def signal_of(feature: str) -> str:
-    """Return the signal that a named feature is computed from.
-
-    Raises:
-        ConfigurationError: it is not the name of a feature.
-    """
+    """Return the signal of a named feature; raise a `ConfigurationError` for another name."""
     return _parsed(feature)[0]
 
 

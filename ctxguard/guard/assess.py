@@ -162,12 +162,9 @@ class AssessorStage:
         *,
         where: Where | None = None,
     ) -> Question | None:
-        """Ask about these candidates, the most valuable first; None if none can be.
+        """Ask about these candidates of n, the most valuable first; None if none can be.
 
-        Args:
-            request_id: Seeds their order.
-            positions: The candidates; ``n`` is how many the ranking has.
-            where: The request's filter, so that two tenants never share an answer.
+        The request's id seeds their order; with its filter, two tenants never share an answer.
         """
         read = read_passages(passages, positions, _MAX_PASSAGE_CHARS)
         texts = [

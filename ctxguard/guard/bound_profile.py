@@ -92,12 +92,10 @@ def bind_profile(
     """Bind a profile to the index generation that a retriever searches now.
 
     Args:
-        wrapped: The retriever as given to the guard; None without one.
-        profile: The calibration; None without one.
-        policy: The policy set by hand for every route; None without one.
+        wrapped: The retriever as given to the guard.
+        policy: The policy set by hand for every route.
         k: Number of passages that the bare retriever serves; None for as many as the profile was
             compared with.
-        check: How the profile is compared with the system.
         probed: A `ProbedRetriever`'s similarities of the probe texts, as an entry of a fingerprint.
         lenient: Treat a system with an unreadable fingerprint or sketch as a different one, instead
             of raising.

@@ -70,11 +70,7 @@ class _Watcher(ABC):
                 self._launch()
 
     def check(self) -> ReloadOutcome | None:
-        """Check the file now, and reload it if it has changed.
-
-        Returns:
-            The outcome of the reload; None if the file has not changed.
-        """
+        """Check the file now, and reload it if it has changed: its outcome, or None if not."""
         with self._checking:
             if self._failure is None and file_version(self.file) == self._version:
                 return None

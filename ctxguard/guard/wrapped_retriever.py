@@ -84,10 +84,7 @@ class RetrieverAdapter:
 def probed(retriever: object) -> dict[str, str]:
     """Return a retriever's similarities of the probe texts, as an entry of a fingerprint.
 
-    Empty if it is not a `ProbedRetriever`.
-
-    Raises:
-        Exception: any error of the retriever.
+    Empty if it is not a `ProbedRetriever`; any error of the retriever is raised.
     """
     similarities = getattr(retriever, "similarities", None)
     return {RETRIEVER_KEY: probe_scores(similarities)} if callable(similarities) else {}

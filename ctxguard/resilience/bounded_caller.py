@@ -101,16 +101,13 @@ class BoundedCaller:
     ) -> Any:
         """Call a retriever and return its result, an iterator as a tuple.
 
-        Args:
-            function: Its call; what it returns is awaited unless the call ``blocks``.
-            afunction: Its asynchronous call, which is preferred; None without one.
-            blocks: Never wait for an event loop, for plain callers.
+        Its asynchronous call is preferred, and what the other one returns awaited, unless the call
+        ``blocks``: then it never waits for an event loop, for plain callers.
 
         Raises:
             OverloadedError: ``max_in_flight`` requests are in flight.
             ConfigurationError: it returned an awaitable, which plain code cannot wait for.
             UnansweredError: it is late, or was not called because its circuit is open.
-            Exception: any error of the retriever.
         """
         # Kept, so that a request that began before a fork is counted where it began.
         free, seconds = self._free, self._seconds

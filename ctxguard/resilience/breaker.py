@@ -67,14 +67,10 @@ class Breaker:
                 self._watchers.append(watcher)
 
     def admit(self, seconds: float | None) -> Probe | None:
-        """Decide whether the stage may be called.
+        """Return None while the circuit is closed, a probe when one is due, else `REFUSED`.
 
-        Args:
-            seconds: Time after which the call, if it is a probe, counts as failed; None for
-                `MAX_RETRY_SECONDS`, so that a probe that never returns is given up too.
-
-        Returns:
-            None while the circuit is closed, a probe when one is due, else `REFUSED`.
+        A probe counts as failed after ``seconds``, by default after `MAX_RETRY_SECONDS`, so that
+        one that never returns is given up too.
         """
         with self._lock:
             if self.is_closed:

@@ -140,16 +140,12 @@ class Stage:
     def call(
         self, work: Callable[[], _T], seconds: float | None = None, *, probe: Probe | None = None
     ) -> _T:
-        """Call ``work`` and return its result.
+        """Call ``work`` within a time limit, and return its result or raise its error.
 
-        Args:
-            work: The call.
-            seconds: Its time limit; None disables it.
-            probe: What the call was admitted as; `FORCED` calls even while the circuit is open.
+        A probe says what it was admitted as; `FORCED` calls even while the circuit is open.
 
         Raises:
             UnansweredError: the call was refused, or is late.
-            Exception: whatever ``work`` raises.
         """
         if seconds is not None:
             return self.submit(work, seconds, probe=probe).result()
@@ -315,7 +311,6 @@ class StageCall(Generic[_T]):
 
         Raises:
             UnansweredError: the call is late, or no thread was free within its time limit.
-            Exception: whatever the call raises.
         """
         future = self._future
         if future is None or (self._seconds is None and future.cancel()):
