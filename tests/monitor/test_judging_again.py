@@ -44,12 +44,6 @@ def contexts(numbers: range) -> Iterator[Context]:
         yield make_context(POOL, SERVED, query=f"q{n}", request_id=f"q{n}")
 
 
-def true_precision(numbers: range) -> float:
-    return float(
-        np.mean([is_relevant(f"q{n}", f"p{rank}") for n in numbers for rank in range(SERVED)])
-    )
-
-
 def ask_people(live: Watching, passages: int) -> None:
     series = live.monitor.series
     label(live.store, series, passages, lambda row: int(is_relevant(row.query, row.passage_id)))

@@ -1,6 +1,7 @@
 """Judging by a language model, against a local stand-in with its faults."""
 
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from watching import Watching
 
 from ctxguard.core.types import Passage
 from ctxguard.endpoints.chat import Pacer
-from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge
 from ctxguard.monitor.judges.prompt import messages
@@ -286,6 +286,7 @@ def test_forked_child_has_own_connections(endpoint: JudgedEndpoint) -> None:
         ({"timeout_seconds": 0.0}, "timeout_seconds"),
         ({"timeout_seconds": float("nan")}, "timeout_seconds"),
         ({"max_calls_per_second": 0.0}, "max_calls_per_second"),
+        *(({"prices": (1.0, price)}, "token price") for price in (-1.0, math.nan, math.inf)),
     ],
 )
 def test_unworkable_setting_is_refused(
@@ -293,12 +294,6 @@ def test_unworkable_setting_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         endpoint.judge(**settings)
-
-
-@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
-def test_impossible_price_is_refused(price: float) -> None:
-    with pytest.raises(ConfigurationError, match="token price"):
-        Ledger((1.0, price))
 
 
 def test_missing_key_says_what_to_set(

@@ -274,6 +274,7 @@ def test_lost_is_told_without_followers() -> None:
     for _ in range(5):
         live.sampler.lose(1, LostReason.CLOSED)
     live.writer.start()
+    live.writer.start()
     lost = {**dict.fromkeys(LostReason, 0), LostReason.QUEUE_FULL: 4, LostReason.CLOSED: 5}
     until(lambda: live.store.accounts().lost == lost)
     live.writer.stop()
