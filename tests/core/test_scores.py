@@ -42,7 +42,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("score", [*FINITE, *GARBAGE])
-def test_only_a_finite_number_is_a_score(score: object) -> None:
+def test_only_finite_numbers_are_scores(score: object) -> None:
     assert is_valid(score) == any(score is each for each in FINITE)
 
 

@@ -118,7 +118,7 @@ class TestNamedSignals:
             "ranker.log_rank": pytest.approx([math.log(4), 0.0, math.log(2), math.log(2)]),
         }
 
-    def test_signals_have_the_features_of_the_table(self) -> None:
+    def test_table_names_the_features(self) -> None:
         """Those outside it have their value, z-score and gap, and the ranker's inputs none."""
         assert named_features(["freshness"]) == ("freshness", "freshness.z", "freshness.gap")
         assert named_features(["redundancy", "similarity_10"]) == ()

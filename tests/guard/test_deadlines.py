@@ -364,7 +364,8 @@ class TestAccounting:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_forked_child_has_own_threads_and_circuits() -> None:
+def test_forked_child_has_own_circuits() -> None:
+    """A forked child has threads and circuits of its own."""
     script = """
 import os, threading, warnings
 warnings.simplefilter("ignore")
