@@ -40,9 +40,6 @@ answer. ``filter_violation``: the retriever returned passages that the request's
 ``invalid_request``: the query, an argument or a setting was refused. ``cancelled``: the caller
 gave up.
 """
-ASSESSED = ("answered", "cached", "refused", "failed", "over_budget")
-OBSERVERS = frozenset({"sampler", "telemetry", "tracing"})
-
 
 ReloadTarget = Literal["profile", "index"]
 """A file that is reloaded while serving. A closed set: it names metrics."""
@@ -97,14 +94,14 @@ _COUNTERS: Mapping[str, tuple[str, Mapping[str, _Values]]] = {
     ),
     "observer_failures": (
         "Errors of sampler, telemetry and tracing, by observer; they never fail a request.",
-        {"observer": sorted(OBSERVERS)},
+        {"observer": ("sampler", "telemetry", "tracing")},
     ),
     "assessed_candidates": (
         (
             "Candidates that were worth asking an assessor about, by outcome (answered, cached, "
             "refused, failed, or over_budget: not asked)."
         ),
-        {"outcome": ASSESSED},
+        {"outcome": ("answered", "cached", "refused", "failed", "over_budget")},
     ),
     "assessed_requests": ("Requests that asked an assessor.", {}),
     "changed_decisions": (
