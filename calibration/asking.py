@@ -132,9 +132,7 @@ def calibrate_asking(
         fitted = route.by_probability()
     except CalibrationError as error:
         return unasked(str(error))
-    probabilities = fitted.pools.probabilities
-    if probabilities is None:
-        return unasked("there is no probability that answers could change")
+    probabilities = cast(FloatArray, fitted.pools.probabilities)
     answered = _asked(fitted.pools, probabilities, texts=texts, asking=asking, progress=progress)
     models = {name: each.fitted() for name, each in answered.items()}
     name, model = max(

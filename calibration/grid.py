@@ -94,16 +94,6 @@ class Grid:
         """Return the policy at a place of the grid."""
         return self.make(*self.settings(index))
 
-    def rows(self, rows: IntArray) -> "Grid":
-        """Return the same policies over some of the queries."""
-        return replace(
-            self,
-            pools=self.pools.rows(rows),
-            reached=self.reached[rows],
-            order=self.order[rows],
-            places=None if self.places is None else self.places[rows],
-        )
-
     def kept(self, indices: Sequence[GridIndex]) -> IntArray:
         """Count how many passages of each query some policies keep, shape (n_q, n_indices)."""
         sizes, thresholds = np.array(indices, dtype=np.int64).reshape(-1, 2).T

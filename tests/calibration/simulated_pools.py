@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset, Query
+from calibration.grid import Grid
 from calibration.pools import LabelledPools, Pools, label
 from calibration.replay import replay
 from calibration.settings import Settings
@@ -20,6 +21,7 @@ from ctxguard.core.types import FloatArray, Hit, Leg, Passage, Ranking, Route, S
 from ctxguard.errors import QueryError
 from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
+from ctxguard.measure.rows import IntArray
 from ctxguard.measure.worth import READERS, Utilities
 from ctxguard.profile.schema import Profile
 
@@ -130,6 +132,13 @@ def with_texts(retriever: Recorded, text: Callable[[str], str]) -> Recorded:
         for query, own in retriever.rankings.items()
     }
     return Recorded(rankings, {"simulated": "0"})
+
+
+def part_of(grid: Grid, rows: IntArray) -> Grid:
+    """The same policies over some of the queries."""
+    tables = {"reached": grid.reached[rows], "order": grid.order[rows]}
+    places = None if grid.places is None else grid.places[rows]
+    return replace(grid, pools=grid.pools.rows(rows), places=places, **tables)
 
 
 def served_today(pools: LabelledPools) -> FloatArray:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_pools import DEPTH, calibrated, labelled, ranking_of, simulate
+from simulated_pools import DEPTH, calibrated, labelled, part_of, ranking_of, simulate
 
 from calibration.certify import (
     calibrate_sufficiency,
@@ -42,7 +42,7 @@ def population(
 
 def parts(grid: Grid, middle: int, end: int) -> tuple[Grid, Grid]:
     """The queries that order, and those that test."""
-    return grid.rows(np.arange(middle)), grid.rows(np.arange(middle, end))
+    return part_of(grid, np.arange(middle)), part_of(grid, np.arange(middle, end))
 
 
 def gain(grid: Grid) -> np.ndarray:
@@ -59,7 +59,9 @@ class TestCertify:
         repeats, broken, certified = 200, 0, 0
         for repeat in range(repeats):
             rows = random.choice(3000, 150, replace=False)
-            found = certify(grid.rows(rows[:60]), grid.rows(rows[60:]), **PROMISE, seed=repeat)
+            found = certify(
+                part_of(grid, rows[:60]), part_of(grid, rows[60:]), **PROMISE, seed=repeat
+            )
             if found.grid_index is not None:
                 certified += 1
                 broken += bool(truth[found.grid_index] > ALPHA)
@@ -112,9 +114,11 @@ class TestCertify:
         random = np.random.default_rng(k)
         for repeat in range(20):
             rows = random.choice(600, 100, replace=False)
-            found = certify(grid.rows(rows[:40]), grid.rows(rows[40:]), **PROMISE, seed=repeat)
+            found = certify(
+                part_of(grid, rows[:40]), part_of(grid, rows[40:]), **PROMISE, seed=repeat
+            )
             if found.grid_index is not None:
-                assert gain(grid.rows(rows))[found.grid_index] > 0.0
+                assert gain(part_of(grid, rows))[found.grid_index] > 0.0
 
     def test_contradicted_promise_is_never_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
         grid = population(200, noise=0.3, utilities=STRICT)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_pools import DEPTH, labelled, ranking_of, served_today, simulate
+from simulated_pools import DEPTH, labelled, part_of, ranking_of, served_today, simulate
 
 from calibration.choice import LADDERS, Folded, PolicySums, choose, extend, tried
 from calibration.data.dataset import Dataset, Query
@@ -72,7 +72,7 @@ def test_sums_are_of_other_folds(seed: int, n: int) -> None:
     places = tried(grid, 3)[::7]
     fold = np.random.default_rng(seed).permutation(np.arange(n) % 3)
     sums = PolicySums.of(grid, places, fold != 1)
-    others = grid.rows(np.flatnonzero(fold != 1))
+    others = part_of(grid, np.flatnonzero(fold != 1))
     udcg, _ = others.at(places)
     today = served_today(pools)[fold != 1, None]
     gains = udcg - today
@@ -175,7 +175,7 @@ class TestChoose:
         grid = ratio_grid(population, temperature=1.0)
         for draw in range(30):
             rows = random.choice(1_500, 60, replace=False)
-            own = Folded(grid.rows(rows), tried(grid, 5))
+            own = Folded(part_of(grid, rows), tried(grid, 5))
             for place, step in enumerate(steps):
                 index = own.chosen(partial(choose, tolerance=TOLERANCE, step=step))
                 if index is not None:
@@ -226,7 +226,7 @@ def test_query_is_measured_by_others() -> None:
     for number in np.unique(folded.fold):
         rows = np.flatnonzero(folded.fold == number)
         place = richer(PolicySums.of(folded.grid, folded.tried, folded.fold != number))
-        expected = folded.grid.rows(rows).kept([folded.tried[place]])[:, 0]
+        expected = part_of(folded.grid, rows).kept([folded.tried[place]])[:, 0]
         assert kept[rows].sum(axis=1).tolist() == expected.tolist()
         assert (order[rows] == folded.grid.order[rows]).all()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulated_pools import cases, labelled, ranking_of, served_today
+from simulated_pools import cases, labelled, part_of, ranking_of, served_today
 
 from calibration.evaluate import contexts, per_query
 from calibration.fit import predicted
@@ -111,7 +111,7 @@ class TestGridEqualsNaiveLoop:
     def test_part_of_the_queries(self, case: LabelledPools, data: st.DataObject) -> None:
         rows = np.array(data.draw(st.lists(st.integers(0, len(case) - 1), min_size=1)))
         grid = ratio_grid(case, ratios=np.array([0.0, 0.4999]))
-        part = grid.rows(rows)
+        part = part_of(grid, rows)
         index = (1, grid.thresholds.size - 1)
         expected = naive(case, grid, index)["udcg"][rows].mean()
         assert part.means[0][index] == pytest.approx(expected, abs=1e-9)
