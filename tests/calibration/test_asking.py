@@ -50,20 +50,12 @@ class Simulated:
         return {"noise": noise, "relevant": self.d * known + other}
 
 
-def asking_of(assessor: Simulated, pauses: list[float] | None = None) -> Asking:
-    return Asking(
-        AssessorStage(assessor, max_per_second=1e9),
-        lambda passage_id: Passage(passage_id, passage_id),
-        PRICE,
-        (lambda _seconds: None) if pauses is None else pauses.append,
-    )
-
-
 def made_with(assessor: Simulated, retriever: Recorded, **asked: Any) -> Calibration:
     """A calibration with an assessor that knows its own labels."""
-    pauses = asked.pop("pauses", None)
-    given = Settings(depth=DEPTH, **asked)
-    return calibrate(retriever, assessor.dataset, given, asking=asking_of(assessor, pauses))
+    pauses = asked.pop("pauses", [])
+    stage = AssessorStage(assessor, max_per_second=1e9)
+    asking = Asking(stage, lambda name: Passage(name, name), PRICE, pauses.append)
+    return calibrate(retriever, assessor.dataset, Settings(depth=DEPTH, **asked), asking=asking)
 
 
 @cache
@@ -182,7 +174,10 @@ def test_forecast_is_others_gain() -> None:
         profile = asked(150, d).profile
         stage = AssessorStage(Simulated(dataset, d), max_per_second=1e9)
         having = ContextGuard(recorded, profile=profile, assessor=stage)
-        alone = ContextGuard(recorded, profile=without_assessor(profile))
+        bare = {
+            name: own.model_copy(update={"assessor": None}) for name, own in profile.routes.items()
+        }
+        alone = ContextGuard(recorded, profile=profile.model_copy(update={"routes": bare}))
         found = []
         for query in dataset.queries:
             answered = having.retrieve(query.text, request_id=query.query_id)
@@ -232,13 +227,6 @@ def test_a_model_asked_has_a_row(n: int, d: float, words: str) -> None:
     found = summarise(outcome_of(made))
     assert f"with answers, {words}" in found.results.policies
     assert found.asked == route_of(made).asking
-
-
-def without_assessor(profile: Profile) -> Profile:
-    routes = {
-        route: own.model_copy(update={"assessor": None}) for route, own in profile.routes.items()
-    }
-    return profile.model_copy(update={"routes": routes})
 
 
 def test_no_model_sees_kept_answers() -> None:

@@ -17,7 +17,6 @@ import pytest
 from simulated_pools import DEPTH, calibrated, indistinct, simulate
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.data.dataset import Dataset
 from calibration.report import ReportData, report, summarise, write_html, write_json
 from calibration.report.before_after import BeforeAfter
 from calibration.report.page import page
@@ -161,7 +160,12 @@ class TestSummary:
         sparse = self.of(calibrate(retriever, dataset, Settings(depth=DEPTH)))
         assert sparse.judged.value == pytest.approx(0.2, abs=0.05)
         assert any("of the first 5 passages were ever labelled" in w for w in sparse.warnings)
-        labelled = self.of(calibrate(retriever, negatives_labelled(dataset), Settings(depth=DEPTH)))
+        negatives = {
+            query: {f"{query}-{position}": 0 for position in range(DEPTH)} | dict(grades)
+            for query, grades in dataset.qrels.items()
+        }
+        dataset = replace(dataset, qrels=negatives)
+        labelled = self.of(calibrate(retriever, dataset, Settings(depth=DEPTH)))
         assert not any("ever labelled" in line for line in labelled.warnings)
 
     def test_recall_fall_is_quantified(self) -> None:
@@ -212,15 +216,6 @@ class TestSummary:
             assert words in table
         for line in self.of(found).warnings:
             assert html.escape(line[1:]) in table
-
-
-def negatives_labelled(dataset: Dataset) -> Dataset:
-    """The same labels, and 0 for every other candidate of a simulated query."""
-    qrels = {
-        query: {f"{query}-{position}": 0 for position in range(DEPTH)} | dict(grades)
-        for query, grades in dataset.qrels.items()
-    }
-    return replace(dataset, qrels=qrels)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,23 +39,16 @@ def run_isolated(name: str, size: Size) -> Report:
             except subprocess.TimeoutExpired:
                 ended = f"it did not end within {LIMIT_SECONDS:g} s"
             finally:
-                _kill(process)
+                # And every process that it started.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         if file.exists():
             report = _REPORT.validate_json(file.read_text())
         else:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             report = Report("", (f"it wrote no report: {' '.join(last)}",))
     return replace(report, wrong=(*report.wrong, ended)) if ended else report
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End the process of a fault, and every process that it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        process.wait()
 
 
 def main(name: str, size: Size, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The certificate's statistics: worked by hand, by properties, and against a known truth."""
 
+from collections.abc import Callable
 from math import log, sqrt
 
 import numpy as np
@@ -66,38 +67,27 @@ def test_total_losses_bound_at_1() -> None:
     assert betting_upper_bound([1.0 - 1e-16, 1.0]) == 1.0
 
 
-def differences_of(name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-    """Differences in recall of a shape that occurs, with the mean in ``TRUE_DIFFERENCE``."""
-    chance = rng.random(shape)
-    if name == "5% lose everything":
-        return np.where(chance < 0.05, -1.0, 0.0)
-    if name == "small gains, rare total losses":
-        return np.where(chance < 0.02, -1.0, 0.05)
-    if name == "half a loss, half a gain":
-        return np.where(chance < 0.5, -1.0, 1.0)
-    if name == "all gain":
-        return rng.beta(2.0, 5.0, shape)
-    if name == "mostly lost":
-        return np.where(chance < 0.9, -1.0, 0.5)
-    return np.zeros(shape)
-
-
-TRUE_DIFFERENCE = {
-    "5% lose everything": -0.05,
-    "small gains, rare total losses": -0.02 + 0.98 * 0.05,
-    "half a loss, half a gain": 0.0,
-    "all gain": 2.0 / 7.0,
-    "mostly lost": -0.85,
-    "nothing changes": 0.0,
+DIFFERENCES: dict[str, tuple[Callable[..., FloatArray], float]] = {
+    "5% lose everything": (lambda rng, chance: np.where(chance < 0.05, -1.0, 0.0), -0.05),
+    "small gains, rare total losses": (
+        lambda rng, chance: np.where(chance < 0.02, -1.0, 0.05),
+        -0.02 + 0.98 * 0.05,
+    ),
+    "half a loss, half a gain": (lambda rng, chance: np.where(chance < 0.5, -1.0, 1.0), 0.0),
+    "all gain": (lambda rng, chance: rng.beta(2.0, 5.0, chance.shape), 2.0 / 7.0),
+    "mostly lost": (lambda rng, chance: np.where(chance < 0.9, -1.0, 0.5), -0.85),
+    "nothing changes": (lambda rng, chance: np.zeros(chance.shape), 0.0),
 }
+"""Differences in recall of a shape that occurs, and their mean."""
 
 
 @pytest.mark.parametrize("n", [10, 50, 400])
-@pytest.mark.parametrize("name", TRUE_DIFFERENCE)
+@pytest.mark.parametrize("name", DIFFERENCES)
 def test_difference_bound_errs_at_most_delta(name: str, n: int) -> None:
     """A thousand certificates of one truth; the bound exceeds a truth that its test rejects."""
-    repeats, truth = 1_000, TRUE_DIFFERENCE[name]
-    samples = differences_of(name, np.random.default_rng(n), (n, repeats))
+    repeats, (draw, truth) = 1_000, DIFFERENCES[name]
+    rng = np.random.default_rng(n)
+    samples = draw(rng, rng.random((n, repeats)))
     at_truth = betting_p_value((1.0 - samples) / 2.0, (1.0 - truth) / 2.0, target_delta=DELTA)
     false = at_truth <= DELTA
     assert false.mean() <= allowed(DELTA, repeats)
