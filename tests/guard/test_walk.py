@@ -211,9 +211,9 @@ def test_sample_to_metric_calls_few_functions() -> None:
     assert "ctxguard_judge_estimate" in exported
     assert len({*exported}) >= 10
     # It differs by a few with the time that each step takes.
-    assert without_ids(calls).total() <= 615, shown(calls)
-    assert len({*calls}) <= 262
-    assert len({file for file, _ in calls}) <= 27
+    assert without_ids(calls).total() <= 646, shown(calls)
+    assert len({*calls}) <= 264
+    assert len({file for file, _ in calls}) <= 28
 
 
 def test_labels_to_profile_call_few_functions(retriever: HybridRetriever) -> None:
