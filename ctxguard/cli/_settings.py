@@ -9,7 +9,7 @@ name. An option wins over a key. Reads that file and the environment.
 import os
 import tomllib
 from argparse import SUPPRESS, ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -25,8 +25,6 @@ from ctxguard.cli._system import SOURCES, LabelledSystem, System
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.server.settings import ServiceSettings
 from ctxguard.server.system import AssessorSettings
-
-Fields = Mapping[str, FieldInfo]
 
 _SYSTEM = "system"
 _TABLES = {name.split()[-1] for name in COMMANDS}
@@ -96,16 +94,16 @@ class Command:
     def help(self) -> str:
         """Write its help."""
         shown = [about(field)["metavar"] for field in self.arguments.values()]
-        options = [("--help", "Show this message and exit.")]
-        for name, field in reversed(self.options.items()):
+        options = []
+        for name, field in self.options.items():
             words = [", ".join(sorted(flags_of(name, field), key=len)), about(field)["metavar"]]
-            options.insert(0, (" ".join(filter(None, words)), help_of(field)))
+            options.append((" ".join(filter(None, words)), help_of(field)))
         return page(
             " ".join([self._name, "[OPTIONS]", *shown]),
             [self._summary, *cleandoc(self._model.__call__.__doc__ or "").split("\n\n")],
             {
                 "Arguments": zip(shown, map(help_of, self.arguments.values()), strict=True),
-                "Options": options,
+                "Options": [*options, ("--help", "Show this message and exit.")],
                 "Commands": commands_of(self._name),
             },
         )
@@ -234,7 +232,9 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return _named(document, _TOP, file), tables
 
 
-def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
+def _named(
+    table: dict[str, Any], fields: dict[str, FieldInfo], file: Path, where: str = ""
+) -> dict[str, Any]:
     """Return the values of a table by the names of fields; paths start from the file's folder."""
     names = {key_of(name, field): name for name, field in fields.items()}
     values = {}

@@ -289,8 +289,9 @@ class ExportCommand(SettingsModel):
             top_grade = opened.top_grade() or self.max_grade
         rows = distinct_rows(samples)
         expected = min(round(sum(sample.expected_passages for sample in samples)), len(rows))
-        guide = None if out is None else out.with_name(f"{out.stem}-guide.md")
-        if out is not None and guide is not None:
+        guide = None
+        if out is not None:
+            guide = out.with_name(f"{out.stem}-guide.md")
             write_label_file(out, rows)
             with atomic_write(guide) as stream:
                 stream.write(grading_guide(out.name, top_grade).encode())
