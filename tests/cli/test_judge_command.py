@@ -203,7 +203,7 @@ def test_reranker_judges_repeats_count_again(
     for one in samples[:5]:
         served = [passage.passage_id for passage in guard.retrieve(one.query).passages]
         assert [one.passage_ids[at] for at in one.served] == served
-        assert len(one.may_be_judged) == 20
+        assert len(one.to_judge()) == 20
         assert len(one.scores) > 20, "the scores of all candidates are kept"
 
 

@@ -226,7 +226,7 @@ class JudgingWorker:
     def _process(self, sample: _Waiting) -> bool:
         """Judge one sample; False where the budget has no room for it, or the judge is down."""
         record, known = sample.record, sample.known or {}
-        most = max(len(record.may_be_judged) - len(known), 0)
+        most = max(len(record.to_judge()) - len(known), 0)
         if self._budget is not None and not self._budget.allows(most):
             return False
         try:

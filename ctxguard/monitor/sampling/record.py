@@ -188,20 +188,13 @@ class SampleRecord:
         is_all = not self.dropped or self.rates.dropped_rate == 1.0
         return is_all or self.full_pool or (self.full_pool_if_no_hit and not has_hit)
 
-    def to_judge(self, grades: Mapping[str, Judgment]) -> tuple[int, ...]:
+    def to_judge(self, grades: Mapping[str, Judgment] | None = None) -> tuple[int, ...]:
         """Return the positions that are judged: the served ones by rank, then others, best first.
 
-        ``grades`` holds those of the served passages, as far as they are known.
+        ``grades`` holds those of the served passages, as far as they are known; None returns all
+        positions that may be judged, whatever these are.
         """
-        return self._to_judge(has_hit=self.has_hit(grades))
-
-    @property
-    def may_be_judged(self) -> tuple[int, ...]:
-        """The positions that are judged, whatever the grades of the served passages."""
-        return self._to_judge(has_hit=False)
-
-    def _to_judge(self, *, has_hit: bool) -> tuple[int, ...]:
-        if self.has_full_pool(has_hit=has_hit):
+        if self.has_full_pool(has_hit=grades is not None and self.has_hit(grades)):
             return (*self.served, *self.dropped)
         wanted = {*self.sampled, *(self.first(self.rates.baseline_k) if self.baseline else ())}
         return (*self.served, *[position for position in self.dropped if position in wanted])
@@ -417,7 +410,7 @@ def record_of(
         copies=copies,
     )
     passages = {position: as_written(passage) for position, passage in served.items()}
-    for position in record.may_be_judged:
+    for position in record.to_judge():
         if position in readable and position not in passages:
             passages[position] = as_written(readable[position])
     return replace(record, passages=passages)
