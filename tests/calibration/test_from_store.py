@@ -157,14 +157,13 @@ def test_grades_have_asking_probability() -> None:
     # By their inverse the grades stand for all judged candidates.
     n_judged = np.count_nonzero(~never)
     assert (judged.stands_for[request] / chance).sum() == pytest.approx(n_judged, rel=0.35)
-    truth = np.array(
-        [
-            judged.pools.passage_ids[row][column] in relevant[query]
-            for row, column in zip(request, rows.passages["position"][own], strict=True)
-            for query in [_text(live, judged.pools.query_ids[row])]
-        ]
-    )
-    assert (rows.passages["people_grade"][own] > 0).tolist() == truth.tolist()
+    names = [*map(int, judged.pools.query_ids)]
+    records = live.store.records(names)
+    truth = [
+        judged.pools.passage_ids[row][column] in relevant[records[names[row]].query]
+        for row, column in zip(request, rows.passages["position"][own], strict=True)
+    ]
+    assert (rows.passages["people_grade"][own] > 0).tolist() == truth
 
 
 def test_reading_a_store_changes_nothing() -> None:
@@ -176,10 +175,6 @@ def test_reading_a_store_changes_nothing() -> None:
     assert strict.is_graded.any()
     assert to_blocks(all_judged(live.store, "erring 1")) == before
     assert set(strict.rows.passages["worth"]) == {1.0, -0.5, -0.2}
-
-
-def _text(live: Watching, name: str) -> str:
-    return str(live.store.records([int(name)])[int(name)].query)
 
 
 def test_too_few_grades_give_nothing() -> None:

@@ -41,8 +41,7 @@ def with_lengths(case: LabelledPools, seed: int) -> LabelledPools:
 
 
 def assert_equals_the_naive_loop(case: LabelledPools, grid: Grid) -> None:
-    n_k, n_t = len(grid.ks), grid.thresholds.size
-    indices = [(index_k, index_t) for index_k in range(n_k) for index_t in range(n_t)]
+    indices = [*np.ndindex(len(grid.ks), grid.thresholds.size)]
     for column, index in enumerate(indices):
         expected = naive(case, grid, index)
         both = zip(("udcg", "recall_loss"), grid.at(indices), grid.means, strict=True)
