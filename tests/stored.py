@@ -49,9 +49,9 @@ def request_of(store: SampleStore, sample_id: int) -> str:
     return found.request_id
 
 
-def all_judged(store: SampleStore, series: str, **window: float) -> Rows:
+def all_judged(store: SampleStore, series: str, **only: object) -> Rows:
     """Return the judged requests of a series as one page."""
-    return Rows.joined(list(store.judged_pages(series, **window)))
+    return Rows.joined(list(store.judged_pages(series, **only)))
 
 
 def samples_in(rows: Rows) -> list[int]:

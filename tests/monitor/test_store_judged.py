@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from storing import GRADES, NOW, OpenStore, entry, fill, graded, judge_all, judged, label, weights
 
+from ctxguard.measure.rows import hash_number
 from ctxguard.monitor.store import Batch, SampleStore, State, judgments
 from tests.stored import all_judged, samples_in
 
@@ -32,6 +33,15 @@ class TestJudged:
         assert store.series() == ["judge 2", "judge 10"]
         assert samples_in(all_judged(store, "judge 10")) == [ids[1]]
         assert store.grades("judge 10", ids) == {ids[1]: GRADES}
+
+    def test_profiles_rows_are_read_alone(self, store: SampleStore) -> None:
+        ids = fill(store, 2)
+        ends = [judged(one) for one in ids]
+        ends[1].rows.requests["profile"] = hash_number("new")
+        store.finish("judge", ends)
+        assert samples_in(all_judged(store, "judge", profile_id="new")) == ids[1:]
+        assert store.first_loss_seconds("judge", "new", since=NOW) == NOW
+        assert store.first_loss_seconds("judge", "old", since=None) is None
 
     def test_many_pages_are_read_whole(
         self, any_store_url: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
