@@ -1,11 +1,10 @@
 """The values that go into the store and come out of it: frozen data. Pure: no database."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ctxguard.errors import ConfigurationError
+from ctxguard._support.checks import check_positive
 from ctxguard.measure.rows import Rows
 from ctxguard.monitor.sampling.record import Judgment, SampleRecord
 from ctxguard.monitor.sampling.sampler import LostReason
@@ -186,7 +185,4 @@ class Limits:
     max_bytes: int | None = 2 * 2**30
 
     def __post_init__(self) -> None:
-        if self.max_age_seconds is not None and not 0.0 < self.max_age_seconds < math.inf:
-            raise ConfigurationError(f"max_age_seconds {self.max_age_seconds!r} must be > 0")
-        if self.max_bytes is not None and self.max_bytes <= 0:
-            raise ConfigurationError(f"max_bytes {self.max_bytes!r} must be > 0")
+        check_positive(max_age_seconds=self.max_age_seconds, max_bytes=self.max_bytes)
