@@ -62,10 +62,7 @@ def chosen(metrics: Iterable[Metric], *, all_metrics: bool) -> list[Metric]:
         for sample in metric.samples:
             if sample.name.endswith("_created"):
                 continue
-            labels = {}
-            for name in kept:
-                if name in sample.labels:
-                    labels[name] = sample.labels[name]
+            labels = {name: sample.labels[name] for name in kept if name in sample.labels}
             key = (sample.name, *labels.values())
             before = sums[key].value if key in sums else 0.0
             sums[key] = Sample(sample.name, labels, sample.value + before)
