@@ -11,7 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -45,16 +45,12 @@ serve(int(sys.argv[2]))
 """
 
 
-class Converter:
+class Converter(AbstractContextManager["Converter"]):
     """Converts files, one at a time; used as a context manager, which ends its process."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection[Any, Any] | None = None
+        self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
         self._files = 0
-
-    def __enter__(self) -> "Converter":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
@@ -81,11 +77,10 @@ class Converter:
             ) from None
 
     def _asked(self, file: Path, seconds: float) -> Converted:
-        if self._process is not None and (
-            self._files >= _FILES or self._process.poll() is not None
-        ):
+        if self._running and (self._files >= _FILES or self._running[0].poll() is not None):
             self._stop()
-        process, connection = self._started()
+        self._running = self._running or _start()
+        process, connection = self._running
         self._files += 1
         answer: Converted | Exception | None = None
         with suppress(EOFError, OSError):
@@ -105,30 +100,31 @@ class Converter:
             raise UnreadableError(f"takes longer than {seconds:.1f} s to read")
         raise MemoryError
 
-    def _started(self) -> "tuple[subprocess.Popen[bytes], Connection[Any, Any]]":
-        if self._process is None or self._connection is None:
-            self._connection, own = Pipe()
-            self._process = subprocess.Popen(  # noqa: S603  this interpreter, on its own module
-                [sys.executable, "-c", _START, json.dumps(sys.path), str(own.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[own.fileno()],
-            )
-            own.close()
-            # Its libraries are loaded before the first file's time begins.
-            with suppress(EOFError, OSError):
-                if self._connection.poll(_MAX_SECONDS):
-                    self._connection.recv()
-        return self._process, self._connection
-
     def _stop(self) -> None:
         self._files = 0
-        if self._process is not None and self._connection is not None:
-            self._process.kill()
-            self._process.wait()
-            self._connection.close()
-        self._process = self._connection = None
+        if self._running:
+            process, connection = self._running
+            process.kill()
+            process.wait()
+            connection.close()
+        self._running = None
+
+
+def _start() -> "tuple[subprocess.Popen[bytes], Connection[Any, Any]]":
+    connection, own = Pipe()
+    process = subprocess.Popen(  # noqa: S603  this interpreter, on its own module
+        [sys.executable, "-c", _START, json.dumps(sys.path), str(own.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[own.fileno()],
+    )
+    own.close()
+    # Its libraries are loaded before the first file's time begins.
+    with suppress(EOFError, OSError):
+        if connection.poll(_MAX_SECONDS):
+            connection.recv()
+    return process, connection
 
 
 def _seconds(n_bytes: int) -> float:

@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 
 _LEAST_PAGES, _LEAST_SHARE = 3, 0.2
@@ -15,7 +16,7 @@ _LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")
 _MARKS = re.compile(r"[\W_]+")
 
 
-class SitePages:
+class SitePages(AbstractContextManager["SitePages"]):
     """Pages of a site as Markdown, without what repeats on them.
 
     Pages are first added, to a file that the context manager deletes, then read once, in order.
@@ -25,9 +26,6 @@ class SitePages:
         self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed on exit
         self._pages: Counter[bytes] = Counter()
         self._n_pages = 0
-
-    def __enter__(self) -> "SitePages":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
