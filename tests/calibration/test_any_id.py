@@ -44,16 +44,12 @@ def make(request: pytest.FixtureRequest) -> Callable[[int], Any]:
     return KINDS[request.param]
 
 
-def hits_of(make: Callable[[int], Any], query: str) -> list[Hit]:
-    first = int(query.rsplit(maxsplit=1)[-1])
-    numbers = [(first + i) % 50 for i in range(20)]
-    return [Hit(make(n), 0.9 - i / 100, f"text {n}") for i, n in enumerate(numbers)]
-
-
 class TestEverywhere:
     def test_calibrate_evaluate_and_serve(self, make: Callable[[int], Any]) -> None:
         def search(query: str, *, depth: int) -> list[Hit]:
-            return hits_of(make, query)[:depth]
+            first = int(query.rsplit(maxsplit=1)[-1])
+            numbers = [(first + i) % 50 for i in range(20)]
+            return [Hit(make(n), 0.9 - i / 100, f"text {n}") for i, n in enumerate(numbers)][:depth]
 
         by_text = {f"q{i}": {str(make(i % 50)): 1} for i in range(40)}
         own = {f"q{i}": {make(i % 50): 1} for i in range(40)}

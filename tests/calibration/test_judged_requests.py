@@ -153,7 +153,9 @@ def test_intervals_survive_yes_sayers(judge: tuple[float, float]) -> None:
     """The gain of serving the first 8 in place of the first 3, of all questions like these."""
     rng = np.random.default_rng(2)
     _, truth = ranked(rng, 20_000)
-    pools, n = _like(truth), 30
+    one = labelled([ranking_of([1.0] * truth.shape[1])], [{"p0": 1}], depth=truth.shape[1])
+    # Only their shape and length count.
+    pools, n = one.rows(np.zeros(len(truth), np.int64)), 30
     true_gain = udcg(first_k(pools, 8), truth) - udcg(first_k(pools, SERVED), truth)
     true_precision = float(truth[:, :SERVED].mean())
     held = dict.fromkeys(("gain", "precision", "recall"), 0)
@@ -184,9 +186,3 @@ def test_uninvolved_policys_gain_is_real() -> None:
         found = own.gain(new, old)
         held += holds(found["udcg"], udcg(new, truth) - udcg(old, truth))
     assert held >= n - 1
-
-
-def _like(truth: FloatArray) -> Pools:
-    """Pools of which only shape and length count."""
-    one = labelled([ranking_of([1.0] * truth.shape[1])], [{"p0": 1}], depth=truth.shape[1])
-    return one.rows(np.zeros(len(truth), np.int64))
