@@ -182,8 +182,9 @@ class TestRoundTrip:
 class TestSafe:
     def test_each_route_serves_its_safe_policy(self) -> None:
         """Each route of the same system is served by its safe policy."""
-        safe = ALL_SAFE.safe()
-        assert safe.routes.keys() == ALL_SAFE.routes.keys()
+        sketched = ALL_SAFE.model_copy(update={"corpus": SKETCHED.corpus})
+        safe = sketched.safe()
+        assert (safe.corpus, safe.routes.keys()) == (sketched.corpus, sketched.routes.keys())
         for route, own in safe.routes.items():
             assert own.policy == own.safe_policy == RatioPolicy(k=10)
             assert own.score_kind is ALL_SAFE.routes[route].score_kind
@@ -435,10 +436,6 @@ class TestCorpusSketch:
         assert loaded.corpus is not None
         assert loaded.corpus.changed_share(CorpusSketch.of(range(10_000))) == pytest.approx(0.5)
         assert file.stat().st_size < len(PROFILE.to_json()) + 12_000
-
-    def test_safe_policy_is_of_same_corpus(self) -> None:
-        sketched = ALL_SAFE.model_copy(update={"corpus": SKETCHED.corpus})
-        assert sketched.safe().corpus == SKETCHED.corpus
 
     @pytest.mark.parametrize("digests", ["", "AAAA", "%", 3])
     def test_one_that_is_damaged_is_refused(self, file: Path, digests: object) -> None:

@@ -68,11 +68,6 @@ class TestSignals:
         assert found["rerank.value"][1] == pytest.approx(-found["rerank.value"][2])
         assert np.isfinite(found["rerank.value"]).all()
 
-    def test_equal_scores_share_the_better_rank(self) -> None:
-        assert by_name({"dense": leg(0.5, 0.5, 0.1)})["dense.log_rank"] == pytest.approx(
-            [0.0, 0.0, math.log(3)]
-        )
-
     @given(st.floats(-1.0, 1.0), st.integers(1, 50))
     def test_equal_scores_have_no_spread(self, score: float, n: int) -> None:
         assert by_name({"dense": leg(*[score] * n)})["dense.z"] == [0.0] * n

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Flag, Hit, Ranking, Route, ScoreKind
+from ctxguard.core.types import Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, ProfileFormatError, ProfileMismatchError
 from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.reload import ProfileWatcher
@@ -116,12 +116,6 @@ class TestUseProfile:
         guard = ContextGuard(Fused(), policy=RatioPolicy())
         with pytest.raises(ConfigurationError, match="set by hand"):
             guard.use_profile(profile_of(2))
-
-    def test_guard_without_profile_takes_one(self) -> None:
-        guard = ContextGuard(Fused())
-        assert guard.retrieve("q?").flags == (Flag.UNCALIBRATED,)
-        guard.use_profile(profile_of(3))
-        assert guard.retrieve("q?").flags == ()
 
     def test_request_ends_under_its_first_profile(self, tmp_path: Path) -> None:
         """A request that has begun ends under the profile that it began with."""

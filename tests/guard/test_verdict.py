@@ -100,11 +100,6 @@ class TestTheVerdictDecides:
         context = asked(guard_of(profile_of(hybrid="shadow").safe()))
         assert (context.mode, served(context)) == (Mode.ENFORCE, 6)
 
-    def test_another_profile_brings_its_own(self) -> None:
-        guard = guard_of(profile_of(hybrid="shadow"))
-        guard.use_profile(profile_of(hybrid="enforce"))
-        assert guard.mode is asked(guard).mode is Mode.ENFORCE
-
     def test_foreign_shadow_profile_changes_nothing(self) -> None:
         """A profile of another system in shadow changes nothing that is served."""
         profile = profile_of(hybrid="shadow").model_copy(update={"fingerprint": {"embedder": "a"}})
@@ -141,3 +136,5 @@ class TestAModeGivenByHandWins:
         guard = guard_of(profile_of(hybrid="shadow"), mode="enforce")
         guard.mode = None
         assert guard.mode is asked(guard).mode is Mode.SHADOW
+        guard.use_profile(profile_of(hybrid="enforce"))
+        assert guard.mode is asked(guard).mode is Mode.ENFORCE
