@@ -130,12 +130,11 @@ def _finish(
         if one.rows is None:
             continue
         own = {"sample_id": one.sample_id, "series_id": series_id}
-        [block] = to_blocks(one.rows)
+        [block], profile = to_blocks(one.rows), int(one.rows.requests["profile"][0])
+        of_table = {"time_seconds": time_of[one.sample_id], "is_counted": True}
         # People's grades are added to a new block anew.
-        of_block = {"block": block, "is_graded": False, "last_label": -1}
-        profile = int(one.rows.requests["profile"][0]) or None
-        time = {"time_seconds": time_of[one.sample_id], "is_counted": True, "profile": profile}
-        judged.append({**own, **time, **of_block})
+        of_block = {"block": block, "profile": profile or None, "is_graded": False}
+        judged.append({**own, **of_table, **of_block, "last_label": -1})
         n_failed = int(np.count_nonzero(one.rows.passages["judge_grade"] == FAILED))
         grades.append({**own, "grades": _as_json(one.grades), "n_failed": n_failed})
     db.replace(schema.judged, judged)
