@@ -5,7 +5,6 @@ rows       judged requests and passages as rows, and their blocks
 metrics    every formula, and what rows add to each metric
 estimate   sums over clusters, and a metric with its interval from them
 corrected  predicts relevance for all requests, corrected by people's grades
-contexts   any contexts over judged requests, served or not: metrics, differences
 interval   one value with its ends; bootstrap and Student's t
 betting    tests and bounds that may be looked at at any time
 risk       upper bounds on the risk of a policy, for certificates
