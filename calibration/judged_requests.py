@@ -245,7 +245,7 @@ def _plain(found: Interval) -> Interval:
 
 
 def fitted_policy(
-    judged: JudgedRequests, settings: Settings, without: int | None = None
+    judged: JudgedRequests, settings: Settings, without: int = -1
 ) -> ExpectedUtilityPolicy:
     """Fit P(relevant), and keep candidates while they are worth it by the utilities.
 
@@ -254,20 +254,17 @@ def fitted_policy(
 
     Args:
         settings: ``utilities``, ``min_keep``, ``context`` and ``serving_k`` are used.
-        without: A fold whose requests have no part in it; None to use all.
+        without: A fold whose requests have no part in it; −1 to use all.
 
     Raises:
         CalibrationError: no candidate has all features.
     """
-    rows, passages = judged.rows, judged.rows.passages
-    chosen = ~np.isnan(judged.features).any(axis=1) & (passages["size"] > 0.0)
-    fold = None
-    if without is not None:
-        chosen &= judged.fold[rows.request] != without
-        fold = np.full(len(judged.pools), without)
+    rows, passages, used = judged.rows, judged.rows.passages, judged.fold != without
+    has_features = ~np.isnan(judged.features).any(axis=1)
+    chosen = has_features & (passages["size"] > 0.0) & used[rows.request]
     if not chosen.any():
         raise CalibrationError("no judged candidate has the scores that P(relevant) is made of")
-    by_judge = judged.model.of(rows, fold)
+    by_judge = judged.model.of(rows, np.full(used.size, without))
     relevance = np.where(judged.is_graded, passages["people_grade"] > 0, by_judge)[chosen]
     weight = (passages["size"] / rows.requests["probability"][rows.request])[chosen]
     # They sum to the effective number of equal weights (Kish, 1965, §8.2).
@@ -281,8 +278,7 @@ def fitted_policy(
         np.concatenate([weight * relevance, weight * (1.0 - relevance)]),
     )
     gain, cost = max(judged.model.gain, 1e-6), max(-settings.utilities.irrelevant, 0.0)
-    used = np.arange(len(judged.pools)) if fold is None else np.flatnonzero(judged.fold != without)
-    threshold = _threshold(judged, model, used, settings, cost / (cost + gain))
+    threshold = _threshold(judged, model, np.flatnonzero(used), settings, cost / (cost + gain))
     return ExpectedUtilityPolicy(
         model,
         k=min(JUDGED_DEPTH, int(passages["position"][passages["size"] > 0.0].max()) + 1),
