@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -48,19 +48,17 @@ def fit_fusion(pools: LabelledPools) -> Fusion:
         raise CalibrationError(
             "no calibration query has a relevant passage, so no fusion can be fitted"
         )
-    quality = np.array([_ndcg(pools, weight)[some].mean() for weight in WEIGHTS])
+    legs = [ranking.legs for ranking in pools.rankings()]
+    quality = np.array([_ndcg(pools, legs, weight)[some].mean() for weight in WEIGHTS])
     plateau = np.flatnonzero(quality >= quality.max() - 1e-9)
     return Fusion("convex", WEIGHTS[int(plateau[len(plateau) // 2])])
 
 
-def _ndcg(pools: LabelledPools, weight: float) -> FloatArray:
+def _ndcg(pools: LabelledPools, legs: Sequence[Mapping[str, Leg]], weight: float) -> FloatArray:
     """Return nDCG@10 of every query under convex fusion, shape (n_q,); NaN without an answer."""
     fused = np.full(pools.scores.shape, np.nan)
-    for row, n in enumerate(pools.lengths.tolist()):
-        legs = {
-            name: Leg(scores[row, :n], pools.leg_kinds[name]) for name, scores in pools.legs.items()
-        }
-        fused[row, :n] = fuse(legs, Fusion("convex", weight))
+    for row, own in enumerate(legs):
+        fused[row, : pools.lengths[row]] = fuse(own, Fusion("convex", weight))
     order = np.argsort(-fused, axis=1, kind="stable")
     return ndcg(np.take_along_axis(pools.grades, order, axis=1), pools.best_grades)
 

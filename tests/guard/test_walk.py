@@ -223,5 +223,5 @@ def test_labels_to_profile_call_few_functions(retriever: HybridRetriever) -> Non
     calls: set[Call] = set()
     with noting(calls):
         calibrate(retriever, dataset)
-    assert len(calls) <= 351
+    assert len(calls) <= 349
     assert len({file for file, _ in calls}) <= 39
