@@ -1,4 +1,4 @@
-"""Asks a reader the labelled questions with two contexts each, and marks what it answers.
+"""Asks a reader each labelled question with two contexts, and marks its answers.
 
 Each row stores a digest of its context, so that an interrupted run resumes without asking anything
 twice. Calls the reader, and writes its answers to a file.
@@ -451,7 +451,7 @@ def _number(row: Row, name: str) -> float:
 
 
 def references(dataset: Dataset, passage: PassageOf) -> dict[str, str]:
-    """Join the texts of each question's relevant passages that can be had, best grades first."""
+    """Join the available texts of each question's relevant passages, best grade first."""
     found = {}
     for query in dataset.queries:
         grades, texts = dataset.relevant(query.query_id), []

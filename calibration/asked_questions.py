@@ -1,4 +1,4 @@
-"""Questions of a log, or written from passages, as samples of a store.
+"""Turns questions from a log, or written from passages, into samples in a store.
 
 They look like samples of live traffic, and wait for a judge in the same queue. Reads the log, and
 calls the guard or the model that writes questions.
@@ -36,7 +36,7 @@ _BATCH = 20
 
 
 def asked_questions(path: Path) -> dict[str, int]:
-    """Read the distinct questions of a log, JSONL or CSV, with how often each was asked.
+    """Read the distinct questions in a JSONL or CSV log, and how often each was asked.
 
     Questions that differ only in case and white space are one. A row holds its text in ``query``,
     and in ``count`` how often it was asked, 1 if absent.
@@ -99,7 +99,7 @@ def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool 
 
 
 def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> SampleRecord:
-    """Ask a guard without a sampler a question, and make the record of its requests for a store.
+    """Put a question to a guard without a sampler, and make its record for a store.
 
     Raises:
         CtxguardError: as the retriever raises.
@@ -109,7 +109,7 @@ def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 
 
 
 def tokens_to_judge(record: SampleRecord) -> tuple[int, int]:
-    """Estimate the calls and tokens of judging a sample, which repeat the question each time."""
+    """Estimate the calls and tokens needed to judge a sample; each call repeats the question."""
     passages = [record.passage(one) for one in record.to_judge({})]
     question = estimate_tokens(record.query or "")
     return len(passages), sum([question + passage_tokens(one) for one in passages])

@@ -74,7 +74,7 @@ class Asking:
 
 @dataclass(frozen=True)
 class _AnsweredPools:
-    """The queries that choose, with P and one kind of answer; candidates as in the pools.
+    """The queries used for choosing, with P and one kind of answer; candidates as in the pools.
 
     Attributes:
         name: Name of the answer.
@@ -168,7 +168,7 @@ def _with_answers(
     *,
     choose_by: Choose,
 ) -> tuple[AssessorProfile, Option]:
-    """Choose (k, t) twice, each time with the answers worth asking for at the previous one."""
+    """Choose (k, t) twice, each time with the answers worth asking for at the previous choice."""
     route = outcome.route
     settings = route.settings
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.pools.groups)]
@@ -234,7 +234,7 @@ def _updated(
     k_and_threshold: tuple[int, float],
     price: float,
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """Ask by value at one (k, t), each group of queries by its model.
+    """Ask about the candidates worth asking about at one (k, t), with each group's own model.
 
     Returns P after the answers, and of each query how many candidates are asked about and whether
     any of these has an answer.
@@ -260,7 +260,7 @@ def _updated(
 
 
 def forecast_of(gain: Interval) -> float | None:
-    """Shrink a gain by its uncertainty, as other queries would show it; None if that is too large.
+    """Shrink a gain to what other queries should show; None if it is too uncertain.
 
     >>> round(forecast_of(mean_interval(np.tile([0.0, 0.2], 50))), 3)
     0.098

@@ -168,13 +168,13 @@ def calibrate(
 
 
 def default_fusion(retriever: MultiRoute) -> Fusion:
-    """Return the fusion that needs no labels: the pooled ranker where the index has signals."""
+    """Return the fusion that needs no labels: the pooled ranker if the index has signals."""
     has_signals = Route.HYBRID in retriever.routes and getattr(retriever, "has_signals", False)
     return Fusion("ranker") if has_signals else Fusion()
 
 
 def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
-    """Deal the queries that choose from those held out: as asked for, and half with a promise."""
+    """Split off the held-out queries: the share that is set, or half if a promise is to be made."""
     share = settings.held_out
     if share is None:
         share = 0.0 if settings.alpha is None else 0.5
@@ -198,7 +198,7 @@ def _fit_fusion(
     vectors: Mapping[str, Any],
     passes: Passes,
 ) -> Fusion:
-    """Fit the fusion: convex where both legs answer and no ranker combines their signals.
+    """Fit the fusion: convex if both legs answer and no ranker combines their signals.
 
     It is fitted to all choosing queries, or with a promise to the part of them that orders the
     candidates: the other part certifies, so nothing may be fitted to it.

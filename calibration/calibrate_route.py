@@ -66,7 +66,7 @@ class Option:
 
     @property
     def cost(self) -> float:
-        """Mean tokens of a context, or passages where tokens are unknown."""
+        """Mean tokens of a context, or passages if tokens are unknown."""
         return float(_lengths(self.metrics).mean())
 
     def serves_as(self, other: "Option") -> bool:
@@ -160,7 +160,7 @@ def calibrate_route(
 
 
 class LabelledRoute:
-    """One route's labelled candidates, and the policies among which to choose.
+    """One route's labelled candidates, and the policies to choose from.
 
     Attributes:
         pools: Of all queries.
@@ -195,7 +195,7 @@ class LabelledRoute:
 
     @cached_property
     def today(self) -> Option:
-        """The first k, as served today: kept where nothing else is accepted."""
+        """The first k, as served today; kept if nothing else is accepted."""
         k, n = self.settings.serving_k, self.measured.n_answerable
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
         needed = fewest if fewest is not None and n < fewest else None
@@ -237,12 +237,12 @@ class LabelledRoute:
         return Option(name, policy, order, kept, own, judged)
 
     def recall_gained(self, metrics: Measured) -> FloatArray:
-        """Return recall less today's where it is defined."""
+        """Return recall minus today's for the queries where it is defined."""
         recall = metrics["recall"] - self.today.metrics["recall"]
         return shuffled(recall, self.settings.seed)
 
     def rules(self, wanted: Wanted) -> tuple[Choose, ...]:
-        """Return the rules for choosing a policy of such contexts, the boldest first.
+        """Return the rules for choosing a policy for such contexts, boldest first.
 
         The first whose policy may be enforced is taken, else the last. Queries that were held out
         have no part in that: there is one rule.
@@ -334,7 +334,7 @@ class LabelledRoute:
         return "held_out" if self.held_out else "folds"
 
     def _chosen(self, name: str, among: Folded, rule: Choose) -> Option | None:
-        """Return the policy that a rule takes, with its verdict; None where it takes none."""
+        """Return the policy that a rule chooses, with its verdict; None if it chooses none."""
         index = among.chosen(rule)
         if index is None:
             return None
@@ -368,7 +368,7 @@ class LabelledRoute:
 
 
 def _lengths(metrics: Measured) -> FloatArray:
-    """Return the tokens of each context, or the passages where tokens are unknown."""
+    """Return each context's tokens, or its passages if tokens are unknown."""
     return metrics["kept" if np.isnan(metrics["tokens"]).any() else "tokens"]
 
 
@@ -463,7 +463,7 @@ def among(grid: Grid, settings: Settings) -> Folded:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The fit of a family of policies to some queries, with the sizes of context to try.
+    """A family of policies fitted to some queries, with the context sizes to try.
 
     Attributes:
         pools: These queries, with P(relevant) of their candidates out of fold.
@@ -500,7 +500,7 @@ def shuffled(values: FloatArray, seed: int) -> FloatArray:
 
 
 def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dataset]:
-    """Split, with a promise, the queries that fit and order policies from those that test."""
+    """With a promise, split the queries that fit and order policies from those that test them."""
     ordering, testing = split_by_query(
         chosen_on, (ORDERING_SHARE, 1.0 - ORDERING_SHARE), seed=seed + 1
     )

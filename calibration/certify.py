@@ -1,4 +1,4 @@
-"""Prove by queries that had no part in a choice: a promise on recall, a threshold of sufficiency.
+"""Proves a promise on recall, or a sufficiency threshold, on queries not used to choose it.
 
 Policies are ordered by one set of queries and tested on another (DESIGN.md §9): given the first,
 the second is an independent sample, as the test requires. A context is rated by the highest
@@ -116,7 +116,7 @@ def certify(
 
 
 def _sequence(grid: Grid) -> list[GridIndex]:
-    """Return the policies worth testing, safest first, by the ordering queries alone.
+    """Return the policies worth testing, safest first, using only the ordering queries.
 
     Large contexts lose the least recall, but one that harms more than it gains is not worth a test,
     and failing that test would end the sequence.

@@ -63,7 +63,7 @@ _TIE = 1e-12
 
 
 class PolicySums(NamedTuple):
-    """Sums over queries of the figures of some policies of a grid.
+    """The figures of some of a grid's policies, summed over queries.
 
     Tokens are passages where they are unknown.
 
@@ -85,7 +85,7 @@ class PolicySums(NamedTuple):
 
     @classmethod
     def of(cls, grid: Grid, tried: Sequence[GridIndex], rows: BoolArray) -> "PolicySums":
-        """Add up the figures of policies over some queries; rows: shape (n_q,)."""
+        """Sum the figures of policies over some queries; ``rows`` has shape (n_q,)."""
         n_kept, pools = grid.kept(tried)[rows], grid.pools
         differences = [np.take_along_axis(each[rows], n_kept, axis=1) for each in grid.beyond_today]
         return cls(
@@ -103,12 +103,12 @@ class PolicySums(NamedTuple):
 
     @property
     def mean_gain(self) -> FloatArray:
-        """Mean UDCG less today's, shape (n_policies,)."""
+        """Mean UDCG minus today's, shape (n_policies,)."""
         return np.asarray(self.gain[0] / self.all_queries)
 
     @property
     def mean_recall(self) -> FloatArray:
-        """Mean recall less today's, shape (n_policies,); 0 where no query has an answer."""
+        """Mean recall minus today's, shape (n_policies,); 0 if no query has an answer."""
         return np.asarray(self.recall[0] / max(self.answerable, 1.0))
 
     @property
@@ -127,7 +127,7 @@ class PolicySums(NamedTuple):
         return np.asarray(np.sqrt(variance / max(self.all_queries - 1.0, 1.0)))
 
     def least_recall(self, caution: float) -> FloatArray:
-        """Return mean recall less today's, with standard errors taken off, shape (n_policies,).
+        """Return mean recall minus today's, with standard errors subtracted, shape (n_policies,).
 
         The error includes the added lost queries: if nothing was lost it would be 0. Without a
         query that has a relevant passage it is −1.
@@ -148,7 +148,7 @@ served today stays."""
 
 @dataclass(frozen=True)
 class Folded:
-    """Policies of a grid over all choosing queries: four folds choose, the fifth measures.
+    """A grid's policies over all choosing queries: four folds choose, and the fifth measures.
 
     The probabilities are out of fold already; nothing is fitted again. On 60 splits of five
     collections recall was overstated by .001, and its lower bound above the truth in 9% at a
@@ -169,12 +169,12 @@ class Folded:
         return PolicySums.of(self.grid, self.tried, self.fold >= 0)
 
     def chosen(self, choose: Choose) -> GridIndex | None:
-        """Return the choice of all queries; None for what is served today."""
+        """Return the choice made on all queries; None to keep today's context."""
         place = choose(self.sums)
         return None if place is None else self.tried[place]
 
     def by_others(self, choose: Choose) -> Mapping[int, GridIndex | None]:
-        """Return what the other folds choose for each fold; None for what is served today.
+        """Return the choice that the other folds make for each fold; None to keep today's context.
 
         Without other folds nothing is chosen.
         """
@@ -262,7 +262,7 @@ def choose(
 
 
 def extend(sums: PolicySums) -> int | None:
-    """Choose how far to go on in today's order, at no more than twice today's tokens.
+    """Choose how far to extend today's order, using at most twice today's tokens.
 
     The policies keep the first ``serving_k`` in the retriever's own order, so recall cannot fall.
     Those that gain UDCG by more than ``EXTENSION_CAUTION`` paired standard errors are accepted; of
@@ -275,12 +275,12 @@ def extend(sums: PolicySums) -> int | None:
 
 
 def highest_utility(sums: PolicySums) -> int | None:
-    """Choose the policy of highest UDCG, whatever its recall; of equals the leanest."""
+    """Choose the policy with the highest UDCG, whatever its recall; the leanest if tied."""
     return _best(np.ones(sums.mean_gain.size, dtype=bool), sums.mean_gain, -sums.mean_kept)
 
 
 def _best(accepted: np.ndarray, first: FloatArray, then: FloatArray) -> int | None:
-    """Find the accepted place of the highest value; among equals the highest other value."""
+    """Find the accepted place with the highest first value, breaking ties by the other."""
     if not accepted.any():
         return None
     highest = accepted & (first >= first[accepted].max() - _TIE)

@@ -178,7 +178,7 @@ def of_contexts(
 
 
 def _counts_for_sure(pools: LabelledPools, temperature: float) -> BoolArray:
-    """Find the candidates that have a label's worth, or are suspected to do harm by their score."""
+    """Find the candidates whose worth comes from a label, or whose score makes harm likely."""
     rules = pools.rules
     relative, incomparable = relative_values(pools, temperature)
     certain = (relative > (rules.score_ratio or 0.0)) & ~incomparable[:, None]

@@ -174,7 +174,7 @@ def fit_model(
 
 
 def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Bring features to mean 0 and deviation 1, clipped, in place; return means and scales too."""
+    """Scale features in place to mean 0 and deviation 1, clipped; also return means and scales."""
     # A few columns at a time: numpy copies its input to compute the deviation.
     parts = np.array_split(inputs, max(inputs.shape[1] // _COLUMNS, 1), axis=1)
     means, scales = inputs.mean(axis=0), np.concatenate([part.std(axis=0) for part in parts])
@@ -218,7 +218,7 @@ def out_of_fold(pools: LabelledPools, model: RelevanceModel) -> FloatArray:
 
 
 def fold_numbers(groups: Sequence[str] | NDArray[np.str_]) -> IntArray:
-    """Deal queries into at most `FOLDS` folds, from 0, of about the same number of groups.
+    """Deal queries into at most `FOLDS` folds, numbered from 0, of about equally many groups.
 
     The names of their groups alone decide, not the order of the file.
     """

@@ -100,7 +100,7 @@ class _Sample(NamedTuple):
 
 
 def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> JudgedRequests:
-    """Read a judge's samples of the commonest route, with people's grades of them.
+    """Read a judge's samples from the most common route, with people's grades.
 
     Raises:
         CalibrationError: no sample can be used.
@@ -234,7 +234,7 @@ def calibrate_from_store(
     fingerprint: Mapping[str, str] | None = None,
     corpus_sketch: CorpusSketch | None = None,
 ) -> Profile:
-    """Fit a policy of the highest expected utility in a context of the wanted cost, for one route.
+    """Fit one route's policy with the highest expected utility at the wanted cost of context.
 
     The verdict holds its gain over the first ``serving_k`` in recall and UDCG, each request decided
     by a policy that was fitted without its question; the evidence is of these contexts, or of
@@ -299,7 +299,7 @@ def _verdict(
     today: IntArray,
     settings: Settings,
 ) -> RouteVerdict:
-    """Judge the policy as with labels, by the estimated differences from today."""
+    """Judge the policy as with labels, from its estimated differences from today."""
     tolerance, max_loss = settings.tolerance, settings.max_loss
     verdict = RouteVerdict(
         decision="shadow",

@@ -152,7 +152,7 @@ class Grid:
         return np.stack(udcgs), np.stack(losses)
 
     def at(self, indices: Sequence[GridIndex]) -> tuple[FloatArray, FloatArray]:
-        """Return UDCG and recall loss of every query by some policies, (n_q, n_indices) each.
+        """Return UDCG and recall loss of every query under some policies, (n_q, n_indices) each.
 
         Recall loss is the share of the baseline's relevant passages that a policy drops, NaN where
         the baseline has none.
@@ -168,7 +168,7 @@ class Grid:
 
     @cached_property
     def beyond_today(self) -> FloatArray:
-        """The first n candidates' figures less those of today's first k, for n = 0 … depth.
+        """The first n candidates' figures minus those of today's first k, for n = 0 … depth.
 
         Half of it is by the labels and half as P(relevant) expects, where that is known: by few
         labels alone the best of many policies is often the luckiest. A composite of a direct and
@@ -207,7 +207,7 @@ class Grid:
 
 
 def with_expected(pools: LabelledPools, part: float) -> tuple[FloatArray, FloatArray]:
-    """Replace a part of every label by its expectation under P(relevant), where that is known.
+    """Replace part of every label with its expectation under P(relevant), where that is known.
 
     Each query is expected to have as many relevant candidates as its labels name; P says which.
     Returns how relevant each candidate is, in [0, 1], and its worth.
@@ -236,7 +236,7 @@ def ratio_grid(
     ratios: FloatArray = RATIOS,
     min_keep: int = 1,
 ) -> Grid:
-    """Make every (k, min_ratio); min_ratio is always 0 where scores carry rank only.
+    """Make every (k, min_ratio); min_ratio is always 0 if scores carry only rank.
 
     Args:
         temperature: Fitted to these pools unless given.
@@ -259,7 +259,7 @@ def ratio_grid(
 
 
 def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, BoolArray]:
-    """Return the relative scores of every pool, and which pools have scores out of domain.
+    """Return every pool's relative scores, and which pools have scores outside their domain.
 
     ``decide`` skips the relative filter in these, so that each of their relative scores is 1.
     """
@@ -321,7 +321,7 @@ def utility_grid(
 
 
 def sizes(largest: int) -> list[int]:
-    """Return the sizes of context to choose among: each one to 16, then each a tenth larger.
+    """Return the context sizes to choose from: every size up to 16, then each a tenth larger.
 
     Among many sizes that differ little, the best on few labels is merely the luckiest.
 

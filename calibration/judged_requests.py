@@ -1,4 +1,4 @@
-"""Judged requests: the worth of any contexts of theirs, and a policy fitted to them.
+"""Measures any contexts of judged requests, and fits a policy to the requests.
 
 People graded some of the candidates; a ridge logistic regression of their grades on what the judge
 said predicts all of them (``ctxguard.measure.corrected``). P(relevant) is fitted to the grade where
@@ -59,7 +59,7 @@ COMPARED = (Metric.UDCG, Metric.POOLED_RECALL)
 
 @dataclass(frozen=True)
 class JudgedRequests:
-    """n judged requests on one route with all of their candidates, m of which are in the rows.
+    """n judged requests on one route with all their candidates, of which m are in the rows.
 
     Attributes:
         rows: In the contexts that were served; a row's position is its place in its pool, and
@@ -127,7 +127,7 @@ class JudgedRequests:
 
     @cached_property
     def model(self) -> Model:
-        """The fit of people's grades on the judge's."""
+        """The regression of people's grades on the judge's."""
         return Model.fitted(self.rows, self.fold)
 
     @cached_property
@@ -142,7 +142,7 @@ class JudgedRequests:
 
     @cached_property
     def lacking(self) -> int:
-        """About how many more grades people must give to compare contexts, at least.
+        """About how many more grades people must give, at least, before contexts can be compared.
 
         Pooled recall needs grades of dropped passages too.
         """
@@ -203,7 +203,7 @@ class JudgedRequests:
         }
 
     def tokens_differ(self, new: IntArray, old: IntArray) -> Interval:
-        """Estimate by how much tokens of contexts differ, as a share of the old ones'.
+        """Estimate how much the tokens of contexts differ, as a share of the old contexts' tokens.
 
         Passages are counted if no text was kept.
         """
@@ -292,7 +292,7 @@ def fitted_policy(
 def _threshold(
     judged: JudgedRequests, model: RelevanceModel, used: IntArray, settings: Settings, least: float
 ) -> float:
-    """Return the least P, weighed by length, of a candidate that is kept: ``least`` or more.
+    """Return the lowest length-weighted P of a candidate that is kept: ``least`` or more.
 
     On the mean over the used requests, contexts then have at most today's tokens, or twice as many
     where they may be richer. The leanest hold as many relevant passages as today's by P.
@@ -320,7 +320,7 @@ def _threshold(
 
 
 def decided(pools: Pools, policy: Policy) -> IntArray:
-    """Return the ranks of the contexts that the guard would serve by a policy."""
+    """Return the ranks of the contexts that the guard would serve under a policy."""
     order, kept = contexts(pools, policy)
     ranks = np.zeros_like(order)
     np.put_along_axis(ranks, order, kept * np.arange(1, order.shape[1] + 1), axis=1)
@@ -328,7 +328,7 @@ def decided(pools: Pools, policy: Policy) -> IntArray:
 
 
 def decided_by_others(judged: JudgedRequests, settings: Settings) -> IntArray:
-    """Decide on each request by the policy fitted without its fold."""
+    """Decide on each request with the policy fitted without its fold."""
     ranks = np.zeros(judged.pools.scores.shape, np.intp)
     for fold in np.unique(judged.fold).tolist():
         rows = np.flatnonzero(judged.fold == fold)

@@ -1,4 +1,4 @@
-"""Chooses the passages people grade for an unlabelled question: the heads of all routes.
+"""Chooses the passages people grade for an unlabelled question: the top ones of every route.
 
 Pure: rankings and grades in, passages out.
 """

@@ -88,7 +88,7 @@ class Pools:
 
     @property
     def sizes(self) -> FloatArray:
-        """A table of each candidate's tokens, or of ones where no texts were at hand; else 0."""
+        """A table of each candidate's tokens: 1 if no texts were at hand, 0 beyond the pool."""
         return np.nan_to_num(self.retrieved * 1.0 if self.tokens is None else self.tokens)
 
     def labelled_ids(self, row: int, labelled: Container[str]) -> list[tuple[str, ...]]:
@@ -116,7 +116,7 @@ class Pools:
         return replace(self, **{name: _of_rows(getattr(self, name), rows) for name in names})
 
     def rankings(self) -> Iterator[Ranking]:
-        """Yield each pool as the ranking that was recorded, without its texts.
+        """Yield each pool as the recorded ranking, without its texts.
 
         Ranks are those of the pool, so that ties keep the recorded order.
         """
@@ -210,7 +210,7 @@ class LabelledPools(Pools):
 
     @cached_property
     def relevant(self) -> BoolArray:
-        """A table, whether a candidate is labelled relevant."""
+        """A table of which candidates are labelled relevant."""
         return self.grades > 0
 
     @cached_property
@@ -327,7 +327,7 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
 
 
 def notes_on_themselves(several: Iterable[Pools]) -> tuple[str, ...]:
-    """Say once that queries are passages, and left out of their own candidates."""
+    """Say once that queries are passages, which are left out of their own candidates."""
     names = list(dict.fromkeys(name for pools in several for name in pools.themselves))
     if not names:
         return ()

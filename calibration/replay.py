@@ -49,7 +49,7 @@ def silent(_name: str, _total: int) -> Progress:
 def encode_queries(
     retriever: MultiRoute, queries: Sequence[Query], progress: Progress
 ) -> dict[str, Any]:
-    """Encode each query once, on one thread; return what the retriever takes by query id.
+    """Encode each query once, on one thread; return the encodings by query id.
 
     The last bits of a vector depend on the number of threads; a profile must not.
     """
@@ -188,7 +188,7 @@ class _Replayed(NamedTuple):
 
 
 class Readings:
-    """The passages that were read, of all queries and routes, and which of them have equal texts.
+    """The passages read for all queries and routes, and which of them have equal texts.
 
     A guard serves one of equal passages in place of all, so a label of any of them applies to the
     one retrieved, and together they count as one relevant passage. Passages of an index are read
@@ -225,7 +225,7 @@ class Readings:
         return found
 
     def add(self, passage: Passage) -> None:
-        """Note a passage; the first text of an id stays."""
+        """Note a passage; the first text seen for an id stays."""
         name = passage.passage_id
         if name in self._keys:
             return

@@ -19,7 +19,7 @@ PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
-    """Read lists of candidates, one query a line: passages by the query's text.
+    """Read lists of candidates, one query per line: passages by the query's text.
 
     Fields: ``query``, ``documents`` (texts, or objects with ``text`` and ``id``) and optionally
     ``query_id``. A document without an id is called ``QUERY_ID/POSITION``, counted from 0; without
@@ -98,7 +98,7 @@ class RerankedCandidates:
         }
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """Return all candidates of a query with their scores; the first of equals is better.
+        """Return all candidates of a query with their scores; of equal ones, the first is better.
 
         Raises:
             QueryError, StageError: there are none, or the reranker failed.
@@ -120,7 +120,8 @@ class RerankedCandidates:
         )
 
     def _probe(self) -> str:
-        """Return the reranker's first scores of the probes, once it gives the same ones again."""
+        """Return the reranker's first scores of the probes; raise if it now scores them
+        differently."""
         now = reranker_probe.probe_scores(self._scores)
         if self._probed is None:
             self._probed = now

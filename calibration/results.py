@@ -98,7 +98,7 @@ class Results:
     def only(
         self, policies: Iterable[str] | None = None, metrics: Iterable[str] | None = None
     ) -> "Results":
-        """Return a part of the table, in this order; names that it lacks are left out."""
+        """Return part of the table, in this order; names that it lacks are left out."""
         wanted = product(
             self.policies if policies is None else policies,
             self.metrics if metrics is None else metrics,
@@ -143,7 +143,7 @@ def tabulate(
 def differences(
     these: Measured, those: Measured, metrics: Iterable[str], *, seed: int = 0
 ) -> dict[str, Difference]:
-    """Subtract the second from the first by metric, paired by query; both are of the same queries.
+    """Subtract the second from the first by metric, paired by query; both cover the same queries.
 
     >>> harm = lambda *values: {"harm": np.array(values)}
     >>> differences(harm(2.0, 3.0), harm(1.0, 2.0), ["harm"])["harm"].outcome

@@ -57,7 +57,7 @@ class MultiRoute(Protocol):
 
 
 class RankingSource(RetrieverAdapter):
-    """Anything that a guard takes, as a plain retriever of rankings.
+    """Anything that a guard accepts, as a plain retriever of rankings.
 
     Asynchronous calls are awaited on one event loop, which has a thread of its own: a client's
     connections belong to the loop that they were opened on, and a notebook's loop is running
@@ -87,7 +87,7 @@ class RankingSource(RetrieverAdapter):
         self._lowest, self._highest = math.inf, -math.inf
 
     def with_fusion(self, fusion: Fusion) -> "RankingSource":
-        """Return the retriever under another fusion, or itself where that cannot be set."""
+        """Return the retriever with a different fusion, or itself if that cannot be set."""
         inner = self.retriever
         if not hasattr(inner, "with_fusion"):
             return self
@@ -99,7 +99,7 @@ class RankingSource(RetrieverAdapter):
         )
 
     def add_passages(self, passages: Iterable[Passage]) -> None:
-        """Add passages of the corpus for `passage`: a retriever may return ids only."""
+        """Add passages of the corpus for `passage`, as a retriever may return only ids."""
         self._passages |= {passage.passage_id: passage for passage in passages}
 
     def passage(self, passage_id: str) -> Passage:
@@ -240,7 +240,7 @@ class RecordedRankings:
         queries: Sequence[Query],
         kind: ScoreKind | ScoreKindName = ScoreKind.RANK,
     ) -> "RecordedRankings":
-        """Read the rankings of ``read_trec_run``; a query that the run leaves out has an empty one.
+        """Take the rankings from ``read_trec_run``; a query missing from the run gets an empty one.
 
         Raises:
             DataError: the run holds none of the queries, or two queries of one text have different

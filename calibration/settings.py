@@ -79,7 +79,7 @@ class ChoiceSettings(SettingsModel):
 
 
 class Settings(ChoiceSettings):
-    """How to choose and certify, with what a calibration in Python alone takes."""
+    """How to choose and certify, with the settings that only a calibration in Python has."""
 
     context: Wanted = setting(  # type: ignore[assignment]  # one more than the command has
         "See ``ChoiceSettings``; ``utility`` takes the policy of highest UDCG, whatever its "

@@ -98,7 +98,7 @@ def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
 def without_leaks(
     several: Sequence[LabelledPools], columns: Sequence[SignalColumn]
 ) -> tuple[list[LabelledPools], tuple[SignalColumn, ...], list[str]]:
-    """Leave out columns that give the labels away by themselves, and say so in a line each.
+    """Leave out columns that give the labels away by themselves, with a note on each.
 
     Such a column has a high AUROC: the share of every query's pairs of a relevant and another
     candidate that a regression on its signals alone puts in the right order, fitted to the queries

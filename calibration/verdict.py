@@ -1,4 +1,4 @@
-"""Decide by queries that had no part in a choice whether to enforce, shadow or keep.
+"""Decides, on queries that had no part in a choice, whether to enforce, shadow or keep.
 
 A policy is enforced if it is safe and gains something: tokens, recall or UDCG. Pure. A lower bound
 is Student's t with half a lost query added, since losses are rare and large: on five collections it
@@ -116,7 +116,7 @@ def verdict(
 
 
 def lost_for(tokens: Interval, risk_per_saved: float) -> float:
-    """Return the recall that may be lost at its lower bound for a saving alone; −∞ for none shown.
+    """Return the recall that a saving may cost at its lower bound; −∞ if no saving is shown.
 
     >>> lost_for(Interval(-0.2, -0.3, -0.1, 9), 0.25), lost_for(Interval(-0.02, -0.04, 0.0, 9), 1)
     (0.05, -inf)
@@ -134,7 +134,7 @@ def conclude(
     for_a_gain: Iterable[int | None],
     for_safety: Sequence[int | None],
 ) -> RouteVerdict:
-    """Decide by what the figures show whether to enforce the policy, shadow it or keep today's.
+    """Decide from the figures whether to enforce the policy, shadow it or keep today's.
 
     Args:
         for_a_gain: The queries like these that would show each gain; None if none would.

@@ -74,7 +74,7 @@ class ProfileFormatError(ProfileError):
 
 
 class ProfileMismatchError(ProfileError):
-    """A profile was calibrated on another system.
+    """A profile was calibrated on a different system.
 
     Attributes:
         differences: What differs, one readable line each.

@@ -1,4 +1,4 @@
-"""Compares ways to rank and to cut on the same labelled queries.
+"""Compares ways of ranking and cutting on the same labelled queries.
 
 candidates           the compared settings
 comparison           compare(): what each would serve, UDCG by size, and a risk

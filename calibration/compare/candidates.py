@@ -159,7 +159,7 @@ def _number(value: str, part: str, text: str, *, whole: bool = False) -> Any:
 
 
 def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
-    """Return each leg alone and both fused in each way, ``reranked`` too, each at a fixed k."""
+    """Return each leg, each fusion of both and, if ``reranked``, a reranked one, at a fixed k."""
     fixed = RatioPolicy()
     candidates = (
         Candidate("lexical", fixed, Route.LEXICAL),
@@ -173,7 +173,7 @@ def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
 
 
 def from_profile(name: str, profile: Profile, source: str | None = None) -> Candidate:
-    """Build a candidate of the profile's route with the most stages, with its policy and fusion."""
+    """Build a candidate from the policy and fusion of the profile's route with the most stages."""
     # Routes are declared in order; the one with the most stages is first.
     route = next((route for route in Route if route in profile.routes), None)
     if route is None:

@@ -58,7 +58,7 @@ RULE = (
 
 
 def risk_of(share: Interval) -> Risk | None:
-    """Return the risk by a share of harm; None without an interval."""
+    """Classify the risk from a share of harm; None without an interval."""
     if share.bounds is None:
         return None
     lower, upper = share.bounds
@@ -95,7 +95,7 @@ def curve(
 
 @dataclass(frozen=True)
 class Compared:
-    """One candidate's figures beside those in the table of results.
+    """One candidate's figures, apart from those in the table of results.
 
     Attributes:
         kind: The kind of its scores.
@@ -121,7 +121,7 @@ class Compared:
 
     @property
     def risk(self) -> Risk | None:
-        """The risk by ``RULE``; None without an interval."""
+        """The risk according to ``RULE``; None without an interval."""
         return risk_of(self.harm_share)
 
 

@@ -96,7 +96,7 @@ class Dataset:
         )
 
     def is_labelled(self, query_id: str) -> bool:
-        """Return whether a query has a label of a passage, or an empty entry in the qrels."""
+        """Return whether a query has a labelled passage, or an empty entry in the qrels."""
         return query_id in self.qrels or bool(self.distractors.get(query_id))
 
     @cached_property
@@ -119,7 +119,7 @@ class Dataset:
         return _nearly_equal([(query.query_id, query.text) for query in self.queries])
 
     def subset(self, query_ids: Iterable[str]) -> "Dataset":
-        """Return this data set with these queries only, in its own order.
+        """Return this data set with only these queries, in its own order.
 
         Raises:
             ConfigurationError: the collection does not hold an id.
@@ -138,7 +138,7 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """Return the SHA-256 of the content, without name, notes and order of lines."""
+        """Return the SHA-256 of the content, whatever its name, notes and order of lines."""
         content = {
             "queries": {q.query_id: [q.text, q.metadata] for q in self.queries},
             "qrels": self.qrels,
@@ -168,7 +168,7 @@ def unknown_passages(dataset: Dataset, passage_ids: Container[str]) -> tuple[str
 
 
 def same_text(first: Dataset, second: Dataset) -> tuple[tuple[str, str], ...]:
-    """Pair queries of both sets whose texts differ only in case and white space, by their ids.
+    """Pair the ids of both sets' queries whose texts differ only in case and white space.
 
     Calibration and evaluation splits should have no such pair: it is a question seen before.
     """

@@ -1,4 +1,4 @@
-"""Frozen golden sets: BEIR folders, written and read here, that a digest identifies."""
+"""Writes and reads frozen golden sets: BEIR folders identified by a digest."""
 
 import hashlib
 import json
@@ -108,7 +108,7 @@ def _digest(split: str, files: Mapping[str, str]) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return sha256 of every file but the snapshot itself, by its name in the folder."""
+    """Return the SHA-256 of every file except the snapshot, by its name in the folder."""
     digests = {}
     try:
         for path in sorted(folder.rglob("*")):
@@ -146,7 +146,7 @@ def _write_beir(dataset: Dataset, folder: Path, split: str) -> None:
 
 
 def _cell(name: str) -> str:
-    """Quote an id that holds a quote or a carriage return, as tables are read."""
+    """Quote an id that holds a quote or a carriage return, as table readers expect."""
     is_plain = '"' not in name and "\r" not in name
     return name if is_plain else '"{}"'.format(name.replace('"', '""'))
 

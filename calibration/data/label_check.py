@@ -1,4 +1,4 @@
-"""Checks that labels belong to a corpus, by their passage ids and these passages' texts.
+"""Checks that labels belong to a corpus, using the ids and texts of the labelled passages.
 
 Ids such as ``d0``, ``d1``, … are the same in many corpora, and labels of another corpus then give a
 recall near 0 instead of an error. If the labels' own corpus is available, it is read and its texts
@@ -23,7 +23,7 @@ _MEND = "search the corpus of these labels, or give the labels of the corpus tha
 def check_ids(
     dataset: Dataset, passage_ids: Container[str], corpus: str = "the index"
 ) -> tuple[str, ...]:
-    """Return a note if a corpus, of these ids, lacks some of the labelled passages.
+    """Return a note if a corpus with these ids lacks some of the labelled passages.
 
     Raises:
         DataError: the corpus lacks most of them.
@@ -48,7 +48,7 @@ def check_ids(
 def check_texts(
     dataset: Dataset, corpus: Path, passage_ids: Container[str], passage: Callable[[str], Passage]
 ) -> tuple[str, ...]:
-    """Return a note if labelled passages have another text in the index than in their own corpus.
+    """Return a note if labelled passages have different texts in the index and in their corpus.
 
     Compares up to 100 passages among the first 10,000 of the corpus: the labelled ones, or
     any if none of those is labelled. Ignores white space.

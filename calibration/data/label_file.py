@@ -120,7 +120,7 @@ class LabelFile:
         )
 
     def put(self, query: Query, passage_id: str, judgment: Judgment | None) -> None:
-        """Label a passage, or take its label back; this removes a "no answer" mark.
+        """Label a passage, or withdraw its label; this removes a "no answer" mark.
 
         Raises:
             DataError: the file cannot be written, or another program has changed it meanwhile.
@@ -134,7 +134,7 @@ class LabelFile:
             self._keep(query, labels, no_answer=False)
 
     def mark(self, query: Query, *, no_answer: bool) -> None:
-        """Mark a question as having no answer in the whole corpus, or take that back.
+        """Mark a question as having no answer in the whole corpus, or undo that.
 
         Raises:
             DataError: as `put`; or a passage is labelled relevant.
@@ -146,7 +146,7 @@ class LabelFile:
             self._keep(query, labels, no_answer=no_answer)
 
     def _keep(self, query: Query, labels: dict[str, Judgment], *, no_answer: bool) -> None:
-        """Write the file with other labels of a question, and only then take them."""
+        """Write the file with a question's new labels, and only then adopt them."""
         rows = {**self._rows, query.query_id: self._row(query, labels, no_answer=no_answer)}
         in_order = [rows.get(each.query_id) for each in self.queries]
         try:

@@ -58,7 +58,7 @@ def _grade(record: Record, value: object) -> int:
 
 
 def _relevant_from(least: int, written: _Grades, counts: Counter[str], path: Path) -> _Grades:
-    """Read grades below ``least`` as 0, and negative ones, which some tracks give to spam."""
+    """Read grades below ``least`` as 0, including negative ones, which some tracks give to spam."""
     check_at_least(1, relevant_from=least)
     every = [grade for grades in written.values() for grade in grades.values()]
     highest = max(every, default=0)
@@ -150,7 +150,7 @@ class Corpus(Iterator[Passage]):
 
 
 def read_corpus(path: Path | str) -> Corpus:
-    """Read passages: of a JSONL file, of a BEIR folder's corpus.jsonl, or of documents.
+    """Read passages from a JSONL file, a BEIR folder's corpus.jsonl, or documents.
 
     A folder without ``corpus.jsonl``, and a file that is named like a document, is read by
     `read_documents`. JSONL has ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally
@@ -431,7 +431,7 @@ def _queries(path: Path, counts: Counter[str], *text_names: str) -> Iterator[tup
 
 
 def _labelled(record: Record, name: str, default: object) -> list[tuple[str, object]]:
-    """Pair passage ids with labels: those of an object, or ``default`` for each id of a list."""
+    """Pair passage ids with labels: those in an object, or ``default`` for each id in a list."""
     value = record.fields.get(name)
     if value is None:
         return []

@@ -34,7 +34,7 @@ def shown(value: object) -> str:
 
 
 def read_lines(path: Path, *, is_table: bool = False) -> Iterator[tuple[int, str]]:
-    """Read the lines of a UTF-8 file with their numbers, without byte-order mark and blank ones.
+    """Read a UTF-8 file's numbered lines, without its byte-order mark and blank lines.
 
     Args:
         is_table: A spreadsheet may have saved it, in UTF-16 or Windows-1252 (`encoding_of`).
@@ -72,7 +72,7 @@ def read_lines(path: Path, *, is_table: bool = False) -> Iterator[tuple[int, str
 
 
 class Record(NamedTuple):
-    """One JSON object or row of a file; each reader of a field raises DataError if it cannot.
+    """One JSON object or row of a file; each reader of a field raises DataError if it fails.
 
     Attributes:
         line: 1-based.
@@ -154,7 +154,7 @@ class Record(NamedTuple):
 
 
 def clean(text: str, counts: Counter[str]) -> str:
-    """Replace lone surrogates, which no encoding can hold, by U+FFFD, and count them."""
+    """Replace lone surrogates, which no encoding can hold, with U+FFFD, and count them."""
     if text.isascii():
         return text
     text, replaced = _LONE_SURROGATE.subn("\ufffd", text)
@@ -226,7 +226,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -> Model:
-    """Read a JSON file of a form that errors name, such as ``the snapshot of a golden set``."""
+    """Read a JSON file; errors call it by its form, such as ``the snapshot of a golden set``."""
     try:
         return form.model_validate_json(read_regular(Path(path), max_bytes))
     except OSError as error:

@@ -31,7 +31,7 @@ _SYMBOLS = {
 
 
 def frontier(route: RouteReport, stops: Sequence[DialStop] = ()) -> str:
-    """Draw today's context, leaner and richer ones, and the first k of every k at equal tokens.
+    """Draw today's context, leaner and richer ones, and the first k, for every k, by tokens.
 
     Passages are counted where tokens are not known. The stops are sizes between, which a script
     marks as the dial turns.
@@ -105,7 +105,7 @@ def frontier(route: RouteReport, stops: Sequence[DialStop] = ()) -> str:
 
 @dataclass(frozen=True)
 class _Plot:
-    """The area of sizes from 0 to ``most``, across, and of recall from ``least`` to 1, upwards."""
+    """The plot area: sizes from 0 to ``most`` across, recall from ``least`` to 1 upwards."""
 
     most: float
     least: float
@@ -119,7 +119,7 @@ class _Plot:
         return "M" + "L".join("{:.1f},{:.1f}".format(*self.place(*point)) for point in points)
 
     def bars(self, size: Interval, recall: Interval) -> str:
-        """Draw the intervals of a point that has values; nothing without any."""
+        """Draw a point's intervals, if it has any."""
         at, own = size.value or 0.0, recall.value or 0.0
         drawn = self.path([(end, own) for end in size.bounds]) if size.bounds else ""
         drawn += self.path([(at, end) for end in recall.bounds]) if recall.bounds else ""
@@ -175,7 +175,7 @@ def _key(colour: str, symbol: str, name: str) -> str:
 
 
 def _labels(marks: Sequence[tuple[str, float, float]]) -> str:
-    """Write names beside points, each where it covers neither a name nor another point."""
+    """Write names beside points, each where it covers no other name or point."""
     taken = [(at - 6, top - 6, at + 6, top + 6) for _, at, top in marks]
     written = []
     for name, at, top in marks:

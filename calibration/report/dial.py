@@ -90,7 +90,7 @@ _Contexts = tuple[IntArray, BoolArray]
 def dial(
     outcome: RouteOutcome, summary: Summary, dataset: Dataset, passage_of: PassageOf
 ) -> Dial | None:
-    """Gather the dial of a route; None where nothing but today's contexts is at hand.
+    """Gather the dial of a route; None if only today's contexts are available.
 
     The summary names the route's options by what they cost.
     """
@@ -163,7 +163,7 @@ def _between(outcome: RouteOutcome) -> list[_Contexts]:
 
 
 def _of_size(sums: PolicySums, size: float) -> int:
-    """Find the policy of highest UDCG among those that keep about this many passages."""
+    """Find the policy with the highest UDCG among those that keep about this many passages."""
     away = np.abs(sums.mean_kept - size)
     near = away <= max(_NEAR * size, float(away.min()))
     return int(np.where(near, sums.mean_gain, -np.inf).argmax())

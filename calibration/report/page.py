@@ -99,7 +99,7 @@ def write_html(data: ReportData, path: Path | str) -> None:
 
 
 def write_judged(evidence: Mapping[str, Any], path: Path) -> None:
-    """Write the table of judged requests by k, as JSON where the name ends in .json, else a page.
+    """Write the table of judged requests by k: JSON if the name ends in .json, else a page.
 
     Args:
         evidence: The output of ``ctxguard calibrate --store --json``.

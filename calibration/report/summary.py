@@ -110,7 +110,7 @@ def summarise(outcome: RouteOutcome, *, metrics: tuple[str, ...] = SUMMARY_METRI
 
 
 def _seed_rule(pools: LabelledPools, measured: LabelledPools) -> tuple[str, Measured]:
-    """Say what the rule keeps, and measure it; ranks have no ratio, so that only its k applies."""
+    """Say what the rule keeps, and measure it; ranks have no ratio, so only its k applies."""
     policy = RatioPolicy(k=3)
     if pools.kind is not ScoreKind.RANK:
         policy = RatioPolicy(k=3, min_ratio=0.7, temperature=fit_temperature(pools))

@@ -28,7 +28,7 @@ _RANDOM = re.compile(r"[a-z0-9_]{8}")
 
 @contextmanager
 def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
-    """Write a file beside ``path``, and at the end of the block replace ``path`` by it.
+    """Write a file beside ``path``, and at the end of the block replace ``path`` with it.
 
     A reader sees the old file or the new one, never half of it. If the block or the writing
     raises, the file at ``path`` is unchanged and the one beside it is deleted. One that a killed
@@ -87,7 +87,7 @@ def lock(descriptor: int) -> bool:
 
 
 def clear_abandoned(folder: Path, prefix: str) -> None:
-    """Delete the temporary files and folders of this prefix that no living process has locked."""
+    """Delete the temporary files and folders with this prefix that no living process has locked."""
     with suppress(OSError):
         for entry in list(folder.iterdir()):
             # As ``tempfile`` names them.

@@ -1,4 +1,4 @@
-"""Checks of settings that are given by name; None passes, because it disables a limit. Pure."""
+"""Checks settings given by name; None passes, because it disables a limit. Pure."""
 
 import math
 

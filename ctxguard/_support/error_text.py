@@ -1,4 +1,4 @@
-"""Texts of errors for logs and answers, without anything that a message may quote.
+"""Describes errors for logs and answers, without anything that a message may quote.
 
 A library's message may hold the query, a passage or a password. The error's type and the place
 where it was raised do not, and are enough to find it. Pure, except that ``drop_tracebacks`` edits
@@ -40,7 +40,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def reason_of(message: str) -> str:
-    """Return a message of pydantic without its name for an error that a check of ours raised."""
+    """Return a pydantic message without the prefix it gives to errors of our own checks."""
     return message.removeprefix("Value error, ")
 
 

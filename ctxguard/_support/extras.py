@@ -1,4 +1,4 @@
-"""Import of optional libraries, and the command that installs what is missing.
+"""Imports optional libraries, and names the command that installs a missing one.
 
 A checkout has no release to install from, so the command names the source of this installation.
 Reads the metadata of installed distributions.
@@ -25,7 +25,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def require(module: str, extra: str) -> Any:
-    """Import an optional module, which this extra of ours installs.
+    """Import an optional module, which this extra installs.
 
     Raises:
         MissingExtraError: it, or a library that it needs, is not installed.
@@ -66,7 +66,7 @@ def _is_checkout(folder: Path) -> bool:
 
 
 def foreign_distribution() -> str | None:
-    """Describe a clash with the other distribution and how to end it; None without one.
+    """Describe a clash with the other distribution and how to resolve it; None if there is none.
 
     Both write into one folder, so whichever was installed last has replaced files of the other, and
     removing either takes files of both away.

@@ -1,4 +1,4 @@
-"""A process owns what it opened: a forked child has locks, threads and connections of its own.
+"""Gives a forked child locks, threads and connections of its own.
 
 The rule: a class that has any declares each as an attribute `OfProcess`. State that needs more is
 reset by its method ``_reset_after_fork``, which forgets the parent's state and makes new locks.

@@ -1,4 +1,4 @@
-"""The number of values in JSON, before anything is built from it. Pure."""
+"""Counts the values in JSON before anything is built from it. Pure."""
 
 MOST_VALUES = 100_000
 """Values of one document of others: what is built from more holds an event loop too long."""

@@ -25,7 +25,7 @@ def file_version(file: Path) -> FileVersion | None:
 
 @contextmanager
 def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
-    """Open a regular file to be read.
+    """Open a regular file for reading.
 
     A pipe without a writer does not block, and a device is never read endlessly.
 

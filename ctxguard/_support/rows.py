@@ -93,7 +93,7 @@ def _rows(
 
 
 def encoding_of(path: Path, max_bytes: int) -> str:
-    """Tell the encoding of a file's text: UTF-8, UTF-16 by its mark, or else Windows-1252.
+    """Detect the encoding of a file's text: UTF-8, UTF-16 by its mark, or else Windows-1252.
 
     Raises:
         DataError: some lines are UTF-8, and others are not.

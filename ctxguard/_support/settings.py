@@ -89,7 +89,7 @@ class SettingsModel(BaseModel):
 
     @classmethod
     def named(cls, values: Mapping[str, Any], name_of: Callable[[str], str]) -> Self:
-        """Make settings whose errors call a field as ``name_of`` does, such as ``--serving-k``."""
+        """Make settings whose errors name a field as ``name_of`` does, such as ``--serving-k``."""
         made = cls.__new__(cls)
         made._validate(values, name_of)
         return made

@@ -4,7 +4,7 @@ import re
 
 
 def count(n: int, noun: str) -> str:
-    """Say how many, in the singular where there is one.
+    """Say how many, in the singular if there is one.
 
     >>> count(1, "query"), count(1200, "query"), count(0, "day")
     ('1 query', '1,200 queries', '0 days')
@@ -15,7 +15,7 @@ def count(n: int, noun: str) -> str:
 
 
 def figure(value: float, digits: int = 3, sign: str = "") -> str:
-    """Write a number as people read it: three digits at most where it has a fraction.
+    """Write a number as people read it: at most three digits if it has a fraction.
 
     >>> figure(0.04786), figure(6.583), figure(65.83), figure(1566.4)
     ('0.048', '6.58', '65.8', '1,566')

@@ -147,7 +147,7 @@ def help_of(group: str = "") -> str:
 
 
 def commands_of(name: str) -> list[tuple[str, str]]:
-    """List the commands with another word after their name, with the first sentence of help."""
+    """List a group's commands by their second word, with the first sentence of help."""
     own = [(each.split(), text) for each, text in COMMANDS.items()]
     return [(words[1], text) for words, text in own if words[1:] and words[0] == name]
 

@@ -1,4 +1,4 @@
-"""Compares ways to rank and to cut, also with a saved comparison: a part of `evaluate`.
+"""Compares ways of ranking and cutting, also with a saved comparison, for `evaluate`.
 
 Calls the retriever, and writes the saved comparison.
 """

@@ -129,7 +129,7 @@ class Labelled:
             return None, (f"the labels are not checked against their corpus: {error}",)
 
     def shared_questions(self) -> Iterator[str]:
-        """Yield a line for each other split that contains questions of this one."""
+        """Yield a line for each other split that shares questions with this one."""
         from calibration.data.dataset import same_text
 
         for other in self.others:
@@ -237,7 +237,7 @@ def replayed(
     name: str = "hybrid",
     columns: Sequence[SignalColumn] = (),
 ) -> "Pools":
-    """Send every query through a retriever once, with a bar of progress."""
+    """Send every query through a retriever once, with a progress bar."""
     from calibration.replay import replay
 
     with output.passes() as begin:

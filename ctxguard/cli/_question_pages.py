@@ -1,4 +1,4 @@
-"""Grades the passages of questions: what `ctxguard label` opens."""
+"""Grades the passages of questions, for `ctxguard label`."""
 
 from collections.abc import Mapping
 

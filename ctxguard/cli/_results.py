@@ -87,7 +87,7 @@ def by_metric(results: "Results") -> TextTable:
 
 
 def definitions(results: "Results", names: Mapping[str, str] | None = None) -> Iterator[Text]:
-    """Explain the words of a table that a reader may not know, where it has figures."""
+    """Explain the words of a table that a reader may not know, if it has figures for them."""
     from calibration.evaluate import DESCRIPTIONS
 
     for metric, name in (names or {each: each for each in results.metrics}).items():
@@ -101,7 +101,7 @@ def _digits(metric: str, usual: int = 3) -> int:
 
 
 def _difference(found: "Difference", metric: str) -> list[Text | str]:
-    """Make the cells of ``_DIFFERENCE``: with its interval, in the colour of its outcome."""
+    """Make the cells of ``_DIFFERENCE``, with its interval and the colour of its outcome."""
     signed = interval(found, _digits(metric), "+")
     return [_styled(signed, found.outcome), f"{found.n:,}", _styled(found.outcome)]
 
@@ -257,7 +257,7 @@ def _options_shown(summary: "Summary", *, show_all: bool) -> Iterator[Renderable
 
 
 def asking_shown(route: "RouteProfile") -> Iterator[RenderableType]:
-    """Lay out what an assessor adds and costs, or why nobody is asked."""
+    """Lay out what an assessor adds and costs, or why none is asked."""
     if not route.asking:
         return
     assessor = route.assessor

@@ -72,7 +72,7 @@ def help_of(field: FieldInfo) -> str:
 
 
 class Command:
-    """A command that is made of its settings, which run it when they are called with an `Output`.
+    """A command made from its settings, which run it when called with an `Output`.
 
     Its help is the summary, and the docstring of that call.
     """
@@ -188,7 +188,7 @@ class Command:
         return taken | table
 
     def sections(self) -> dict[str, list[tuple[str, str]]]:
-        """List its keys with their help by table; the system's in the table without a name."""
+        """List its keys with their help, by table; the system's keys are in the unnamed table."""
         found: dict[str, list[tuple[str, str]]] = {}
         for name, field in self.keys.items():
             table = "" if name in _SYSTEM_FIELDS else self._table

@@ -1,4 +1,4 @@
-"""What commands show: facts, headings, notes, figures, and tables.
+"""Lays out the output of commands: facts, headings, notes, figures, and tables.
 
 A table changes its form, but never its content, on a terminal too narrow for it. One whose columns
 fit is printed as it is. Otherwise each record becomes a block with one line for each field. Only
@@ -29,7 +29,7 @@ Shown: TypeAlias = Iterable[RenderableType]
 
 
 def facts(*rows: tuple[str, str | None]) -> RenderableType:
-    """Lay out names with their values, one per line, without those of None."""
+    """Lay out names with their values, one per line, leaving out those that are None."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -71,7 +71,7 @@ def bounds(found: Interval, digits: int = 3, sign: str = "", form: str = "[{}, {
 
 
 def interval(found: Interval, digits: int = 2, sign: str = "") -> str:
-    """Write an estimate and its bounds, if it has some."""
+    """Write an estimate, and its bounds if it has any."""
     return f"{number(found.value, digits, sign)} {bounds(found, digits, sign)}".rstrip()
 
 

@@ -1,4 +1,4 @@
-"""``ctxguard answers``: whether the guard's contexts give better answers, on a reader of yours."""
+"""``ctxguard answers``: whether the guard's contexts give better answers, with your own reader."""
 
 import logging
 from collections.abc import Iterator

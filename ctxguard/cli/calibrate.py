@@ -97,7 +97,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         return self
 
     def __call__(self, output: Output) -> None:
-        """What you serve today, the first serving-k passages, stays where nothing better is shown.
+        """Today's context, the first serving-k passages, stays unless something better is shown.
         With --store, a judge's grades of requests and people's of some passages stand for
         labels; without grades there is only a table of the judge's own view, and no profile. Name
         the system that answered, or the profile is unverified.
@@ -184,7 +184,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
         output.result(document, shown, notes, found=lacks)
 
     def _lacks_verdict(self, profile: "Profile") -> bool:
-        """Return whether the verdict is not the one required, if any is."""
+        """Return whether a verdict is required that was not reached."""
         decision = None if profile.verdict is None else profile.verdict.decision
         return self.required not in {None, decision}
 

@@ -1,4 +1,4 @@
-"""``ctxguard doctor``: a line for each part of a deployment, with the mend for what is wrong."""
+"""``ctxguard doctor``: a line for each part of a deployment, with a fix for each fault."""
 
 import platform
 import urllib.request
@@ -65,7 +65,7 @@ class DoctorCommand(SettingsModel):
     )
 
     def __call__(self, output: Output) -> None:
-        """The installation is looked at in any case. For example:
+        """The installation is always checked. For example:
 
         ctxguard doctor index/ profile.json sqlite:///samples.db http://localhost:8000/metrics
         """
@@ -188,7 +188,7 @@ def _store(url: str) -> Iterator[Finding]:
 
 
 def _metrics(url: str) -> Iterator[Finding]:
-    """Look whether a URL serves metrics of a guard or a monitor."""
+    """Check whether a URL serves metrics of a guard or a monitor."""
     try:
         with urllib.request.urlopen(url, timeout=_SCRAPE_SECONDS) as answer:  # noqa: S310  http(s)
             lines = answer.read(_MAX_METRICS_BYTES).decode(errors="replace").splitlines()

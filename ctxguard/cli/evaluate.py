@@ -247,7 +247,7 @@ def _without_luck(results: "Results") -> "Results":
 
 
 def _first(results: "Results", measured: "Mapping[str, Measured]") -> list[str]:
-    """Name the metrics shown first; pooled recall only where it is not recall on every query."""
+    """Name the metrics shown first; pooled recall only if it differs from recall on some query."""
     import numpy as np
 
     wanted = [name for name in _FIRST if results.has_data(name)]

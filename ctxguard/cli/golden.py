@@ -72,7 +72,7 @@ class HardNegativesCommand(IndexSystem):
     relevant_from: _options.RelevantFrom = 1
 
     def __call__(self, output: Output) -> None:
-        """The ranker orders the passages, or convex fusion where the index has no signals. Only
+        """The ranker orders the passages, or convex fusion if the index has no signals. Only
         labelled passages are taken unless the key unjudged-margin is given: an unlabelled passage
         may be relevant.
         """

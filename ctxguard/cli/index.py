@@ -277,7 +277,7 @@ def _shown(made: "dict[str, Any]") -> Iterator[RenderableType]:
 
 
 def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
-    """Return whether an index holds chunks of longer passages; an engine, of these passages."""
+    """Return whether an index holds chunks of longer passages; for an engine, of these passages."""
     from calibration.data.readers import read_corpus
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.index.passages import CHUNK_OF
@@ -349,7 +349,7 @@ class _Corpus:
                 yield passage
 
     def n_kept(self, path: str) -> int:
-        """Count the passages that were taken from the index, of a document or a folder."""
+        """Count a document's or a folder's passages that were taken from the index."""
         folder = f"{path.rstrip('/')}/"
         return sum(n for each, n in self.kept.items() if f"{each}/".startswith(folder))
 
@@ -380,7 +380,7 @@ class _Corpus:
 
     @property
     def notes(self) -> list[str]:
-        """What happened to copies, and to passages longer than the model reads."""
+        """Notes on copies, and on passages longer than the model reads."""
         tokens, longer, chunks = (self.window[name] for name in ("tokens", "longer", "chunks"))
         notes = []
         if self.copies:

@@ -103,7 +103,7 @@ class MonitorCommand(JudgeModel, IndexSystem):
         return self
 
     def __call__(self, output: Output) -> None:
-        """One monitor owns a store: another waits until it ends, and then goes on.
+        """One monitor owns a store: another waits until it ends, and then takes over.
 
         For notifications, load the alerting rules that `ctxguard metrics rules`
         prints into Prometheus, and let Alertmanager send what fires:

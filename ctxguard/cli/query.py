@@ -52,7 +52,7 @@ class QueryCommand(System, AssessorSettings):
     )
 
     def __call__(self, output: Output) -> None:
-        """Each candidate stands with its score, its score relative to the best (r) where scores
+        """Each candidate is shown with its score, its score relative to the best (r) where scores
         can be compared, its calibrated probability of relevance (P) where a model gives one, and
         the beginning of its text.
 

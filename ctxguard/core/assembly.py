@@ -121,7 +121,7 @@ def assemble(
     insufficient: bool = False,
     read: ReadPassages | None = None,
 ) -> Assembled:
-    """Choose and order the passages that are served, of those that the decision kept.
+    """Choose and order the served passages from those that the decision kept.
 
     Takes them best first; one that does not fit the remaining budget is skipped for the next that
     does. If none fits the whole budget, the best is cut if ``truncate`` is set. Otherwise, or if
@@ -281,7 +281,7 @@ def _fitting(passage: Passage, budget: int, assembly: Assembly) -> int:
 
 
 def _whole_sentences(text: str, size: int) -> str:
-    """Return the first ``size`` characters of a text, up to the last end of a sentence in them.
+    """Return the first ``size`` characters of a text, up to the last sentence end in them.
 
     If no sentence ends there, cut at the last white space; if there is none, keep all of them.
 

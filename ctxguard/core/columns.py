@@ -106,7 +106,7 @@ class SignalColumn:
 
 
 def read_column(name: str, values: Iterable[object]) -> SignalColumn:
-    """Infer the kind of a column from the values of many candidates, None for those without.
+    """Infer a column's kind from the values of many candidates, with None for a missing value.
 
     Raises:
         ConfigurationError: no candidate has a value, all values are the same, or most are unique
@@ -159,7 +159,7 @@ def metadata_of(ranking: Ranking) -> list[Mapping[str, Any]]:
 
 
 def _numbers(kind: ColumnKind, values: Sequence[object]) -> FloatArray:
-    """Return the values on a scale, NaN where one is of another kind."""
+    """Return the values on a scale, NaN for those of a different kind."""
     if kind == "version":
         parsed = [_version(value) for value in values]
         ranks = {each: rank for rank, each in enumerate(sorted({v for v in parsed if v}))}
@@ -175,7 +175,7 @@ def _number(value: object) -> float:
 
 
 def _days(value: object) -> float:
-    """Return the days from the year 0 to a date or time in ISO 8601; NaN for another value."""
+    """Return the days from the year 0 to a date or time in ISO 8601; NaN for any other value."""
     if isinstance(value, str) and len(value) <= _MOST_VALUE_CHARS:
         return _parsed_days(value)
     return _parsed_days(str(value)) if hasattr(value, "isoformat") else math.nan

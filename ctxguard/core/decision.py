@@ -257,7 +257,7 @@ def _by_probability(
     probabilities: FloatArray,
     tokens: FloatArray | None,
 ) -> tuple[Sequence[int], int, list[float], list[float]]:
-    """Order candidates by P(relevant), ties as given: with how many to keep, P and weighed P.
+    """Order candidates by P(relevant), ties as given; with how many to keep, P and weighted P.
 
     With tokens, P weighed by length decides which are kept, and P their order.
     """
@@ -280,7 +280,7 @@ def _by_probability(
 def decide_with_answers(
     ranking: Ranking, policy: ExpectedUtilityPolicy, name: str, model: AnswerModel
 ) -> Decision | None:
-    """Decide by P after an assessor's answers of one name, which are among the ranking's signals.
+    """Decide by P after an assessor's answers, which are one of the ranking's signals.
 
     A candidate without one keeps its P. None if there is no answer, or P cannot be computed.
     """
@@ -411,7 +411,7 @@ def candidate_order(
 
 
 def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
-    """Return positions by score if strictly descending, as nearly always; else empty."""
+    """Return positions by score if strictly descending, as they nearly always are; else empty."""
     order: Sequence[int] = range(len(scores))
     ordered: Sequence[float] = scores  # type: ignore[assignment]
     try:

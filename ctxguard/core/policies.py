@@ -74,7 +74,7 @@ class ExpectedUtilityPolicy:
 
     @property
     def min_probability(self) -> float:
-        """The minimum P(relevant), weighed or not, at which a passage earns its place."""
+        """The minimum P(relevant), weighted or not, at which a passage earns its place."""
         return self.cost / (self.cost + self.gain)
 
 

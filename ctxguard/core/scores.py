@@ -90,7 +90,7 @@ def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
 
 
 def log_odds(probabilities: FloatArray | float) -> FloatArray:
-    """Return ln(p / (1 − p)) of probabilities of any shape, finite at 0 and 1, NaN of NaN.
+    """Return ln(p / (1 − p)) of probabilities of any shape, finite at 0 and 1, NaN for NaN.
 
     >>> log_odds(np.array([0.5, 1.0])).round(1).tolist()
     [0.0, 20.7]
@@ -189,7 +189,7 @@ def concordance(
 
 
 def differ(scores: Sequence[float]) -> bool:
-    """Return whether two of some usable scores differ, so that they can tell an order."""
+    """Return whether any two usable scores differ, so that they define an order."""
     lowest, highest = min(scores, default=0.0), max(scores, default=0.0)
     return highest - lowest > _TIE * max(abs(lowest), abs(highest))
 

@@ -82,7 +82,7 @@ def is_free(signal: str) -> bool:
 
 
 def signal_of(feature: str) -> str:
-    """Return the signal of a named feature; raise a `ConfigurationError` for another name."""
+    """Return the signal of a named feature; raise a `ConfigurationError` for any other name."""
     return _parsed(feature)[0]
 
 

@@ -80,7 +80,7 @@ _Member = TypeVar("_Member", bound=StrEnum)
 
 
 def member_of(enumeration: type[_Member], value: str, name: str) -> _Member:
-    """Return the member that is ``value`` or has that name; the error calls the setting ``name``.
+    """Return the member that is ``value`` or has that name; errors call the setting ``name``.
 
     Raises:
         ConfigurationError: no member has that name; the message lists them all.
@@ -149,7 +149,7 @@ class Flag(StrEnum):
 
 
 def id_text(value: object) -> str:
-    """Return an engine's id as the string that identifies the passage or query everywhere here.
+    """Return an engine's id as the string that identifies the passage or query in ctxguard.
 
     It is a string, a whole number (numpy's too) or a UUID: 7 and ``"7"`` are the same id.
 
@@ -316,7 +316,7 @@ class StageFailure:
 
 
 class StageTiming(NamedTuple):
-    """When a stage ran for one request, whether or not it answered; it starts since the epoch."""
+    """When a stage ran for one request, whether or not it answered; starts in epoch time."""
 
     stage: str
     start_seconds: float

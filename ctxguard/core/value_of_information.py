@@ -60,7 +60,7 @@ _TAIL = 2.5
 
 @dataclass(frozen=True)
 class AnswerModel:
-    """What an assessor's answers say beside P, in a profile's plain numbers.
+    """The information that an assessor's answers add to P, as plain numbers of a profile.
 
     The normal score z of an answer's rank is α + β · logit P + γ · place + δ · relevant + σ ·
     noise.
@@ -101,7 +101,7 @@ class AnswerModel:
 
     @property
     def distance(self) -> float:
-        """d′ of the answers beside P: the effect in standard deviations."""
+        """d′ of the answers given P: the effect in standard deviations."""
         return self.effect / self.deviation
 
     @cached_property

@@ -207,7 +207,7 @@ def _share(value: object, most: float) -> float:
 
 
 def _ask_by_question(form: QuestionForm) -> Ask:
-    """Ask for probabilities by the names of questions; a missing one is a refusal."""
+    """Ask for probabilities by the names of questions; a missing one counts as a refusal."""
 
     def ask(client: ChatClient, material: str, n: int, names: Sequence[str]) -> Reply[Answers]:
         asked = {

@@ -79,7 +79,7 @@ class Pacer:
 
 
 class ChatSettings(TypedDict, total=False):
-    """The settings of `ChatClient`, for those who hand them on.
+    """The settings of `ChatClient`, for code that passes them on.
 
     Attributes:
         base_url: URL of the endpoint; None for ``OPENAI_BASE_URL`` of the environment, or OpenAI's.
@@ -194,7 +194,8 @@ class _Lessons:
             self.streams = True
 
     def thinks_longer(self, sent: Mapping[str, object]) -> bool:
-        """Allow more tokens than a request that spent all its own; return whether it may."""
+        """Allow more tokens after a request that spent all of its own; return whether that is
+        possible."""
         spent = sent.get(self.limit or "")
         if spent == self.max_tokens:
             self.max_tokens = self.most_tokens
@@ -327,7 +328,7 @@ class ChatClient:
     def post(
         self, path: str, request: Mapping[str, object], read: Callable[[object], Reply[T]]
     ) -> Reply[T]:
-        """Send a request of another form, without its model, within the same bounds and counts."""
+        """Send a request in another form, without its model, with the same limits and counts."""
         return BACKGROUND.run(self._asked(path, {"model": self.model, **request}, read))
 
     def close(self) -> None:
@@ -407,7 +408,7 @@ def _pause_seconds(n_failed: int, asked: float | None) -> float:
 
 
 def why_failed(replies: Iterable[Reply[Any]], ledger: Ledger) -> str:
-    """Name at most three causes why replies hold no answer, the most frequent first.
+    """Name at most three reasons why replies hold no answer, the most frequent first.
 
     ``ledger`` redacts the endpoint's messages.
     """

@@ -1,4 +1,4 @@
-"""Failures of calls to endpoints: a closed set of reasons, with causes and mends in words.
+"""Failures of calls to endpoints: a closed set of reasons, with causes and fixes in words.
 
 The words hold neither the key nor the endpoint's messages, which may quote passages. Pure.
 """
@@ -127,7 +127,7 @@ _CAUSES = {
 def status_error(
     at: str, status: int, said: str = "", named: str = "", model: str | None = None
 ) -> CallError:
-    """Describe an error that the host ``at`` answered; for the others see `CallError`."""
+    """Describe an error answered by the host ``at``; for the other arguments see `CallError`."""
     reason = InvalidReason.REJECTED
     cause = _CAUSES.get(status, "it failed, as its own log should tell")
     if status < 300:

@@ -71,7 +71,7 @@ class _Connection(asyncio.Protocol):
         self._stays_open = False
 
     async def ask(self, request: bytes, most_bytes: int, *, tunnels: bool = False) -> Answer:
-        """Send a request and read its answer; ``tunnels`` reads no body."""
+        """Send a request and read its answer, without a body if it ``tunnels``."""
         self._parser = self._new_parser(self)
         self._most_bytes, self._tunnels = most_bytes, tunnels
         self._headers: dict[str, str] = {}
@@ -263,7 +263,7 @@ class HttpClient:
         self._tls: ssl.SSLContext | None = None
 
     async def post(self, path: str, body: bytes, most_bytes: int) -> Answer:
-        """Send JSON to a path and return the answer, of any status; the caller limits the time.
+        """Send JSON to a path and return the answer, whatever its status; the caller limits time.
 
         Raises:
             CallError: the answer is incomplete, or longer than ``most_bytes``.
@@ -360,7 +360,7 @@ class HttpClient:
 
 
 class _Background:
-    """An event loop on its own thread, which alone can limit the whole of a plain call."""
+    """An event loop on its own thread, the only way to limit the whole of a plain call."""
 
     _lock = OfProcess(threading.Lock)
     _loop = OfProcess["asyncio.AbstractEventLoop | None"](lambda: None, _of_parents.append)

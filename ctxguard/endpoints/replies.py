@@ -220,7 +220,7 @@ def content_of(content: object) -> str:
 
 
 def read_reply(document: object, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
-    """Read a chat completion, whose content, without thoughts, ``read`` reads.
+    """Read a chat completion; ``read`` parses its content, without thoughts.
 
     >>> read_reply({"choices": [{"message": {"content": "<think>or no?</think> yes "}}]}, str).answer
     'yes'

@@ -306,7 +306,7 @@ class RerankClient:
         return self._limits.setdefault(model, _Limits(self._most_documents))
 
     async def _send(self, request: _Request, part: _Part, options: dict[str, object]) -> None:
-        """Send one call; a refusal of what it holds leaves other calls to be made."""
+        """Send one call; if its content is refused, other calls can still be made."""
         texts = request.texts(part)
         try:
             request.scores[part[0]] = await self._scores(request, texts, options)

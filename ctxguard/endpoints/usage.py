@@ -89,7 +89,7 @@ class Ledger:
             self._rejected.append(kept)
 
     def rejected(self) -> tuple[Rejected, ...]:
-        """Return the replies that gave no grade and were not taken, the last 1,000 at most.
+        """Return the replies that gave no grade and were not taken yet, at most the last 1,000.
 
         They may quote passages.
         """
@@ -114,7 +114,7 @@ class Ledger:
         return JudgeAccounts(**counts, invalid=invalid, cost=cost)
 
     def redacted(self, reply: str) -> str:
-        """Redact what an endpoint said; empty where that fails, or nothing redacts."""
+        """Redact an endpoint's words; empty if that fails or there is no redactor."""
         try:
             return "" if self._redact is None else self._redact(reply)
         except RedactionError:

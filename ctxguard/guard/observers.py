@@ -17,7 +17,7 @@ class RequestSampler(Protocol):
         ...
 
     def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
-        """Receive an answered request; a probability of 0.0 if it was sampled by hand."""
+        """Receive an answered request; the probability is 0.0 if it was sampled by hand."""
         ...
 
 
@@ -26,7 +26,7 @@ class RequestSpan(Protocol):
 
     @property
     def request_id(self) -> str | None:
-        """The request's id if its caller gave none, so that its sample links to its trace."""
+        """The id of a request whose caller gave none, so that its sample links to its trace."""
         ...
 
     def retrieved(self) -> None:
@@ -34,7 +34,7 @@ class RequestSpan(Protocol):
         ...
 
     def answered(self, context: Context, probability: float, /) -> None:
-        """End the span of an answered request; a probability of 0.0 if it was not sampled."""
+        """End the span of an answered request; the probability is 0.0 if it was not sampled."""
         ...
 
     def failed(self, error: BaseException, /) -> None:

@@ -70,7 +70,8 @@ class _Watcher(ABC):
                 self._launch()
 
     def check(self) -> ReloadOutcome | None:
-        """Check the file now, and reload it if it has changed: its outcome, or None if not."""
+        """Check the file now, and reload it if it has changed; return the outcome, None if
+        unchanged."""
         with self._checking:
             if self._failure is None and file_version(self.file) == self._version:
                 return None

@@ -91,7 +91,7 @@ def probed(retriever: object) -> dict[str, str]:
 
 
 def call_if(thing: object, name: str) -> Any:
-    """Call a method without arguments; None if the thing has no such method."""
+    """Call a method without arguments; None if the object has no such method."""
     method = getattr(thing, name, None)
     return method() if callable(method) else None
 

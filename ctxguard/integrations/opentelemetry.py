@@ -121,7 +121,7 @@ class _RequestSpan:
             self._end(error)
 
     def _add_stages(self, context: Context) -> None:
-        """Write the spans of the stages that ran; they have ended, and may have begun before."""
+        """Write the spans of the stages that ran, which have ended and may have begun earlier."""
         ranking = context.decision.ranking
         if not ranking.timings or not self._invocation.span.is_recording():
             return

@@ -52,7 +52,7 @@ _ROUNDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Predicts P(relevant) by the judge's grade and score, rank group and the other grades.
+    """Predicts P(relevant) from the judge's grade and score, the rank group and the other grades.
 
     Attributes:
         coefficients: Shape (FOLDS, 10); each row was fitted without one fold.
@@ -217,7 +217,7 @@ def stands_for(
 
 
 class Graded(NamedTuple):
-    """The l requests for which people graded everything a draw asked about.
+    """The l requests for which people graded everything that a draw asked about.
 
     Attributes:
         rows: Their m judged passages.
@@ -258,7 +258,7 @@ class Graded(NamedTuple):
         return np.unique(keys, axis=0, return_inverse=True)[1].ravel()
 
     def contributions(self, relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
-        """Compute each passage's contribution to its request's ``quantities``, less that before.
+        """Compute each passage's contribution to its request's ``quantities``, minus ``before``'s.
 
         No passage adds to reciprocal rank by itself, nor does one stand for others here.
 

@@ -49,7 +49,7 @@ class Sums:
 
     @classmethod
     def of(cls, n_columns: int) -> "Sums":
-        """Begin with no cluster."""
+        """Start without any cluster."""
         return cls(np.zeros(n_columns), np.zeros((n_columns, n_columns)))
 
     def add(
@@ -89,7 +89,7 @@ class Sums:
         return self
 
     def ratio(self, metric: Metric) -> "Sums":
-        """Return the two columns of one metric, of those from ``metrics.weighted_terms``."""
+        """Return the two columns of one metric, out of those from ``metrics.weighted_terms``."""
         place = METRICS.index(metric)
         own, (n, n_observable) = (
             slice(2 * place, 2 * place + 2),
@@ -110,7 +110,7 @@ class Sums:
         return float(a / b)
 
     def squares(self, value: float) -> float:
-        """Return Σ (a_c − R·b_c)² over clusters c, of the ratio R of two columns."""
+        """Return Σ (a_c − R·b_c)² over clusters c, for the ratio R of two columns."""
         (aa, ab), (_, bb) = self.products.tolist()
         return float(aa - 2.0 * value * ab + value * value * bb)
 

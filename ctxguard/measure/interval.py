@@ -45,7 +45,7 @@ class Interval:
 
     @property
     def side(self) -> Literal["higher", "lower"] | None:
-        """The side of 0 on which the whole interval lies; None if it holds 0, or has no ends.
+        """The side of 0 on which the whole interval lies; None if it contains 0, or has no ends.
 
         >>> Interval(0.5, 0.25, 0.75, 9).side, Interval(0.1, -0.2, 0.4, 9).side
         ('higher', None)

@@ -23,7 +23,7 @@ NDCG_CUTOFF = 10
 
 
 def share(part: NDArray[Any], whole: NDArray[Any]) -> FloatArray:
-    """Divide, with NaN where there is no whole: a share of nothing is undefined.
+    """Divide, with NaN if the whole is 0: a share of nothing is undefined.
 
     >>> share(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
     [0.25, nan]
@@ -181,7 +181,7 @@ def never_judged(rows: Rows) -> FloatArray:
 
 
 def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArray]]:
-    """Compute what n requests add to every metric by the judge's grades, before weighting by 1/π.
+    """Compute what n requests add to every metric by the judge's grades, not yet weighted.
 
     A request contributes nothing to a metric that depends on a passage without a grade.
 
@@ -230,7 +230,7 @@ N_TERMS = 2 * len(METRICS) + 3
 
 
 def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
-    """Put what n requests add to sums into columns, weighted by 1/π.
+    """Put the contributions of n requests to the sums into columns, weighted by 1/π.
 
     Returns:
         Shape (n, N_TERMS): numerator and denominator of each metric, then the request itself, if
@@ -249,7 +249,7 @@ def weighted_terms(rows: Rows) -> tuple[FloatArray, FloatArray]:
 
 
 def shown_metrics(totals: FloatArray) -> frozenset[Metric]:
-    """Return the metrics for which few enough requests lack a grade, by sums of the columns."""
+    """Return the metrics for which few enough requests lack a grade, from sums of the columns."""
     requests, served_failed, any_failed = totals[-3:].tolist()
     if served_failed > MOST_FAILED * requests:
         return frozenset()

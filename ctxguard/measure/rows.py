@@ -137,7 +137,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """Join the rows of requests, or of none."""
+        """Concatenate rows; empty without any parts."""
         requests = [np.empty(0, REQUEST), *[part.requests for part in parts]]
         passages = [np.empty(0, PASSAGE), *[part.passages for part in parts]]
         return cls.of(np.concatenate(requests), np.concatenate(passages))

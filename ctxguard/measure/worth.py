@@ -91,7 +91,7 @@ class Utilities:
         negative: Negative | None = None,
         is_judged: bool = True,
     ) -> float:
-        """Return what a passage is worth by its label.
+        """Return the worth of a passage according to its label.
 
         Args:
             top_grade: The collection's highest grade, ≥ 1.

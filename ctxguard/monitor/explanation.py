@@ -90,7 +90,7 @@ class Explanation:
 
     @property
     def is_in_shadow(self) -> bool:
-        """Whether it was served in shadow, and what the policy would do is known."""
+        """Whether it was served in shadow and the policy's decision is known."""
         return any(one.enforced for one in self.candidates)
 
     @property

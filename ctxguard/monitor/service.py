@@ -158,7 +158,7 @@ class Monitor:
         return None if self._alarms is None else self._alarms.state
 
     def own(self) -> bool:
-        """Become or stay the store's only monitor, and go on where the last one stopped.
+        """Become or stay the store's only monitor, and continue where the last one stopped.
 
         Returns:
             False while another one owns the store.

@@ -135,7 +135,7 @@ def compare_systems(
 def fingerprint_differences(
     expected: Mapping[str, str], actual: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """List the differences of two systems, one readable line each.
+    """List the differences between two systems, one readable line each.
 
     >>> fingerprint_differences({"embedder": "a", "corpus_size": "3"}, {"embedder": "b"})
     ("corpus_size is absent here, was '3'", "embedder is 'b', was 'a'")

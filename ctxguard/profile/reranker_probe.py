@@ -124,7 +124,7 @@ def described(scores: Sequence[FloatArray]) -> str:
 
 
 def difference(then: str, now: str) -> float | None:
-    """Return the largest difference of two entries, in standard deviations of the former.
+    """Return the largest difference between two entries, in standard deviations of the first.
 
     Infinite if only one of two scores is a number; None if the entries come from different texts
     and cannot be compared.

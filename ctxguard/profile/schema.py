@@ -412,7 +412,7 @@ class RouteProfile(Frozen):
 
     @property
     def recall_promise(self) -> tuple[float, int, str] | None:
-        """The mean recall loss, in [0, 1], that the policy promises; None where nothing bounds it.
+        """The mean recall loss, in [0, 1], that the policy promises; None if nothing bounds it.
 
         With it, how many of the retriever's first passages it is relative to, and its source:
         ``certificate``, or ``evidence of calibration``, which is approximate.

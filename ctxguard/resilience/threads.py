@@ -1,4 +1,4 @@
-"""Daemon threads of a bounded number, so that a call that hangs cannot keep a process alive.
+"""A bounded number of daemon threads, so that a call that hangs cannot keep a process alive.
 
 ``concurrent.futures.ThreadPoolExecutor`` queues without a bound and joins its threads at exit.
 Reads the monotonic clock.

@@ -140,7 +140,8 @@ class Embedder(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Digest the weights: two models of one name and size give no error when swapped."""
+        """Digest the weights, because swapping two models of the same name and size raises no
+        error."""
         ...
 
 

@@ -134,7 +134,7 @@ async def decide(service: Service, given: FilterRequest, scope: Scope) -> tuple[
 
 
 def _ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
-    """Build the ranking of a request's candidates; ``kind`` holds if the request names none."""
+    """Build the ranking of a request's candidates; ``kind`` applies if the request names none."""
     candidates = given["candidates"]
     ids, texts = [one["id"] for one in candidates], [one.get("text", "") for one in candidates]
     titles = [one.get("title", "") for one in candidates]
@@ -157,7 +157,7 @@ def _ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
 
 
 def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
-    """Make columns of named numbers by name, shape (n,) each, NaN where a candidate has none."""
+    """Make columns of named numbers, shape (n,) each, by name, with NaN for a missing number."""
     columns: dict[str, FloatArray] = {}
     for at, one in enumerate(candidates):
         for name, value in (one.get(field) or {}).items():

@@ -1,4 +1,4 @@
-"""Admission: who is answered, and how large requests may be.
+"""Decides which requests are admitted, and how large they may be.
 
 No body is parsed before admission. It is read here, within its limits, and passed on whole. The
 limits that an operator may change are in ``ServiceSettings``; the others are here. No other I/O.

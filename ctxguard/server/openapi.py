@@ -23,7 +23,7 @@ class FieldFault(TypedDict):
 
 
 class ProblemDocument(TypedDict, total=False):
-    """The fault of a request (RFC 9457)."""
+    """A fault of a request, as a problem document (RFC 9457)."""
 
     type: str
     title: str

@@ -1,4 +1,4 @@
-"""Converts files in a process of its own, with bounds on time and memory.
+"""Converts files in a separate process, with bounds on time and memory.
 
 A file can make the libraries that read Office, PDF and HTML use any amount of time and memory. So
 they run in a process that the system stops at a bound; it is then replaced, and the file is
@@ -157,7 +157,7 @@ def _converted(file: Path) -> Converted | Exception:
 
 
 def _bound_memory() -> None:
-    """Bound this process's memory; where the system cannot, only time is bounded."""
+    """Bound this process's memory; if the system cannot, only time is bounded."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         limit = pages * resource.getpagesize() + _MEMORY_BYTES

@@ -141,7 +141,7 @@ _DECLARED = re.compile(
 
 
 class UnreadableError(ValueError):
-    """A file, or its text, cannot be read; the message says why, to follow the file's name."""
+    """A file, or its text, cannot be read; the message, which follows the file's name, says why."""
 
 
 def decode(raw: bytes, *, declares: bool = False) -> str:
@@ -192,7 +192,7 @@ def _strictly(raw: bytes, encoding: str) -> str:
 
 
 def _utf8(raw: bytes) -> str | None:
-    """Decode UTF-8, with U+FFFD for a stray byte or two among many characters that are valid."""
+    """Decode UTF-8, with U+FFFD for a stray byte or two among many valid characters."""
     text = raw.decode("utf-8", errors="replace")
     wrong = text.count("\ufffd") - raw.count("\ufffd".encode())
     if wrong and wrong * 50 > len(text) - len(text.encode("ascii", errors="ignore")):
@@ -245,7 +245,7 @@ def _likeliest(raw: bytes) -> str | None:
 
 
 def _weights(text: str, encoding: str) -> Iterator[tuple[float, bool]]:
-    """Yield a text's logarithm of likelihood in each language that an encoding is used for.
+    """Yield a text's log-likelihood in each language that an encoding is used for.
 
     And whether the language explains nearly all of it.
     """
@@ -278,7 +278,7 @@ def _weights(text: str, encoding: str) -> Iterator[tuple[float, bool]]:
 
 
 def _unlisted(character: str, low: int, high: int) -> float:
-    """Weigh a character that is not among a language's commonest."""
+    """Weigh a character that is not among a language's most common."""
     if character.isascii():
         return _ASCII
     if low < ord(character) < high:
@@ -288,7 +288,7 @@ def _unlisted(character: str, low: int, high: int) -> float:
 
 @cache
 def _logarithms(place: int) -> Mapping[str, float]:
-    """Return the logarithm of the share of each character of a language, by Zipf's law."""
+    """Return the logarithm of each character's frequency in a language, by Zipf's law."""
     share, letters, _ = _LANGUAGES[place]
     whole = sum(1 / (rank + 3) for rank in range(len(letters)))
     return {

@@ -174,7 +174,7 @@ def _passages(name: str, title: str, sections: list[Section]) -> Iterator[Passag
 
 
 def _slug(headings: tuple[str, ...]) -> str:
-    """Return headings as a part of an id; a digest if they have no letter."""
+    """Return headings as they appear in an id; a digest if they contain no letter."""
     words = [_BETWEEN_WORDS.sub("-", each.casefold()).strip("-") for each in headings]
     slug = "/".join([w or f"~{_digest(each)}" for w, each in zip(words, headings, strict=True)])
     slug = slug.replace("#", "%23")

@@ -100,7 +100,7 @@ def read_markdown(markdown: str, *, is_source: bool = True) -> tuple[str, list[S
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Write rows as a Markdown table, whose first row is the head; empty without rows."""
+    """Write rows as a Markdown table whose first row is the header; empty without rows."""
     lines = ["| " + " | ".join(map(cell, row)) + " |" for row in rows]
     lines[1:1] = ["|" + " --- |" * len(rows[0])] if lines else []
     return "\n".join(lines)
@@ -117,7 +117,7 @@ def guarded(text: str) -> str:
 
 
 def without_data(text: str, counts: Counter[str]) -> str:
-    """Replace encoded data (base64, hexadecimal) by an ellipsis, and count the lines with any."""
+    """Replace encoded data (base64, hexadecimal) with an ellipsis, and count its lines."""
     kept: list[str] = []
     lines = text.split("\n")
     is_data = [_is_data_line(line) for line in lines]
@@ -201,7 +201,7 @@ def _unquoted(value: str) -> str:
 
 
 def _shown_lines(lines: list[str], *, comments: bool) -> Iterator[tuple[str, bool]]:
-    """Yield lines, and whether each is of fenced code; comments only if they are text."""
+    """Yield lines, and whether each is fenced code; comments only if they are text."""
     fence, hidden = "", False
     # A comment that is never closed is not a comment.
     last = next((at for at in range(len(lines) - 1, -1, -1) if "-->" in lines[at]), -1)

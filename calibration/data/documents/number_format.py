@@ -193,7 +193,7 @@ def _number(value: float, tokens: list[str]) -> str:
 
 
 def _flat(tokens: list[str]) -> list[str]:
-    """Return digits, points and commas one by one, and literals as what they show, marked."""
+    """Return digits, points and commas one by one, and literals as the text they show, marked."""
     out: list[str] = []
     for token in tokens:
         if token.startswith(".0"):

@@ -17,7 +17,7 @@ _MARKS = re.compile(r"[\W_]+")
 
 
 class SitePages(AbstractContextManager["SitePages"]):
-    """Pages of a site as Markdown, without what repeats on them.
+    """A site's pages as Markdown, without the parts that repeat.
 
     Pages are first added, to a file that the context manager deletes, then read once, in order.
     """

@@ -72,7 +72,7 @@ def read_workbook(file: IO[bytes]) -> tuple[str, list[str]]:
 
 
 def read_csv(raw: bytes) -> str:
-    """Read comma-separated values, or those between semicolons, tabs or bars, as a table."""
+    """Read values separated by commas, semicolons, tabs or bars as a table."""
     csv.field_size_limit(sys.maxsize)
     text = decode(raw)
     first = re.sub('"[^"]*"', "", text.lstrip().partition("\n")[0])
@@ -83,7 +83,7 @@ def read_csv(raw: bytes) -> str:
 
 
 def _table(rows: Iterable[_Row]) -> str:
-    """Write rows as a Markdown table; a sparse sheet as its full cells, line by line."""
+    """Write rows as a Markdown table; a sparse sheet as its filled cells, one per line."""
     full = [row for row in rows if row]
     columns = sorted({column for row in full for column in row})
     if len(full) * len(columns) > _MAX_BLANKS * sum(map(len, full)) + 1_000:
@@ -196,7 +196,7 @@ def _formats(archive: zipfile.ZipFile, main: str) -> list[str]:
 
 
 def _targets(archive: zipfile.ZipFile, part: str, kind: str = "") -> list[tuple[str, str]]:
-    """Return the ids and names of the parts that a part refers to, of a kind or of all."""
+    """Return the ids and names of the parts that a part refers to, all or those of one kind."""
     folder, name = posixpath.split(part)
     relations = _tree(archive, posixpath.join(folder, "_rels", f"{name}.rels"))
     found = []

@@ -158,7 +158,7 @@ def _hides(style: str, tag: Tag) -> bool:
 
 
 def _hidden_by_rules(soup: BeautifulSoup) -> set[str]:
-    """Return the classes and ids that the page's own style sheets show on no screen."""
+    """Return the classes and ids that the page's own style sheets hide on every screen."""
     unseen: set[str] = set()
     for sheet in soup("style"):
         first, *others = sheet.get_text().split("/*")
@@ -203,7 +203,7 @@ def _content(body: Any) -> Any:
 
 
 def _sizes(body: Any) -> dict[int, tuple[int, int]]:
-    """Measure the text of each element, and that of the links in it."""
+    """Measure the text of each element, and of the links in it."""
     sizes: dict[int, tuple[int, int]] = {}
     stack: list[tuple[Any, bool]] = [(body, False)]
     while stack:

@@ -90,7 +90,7 @@ def passages() -> Iterator[Passage]:
 
 
 def _exported(name: str, module: types.ModuleType) -> Iterator[tuple[str, object]]:
-    """Yield the public names of a module: those that it lists, or else that it defines."""
+    """Yield the public names of a module: those it lists, or else those it defines."""
     listed = getattr(module, "__all__", None)
     for attribute in listed or vars(module):
         value = getattr(module, attribute)
@@ -122,7 +122,7 @@ def _function(value: object) -> object:
 
 
 def _lineage(owner: type, public: set[type]) -> list[type]:
-    """Return the class and its bases that are private or of its package, and of no public base."""
+    """Return the class and its private or same-package bases, except those of a public base."""
     bases = owner.__mro__[1:]
     elsewhere = {part for base in bases if base in public for part in base.__mro__}
     lineage, package = [owner], owner.__module__.split(".")[0]
@@ -149,7 +149,7 @@ def _members(owner: type, lineage: list[type]) -> Iterator[tuple[inspect.Attribu
 
 
 def _class(full: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
-    """Yield the passage of a class: if its constructor has a docstring, that explains arguments."""
+    """Yield the passage of a class, with its constructor's docstring, which explains arguments."""
     own = next(filter(None, (_cleaned(vars(part).get("__doc__")) for part in lineage)), "")
     # As of named tuples and of nodes, which only repeat the constructor.
     if re.fullmatch(rf"{re.escape(owner.__name__)}(\([^()]*\))?", own):
@@ -161,7 +161,7 @@ def _class(full: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
 
 
 def _signature(value: object, *, is_method: bool = False) -> str:
-    """Return the call signature, of a method without ``self``; "" if Python does not know it."""
+    """Return the call signature, without a method's ``self``; "" if Python does not know it."""
     try:
         signature = inspect.signature(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -262,7 +262,7 @@ class PostgresEngine(Engine):
             _delete(run, passage_ids)
 
     def finish(self) -> None:
-        """Index the vectors if they are not, and tell the planner how large the tables are.
+        """Index the vectors if they are not indexed, and tell the planner how large the tables are.
 
         Vectors are indexed once the first passages are written: an index that grows with each of
         them takes several times as long. Until then they are searched one by one.

@@ -114,7 +114,7 @@ class QdrantEngine(Engine):
         return True
 
     def finish(self) -> None:
-        """Create the payload's indexes if that was interrupted."""
+        """Create the payload's indexes if an earlier attempt was interrupted."""
         if self._is_folder:  # the local mode has none
             return
         kinds = self._models.PayloadSchemaType, self._models.IntegerIndexType
@@ -229,7 +229,7 @@ class QdrantEngine(Engine):
         self._write("delete", self._models.PointIdsList(points=points))
 
     def close(self) -> None:
-        """Close the connections; a folder's with the last of its open indexes."""
+        """Close the connections; those of a folder close with its last open index."""
         if isinstance(self._client, _Folder):
             self._client.leave(self)
         else:
@@ -305,7 +305,7 @@ def _opened(path: Path, shown: str) -> Any:
 
 
 class _Folder(LazyClient):
-    """The client of a folder, which all engines of this process that have it open share.
+    """The client of a folder, shared by all engines of this process that have it open.
 
     It is closed with the last of them, or when the program ends: the client cannot do it later.
     """

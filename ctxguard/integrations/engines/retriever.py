@@ -182,7 +182,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         return self._engine.settings.signals
 
     def _usable(self, fusion: Fusion) -> Fusion:
-        """Refuse fusion ``ranker``, which reads signals, without them."""
+        """Refuse fusion ``ranker`` if there are no signals, which it reads."""
         if fusion.method == "ranker" and not self.has_signals:
             raise ConfigurationError(
                 "fusion 'ranker' needs an index with signals: build it by ctxguard with the "
@@ -223,7 +223,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         return self._engine.count()
 
     def passage(self, passage_id: str) -> Passage:
-        """Return the passage with an id.
+        """Return the passage with this id.
 
         Raises:
             KeyError: no passage has it.
@@ -234,13 +234,13 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         raise KeyError(passage_id)
 
     def stored_passages(self) -> Iterator[Passage]:
-        """Read all passages from the engine, in no order."""
+        """Read all passages from the engine, in no particular order."""
         for row in self._engine.rows(PASSAGE):
             if (found := passage_of(row)) is not None:
                 yield found
 
     def known_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
-        """Return those of these ids that passages have."""
+        """Return those of these ids that belong to a passage."""
         return frozenset([each for each, _ in self._revisions(list(dict.fromkeys(passage_ids)))])
 
     def labelled_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:

@@ -162,7 +162,7 @@ def _token(name: str, kind: str, value: object) -> str:
 
 
 def revision_of(passage: Passage) -> int:
-    """Hash a passage with its metadata to 64 bits, less `SIGN`; a `DataError` if it is not JSON."""
+    """Hash a passage and its metadata to 64 bits, minus `SIGN`; a `DataError` if not JSON."""
     try:
         content = json.dumps(
             [passage.passage_id, passage.title, passage.text, passage.metadata], sort_keys=True

@@ -51,5 +51,5 @@ class Alarm:
 
     @property
     def key(self) -> tuple[AlarmKind, Route | None]:
-        """Identifies its subject; at most one alarm with a key is active."""
+        """Identifies its subject; at most one alarm per key is active."""
         return self.kind, self.route

@@ -125,14 +125,14 @@ class LossMonitor:
 
     @property
     def target(self) -> float | None:
-        """The mean loss that losses are compared with; None while the baseline is not known."""
+        """The mean to compare losses with; None until the baseline is known."""
         if self.reference is ReferenceKind.PROMISE:
             return self.promise.at_most
         return None if self.ecusum is None else self.ecusum.target * self.promise.bound
 
     @property
     def n_needed(self) -> int:
-        """About how many losses are missing until the target is known; 0 once it is."""
+        """About how many more losses are needed before the target is known; 0 once it is."""
         if self.ecusum is not None:
             return 0
         seen = self.past.plus(self.run)
@@ -196,7 +196,7 @@ class LossMonitor:
 
     @property
     def run_mean(self) -> float | None:
-        """Mean loss since about when the losses rose; None before the first loss.
+        """Mean loss since about the time the losses rose; None before the first loss.
 
         The run is selected for being high, so its mean somewhat overstates the loss.
         """

@@ -180,7 +180,7 @@ class AlarmMonitor:
         )
 
     def correct_judge(self) -> None:
-        """Translate the promises to the scale of a judge that errs, by requests people graded too.
+        """Translate the promises to an erring judge's scale, from requests people also graded.
 
         Only requests that were wholly graded count, each alike (``label export --whole``): losses
         are compared as they are judged.

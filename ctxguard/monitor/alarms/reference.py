@@ -72,7 +72,7 @@ def upper_limit(days: Days) -> float:
 def corrected(
     human: FloatArray, judge: FloatArray, weights: FloatArray, promise: float
 ) -> tuple[float, int] | None:
-    """Translate a promised mean loss to the judge's scale, from requests that people graded too.
+    """Translate a promised mean loss to the judge's scale, from requests that people also graded.
 
     The regression of the judge's loss on people's, weighted, moves each request to the promised
     loss; the mean of the moved losses is the estimate. A request in which people found no loss

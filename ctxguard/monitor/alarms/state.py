@@ -92,7 +92,7 @@ class AlarmState:
         return self._report
 
     def correct(self, promise: PromisedLoss, target: float, n: int) -> None:
-        """From now on, also compare a judge that errs with a promise on its own scale.
+        """From now on, also compare an erring judge with a promise on its own scale.
 
         The evidence starts again where the target is not about the same as before. For target and
         n see ``reference.corrected``.

@@ -40,7 +40,7 @@ def to_label(
     whole: bool = False,
     dry_run: bool = False,
 ) -> list[GradedSample]:
-    """Return samples for people to grade: those opened before that lack grades, and new ones.
+    """Return samples for people to grade: opened ones that still lack grades, then new ones.
 
     New ones are drawn from all tenants, since the estimates are about all requests. Those of other
     tenants are not returned: they wait for their own call, which draws no others.
@@ -88,7 +88,7 @@ def _drawn(
 
 
 def _with_larger_coins(samples: Sequence[GradedSample], budget: float) -> list[GradedSample]:
-    """If all requests are open, toss the coins again, equal and as large as the budget allows.
+    """With all requests open, toss the coins again, all as likely as the budget allows.
 
     Equal coins tell more about policies that serve other passages than today's.
     """
@@ -117,7 +117,7 @@ def _opened(
 
 
 def _picked(sample: GradedSample, coins: Mapping[int, float]) -> Iterator[PickedPassage]:
-    """Open a request, and toss its coins; nothing where none of it is judged."""
+    """Open a request, and toss its coins; nothing if none of it is judged."""
     record = sample.record
     if not coins:
         return

@@ -85,11 +85,11 @@ class JudgingBudget:
 
     @property
     def kept(self) -> dict[str, str]:
-        """The values by key that the store keeps of it."""
+        """Its values, by key, as the store keeps them."""
         return {self._key: json.dumps(self._spent)} if self._spent else {}
 
     def refresh(self) -> float:
-        """Compute ``probability`` anew for the sample to be taken up next, and return it.
+        """Recompute ``probability`` for the next sample, and return it.
 
         Reads the store now and then.
         """
@@ -148,7 +148,7 @@ class JudgingBudget:
         self._waiting = self._store.states().get(State.PENDING, 0)
 
     def _begin_periods(self) -> float:
-        """Go on to a new hour or day where the clock has passed the last one's end; return now.
+        """Start a new hour or day if the last one has ended; return the time now.
 
         A period more than a day ahead is discarded: a clock was wrong when it began.
         """

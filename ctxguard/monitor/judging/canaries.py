@@ -1,4 +1,4 @@
-"""Whether a judge has changed, by labelled samples that it judges again: canaries. Pure.
+"""Tells whether a judge has changed, from labelled samples that it judges again: canaries. Pure.
 
 An endpoint may replace a model behind an unchanged name. A judge may also waver by itself, so each
 canary is judged twice more, on two days: of three grades on a passage that are not all the same,
@@ -109,7 +109,7 @@ _FORM = TypeAdapter(Canaries)
 
 
 def read_canaries(text: str | None) -> Canaries:
-    """Read ``to_json``'s output; start afresh without, or if it cannot be read."""
+    """Read ``to_json``'s output; start afresh if there is none, or if it cannot be read."""
     try:
         return _FORM.validate_json(text or "{}")
     except ValueError:

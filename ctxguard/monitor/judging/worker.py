@@ -58,7 +58,7 @@ class _Waiting:
 
 
 class JudgingWorker:
-    """Judges waiting samples, some at a time; for one thread, of the store's one owner.
+    """Judges waiting samples, some at a time, on one thread of the store's one owner.
 
     A quick judge's results are written many at once, a slow judge's one by one. While the store
     cannot be written they are held: they were paid for. What a process has not written when it
@@ -112,7 +112,7 @@ class JudgingWorker:
         self.errors = 0
 
     def step(self, limit: int) -> int:
-        """Judge up to ``limit`` waiting samples, and before them as many again.
+        """Judge up to ``limit`` waiting samples, after judging up to as many graded ones again.
 
         Returns how many were finished, as ``Monitor.step`` does. A JudgeError where the judge has
         given no valid grade so far; the samples wait.
@@ -187,7 +187,7 @@ class JudgingWorker:
         return n
 
     def _ask_failed(self, limit: int) -> None:
-        """Ask again, in some rounds, about passages that lack a grade because a call failed."""
+        """Ask again, now and then, about passages that lack a grade because a call failed."""
         now = time.monotonic()
         if not self._to_ask and now >= self._round_at:
             self._to_ask.extend(self._store.failed(self._series))
@@ -336,7 +336,7 @@ class JudgingWorker:
                 self.outcomes[JudgingOutcome(one.state)] += 1
 
     def _give_up(self, sample_id: int, refusal: Exception) -> None:
-        """Leave a sample out whose result cannot be stored."""
+        """Leave out a sample whose result cannot be stored."""
         self.errors += 1
         why = describe_error(refusal)
         _log.warning("the result of sample %d could not be stored: %s", sample_id, why)

@@ -119,7 +119,7 @@ def judged_request(
 
 
 def with_first(rows: Rows, record: SampleRecord, k: int) -> Rows:
-    """Return a sample's row with the retriever's first k as those that recall loss is about."""
+    """Return a sample's row with recall loss measured against the retriever's first k."""
     requests, passages = rows.requests.copy(), rows.passages.copy()
     is_first = np.isin(passages["position"], record.first(k))
     passages["in_baseline"] = is_first

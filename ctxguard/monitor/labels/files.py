@@ -107,7 +107,8 @@ def in_file_order(question: float, request_id: str) -> tuple[float, float]:
 
 
 def number_of(record: SampleRecord) -> float:
-    """Return a number of a request's question, uniform in [0, 1); its own where no text is kept."""
+    """Return a number of a request's question, uniform in [0, 1); the request's own if no text is
+    kept."""
     return _ORDER.uniform(f"\0{record.request_id}" if record.query is None else record.query)
 
 

@@ -107,6 +107,6 @@ and in UTF-8). Then:
 
 
 def example(meaning: str) -> str:
-    """Return a passage of that meaning for ``EXAMPLE_QUERY``; empty where there is none."""
+    """Return an example passage of that meaning for ``EXAMPLE_QUERY``; empty if there is none."""
     found = [example for text, example in _EXAMPLES.items() if meaning.startswith(text)]
     return found[0] if found else ""

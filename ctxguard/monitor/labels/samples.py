@@ -147,7 +147,7 @@ def _in_file_order(sample: GradedSample) -> tuple[float, float]:
 
 
 def distinct_rows(samples: Iterable[GradedSample]) -> list[RowToLabel]:
-    """List the rows of a file, rows that repeat a question and passage only once.
+    """List the rows of a file, with each pair of question and passage only once.
 
     A row that stands for others is graded always, if they disagree on when it is.
     """

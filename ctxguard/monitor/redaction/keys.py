@@ -84,7 +84,7 @@ _HOOK = re.compile(
 
 
 def _hook(match: re.Match[str]) -> str:
-    """Leave an address with nothing but words, as of a manual."""
+    """Leave an address made only of words, such as a manual's."""
     return _named_key(match) if _changes(match["rest"]) >= _LEAST_SIGNS - 2 else match[0]
 
 

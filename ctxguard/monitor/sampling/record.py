@@ -1,4 +1,4 @@
-"""The record of a sampled request: all that judging, labelling and calibration need of it.
+"""The record of a sampled request, as judging, labelling and calibration need it.
 
 The passages to judge are chosen when the record is made, and the rates are kept with it: only the
 chosen passages need their texts, and inclusion probabilities stay correct when settings change.
@@ -60,12 +60,13 @@ class TokenAccount(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Name the tokens kept, all that were retrieved, and today's."""
+        """Give the numbers of tokens kept, retrieved, and served today."""
         retrieved = self.kept + self.dropped_in_assembly + self.dropped_by_policy
         return f"about {self.kept:,} kept of {retrieved:,} retrieved; today's: {self.today:,}"
 
     def counts(self, mode: Mode, weight: float = 1.0) -> dict[tuple[str, ...], float]:
-        """Count them by name and labels, for a request in a mode that stands for ``weight``."""
+        """Count them by name and labels, for a request in this mode that stands for ``weight``
+        requests."""
         *fates, (_, today) = self._asdict().items()
         counts: dict[tuple[str, ...], float] = {
             ("candidate_tokens", mode.value, fate): weight * n for fate, n in fates
@@ -184,7 +185,8 @@ class SampleRecord:
         return not {self.grade(grades, position) for position in self.served} <= {0}
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
-        """Tell whether all of ``dropped`` is judged by design, if a relevant passage was served."""
+        """Return whether all of ``dropped`` is judged by design, given whether a served one is
+        relevant."""
         is_all = not self.dropped or self.rates.dropped_rate == 1.0
         return is_all or self.full_pool or (self.full_pool_if_no_hit and not has_hit)
 
@@ -436,7 +438,7 @@ def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAc
 def _pool(
     context: Context, copies: Mapping[int, int]
 ) -> tuple[dict[int, Passage], tuple[int, ...]]:
-    """Return the served passages best first by position, and the positions of the pool's others.
+    """Return the served passages by position, best first, and the pool's other positions.
 
     Best first is the decision's order, also where assembly puts the best at both ends; where the
     bare retriever's passages were served (shadow, off) it is the retriever's. Candidates that

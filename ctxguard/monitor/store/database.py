@@ -1,4 +1,4 @@
-"""A store as functions act on it: its transactions, and the steps that they share.
+"""The store that functions act on: its transactions, and the steps that they share.
 
 Connections never cross a fork, and transactions wait a bounded time. If someone has moved away
 SQLite's file, the next transaction begins a new one. Touches the database and the clock, and logs.
@@ -292,7 +292,7 @@ class Transaction:
 
 @contextmanager
 def snapshot(store: Store) -> Iterator[None]:
-    """Make this thread's reads of a store in the block one transaction, so all of one moment."""
+    """Make this thread's reads of a store in the block one transaction, which sees one moment."""
     with store.transaction(writes=False) as connection:
         store.of_thread.reading = Transaction(store, connection)
         try:

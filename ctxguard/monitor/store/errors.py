@@ -1,4 +1,4 @@
-"""Turns a database's errors into the store's, each with its mend. They never hold data.
+"""Turns a database's errors into the store's, which say how to fix them and never hold data.
 
 Looks at the disk.
 """

@@ -1,4 +1,4 @@
-"""What judges said of samples: results with their counts, grades, and rows for estimates.
+"""The judges' results on samples, with counts, grades, and rows for estimates.
 
 A result is stored once, with what it counts. Grades are kept as JSON beside the text that they may
 quote, rows as blocks that outlive it. Touches the database, and logs.
@@ -282,7 +282,7 @@ def judged_pages(
 def _page(
     db: Transaction, series: str, query: sa.Select[Any], since: float | None, last_id: int | None
 ) -> Rows:
-    """Read the first rows from a time on, of that time those after a sample; None for no bound."""
+    """Read the first rows after a time and sample id, by time and then id; None for no bound."""
     query = query.where(_judged.series_id == db.series_id(series))
     if since is not None:
         query = query.where(_judged.time_seconds >= since)
@@ -294,7 +294,7 @@ def _page(
 
 
 def rows_of(db: Transaction, found: Sequence[Any]) -> Rows:
-    """Make rows of what ``COLUMNS`` hold.
+    """Make rows from the values of ``COLUMNS``.
 
     Each stands for those of its hour that were lost: its probability is multiplied by the share of
     them that was stored.
@@ -310,7 +310,7 @@ def rows_of(db: Transaction, found: Sequence[Any]) -> Rows:
 
 @reads
 def first_rows(db: Transaction, sample_ids: Sequence[int]) -> dict[int, np.void]:
-    """Return the ``REQUEST`` of each sample as the series judged it that judged it first.
+    """Return the ``REQUEST`` of each sample, as judged by the series that judged it first.
 
     Without those that were deleted; its probability is that of its being sampled and then judged.
     """

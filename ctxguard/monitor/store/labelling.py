@@ -1,4 +1,4 @@
-"""What people are asked to grade, their labels, and the rows of judged samples with their grades.
+"""The passages people are asked to grade, their labels, and the rows that include their grades.
 
 Labels belong to a request, and so to every sample of that request. Touches the database.
 """
@@ -42,7 +42,7 @@ _SCALE = "labels.top_grade"
 def add_labels(
     db: Transaction, rows: Sequence[LabelRow], top_grade: int | None = None
 ) -> tuple[int, int, list[str]]:
-    """Add labels of sampled requests, but for those that repeat the annotator's last one.
+    """Add labels of sampled requests, except those that repeat the annotator's last one.
 
     Readers decide which of several labels of a passage counts.
 
@@ -305,7 +305,7 @@ def labelled(db: Transaction, series: str) -> dict[int, bool]:
 
 @writes
 def save_graded(db: Transaction, series: str, rows: Rows) -> None:
-    """Save the rows of a series in place of its former ones of their samples."""
+    """Save the rows of a series, replacing its former rows of the same samples."""
     names = ["sample_id", "time_seconds", "is_graded", "last_label"]
     own, columns = {"series_id": db.series_id(series)}, rows.requests[names].tolist()
     db.replace(

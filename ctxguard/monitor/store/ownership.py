@@ -1,4 +1,4 @@
-"""The one owner of a store, the monitor that judges: a lock that it holds, and others wait for.
+"""The lock that makes one monitor the owner of a store, while others wait for it.
 
 On SQLite it is a lock on a file beside the database. On PostgreSQL it is an advisory lock of a
 transaction that stays open, on a connection of its own: behind a pooler that lends the server's

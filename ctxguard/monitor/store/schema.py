@@ -37,7 +37,7 @@ class StorableText(sa.TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
-        """Escape a text, unless there is none."""
+        """Escape a text; None stays None."""
         return None if value is None else storable(value)
 
 

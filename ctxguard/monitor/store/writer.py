@@ -114,7 +114,7 @@ DEFAULT_PRIVACY = Privacy()
 
 
 class SampleWriter:
-    """Writes the requests of one sampler, which has no other, to a store, on a thread of its own.
+    """Writes the requests of a sampler, as its only writer, to a store, on a thread of its own.
 
     In a forked child, a running writer begins again with a thread and samples of the child's own.
 
@@ -286,7 +286,7 @@ class SampleWriter:
             self._writing.release()
 
     def _tell(self) -> None:
-        """Store the counts, where they have changed."""
+        """Store the counts, if they have changed."""
         with self._writing:
             if self._sent is None and replace(self.accounts(), stored=0) != self._reported[0]:
                 self._sent = self._next(())
@@ -352,7 +352,7 @@ class SampleWriter:
     def _written(
         self, context: Context, probability: float, time_seconds: float
     ) -> tuple[SampleRecord, bytes] | None:
-        """Serialise a sample; None, and counted as lost, where that fails."""
+        """Serialise a sample; None, and counted as lost, if that fails."""
         reason = LostReason.UNREADABLE
         try:
             record = record_of(

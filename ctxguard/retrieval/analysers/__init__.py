@@ -1,4 +1,4 @@
-"""Analysers, which split texts into the lexical index's terms; one file per language family."""
+"""Analysers split texts into the lexical index's terms; there is one file per language family."""
 
 from collections.abc import Mapping
 from functools import cache

@@ -192,7 +192,7 @@ class HybridRetriever(Hybrid):
         return loaded
 
     def reload(self, folder: Path | str | None = None) -> bool:
-        """Replace the index by the one now in a folder, for every view at once.
+        """Replace the index with the one now in a folder, for every view at once.
 
         The new index is opened and checked first. The old one answers meanwhile, and finishes its
         requests even if its files are deleted. An update since the last ``save`` is lost.
@@ -295,7 +295,7 @@ class HybridRetriever(Hybrid):
         return len(self.generation.passages)
 
     def passage(self, passage_id: str) -> Passage:
-        """Return the passage with an id; a ``KeyError`` if there is none."""
+        """Return the passage with this id; a ``KeyError`` if there is none."""
         passages = self.generation.passages
         row = passages.row_of(id_text(passage_id))
         if row is None:

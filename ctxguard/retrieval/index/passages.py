@@ -59,7 +59,7 @@ class BuildReport:
 
 
 def without_surrogates(text: str) -> str:
-    """Replace each lone surrogate by U+FFFD.
+    """Replace each lone surrogate with U+FFFD.
 
     >>> without_surrogates("a\\ud800b")
     'a\ufffdb'

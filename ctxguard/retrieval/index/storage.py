@@ -148,7 +148,7 @@ def _describe(file: Path) -> dict[str, object]:
 
 
 def check_destination(folder: Path) -> None:
-    """Refuse a file, and a folder with files that are not part of an index."""
+    """Refuse a path that is a file, or a folder with files that are not part of an index."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -32,7 +32,7 @@ _SAMPLES = [
 
 
 def expected(library: Any) -> Float32Array:
-    """Compute the vectors of the probes with sentence-transformers alone."""
+    """Compute the vectors of the probes with only sentence-transformers."""
     options = {"prompt": "", "normalize_embeddings": True, "show_progress_bar": False}
     vectors: Float32Array = library.encode(PROBES, **options)
     return vectors

@@ -1,4 +1,4 @@
-"""Cross-encoders of sentence-transformers, which torch computes. Reads the model's files."""
+"""Cross-encoders of sentence-transformers, computed by torch. Reads the model's files."""
 
 from collections.abc import Sequence
 from pathlib import Path

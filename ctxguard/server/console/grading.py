@@ -32,7 +32,7 @@ class Task:
     tenant: str = ""
 
     def fields(self) -> dict[str, str]:
-        """Return the task as fields of forms and addresses."""
+        """Return the task as the fields of a form or an address."""
         fields = {"annotator": self.annotator, "judge": self.series, "tenant": self.tenant}
         return {name: value for name, value in fields.items() if value}
 
@@ -197,7 +197,7 @@ class Grading(ABC):
         return self.pages.page(request, "guide.html", **self._guide())
 
     def the_task(self, form: Form) -> Task:
-        """Read the task of a form, which has to have one."""
+        """Read the task of a form, which must have one."""
         task = self.task(form)
         if task is None:
             raise RefusedPage(400, "Whose labels?", "Enter your name on the page Label first.")

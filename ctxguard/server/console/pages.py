@@ -55,7 +55,7 @@ Handler = Callable[[Request, Form], Response]
 
 
 class RefusedPage(Exception):  # noqa: N818 - it is an answer, and never leaves the console
-    """An answer other than the one asked for: a page that names the fault and its mend."""
+    """An answer other than the one asked for: a page that names the fault and how to fix it."""
 
     def __init__(self, status: int, title: str, text: str) -> None:
         super().__init__(title)
