@@ -27,8 +27,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from ctxguard._support.checks import check_at_least
-from ctxguard.errors import DataError
+from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HOUR_SECONDS, Accounts, LostReason
 from ctxguard.monitor.store import schema
@@ -191,7 +190,8 @@ def waiting(db: Transaction, limit: int) -> dict[int, SampleRecord | DataError]:
 
     By sample, its record, or why it cannot be read.
     """
-    check_at_least(1, limit=limit)
+    if limit < 1:
+        raise ConfigurationError(f"limit {limit!r} must be at least 1")
     oldest = sa.select(_samples.sample_id).where(_samples.state == State.PENDING.value)
     ids = db.scalars(oldest.order_by(_samples.sample_id).limit(limit))
     found = _read(db, ids)
