@@ -3,7 +3,8 @@
 Their numbers are never probabilities of relevance: calibration learns how much each adds to our own
 (``ctxguard.core.value_of_information``). Passages are sent as data, with hidden characters removed
 and delimiters escaped. A model's words are neither logged nor quoted in errors, because they may
-quote passages. Touches the network, through ``chat``.
+quote passages. Touches the network, through ``chat``; ``ScoreAssessor`` calls the given reranker
+instead.
 """
 
 import hashlib

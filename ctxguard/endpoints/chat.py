@@ -1,7 +1,8 @@
 """A client of models behind endpoints: chat completions, and other forms with the same limits.
 
 It learns from answers which fields an endpoint refuses, and leaves them out of later calls. Touches
-the network, the clock and, for URL and key, the environment.
+the network, the monotonic clock and, for URL and key, the environment; waits between attempts
+for random times.
 """
 
 import asyncio

@@ -3,7 +3,8 @@
 Neither aiohttp nor httpx limits what a server may send before its answer: endless interim answers
 (``100 Continue``, ``103 Early Hints``) can block an event loop past any deadline. Here httptools
 parses the data in slices, and a connection that sends too much is closed. Touches the network, the
-clock, and the environment's proxies; runs a thread.
+clocks, and the environment's proxies; runs a thread; imports httptools and truststore (of an extra)
+when a client is made.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Parses endpoints' answers: bounded JSON, errors in every known form, chat completions.
 
-All of it is untrusted. Pure: no I/O, no clock, no logging.
+All of it is untrusted. Pure.
 """
 
 import json

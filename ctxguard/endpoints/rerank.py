@@ -1,6 +1,6 @@
 """The client of the rerank protocol: scores of passages from a server that has a reranker.
 
-Touches the network, through ``chat`` and ``http``.
+Touches the network and the clock, through ``chat`` and ``http``.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Counts of a model's calls: invalid replies by reason, tokens, cost.
 
-No I/O; threads share them.
+Calls the given redactor; threads share the counts, and a forked child begins at zero.
 """
 
 import math

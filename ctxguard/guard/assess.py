@@ -5,8 +5,8 @@ and a budget. It asks in one call about the candidates whose value exceeds the p
 request and per second. If it is absent or fails, the route's own decision applies.
 
 A model reads all texts of a call, and one text may tell it how to rate the others. So an answer
-depends on its whole call, and is reused only for the same query, texts and filter. Reads the
-monotonic clock, and runs threads.
+depends on its whole call, and is reused only for the same query, texts and filter. Calls the
+assessor, on threads, and the redactor; reads the texts, and the monotonic clock.
 """
 
 import hashlib

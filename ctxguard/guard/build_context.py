@@ -1,6 +1,7 @@
 """Builds the context from a retriever's result: check, decide, assemble, flag.
 
-It has no clock, counters or locks; the guard has those, and counts the errors raised here.
+Reads passages from their source, and has the assessor's stage choose a question. It has no clock,
+counters or locks; the guard has those, and counts the errors raised here.
 """
 
 from dataclasses import replace

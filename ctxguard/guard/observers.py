@@ -1,7 +1,7 @@
 """The observers of a guard: its sampler and its tracing, whose errors fail no request.
 
 If an observer raises, ``ctxguard_observer_failures_total`` counts it and the request continues.
-Protocols alone.
+Pure: protocols alone.
 """
 
 from typing import Protocol

@@ -1,6 +1,6 @@
 """Adds the text family of signals to a wrapped retriever's rankings.
 
-Calls the retriever and the embedder.
+Calls the retriever, reads the passages, and runs the embedder.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,6 @@
 """A framework's documents as a ranking, and the guard's decisions for the framework's metadata.
 
-Calls the guard, and touches nothing else.
+Calls the guard and the caller's functions that read a document, and touches nothing else.
 """
 
 import hashlib

@@ -4,7 +4,8 @@ Names are those of its conventions for generative AI where they have one (``retr
 development in November 2026), through ``opentelemetry-util-genai``. Other names begin with
 ``ctxguard.``.
 
-The module exports nothing: it uses the process's configured providers.
+Writes to the process's configured providers, which export, and calls the redactor. The libraries
+(extra ``opentelemetry``) are imported when tracing begins.
 """
 
 from contextlib import suppress

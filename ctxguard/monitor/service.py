@@ -2,7 +2,8 @@
 
 It runs beside the request path, usually in a process of its own (``ctxguard monitor``). One monitor
 owns a store; others wait for it to end. Judging may be slow or fail without any effect on requests.
-Reads and writes the store and the profile's file, asks the judge, and may run a thread.
+Reads and writes the store and the profile's file, asks the judge, reads the clocks, logs, and may
+run a thread.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Builds the ASGI application from `ServiceSettings`, behind the gate.
 
-Reads the environment; the application opens what it serves when it starts.
+Reads the environment; ``service`` opens what is served. The console, and the metrics of several
+workers, are imported where they are used.
 """
 
 import os

@@ -1,6 +1,6 @@
 """``POST /v1/context``: searches the guarded index, and builds the context the model gets.
 
-Calls the guard.
+Calls the guard, and builds a large filter on a thread.
 """
 
 from asyncio import to_thread

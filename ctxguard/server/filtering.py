@@ -1,6 +1,6 @@
 """``POST /v1/filter``: decides on the caller's candidates, and gives every reason.
 
-Calls the guard.
+Calls the guard, and works on a long body on a thread.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The gate: request ids, admission, accounting, and problem documents.
 
-Reads the monotonic clock, counts and logs.
+Reads the monotonic clock and randomness, counts and logs.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """Decides which requests are admitted, and how large they may be.
 
 No body is parsed before admission. It is read here, within its limits, and passed on whole. The
-limits that an operator may change are in ``ServiceSettings``; the others are here. No other I/O.
+limits that an operator may change are in ``ServiceSettings``; the others are here. Calls the
+server's ``receive``, within a time limit, and touches nothing else.
 """
 
 import asyncio

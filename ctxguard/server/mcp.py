@@ -1,7 +1,8 @@
 """The MCP server: a guarded index for agents, as the tools ``search`` and ``fetch``.
 
-Both answer in the shape that ChatGPT's connectors and deep research expect of tools of these
-names; other clients of the Model Context Protocol read the same. Calls the guard, and logs.
+Both answer in the shape that ChatGPT's connectors and deep research expect of tools of these names;
+other clients of the Model Context Protocol read the same. Calls the guard, logs, and imports the
+extra ``mcp`` when the server is made.
 """
 
 import logging

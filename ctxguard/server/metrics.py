@@ -2,7 +2,7 @@
 
 Exact while no request is in progress: for each endpoint ``received = ok + degraded + rejected +
 shed + failed + cancelled``. What the guard decides is counted by ``ctxguard.guard.telemetry``.
-Touches the process's metrics, and the files of dead workers' ones.
+Touches the given registry; ``forget_dead_workers`` looks at processes and deletes files.
 """
 
 import os

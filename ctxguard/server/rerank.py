@@ -2,7 +2,7 @@
 
 Kept documents score their calibrated P(relevant), dropped ones exactly 0.0. If the reranker fails,
 the documents keep their order: an outage never fails a query or empties its answer. Calls the
-scorer and the guard, and reads the clock.
+scorer and the guard, reads the clocks, and works on a long body on a thread.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Compares the serving reranker or embedder with the one that the profile was calibrated on.
 
-Calls the scorer, reads the clock and logs.
+Calls the scorer and the retriever, tells the guard, reads the monotonic clock, and logs.
 """
 
 import asyncio

@@ -1,4 +1,9 @@
-"""Runs the service: the socket, uvicorn, worker processes, and limits of connections."""
+"""Runs the service: the socket, uvicorn, worker processes, and limits of connections.
+
+Opens the socket and a temporary folder, starts processes, sets an environment variable, changes the
+process's limit of files and garbage collection, and logs. The application, and ``resource`` (absent
+on Windows), are imported where they are used.
+"""
 
 import asyncio
 import gc

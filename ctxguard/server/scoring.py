@@ -1,4 +1,7 @@
-"""Scorers, local or remote, with a deadline and a circuit breaker. Runs threads."""
+"""Scorers, local or remote, with a deadline and a circuit breaker.
+
+Calls the scorer, on threads where it is local.
+"""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,6 +1,7 @@
 """The guard, scorer and store named in the settings, for the lifetime of the service.
 
-Reads the profile, and opens the store.
+Reads the profile, opens the index or engine, the models and the store, each imported where it is
+opened, and runs watchers of what may change.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """The system whose candidates are decided on, as groups of settings that commands compose.
 
-Reads keys from the environment, and opens what the settings name.
+Reads keys from the environment, and opens the index, the models and the clients that the settings
+name, each imported where it is opened.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Operations: the path, body and handler of each kind of request.
 
-Runs a thread that parses large bodies.
+Calls the handlers, and runs a thread for work on large bodies.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The base of every engine's adapter. An adapter stores passages, searches legs and reads.
 
 The base validates rows, tells a failing leg from a failing engine, and opens clients, which threads
-share and each process owns. It asks the engine over its client.
+share and each process owns. It asks the engine over its client, imports the engine's adapter when
+it is opened, and looks for the files of a local one.
 """
 
 from abc import ABC, abstractmethod

@@ -1,6 +1,7 @@
 """An index in Qdrant: vectors, and BM25 as a sparse vector, in one collection.
 
-Touches the network, or a folder of this machine.
+Touches the network, or a folder of this machine; imports qdrant-client (extra ``qdrant``) when an
+engine is made.
 """
 
 import atexit

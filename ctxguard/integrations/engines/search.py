@@ -1,7 +1,7 @@
 """Searches a query in an engine, and computes the signals of its candidates.
 
 Signals are computed from the candidates' texts, and from the vectors that the engine keeps. Asks
-the engine over its client.
+the engine over its client, and runs the embedder.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,8 @@
 """Feeds the alarms with judged requests, a day at a time, and acts on those that are raised.
 
 An alarm is logged and may switch to the safe policy. Notifying people is left to Prometheus and
-Alertmanager, which see the alarm as a metric. Reads and writes the store and the profile's file.
+Alertmanager, which see the alarm as a metric. Reads and writes the store and the profile's file,
+reads the clock, and logs.
 """
 
 import logging

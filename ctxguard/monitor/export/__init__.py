@@ -3,6 +3,8 @@
 ``rules.yml`` and ``more_rules.yml`` are written by hand; ``dashboard.json`` and
 ``dashboard_all.json`` are made by the generator in ``tools/dashboard`` (``make dashboard``). All of
 either is for processes that export all metrics.
+
+Reads these files.
 """
 
 from importlib.resources import files

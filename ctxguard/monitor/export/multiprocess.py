@@ -1,7 +1,8 @@
 """One scrape over many worker processes, by prometheus-client's multiprocess mode.
 
 With ``PROMETHEUS_MULTIPROC_DIR`` in the environment before Python starts, each worker keeps its
-metrics in files of that folder, and any one process can serve their totals. Reads these files.
+metrics in files of that folder, and any one process can serve their totals. Reads the environment
+and these files, adds to the given registry, and logs.
 """
 
 import logging

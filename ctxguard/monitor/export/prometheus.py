@@ -6,7 +6,7 @@ Counters are of the whole store since the series of the judge began, and never f
 data there is no series, never a zero or NaN, so that ``absent()`` finds it and no dashboard draws
 it. A panel or rule reads each metric, and a test checks that. The default export is the few metrics
 that the default panels and alerts read, with three estimates in the window to show. Reads the
-monitor's latest report, not the store.
+monitor's latest report, not the store, and adds to the given registry.
 """
 
 from collections import defaultdict

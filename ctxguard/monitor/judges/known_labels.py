@@ -1,6 +1,6 @@
 """Judges without a model: one takes its grades from known labels, one leaves them to people.
 
-No I/O; counts and logs unlabelled passages.
+Calls the given redactor; counts and logs unlabelled passages.
 """
 
 import logging

@@ -3,7 +3,8 @@
 Each call has one passage. In a list, a grade depends on the other passages, so recall, which
 compares served passages with dropped ones, would be biased; one passage could influence another's
 grade; and one bad reply would lose every grade of the list. The prompt is sent once per passage,
-and endpoints cache it. Touches the network, through ``endpoints.chat``.
+and endpoints cache it. Touches the network, the clock and the environment, through
+``endpoints.chat``.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Judges by the score of a cross-encoder or a reranker's server: relevant from a threshold on.
 
-Runs a model, or touches the network.
+Reads and runs a model, or touches the network.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Whether a sample is judged is decided by a hash, at a probability set before the sample is read.
 That probability is part of the sample's own, so that the judged samples stand for the skipped ones.
-Reads the store and the monotonic clock, and logs.
+Reads the store and the clocks, and logs.
 """
 
 import json

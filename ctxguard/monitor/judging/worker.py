@@ -2,7 +2,8 @@
 
 A sample on which the judge fails does not keep the others from being judged: it is stored with the
 grades that it has, and asked about again in the next round. The first round begins with the
-process. Calls the judge, uses the store, reads the clock and logs.
+process. Calls the judge, reads and writes the store, feeds the alarms, reads the clocks, shuffles
+at random, and logs.
 """
 
 import logging

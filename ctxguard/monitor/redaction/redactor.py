@@ -1,8 +1,8 @@
 """Redaction of a text.
 
-It runs before anything is written and fails closed: if a redactor raises, or returns
-something other than text, the sample is lost (DESIGN.md §8). The rules are in ``patterns`` and
-``keys``. Pure: no I/O, no clock, no logging.
+It runs before anything is written and fails closed: if a redactor raises, or returns something
+other than text, the sample is lost (DESIGN.md §8). The rules are in ``patterns`` and ``keys``.
+Pure, except that ``redacted`` and ``redacted_once`` call the given redactor.
 """
 
 import re

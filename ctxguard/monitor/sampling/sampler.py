@@ -3,7 +3,8 @@
 Every choice is made by a hash of an id, so it is the same wherever, whenever and in whatever order
 it is made. ``Sampler`` is the only part of the monitor that runs on the request path: one hash
 before retrieval and one append after the decision. It takes no lock, does no I/O and never raises
-(DESIGN.md §8). Reads the monotonic clock.
+(DESIGN.md §8). Reads the monotonic clock; a sampler gets a random id, and another in a forked
+child.
 """
 
 import math

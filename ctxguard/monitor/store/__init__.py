@@ -10,7 +10,7 @@
     engine        URL, connections, creation    errors        database errors as the store's
     ownership     the one monitor that owns a store
 
-The types import without SQLAlchemy, which is imported with ``SampleStore``.
+The types import without SQLAlchemy, which is imported with ``SampleStore``. Opens nothing.
 """
 
 from typing import TYPE_CHECKING, Any

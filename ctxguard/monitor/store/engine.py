@@ -1,7 +1,7 @@
-"""Opens the database of a store: its URL, SQLite's settings, its tables. Touches files, the
-database and clocks.
+"""Opens the database of a store: its URL, SQLite's settings, its tables.
 
-SQLite has a write-ahead log, short waits for locks, and returns space to the disk.
+SQLite has a write-ahead log, short waits for locks, and returns space to the disk. Touches files,
+the database and the monotonic clock, and waits for locks for random times.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Turns a database's errors into the store's, which say how to fix them and never hold data.
 
-Looks at the disk.
+Looks at the disk, and at the process's user.
 """
 
 import os

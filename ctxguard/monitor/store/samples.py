@@ -10,7 +10,7 @@ a sample is deleted with all that belongs to it, so that the judged rows are tho
 of the time that is kept, labelled or not. Rows that people graded outlive it, without text, and
 tell of the judge alone. By size the oldest payloads are deleted, with the grades that may quote
 them; judged rows stay until their age ends them, and samples that were not judged are deleted
-whole. Touches the database and the clock, and logs.
+whole. Touches the database and the clock, sleeps between deletions, and logs.
 """
 
 import json

@@ -1,10 +1,10 @@
 """Writes sampled requests to a store: redacted, serialised, counted.
 
-A background thread of each process that serves requests. An error here never reaches a request,
-and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly
+A background thread of each process that serves requests. An error here never reaches a request, and
+every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly
 (DESIGN.md §7). Each of the four is counted by itself and reported with each batch, in the batch's
 transaction; samples held by a killed process are unaccounted for. Touches the database and clocks,
-and logs.
+calls the redactor, runs a thread until the process ends, and logs.
 """
 
 import atexit

@@ -1,6 +1,6 @@
 """Decisions: the sampled requests, the details of one request, and the day's wrong drops.
 
-Reads the store.
+Reads the store and the clock.
 """
 
 from datetime import UTC, date, datetime, timedelta

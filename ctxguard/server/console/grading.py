@@ -1,6 +1,6 @@
 """The grading screen: the passages of one question at a time, wherever they come from.
 
-Touches no store itself.
+Touches nothing itself: where the questions come from is a subclass's concern.
 """
 
 from abc import ABC, abstractmethod

@@ -1,6 +1,7 @@
 """The console's pages: templates, forms, errors, and the headers of every answer.
 
-Reads the templates and the clock, and logs.
+Reads the templates, the clock and, through ``sessions``, the store; runs handlers on threads, and
+logs.
 """
 
 import hashlib

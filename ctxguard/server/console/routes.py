@@ -1,4 +1,7 @@
-"""The console's routes, for an application to mount. Opens nothing: the caller opens the store."""
+"""The console's routes, for an application to mount.
+
+``console_routes`` opens nothing; ``label_routes`` opens a store in memory.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
