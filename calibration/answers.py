@@ -444,8 +444,8 @@ def _number(row: Row, name: str) -> float:
         return float("nan")
     if not isinstance(value, bool | int | float):
         raise DataError(
-            f"question {row['query_id']}: {name} is {shown(value)}; a mark is a number, true or "
-            "false"
+            f"question {row['query_id']}: {name} is {shown(value)}; a mark must be a number, true "
+            "or false"
         )
     return float(value)
 

@@ -42,7 +42,7 @@ def asked_questions(path: Path) -> dict[str, int]:
     and in ``count`` how often it was asked, 1 if absent.
 
     Raises:
-        DataError: a row cannot be read, or the file holds no question.
+        DataError: a row cannot be read, or the file contains no questions.
     """
     asked: dict[str, tuple[str, int]] = {}
     read = read_csv if path.suffix.lower() == ".csv" else read_records
@@ -61,11 +61,11 @@ def asked_questions(path: Path) -> dict[str, int]:
         except ValueError:
             n = 0
         if n < 1:
-            raise record.error(f"count {shown(given)} is not a whole number from 1")
+            raise record.error(f"count {shown(given)} must be a whole number ≥ 1")
         first, before = asked.get(folded(text), (text, 0))
         asked[folded(text)] = first, before + n
     if not asked:
-        raise DataError("holds no question", path=path)
+        raise DataError("contains no questions", path=path)
     return dict(asked.values())
 
 

@@ -179,7 +179,7 @@ class LabelledRoute:
         own, k = _part(pools, chosen_on), settings.serving_k
         if not len(own):
             raise CalibrationError(
-                "there is no query to choose on: the retriever answered none of them; see which "
+                "there are no queries to choose on: the retriever answered none of them; see which "
                 "queries were skipped, and why"
             )
         self.settings, self.pools = settings, pools
@@ -318,8 +318,8 @@ class LabelledRoute:
         own = self.fitted.pools
         if own.n_answerable < FEWEST_LABELS:
             raise CalibrationError(
-                f"a probability needs {FEWEST_LABELS} answerable queries to choose on, not "
-                f"{own.n_answerable}"
+                f"a probability needs {FEWEST_LABELS} answerable queries to choose on, but there "
+                f"are {own.n_answerable}"
             )
         return _fit("expected_utility", own, self.settings)
 

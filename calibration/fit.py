@@ -137,8 +137,9 @@ def fit_relevance(pools: LabelledPools) -> RelevanceModel:
         )
     if relevant.all() or not relevant.any():
         raise CalibrationError(
-            f"of {relevant.size} candidates of {len(pools)} queries {int(relevant.sum())} are "
-            "relevant; a model needs both kinds. Use policy = ratio, or label more queries"
+            f"{int(relevant.sum())} of the {relevant.size} candidates of {len(pools)} queries are "
+            "relevant; a model needs some that are and some that are not. Use policy = ratio, or "
+            "label more queries"
         )
     return fit_model(pools, inputs, relevant)
 

@@ -255,9 +255,9 @@ def calibrate_from_store(
     if found.lacking:
         raise CalibrationError(
             f"people graded {count(int(found.is_graded.sum()), 'passage')} of "
-            f"{count(found.n_graded, 'request')}, and at least about {found.lacking:,} more, "
-            "some of dropped passages, are needed to measure the judge's errors: a policy from its "
-            "grades alone promises gains that do not exist"
+            f"{count(found.n_graded, 'request')}, but at least about {found.lacking:,} more, "
+            "some of dropped passages, are needed to measure the judge's errors: a policy based "
+            "only on the judge's grades promises gains that do not exist"
         )
     settings = settings.model_copy(
         update={"depth": found.pools.scores.shape[1], "utilities": found.utilities}

@@ -263,7 +263,7 @@ def fitted_policy(
     has_features = ~np.isnan(judged.features).any(axis=1)
     chosen = has_features & (passages["size"] > 0.0) & used[rows.request]
     if not chosen.any():
-        raise CalibrationError("no judged candidate has the scores that P(relevant) is made of")
+        raise CalibrationError("no judged candidate has the scores that P(relevant) needs")
     by_judge = judged.model.of(rows, np.full(used.size, without))
     relevance = np.where(judged.is_graded, passages["people_grade"] > 0, by_judge)[chosen]
     weight = (passages["size"] / rows.requests["probability"][rows.request])[chosen]

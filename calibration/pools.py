@@ -319,10 +319,10 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
     )
     if relevant and retrieved and relevant.isdisjoint(chain(retrieved, *others)):
         raise CalibrationError(
-            f"{dataset.name}: none of the {len(relevant):,} relevant passages, first "
-            f"{min(relevant)!r}, is among the {len(retrieved):,} candidates, first "
-            f"{retrieved[0]!r}; give the labels of the corpus that the retriever searches, by the "
-            "same ids"
+            f"{dataset.name}: none of the {len(relevant):,} relevant passages, such as "
+            f"{min(relevant)!r}, is among the {len(retrieved):,} candidates, such as "
+            f"{retrieved[0]!r}; give the labels of the corpus that the retriever searches, with "
+            "the same ids"
         )
 
 

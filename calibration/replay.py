@@ -339,8 +339,8 @@ def _whole_signals(
     for name, values in signals.items():
         if "." in name or not name:
             raise ConfigurationError(
-                f"the retriever gives a signal named {name!r}: a name must have no full stop, and "
-                "at least one letter"
+                f"the retriever gives a signal named {name!r}: a name must not be empty or contain "
+                "a full stop"
             )
         lacking = int((~(beyond | (np.abs(values) < INVALID_MAGNITUDE)).all(axis=1)).sum())
         if lacking:

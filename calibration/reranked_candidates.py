@@ -35,7 +35,7 @@ def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
     for record in read_records(path, Counter()):
         query = record.text("query", "text")
         if query in first_line:
-            raise record.error(f"line {first_line[query]} has the query {shown(query)} already")
+            raise record.error(f"line {first_line[query]} already has the query {shown(query)}")
         first_line[query] = record.line
         candidates[query] = _passages(record)
     return candidates
@@ -44,7 +44,7 @@ def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
 def _passages(record: Record) -> tuple[Passage, ...]:
     documents = record.fields.get("documents")
     if not isinstance(documents, list):
-        raise record.error(f"documents is {shown(documents)}; write a list of texts or of objects")
+        raise record.error(f"documents is {shown(documents)}; write a list of strings or objects")
     named = any(name in record.fields for name in _QUERY_ID)
     prefix = record.identifier(*_QUERY_ID) if named else str(record.line)
     passages: dict[str, Passage] = {}
@@ -52,7 +52,7 @@ def _passages(record: Record) -> tuple[Passage, ...]:
         fields = {"text": document} if isinstance(document, str) else document
         if not isinstance(fields, dict):
             raise record.error(
-                f"document {position} is {shown(document)}; write a text, or an object with text"
+                f"document {position} is {shown(document)}; write a string, or an object with text"
             )
         each = record._replace(fields=fields)
         name = each.identifier("id") if "id" in fields else f"{prefix}/{position}"

@@ -243,8 +243,8 @@ class RecordedRankings:
         """Take the rankings from ``read_trec_run``; a query missing from the run gets an empty one.
 
         Raises:
-            DataError: the run holds none of the queries, or two queries of one text have different
-                rankings, which no retriever gives.
+            DataError: the run contains none of the queries, or two queries of one text have
+                different rankings, which no retriever gives.
             ConfigurationError: a kind that does not exist.
         """
         rankings: dict[str, Ranking] = {}
@@ -254,13 +254,13 @@ class RecordedRankings:
             other = first_id.setdefault(query.text, query.query_id)
             if entries != run.get(other, ()):
                 raise DataError(
-                    f"queries {other!r} and {query.query_id!r} have one text and different "
+                    f"queries {other!r} and {query.query_id!r} have one text but different "
                     "candidates in the run; leave one of them out"
                 )
             rankings[query.text] = Ranking.from_hits(entries, kind)
         if run and not any(len(ranking) for ranking in rankings.values()):
             raise DataError(
-                f"the run holds none of the {len(rankings)} queries: its first query id is "
+                f"the run contains none of the {len(rankings)} queries: its first query id is "
                 f"{next(iter(run))!r}, theirs is {queries[0].query_id!r}"
             )
         return cls(rankings)

@@ -172,7 +172,7 @@ class RetrieverContract(ABC):
             self.search(["a red fox"], where=Where(tenant="a"))
         except ConfigurationError:
             return
-        raise AssertionError("the retriever takes the keyword `where`, and can_filter is False")
+        raise AssertionError("the retriever takes the keyword `where`, but can_filter is False")
 
     def test_many_may_search_at_once(self) -> None:
         queries = list(self.BEST) * _AT_ONCE
@@ -190,7 +190,7 @@ class RetrieverContract(ABC):
             found = self._search(retriever, ["a red fox"])
         except StageError:
             return
-        raise AssertionError(f"an unreachable engine was answered for with {len(found[0])} hits")
+        raise AssertionError(f"an unreachable engine must raise, but gave {len(found[0])} hits")
 
     def test_a_fingerprint_is_of_texts_and_stays(self) -> None:
         retriever = self.retriever(self.PASSAGES)

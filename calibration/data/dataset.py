@@ -216,7 +216,7 @@ def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> 
     if not all(parts):
         raise CalibrationError(
             f"{dataset.name}: {len(dataset)} queries in {len(groups)} groups cannot fill "
-            f"{len(shares)} parts of shares {tuple(shares)!r}; more labelled queries are needed"
+            f"{len(shares)} parts with shares {tuple(shares)!r}; more labelled queries are needed"
         )
     return tuple(
         [

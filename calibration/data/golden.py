@@ -58,7 +58,7 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
         DataError: the format cannot store an id, a query or a label.
     """
     if not split or Path(split).name != split or split != split.strip():
-        raise ConfigurationError(f"split {split!r} cannot be the name of a file")
+        raise ConfigurationError(f"split {split!r} cannot be used as a file name")
     with new_folder(Path(folder)) as staged:
         _write_beir(dataset, staged, split)
         files = _digests(staged)

@@ -32,7 +32,7 @@ def listed_questions(path: Path) -> list[str]:
     for _, text in read_lines(path):
         texts.setdefault(folded(text), text.strip())
     if not texts:
-        raise DataError("holds no question; write one per line", path=path)
+        raise DataError("contains no questions; write one per line", path=path)
     return list(texts.values())
 
 
@@ -142,7 +142,7 @@ class LabelFile:
         with self._lock:
             labels = {**self.judgments(query.query_id)}
             if no_answer and any(one.grade > 0 for one in labels.values()):
-                raise DataError(f"{query.text!r} has a relevant passage: take its grade back first")
+                raise DataError(f"{query.text!r} has a relevant passage: withdraw its grade first")
             self._keep(query, labels, no_answer=no_answer)
 
     def _keep(self, query: Query, labels: dict[str, Judgment], *, no_answer: bool) -> None:

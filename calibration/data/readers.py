@@ -98,7 +98,7 @@ def _read_table(
     for place, (record, cells) in enumerate(read_columns(path, (3, 4), _LABEL_FORM, counts)):
         query_id, *iteration, passage_id, value = cells
         if iteration and iteration[0].upper() not in ("0", "Q0"):
-            raise record.error(f"{shown(iteration[0])} is not an iteration of TREC: {_LABEL_FORM}")
+            raise record.error(f"{shown(iteration[0])} is not a TREC iteration: {_LABEL_FORM}")
         if place == 0 and value.casefold() in headers:
             continue
         label = parse(record, value)
@@ -188,7 +188,7 @@ def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:
             counts["passages have neither title nor text"] += 1
         yield Passage(passage_id, text, title, record.metadata())
     if not first_line:
-        raise DataError("holds no passage; a corpus needs at least one", path=path)
+        raise DataError("contains no passages; a corpus needs at least one", path=path)
 
 
 def _refuse_repeat(record: Record, what: str, key: _Key, first_line: dict[_Key, int]) -> None:
@@ -211,7 +211,7 @@ def splits(folder: Path | str) -> tuple[str, ...]:
         raise DataError("there is no such folder", path=folder)
     names = tuple(sorted([file.stem for file in (folder / "qrels").glob("*.tsv")]))
     if not names:
-        raise DataError("holds no split: no file qrels/SPLIT.tsv", path=folder)
+        raise DataError("contains no splits: there is no file qrels/SPLIT.tsv", path=folder)
     return names
 
 
@@ -259,7 +259,7 @@ def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1
     qrels_file, kinds_file = folder / "qrels" / f"{split}.tsv", folder / "distractors.tsv"
     grades = _read_table(qrels_file, _grade, _GRADE_HEADERS, counts)
     if not grades:
-        raise DataError("holds no label", path=qrels_file)
+        raise DataError("contains no labels", path=qrels_file)
     qrels = _relevant_from(relevant_from, _by_query(grades), counts, qrels_file)
     kinds: Labels[DistractorKind] = {}
     if kinds_file.exists():
@@ -277,7 +277,7 @@ def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1
     every = _queries(folder / "queries.jsonl", counts, "text")
     queries = [query for _, query in every if query.query_id in members]
     if not queries:
-        raise DataError(f"names no query that {folder / 'queries.jsonl'} holds", path=qrels_file)
+        raise DataError(f"names no query of {folder / 'queries.jsonl'}", path=qrels_file)
     present = {query.query_id for query in queries}
     if unknown := sorted(members - present):
         what = f"labelled queries are not in queries.jsonl and are left out, first {unknown[0]}"
@@ -332,14 +332,14 @@ def read_jsonl(path: Path | str, *, relevant_from: int = 1) -> Dataset:
         for passage_id in own:
             if qrels[query_id].get(passage_id, 0) > 0:
                 raise DataError(
-                    f"passage {shown(passage_id)} is relevant and a distractor",
+                    f"passage {shown(passage_id)} is both relevant and a distractor",
                     path=path,
                     line=lines[query_id],
                 )
     unlabelled = [query.query_id for query in queries if query.query_id not in qrels]
     if qrels and unlabelled:
         raise DataError(
-            f"query {shown(unlabelled[0])} has keywords alone, but others have the field relevant; "
+            f"query {shown(unlabelled[0])} has only keywords, but others have the field relevant; "
             "write it in every row or in none",
             path=path,
             line=lines[unlabelled[0]],
@@ -374,7 +374,7 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
         place = record.whole_number(rank, "rank")
         rankings.setdefault(query_id, []).append((-score, place, passage_id))
     if not rankings:
-        raise DataError("holds no line of a run", path=Path(path))
+        raise DataError("contains no line of a run", path=Path(path))
     for entries in rankings.values():
         entries.sort()
         if is_opposed([-negated for negated, _, _ in entries], [rank for _, rank, _ in entries]):
@@ -427,7 +427,7 @@ def _queries(path: Path, counts: Counter[str], *text_names: str) -> Iterator[tup
         _refuse_repeat(record, "query", query.query_id, first_line)
         yield record, query
     if not first_line:
-        raise DataError("holds no query", path=path)
+        raise DataError("contains no queries", path=path)
 
 
 def _labelled(record: Record, name: str, default: object) -> list[tuple[str, object]]:

@@ -94,7 +94,7 @@ class Record(NamedTuple):
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if not isinstance(value, str) or not value.strip():
-            raise self.error(f"{name} is {shown(value)}; an id is text or a whole number")
+            raise self.error(f"{name} is {shown(value)}; an id must be a string or a whole number")
         return clean(value, self.counts)
 
     def identifiers(self, name: str) -> list[str]:
@@ -110,7 +110,7 @@ class Record(NamedTuple):
             return default
         name, value = self._first(names)
         if not isinstance(value, str):
-            raise self.error(f"{name} is {shown(value)}, which is not text")
+            raise self.error(f"{name} is {shown(value)}; it must be a string")
         return clean(value, self.counts)
 
     def texts(self, name: str) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Record(NamedTuple):
         if value is None:
             return ()
         if not isinstance(value, list) or not all(isinstance(v, str) and v.strip() for v in value):
-            raise self.error(f"{name} is {shown(value)}; write a list of texts")
+            raise self.error(f"{name} is {shown(value)}; write a list of strings")
         return tuple([clean(text, self.counts) for text in value])
 
     def metadata(self) -> Mapping[str, object] | None:
@@ -128,7 +128,7 @@ class Record(NamedTuple):
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.error(f"metadata is {shown(value)}, which is not an object")
+            raise self.error(f"metadata is {shown(value)}; it must be an object")
         return value
 
     def whole_number(self, value: object, name: str) -> int:

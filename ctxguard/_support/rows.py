@@ -82,7 +82,7 @@ def _rows(
             if any(cells):
                 if len(cells) != len(header):
                     raise DataError(
-                        f"has {len(cells)} cells, the header has {len(header)}",
+                        f"has {len(cells)} cells, but the header has {len(header)}",
                         path=path,
                         line=line,
                     )
@@ -112,7 +112,7 @@ def encoding_of(path: Path, max_bytes: int) -> str:
                     other = other or number
     if utf_8 and other:
         raise DataError(
-            "is not UTF-8, as other lines are; save the file as UTF-8", path=path, line=other
+            "is not UTF-8, unlike other lines; save the file as UTF-8", path=path, line=other
         )
     return "cp1252" if other else "utf-8-sig"
 

@@ -56,7 +56,7 @@ def compare_systems(
     metrics = check_metrics(asked.regression_metrics)
     saved = None if asked.against is None else SavedComparison.load(asked.against)
     if asked.out and asked.against and asked.out.resolve() == asked.against.resolve():
-        raise ConfigurationError("--out: name another file than --against")
+        raise ConfigurationError("--out: name a different file from --against")
     profiles = {name: Profile.load(path) for name, path in by_name(asked.profile).items()}
     indexes = [each for each in systems.values() if each.index is not None]
     if len(indexes) > 1:

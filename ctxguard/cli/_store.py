@@ -173,7 +173,8 @@ def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
     if store.file is not None and not store.file.exists():
         raise StoreUnavailableError(
             f"there is no sample store {store.file.absolute()}: name the file that the serving "
-            "processes write to, or make it: by `sample_to` where you serve, or by `ctxguard judge`"
+            "processes write to, or create it, with `sample_to` where you serve or with `ctxguard "
+            "judge`"
         )
     store.check()
     return store
@@ -212,8 +213,8 @@ def named_series(store: "SampleStore", named: str | None) -> str:
         return all_series[0]
     if not all_series:
         raise DataError(
-            "the store holds no judgments yet: run `ctxguard monitor`, or have people grade alone "
-            "with `ctxguard label export --out FILE` or in the console"
+            "the store holds no judgments yet: run `ctxguard monitor`, or have people grade "
+            "without a judge, with `ctxguard label export --out FILE` or in the console"
         )
     problem = (
         "the store holds several judges" if named is None else f"the store has no judge {named!r}"

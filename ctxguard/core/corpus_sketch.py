@@ -57,7 +57,7 @@ class CorpusSketch:
         if self.passages < 0 or values.size != n:
             raise ValueError(f"a sketch of {self.passages} passages holds {n} digests")
         if np.any(values[1:] < values[:-1]):
-            raise ValueError("the digests of a sketch must ascend")
+            raise ValueError("the digests of a sketch must be in ascending order")
 
     @classmethod
     def of(cls, digests: "Iterable[int] | DigestArray") -> "CorpusSketch":

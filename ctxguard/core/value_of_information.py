@@ -89,7 +89,9 @@ class AnswerModel:
     def __post_init__(self) -> None:
         for name, values in (("answers", self.answers), ("scores", self.scores)):
             if not values or not np.isfinite(values).all() or (np.diff(values) <= 0.0).any():
-                raise ConfigurationError(f"{name} {values!r} must be finite numbers, ascending")
+                raise ConfigurationError(
+                    f"{name} {values!r} must be finite numbers in ascending order"
+                )
         if len(self.answers) != len(self.scores):
             raise ConfigurationError(
                 f"answers has {len(self.answers)} numbers and scores {len(self.scores)}"

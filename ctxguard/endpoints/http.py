@@ -456,6 +456,5 @@ empty: it holds a line break; copy it again
         if odd in "“”‘’„":
             holds = f"a curly quote ({odd})"
     raise ConfigurationError(
-        f"the {what} key must be printable ASCII characters, not empty: it holds {holds}; "
-        "copy it again"
+        f"the {what} key must be printable ASCII characters, but it contains {holds}; copy it again"
     )

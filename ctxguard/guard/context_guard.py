@@ -151,7 +151,7 @@ class ContextGuard:
     def __setattr__(self, name: str, value: object) -> None:
         # Some settings are read at once and others when a profile is bound: a change would be half.
         if not name.startswith("_") and name in self.__dict__:
-            raise AttributeError(f"{name} is fixed when a guard is made: make another guard")
+            raise AttributeError(f"{name} cannot change once a guard is made: make a new guard")
         super().__setattr__(name, value)
 
     @property
@@ -391,7 +391,7 @@ class ContextGuard:
                 raise QueryError(f"a query must be a string, not {describe(query)}")
             if len(query) > most:
                 raise QueryError(
-                    f"the query has {len(query):,} characters, the limit is {most:,} "
+                    f"the query has {len(query):,} characters, but the limit is {most:,} "
                     "(max_query_chars of the guard)"
                 )
             if where is not None and not isinstance(where, Where):

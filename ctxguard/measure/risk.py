@@ -200,7 +200,7 @@ def _checked(losses: ArrayLike) -> FloatArray:
     if faults.any():
         row, value = int(np.argwhere(faults)[0][0]), float(values[faults][0])
         raise CalibrationError(
-            f"the loss {value!r} of query {row} is undefined or lies outside [0, 1]: leave out the "
-            "queries where it has none, and divide the others by the largest loss possible"
+            f"the loss {value!r} of query {row} is undefined or lies outside [0, 1]: leave out "
+            "queries whose loss is undefined, and divide losses by the largest one possible"
         )
     return np.clip(values, 0.0, 1.0)

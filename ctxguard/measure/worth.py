@@ -65,14 +65,14 @@ class Utilities:
         for name in ("relevant", "partial"):
             if not 0.0 <= getattr(self, name) <= _MOST:
                 raise ConfigurationError(
-                    f"utility {name} {getattr(self, name)!r} must be ≥ 0, at most {_MOST:g}: it is "
-                    "a gain"
+                    f"utility {name} {getattr(self, name)!r} must be from 0 to {_MOST:g}: it is a "
+                    "gain"
                 )
         for name in ("hard_negative", "distractor", "irrelevant", "unjudged"):
             if not -_MOST <= getattr(self, name) <= 0.0:
                 raise ConfigurationError(
-                    f"utility {name} {getattr(self, name)!r} must be ≤ 0, at least {-_MOST:g}: it "
-                    "is a penalty, written as a negative number"
+                    f"utility {name} {getattr(self, name)!r} must be from {-_MOST:g} to 0: it is "
+                    "a penalty, written as a negative number"
                 )
         if self.score_ratio is not None and not 0.0 <= self.score_ratio <= 1.0:
             raise ConfigurationError(f"score_ratio {self.score_ratio!r} must lie in [0, 1]")
@@ -109,7 +109,7 @@ class Utilities:
         """
         if grade > top_grade:
             raise ConfigurationError(
-                f"grade {grade} lies above top_grade {top_grade}, the collection's highest"
+                f"grade {grade} is above top_grade {top_grade}, the collection's highest"
             )
         by_grade = self.by_grade or {}
         if grade > 0:

@@ -49,7 +49,7 @@ class ProfileCheck:
     def __post_init__(self) -> None:
         if not 0.0 <= self.max_corpus_change <= 1.0:
             raise ConfigurationError(
-                f"max_corpus_change {self.max_corpus_change!r} must lie in [0, 1]: a share"
+                f"max_corpus_change {self.max_corpus_change!r} must lie in [0, 1]: it is a share"
             )
 
 

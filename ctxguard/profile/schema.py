@@ -572,8 +572,8 @@ class Profile(Frozen):
         version = data.get("schema_version") if isinstance(data, dict) else None
         if version != SCHEMA_VERSION or isinstance(version, bool):
             raise ProfileFormatError(
-                f"{path}: schema_version is {version!r:.80}, this release reads {SCHEMA_VERSION}; "
-                "calibrate again with this release"
+                f"{path}: schema_version is {version!r:.80}, but this release reads "
+                f"{SCHEMA_VERSION}; calibrate again with this release"
             )
         try:
             # Read as JSON, an array is a tuple and a string an enumeration's member; but neither

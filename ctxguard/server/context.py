@@ -99,7 +99,7 @@ async def _where_of(conditions: dict[str, Allowed]) -> Where:
     n = sum([len(each) if isinstance(each, list) else 1 for each in conditions.values()])
     if len(conditions) > MOST_CONDITIONS or n > MOST_VALUES:
         raise invalid(
-            f"the filter has {len(conditions):,} conditions and {n:,} values, the limits are "
+            f"the filter has {len(conditions):,} conditions and {n:,} values, but the limits are "
             f"{MOST_CONDITIONS} and {MOST_VALUES:,}: filter by a group, not by its members"
         )
     try:

@@ -146,8 +146,8 @@ class EndpointRule:
             return Problem(ProblemKind.TOO_LARGE, "a request to this path has no body")
         return Problem(
             ProblemKind.TOO_LARGE,
-            f"a request to this path may have a body of {self.most_bytes:,} bytes; send fewer or "
-            "shorter documents, or a shorter filter",
+            f"a request to this path may have at most {self.most_bytes:,} bytes of body; send "
+            "fewer or shorter documents, or a shorter filter",
         )
 
 

@@ -176,7 +176,7 @@ def _asked_of(service: Service, given: Mapping[str, Any]) -> tuple[RerankForm, s
         raise service.too_many(len(texts), "documents")
     if len(query) > DEFAULT_MAX_QUERY_CHARS:
         raise invalid(
-            f"the query has {len(query):,} characters, the limit is {DEFAULT_MAX_QUERY_CHARS:,}"
+            f"the query has {len(query):,} characters, but the limit is {DEFAULT_MAX_QUERY_CHARS:,}"
         )
     return form, query, texts
 

@@ -111,7 +111,9 @@ class BoundedScorer:
             Exception: any error of the scorer.
         """
         if self._in_flight >= self._max_in_flight:
-            raise OverloadedError(RERANK, f"{self._in_flight:,} requests wait for the reranker")
+            raise OverloadedError(
+                RERANK, f"{self._in_flight:,} requests are waiting for the reranker"
+            )
         self._in_flight += 1
         try:
             stage = self._stage if model is None else self._named

@@ -79,8 +79,8 @@ class Service:
     def too_many(self, n: int, what: str) -> Problem:
         """Refuse a request with too many documents or candidates."""
         return invalid(
-            f"{n:,} {what}, the limit is {self.settings.max_documents:,}: send fewer, or start the "
-            "service with a larger max-documents"
+            f"{n:,} {what}, but the limit is {self.settings.max_documents:,}: send fewer, or start "
+            "the service with a larger max-documents"
         )
 
     def _fingerprint(self) -> Mapping[str, str] | None:

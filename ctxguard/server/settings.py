@@ -163,7 +163,9 @@ class ServiceSettings(AssessorSettings):
                 "and a profile covers one: start a service for each"
             )
         if self.engine is not None and (self.index is not None or self.reranker is not None):
-            raise ConfigurationError("an engine is searched alone: leave out index and reranker")
+            raise ConfigurationError(
+                "an engine is searched on its own: leave out index and reranker"
+            )
         if self.fingerprint and (self.rerank_upstream or self.reranker or self.searches):
             raise ConfigurationError(
                 "fingerprint identifies a system of your own: leave it out with a reranker or an "

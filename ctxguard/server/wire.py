@@ -38,7 +38,7 @@ def named(most: int) -> BeforeValidator:
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > most:
-            raise ValueError(f"{len(given):,} names, the limit is {most}")
+            raise ValueError(f"{len(given):,} names, but the limit is {most}")
         return given
 
     return BeforeValidator(check)

@@ -117,7 +117,7 @@ def test_unreadable_is_named_with_reason(tmp_path: Path) -> None:
     passages, left_out = read(tmp_path)
     assert [passage.passage_id for passage in passages] == ["a.md:cleaning", "a.md:repair"]
     assert left_out == {
-        "b.docx": "is cut short, or not what its name says",
+        "b.docx": "is truncated, or not what its name says",
         "c.png": "ends in .png, a kind that is not read",
         "d.txt": "is empty",
         "e.md": "holds no text",

@@ -134,7 +134,7 @@ class TestRelevance:
     @pytest.mark.parametrize(("qrels", "count"), [({"p0": 1, "p1": 1}, 2), ({"far": 1}, 0)])
     def test_uniform_labels_are_refused(self, qrels: dict[str, int], count: int) -> None:
         pools = labelled([two_legs([0.9, 0.2], [5.0, 1.0])], [qrels])
-        with pytest.raises(CalibrationError, match=f"of 2 candidates of 1 queries {count} are"):
+        with pytest.raises(CalibrationError, match=f"{count} of the 2 candidates of 1 queries"):
             fit_relevance(pools)
 
 

@@ -125,5 +125,5 @@ class TestWriting:
             freeze(GOLDEN, tmp_path)
 
     def test_split_is_a_file_name(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="name of a file"):
+        with pytest.raises(ConfigurationError, match="as a file name"):
             freeze(GOLDEN, tmp_path / "out", "../test")

@@ -105,7 +105,7 @@ def test_labels_given_are_begun_with(tmp_path: Path) -> None:
 def test_a_relevant_passage_forbids_no_answer(tmp_path: Path) -> None:
     file = opened(tmp_path)
     file.put(file.queries[0], "a", Judgment("a", 1))
-    with pytest.raises(DataError, match="take its grade back"):
+    with pytest.raises(DataError, match="withdraw its grade"):
         file.mark(file.queries[0], no_answer=True)
     assert not file.has_no_answer(file.queries[0].query_id)
 
@@ -176,11 +176,11 @@ def test_another_separator_is_read(tmp_path: Path, mark: str) -> None:
         (
             [{"query": "Why?"}, {"query": "Who?", "count": 0.5}],
             2,
-            "count 0.5 is not a whole number",
+            "count 0.5 must be a whole number ≥ 1",
         ),
-        ([{"query": "Why?", "count": -1}], 1, "count -1 is not a whole number"),
-        ([{"query": 3}], 1, "query is 3, which is not text"),
-        ([], None, "holds no question"),
+        ([{"query": "Why?", "count": -1}], 1, "count -1 must be a whole number ≥ 1"),
+        ([{"query": 3}], 1, "query is 3; it must be a string"),
+        ([], None, "contains no questions"),
     ],
 )
 def test_a_fault_names_its_line(

@@ -167,9 +167,9 @@ def test_missing_files_are_named(tmp_path: Path, folder: Path) -> None:
         read_jsonl(tmp_path / "nowhere.jsonl")
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
-    with pytest.raises(DataError, match="holds no query"):
+    with pytest.raises(DataError, match="contains no queries"):
         read_jsonl(empty)
-    with pytest.raises(DataError, match="holds no passage"):
+    with pytest.raises(DataError, match="contains no passages"):
         list(read_corpus(empty))
     with pytest.raises(DataError, match="cannot be read"):
         read_trec_run(folder)
@@ -183,7 +183,7 @@ def test_unknown_split_lists_the_known(folder: Path) -> None:
         read_beir(folder, "dev")
     empty = folder / "empty"
     empty.mkdir()
-    with pytest.raises(DataError, match="holds no split"):
+    with pytest.raises(DataError, match="contains no splits"):
         read_beir(empty)
 
 
@@ -197,10 +197,10 @@ QRELS, KINDS, QUESTIONS = "qrels/test.tsv", "distractors.tsv", "queries.jsonl"
         (QRELS, ["q1 a 0.5"], "line 1: grade '0.5' is not a whole number"),
         (QRELS, ["q1 a nan"], "line 1: grade 'nan' is not a whole number"),
         (QRELS, ["q1 a"], "line 1: .* has 2 columns"),
-        (QRELS, ["q1 a b 2"], "line 1: 'a' is not an iteration of TREC"),
+        (QRELS, ["q1 a b 2"], "line 1: 'a' is not a TREC iteration"),
         (QRELS, ["q1 0 a b 2"], "line 1: .* has 5 columns"),
         (QRELS, ["q1 a 1", "q1 b 0", "q1 a 2"], "line 3: .* is labelled 2 here and 1 on line 1"),
-        (QRELS, ["query-id corpus-id score"], "holds no label"),
+        (QRELS, ["query-id corpus-id score"], "contains no labels"),
         (QRELS, ["q8 a 2"], "names no query"),
         (KINDS, ["q1 b nasty"], "line 1: kind 'nasty' is unknown; use hard_negative or"),
         (KINDS, ["q1 a distractor"], r"line 1: .*grade 2 in .*test\.tsv, line 2"),
@@ -309,22 +309,30 @@ TWICE = r"line 1: .*the key '\w+' occurs twice"
         (read_trec_run, "1 Q0 a 1 x t\n", "line 1: score 'x'"),
         (read_trec_run, "1 Q0 a first 1.0 t\n", "line 1: rank 'first'"),
         (read_trec_run, "1 Q0 a 1 2 t\n1 Q0 a 2 1 t\n", "line 2: .*on line 1 already"),
-        (read_trec_run, "\n", "holds no line of a run"),
+        (read_trec_run, "\n", "contains no line of a run"),
         (read_jsonl, {}, "relevant and keywords are missing; write relevant: "),
-        (read_jsonl, {"keywords": "kettle"}, "keywords is 'kettle'; write a list of texts"),
-        (read_jsonl, {"keywords": ["kettle", " "]}, "write a list of texts"),
+        (read_jsonl, {"keywords": "kettle"}, "keywords is 'kettle'; write a list of strings"),
+        (read_jsonl, {"keywords": ["kettle", " "]}, "write a list of strings"),
         (read_jsonl, {"relevant": "a"}, "relevant is 'a'; write a list"),
         (read_jsonl, {"relevant": {"a": "good"}}, "grade 'good' is not a whole number"),
         (read_jsonl, {"relevant": {"a": True}}, "grade True is not a whole number"),
         (read_jsonl, {"relevant": None}, "relevant and keywords are missing"),
         (read_jsonl, {"keywords": []}, "relevant and keywords are missing"),
-        (read_jsonl, {"relevant": [None]}, "relevant is None; an id is text or a whole number"),
+        (
+            read_jsonl,
+            {"relevant": [None]},
+            "relevant is None; an id must be a string or a whole number",
+        ),
         (read_jsonl, {"relevant": ["a"], "distractors": {"b": 1}}, "kind 1 is unknown"),
-        (read_jsonl, {"relevant": ["a"], "distractors": ["a"]}, "'a' is relevant and a distractor"),
+        (
+            read_jsonl,
+            {"relevant": ["a"], "distractors": ["a"]},
+            "'a' is both relevant and a distractor",
+        ),
         (
             read_jsonl,
             '{"id": 1, "text": "?", "relevant": []}\n{"id": 2, "text": "?", "keywords": ["a"]}',
-            "line 2: query '2' has keywords alone, but others",
+            "line 2: query '2' has only keywords, but others",
         ),
         # Of a repeated key the last would count, in silence.
         (read_jsonl, '{"id": 1, "text": "?", "relevant": {"a": 1, "a": 0}}', TWICE),

@@ -226,7 +226,7 @@ class TestRecordedRankings:
 
     def test_foreign_run_is_refused(self) -> None:
         run = {"301": (Hit("p", 1.0, rank=1),)}
-        with pytest.raises(DataError, match=r"holds none of the 40 queries.*'301'.*'q0'"):
+        with pytest.raises(DataError, match=r"contains none of the 40 queries.*'301'.*'q0'"):
             RecordedRankings.of_run(run, DATASET.queries)
 
     def test_equal_texts_share_one_ranking(self) -> None:

@@ -224,7 +224,7 @@ def test_update_keeps_the_unreadable(run: Run, tmp_path: Path) -> None:
     assert kept["long.txt"] > 1
     assert "password" in str(document["left_out"])
 
-    says = "lease.docx is cut short, or not what its name says; as indexed before, 1 passage"
+    says = "lease.docx is truncated, or not what its name says; as indexed before, 1 passage"
     run.finding("index", "--update", *made, says=says)
     (documents / "sub").unlink()
     away.rename(documents / "sub")

@@ -272,7 +272,7 @@ class TestImport:
         if name == "passage":
             rows[5][column] = "12-May"
         file = write_jsonl(tmp_path / "back.jsonl", rows)
-        says = [f"{changed!r} (did you mean {right!r}?)", "none of its labels was imported"]
+        says = [f"{changed!r} (did you mean {right!r}?)", "none of its labels were imported"]
         if name == "passage":
             says += ["no passage '12-May'", "2 ids"]
         run.refused(*importing(traffic, file), says=says)
@@ -298,7 +298,7 @@ class TestImport:
         assert "line 2" in error["message"]
         assert labels_of(traffic) == []
         run.ok(*command, "--max-grade", "5")
-        run.refused(*command, "--max-grade", "6", says="graded from 0 to 5, these from 0 to 6")
+        run.refused(*command, "--max-grade", "6", says="graded from 0 to 5, but these from 0 to 6")
 
     @pytest.mark.parametrize(("name", "content", "said"), BAD_FILES.values(), ids=BAD_FILES)
     def test_unreadable_file_is_named(
@@ -315,7 +315,7 @@ def test_people_grade_an_unjudged_store(
     """From requests to estimates and to a new profile, without a judge."""
     traffic = serve(tmp_path, 60, rates=EVERYTHING, profile=profile_of(RatioPolicy(k=5)))
     nothing = run("label", "export", "--store", traffic.url)
-    assert "have people grade alone" in " ".join(nothing.stderr.split())
+    assert "have people grade without a judge" in " ".join(nothing.stderr.split())
     rows = export(traffic, "--whole", "-n", 60 * 12)
     assert import_(traffic, graded(rows, traffic))["usable"]["requests"] == 60
     monitor = ("monitor", "--store", traffic.url, "--judge", "people", "--once")

@@ -42,7 +42,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (EVALUATE, "sideways", {"evaluate": {"route": "sideways"}}),
     (EVALUATE, "no reranker was given", {"evaluate": {"route": "hybrid+rerank"}}),
     (EVALUATE, "should be a valid number", {"utility": {"unjudged": "little"}}),
-    (EVALUATE, "must be ≤ 0", {"utility": {"unjudged": 0.2}}),
+    (EVALUATE, "to 0: it is a penalty", {"utility": {"unjudged": 0.2}}),
     (EVALUATE, "should be 'unjudged', 'irrelevant'", {"utility": {"relevant": 2}}),
     (EVALUATE, "rank_limit 1.5 must be a whole number", {"utility": {"rank_limit": 1.5}}),
     ("evaluate --index HALF --data DATA", "vectors.npy is missing", {}),
@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"{EVALUATE} --profile TORN", "torn: ", {}),
     (
         "query q --index INDEX --profile LATER",
-        "later.jsonl: schema_version is 99, this release reads 1",
+        "later.jsonl: schema_version is 99, but this release reads 1",
         {},
     ),
     (

@@ -156,16 +156,16 @@ def test_changing_reranker_ends_the_command(
     ("lines", "says"),
     [
         (['{"documents": []}'], "line 1: the field query (or text) is missing"),
-        (['{"query": 3, "documents": []}'], "query is 3, which is not text"),
+        (['{"query": 3, "documents": []}'], "query is 3; it must be a string"),
         (['{"query": "q"}'], "documents is None; write a list"),
-        (['{"query": "q", "documents": [3]}'], "document 0 is 3; write a text"),
+        (['{"query": "q", "documents": [3]}'], "document 0 is 3; write a string"),
         (['{"query": "q", "documents": [{"id": "a"}]}'], "the field text is missing"),
-        (['{"query": "q", "documents": [{"id": [], "text": "d"}]}'], "an id is text or a whole"),
+        (['{"query": "q", "documents": [{"id": [], "text": "d"}]}'], "an id must be a string"),
         (
             ['{"query": "q", "documents": [{"id": 1, "text": "d"}, {"id": "1", "text": "e"}]}'],
             "two documents have the id '1'",
         ),
-        (['{"query": "q", "documents": []}'] * 2, "line 2: line 1 has the query 'q' already"),
+        (['{"query": "q", "documents": []}'] * 2, "line 2: line 1 already has the query 'q'"),
         (["{"], "broken JSON"),
     ],
 )

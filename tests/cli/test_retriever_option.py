@@ -180,7 +180,7 @@ def test_labels_of_another_corpus_are_refused(run: Run, engine: str, tmp_path: P
         for n in range(4)
     ]
     data = write_jsonl(tmp_path / "labels.jsonl", rows)
-    says = "none of the 1 relevant passages, first 'elsewhere', is among"
+    says = "none of the 1 relevant passages, such as 'elsewhere', is among"
     asked = ("calibrate", "--retriever", f"{engine}:newer", "--data", data, "--out", "p.json")
     run.finding(*asked, says=says)
 
@@ -326,5 +326,10 @@ class TestRuns:
         for qrels in (other / "qrels").iterdir():
             qrels.write_text(qrels.read_text().replace("q-", "x-"))
         run.refused(
-            "evaluate", "--run", trec, "--data", other, says="the run holds none of the 13 queries"
+            "evaluate",
+            "--run",
+            trec,
+            "--data",
+            other,
+            says="the run contains none of the 13 queries",
         )

@@ -252,7 +252,7 @@ VALUES: list[tuple[str, Data, str]] = [
         ]
     ],
     *[
-        ("", {"schema_version": version}, f"is {version!r}, this release reads 1")
+        ("", {"schema_version": version}, f"is {version!r}, but this release reads 1")
         for version in (2, 0, "1", None, 1.5)
     ],
     ("", {"schema_version": True}, "schema_version is True"),

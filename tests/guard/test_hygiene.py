@@ -145,7 +145,9 @@ class TestLimits:
         ask: Callable[[str], Context] = (
             (lambda query: asyncio.run(guard.aretrieve(query))) if awaited else guard.retrieve
         )
-        with pytest.raises(QueryError, match=r"1,000,000 characters, the limit is 10,000") as told:
+        with pytest.raises(
+            QueryError, match=r"1,000,000 characters, but the limit is 10,000"
+        ) as told:
             ask(DIAGNOSIS * 100 + "x" * (1_000_000 - 100 * len(DIAGNOSIS)))
         assert DIAGNOSIS not in str(told.value)
         assert asked == sampler.contexts == []

@@ -113,7 +113,7 @@ def test_utilities_of_wrong_sign_are_refused(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: READERS.of(3, top_grade=2), "grade 3 lies above top_grade 2"),
+        (lambda: READERS.of(3, top_grade=2), "grade 3 is above top_grade 2"),
         (lambda: keyword_first_ranks([" "], ["text"]), "keyword ' ' is empty"),
     ],
 )

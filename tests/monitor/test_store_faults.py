@@ -173,7 +173,7 @@ class TestCorrupt:
 
 
 VERSION = "UPDATE ctxguard_schema SET version = "
-READS = f", this release reads {SCHEMA_VERSION}"
+READS = f", but this release reads {SCHEMA_VERSION}"
 
 
 @pytest.mark.parametrize(

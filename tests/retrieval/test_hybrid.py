@@ -164,9 +164,9 @@ class TestFailures:
             ("dense", lambda _: np.full(64, np.nan, np.float32), "length nan"),
             ("dense", lambda _: np.full(64, np.inf, np.float32), "length inf"),
             ("dense", lambda _: np.zeros(64, np.float32), "length 0.0"),
-            ("dense", lambda _: np.ones(32, np.float32), "(32,), the index has (64"),
-            ("rerank", lambda _: np.array([1.0]), "gave shape (1,) for 8 passages"),
-            ("rerank", lambda _: np.full(8, np.nan), "gave NaN or an infinity"),
+            ("dense", lambda _: np.ones(32, np.float32), "(32,), but the index has (64"),
+            ("rerank", lambda _: np.array([1.0]), "returned shape (1,) for 8 passages"),
+            ("rerank", lambda _: np.full(8, np.nan), "returned NaN or an infinity"),
         ],
     )
     def test_garbage_costs_only_its_stage(
@@ -251,7 +251,7 @@ class TestQueries:
         with embedder.fault.injected(hang):
             for retriever in (built, loaded):
                 assert retriever.retrieve(QUERY).failures[0].kind is FailureKind.TIMEOUT
-        with pytest.raises(QueryError, match="the limit is 10,000"):
+        with pytest.raises(QueryError, match="but the limit is 10,000"):
             unset.retrieve(long)
         for refused in (
             lambda: unset.with_max_query_chars(0),
@@ -290,7 +290,10 @@ class TestBuilding:
         [
             ([], "corpus is empty"),
             ([Passage("b", "")], "all 1 passages"),
-            ([Passage("a", "one"), Passage("a", "two")], "1 of 2 .* the id of another, first 'a'"),
+            (
+                [Passage("a", "one"), Passage("a", "two")],
+                "1 of 2 .* the id of another, such as 'a'",
+            ),
             ([Passage("a", "one"), Passage("", "text")], "number 2 has an empty id"),
             ([Passage("b", None)], "number 1 has text None"),  # type: ignore[arg-type]
             ([Passage("b", "text", metadata={"when": object()})], "metadata of passage 'b'"),

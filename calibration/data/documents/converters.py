@@ -22,7 +22,7 @@ _HEADER_PAGES = 3
 _MAX_TITLE = 80
 
 _COMPOUND = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-"""The first bytes of an Office file that is encrypted or in the format before 2007."""
+"""The first bytes of an Office file that is encrypted or in a format older than 2007."""
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _MATHS = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _NUMBER = re.compile(r"\d+")
@@ -165,7 +165,7 @@ def _pdf(raw: bytes) -> Converted:
         document = pdfium.PdfDocument(raw)
     except pdfium.PdfiumError as error:
         if "password" in str(error).casefold():
-            raise UnreadableError("is protected by a password") from None
+            raise UnreadableError("is password-protected") from None
         raise
     pages: list[str] = []
     for number in range(len(document)):
@@ -204,12 +204,12 @@ def _without_margins(pages: list[str]) -> Iterator[str]:
 
 def _check_archive(raw: bytes) -> None:
     if raw.startswith(_COMPOUND):
-        raise UnreadableError("is protected by a password, or in the format before 2007")
+        raise UnreadableError("is password-protected, or in a format older than 2007")
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             parts = [each for each in archive.infolist() if "/media/" not in each.filename]
     except (zipfile.BadZipFile, ValueError, OSError):
-        raise UnreadableError("is cut short, or not what its name says") from None
+        raise UnreadableError("is truncated, or not what its name says") from None
     unpacked = sum(each.file_size for each in parts)
     if unpacked > _UNPACKED_BYTES + _UNPACKED_SHARE * len(raw):
         raise UnreadableError(f"unpacks to {unpacked >> 20:,} MiB")

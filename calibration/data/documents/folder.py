@@ -82,7 +82,7 @@ def read_documents(path: Path, counts: Counter[str], left_out: list[LeftOut]) ->
         endings = ", ".join(sorted(SUFFIXES))
         why = f" ({_first_reasons(left_out)})" if left_out else ""
         raise DataError(
-            f"holds no document and no corpus.jsonl; documents end in {endings}{why}", path=path
+            f"contains no documents and no corpus.jsonl; documents end in {endings}{why}", path=path
         )
     for suffix in sorted({file.suffix.lower() for file in files.values()}):
         for library in _NEEDED.get(suffix, ()):
@@ -104,7 +104,7 @@ def _read(
             n_passages += len(found)
             yield from _passages(name, title, found)
     if not n_passages:
-        raise DataError(f"holds no document with text ({_first_reasons(left_out)})", path=path)
+        raise DataError(f"contains no document with text ({_first_reasons(left_out)})", path=path)
 
 
 def _first_reasons(left_out: list[LeftOut]) -> str:

@@ -72,8 +72,8 @@ class EngineAddress:
             raise _unreadable()
         if _NAME.fullmatch(name) is None:
             raise ConfigurationError(
-                f"the index's name {name!r} must be lower-case letters, digits and underscores, at "
-                "most 48"
+                f"the index's name {name!r} must be at most 48 lower-case letters, digits and "
+                "underscores"
             )
         options = parse_qsl(parts.query, keep_blank_values=True)
         others = [each for each in options if each[0] != "timeout"]
@@ -112,7 +112,7 @@ class EngineAddress:
 def _unreadable() -> ConfigurationError:
     return ConfigurationError(
         "the engine's URL cannot be read: its port must be a number, and in a user or password "
-        "such signs as # / : ? @ [ are written as %23 %2F %3A %3F %40 %5B"
+        "characters such as # / : ? @ [ must be written as %23 %2F %3A %3F %40 %5B"
     )
 
 
@@ -131,6 +131,6 @@ def _seconds(given: str) -> float:
 def nothing_there(address: EngineAddress) -> ConfigurationError:
     """Build the error for a missing index."""
     return ConfigurationError(
-        f"{address.shown}: there is no index of that name; build it with `ctxguard index CORPUS "
+        f"{address.shown}: there is no index with that name; build it with `ctxguard index CORPUS "
         "--engine URL`"
     )

@@ -114,8 +114,8 @@ class Engine(ABC):
                 engine.settings = settings
                 if not engine.make():
                     raise ConfigurationError(
-                        f"{address.shown}: an index with that name exists; --update brings it up "
-                        "to date, and another name after # in the URL makes another one"
+                        f"{address.shown}: an index with that name exists; bring it up to date "
+                        "with --update, or put a different name after # in the URL"
                     )
         except BaseException:
             engine.close()
@@ -255,8 +255,8 @@ class Engine(ABC):
 
     def _foreign(self) -> DataError:
         return DataError(
-            f"{self.address.shown}: this collection was not made by ctxguard; give another name "
-            "after #, or read it with a retriever of your own "
+            f"{self.address.shown}: this collection was not made by ctxguard; give a different "
+            "name after #, or read it with a retriever of your own "
             f"(docs/integrations/{self.name}.md)"
         )
 

@@ -158,7 +158,7 @@ class MilvusEngine(Engine):
         numbers = re.match(r"v?(\d+)\.(\d+)", version)
         if numbers is not None and tuple(map(int, numbers.groups())) < _LEAST_VERSION:
             raise ConfigurationError(
-                f"{self.address.shown}: the server is Milvus {version[:40]}, and an index needs "
+                f"{self.address.shown}: the server is Milvus {version[:40]}, but an index needs "
                 f"{'.'.join(map(str, _LEAST_VERSION))} or later, which computes BM25: update the "
                 "server, or use a file of Milvus Lite"
             )
@@ -447,12 +447,12 @@ def _stored(indexed: IndexedPassage) -> dict[str, Any]:
         if (size := len(row[name].encode())) > MAX_BYTES:
             raise DataError(
                 f"passage {passage_id[:80]!r}: its {name.removeprefix('passage_')} takes "
-                f"{size:,} bytes, and a Milvus field holds at most {MAX_BYTES:,}: split the passage"
+                f"{size:,} bytes, but a Milvus field holds at most {MAX_BYTES:,}: split the passage"
             )
     tokens = list(map(key_of, row["filter_tokens"]))
     if len(tokens) > _MAX_TOKENS:
         raise DataError(
-            f"passage {passage_id!r}: its metadata has {len(tokens):,} filterable values, and "
+            f"passage {passage_id!r}: its metadata has {len(tokens):,} filterable values, but "
             f"Milvus holds at most {_MAX_TOKENS:,}"
         )
     return {**row, "filter_tokens": tokens, "key": key_of(passage_id), DENSE: indexed.vector}

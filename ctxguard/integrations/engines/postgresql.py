@@ -163,7 +163,7 @@ class PostgresEngine(Engine):
         name, dimension = self.address.name, self.settings.dimension
         if dimension > 2 * _MOST_DIMENSIONS:
             raise ConfigurationError(
-                f"the vectors have {dimension} dimensions, and pgvector indexes at most "
+                f"the vectors have {dimension} dimensions, but pgvector indexes at most "
                 f"{2 * _MOST_DIMENSIONS}: use a model with fewer"
             )
         with self._transaction() as run:

@@ -91,7 +91,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         check_embedder(settings.embedder, settings.embedder_weights, embedder)
         if self.analyser.fingerprint != settings.analyser_fingerprint:
             raise ConfigurationError(
-                f"the index was built with the analyser {settings.analyser_fingerprint!r}, and "
+                f"the index was built with the analyser {settings.analyser_fingerprint!r}, but "
                 f"this release has {self.analyser.fingerprint!r}; build the index again"
             )
         encoder = token_encoder_of(embedder) if self.has_signals else None
@@ -185,7 +185,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         """Refuse fusion ``ranker`` if there are no signals, which it reads."""
         if fusion.method == "ranker" and not self.has_signals:
             raise ConfigurationError(
-                "fusion 'ranker' needs an index with signals: build it by ctxguard with the "
+                "fusion 'ranker' needs an index with signals: build it with ctxguard and "
                 "signals 'full', or fuse by 'reciprocal_rank' or 'convex'"
             )
         return fusion

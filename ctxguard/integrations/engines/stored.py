@@ -69,7 +69,7 @@ class IndexSettings:
                 "build the index again"
             ) from error
         raise DataError(
-            f"the index has format {version!r} and this release reads {FORMAT}: use the release "
+            f"the index has format {version!r}, but this release reads {FORMAT}: use the release "
             "that built it, or build the index again"
         )
 

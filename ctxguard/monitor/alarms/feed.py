@@ -65,7 +65,7 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
             return
         if current.profile_id != profile.profile_id:
             raise ProfileError(
-                f"{switch_path} now holds profile {current.profile_id}, and the alarm is about "
+                f"{switch_path} now holds profile {current.profile_id}, but the alarm is about "
                 f"{profile.profile_id}: the file was not changed"
             )
         safe.save(switch_path)

@@ -186,7 +186,7 @@ class AlarmState:
                 )
             saved = _form().validate_python(data)
             if _form().dump_python(saved, mode="json") != data:
-                raise ValueError("a field is missing, unknown or of another type")
+                raise ValueError("a field is missing, unknown or of the wrong type")
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise DataError(
                 f"the alarms' state cannot be read ({type(error).__name__}: {error}); remove it "

@@ -233,7 +233,7 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
     raise JudgeError(
         f"the judge {judge.name} {judge.version} gave no valid grade in "
         f"{count(calls, 'call')}{said}. "
-        "The samples wait. Name another model, one that keeps to a JSON schema (--model), or "
+        "The samples wait. Name a model that keeps to a JSON schema (--model), or "
         "allow longer replies"
     )
 

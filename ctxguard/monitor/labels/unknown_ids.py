@@ -57,8 +57,8 @@ def check_ids(store: SampleStore, rows: Iterable[LabelRow], path: Path) -> None:
         is_changed |= request_id is not None or meant is not None
     if is_changed:
         raise DataError(
-            f"holds {count(len(wrong), 'id')} that the store does not know, and none of "
-            "its labels was imported; write the ids as they were exported: " + "; ".join(words),
+            f"contains {count(len(wrong), 'id')} that the store does not know, so none of "
+            "its labels were imported; write the ids as they were exported: " + "; ".join(words),
             path=path,
         )
 

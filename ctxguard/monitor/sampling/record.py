@@ -276,7 +276,7 @@ class SampleRecord:
             data = json.loads(text)
             if (version := data.pop("format")) != FORMAT:
                 raise DataError(
-                    f"a sample has format {version!r}, and this release reads {FORMAT}: use the "
+                    f"a sample has format {version!r}, but this release reads {FORMAT}: use the "
                     "release that wrote it"
                 )
             sequences = ("passage_ids", "served", "dropped", "sampled", "flags")

@@ -328,7 +328,7 @@ def _of_store(
         except _UNREADABLE as error:
             raise DataError(
                 f"{store.name}: {function.__name__} met a value that ctxguard cannot have "
-                f"stored ({type(error).__name__}); restore a copy, or begin a new store"
+                f"stored ({type(error).__name__}); restore a copy, or start a new store"
             ) from error
 
     return in_transaction

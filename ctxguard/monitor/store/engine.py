@@ -142,7 +142,7 @@ def _has_tables(connection: sa.Connection, name: str) -> bool:
         version = connection.execute(sa.select(sa.func.max(schema_version.c.version))).scalar()
     if version == SCHEMA_VERSION and not lacking:
         return True
-    problem = f"has schema version {version}, this release reads {SCHEMA_VERSION}"
+    problem = f"has schema version {version}, but this release reads {SCHEMA_VERSION}"
     if lacking and version in (None, SCHEMA_VERSION):
         problem = f"is not a whole sample store: it has no table {lacking[0]}"
     raise StoreSchemaError(

@@ -126,7 +126,7 @@ class Hybrid(ABC):
         given = query_vector.vector if isinstance(query_vector, QueryStates) else query_vector
         if given is not None and np.shape(given) != (search.dimension,):
             raise ConfigurationError(
-                f"query_vector has shape {np.shape(given)}, the index's vectors have "
+                f"query_vector has shape {np.shape(given)}, but the index's vectors have "
                 f"({search.dimension},): encode the query with the index's embedder"
             )
         began_at, began = time(), perf_counter()
@@ -174,7 +174,7 @@ class Hybrid(ABC):
             raise QueryError(f"the query is empty{instead}: there is nothing to search for")
         if len(query) > most:
             raise QueryError(
-                f"the query has {len(query):,} characters, the limit is {most:,} "
+                f"the query has {len(query):,} characters, but the limit is {most:,} "
                 "(max_query_chars of the retriever)"
             )
         return query if query.isascii() else without_surrogates(query)
@@ -199,7 +199,7 @@ class Hybrid(ABC):
             texts = [searchable_text(search.passages[row]) for row in rows.tolist()]
             given = np.asarray(reranker.score(query, texts), np.float64)  # type: ignore[union-attr]
             if given.shape != rows.shape:
-                raise StageError(RERANK, f"gave shape {given.shape} for {len(texts)} passages")
+                raise StageError(RERANK, f"returned shape {given.shape} for {len(texts)} passages")
             check_finite(RERANK, given)
             return given
 

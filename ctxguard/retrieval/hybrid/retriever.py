@@ -355,7 +355,7 @@ class HybridRetriever(Hybrid):
         """
         if isinstance(filter_fields, str):
             raise ConfigurationError(
-                f"filter_fields takes several names; give [{filter_fields!r}] for this one"
+                f"filter_fields takes a list of names; give [{filter_fields!r}]"
             )
         index, settings = self.generation, self._settings
         index.passages.metadata_rows.prepare(filter_fields)

@@ -246,7 +246,8 @@ class LegSearch(ABC):
         if vector.shape != (self.dimension,):
             raise StageError(
                 DENSE,
-                f"the query's vector has shape {vector.shape}, the index has ({self.dimension},)",
+                f"the query's vector has shape {vector.shape}, but the index has "
+                f"({self.dimension},)",
             )
         length = float(np.linalg.norm(vector))
         if not 0.0 < length < np.inf:
@@ -292,7 +293,8 @@ class Search(LegSearch):
         allowed = self.allowed
         if allowed is not None and not np.isin(found.rows, allowed, assume_unique=True).all():
             raise FilterViolationError(
-                "filter", "the search gave a passage that `where` excludes: a bug, please report it"
+                "filter",
+                "the search returned a passage that `where` excludes: a bug, please report it",
             )
         return found, failures
 
@@ -430,4 +432,4 @@ def alone(leg: str, ranking: Ranking, depth: int) -> tuple[Pool, Candidates]:
 def check_finite(stage: str, scores: FloatArray) -> None:
     """Raise a `StageError` if a score is NaN or infinite."""
     if not np.isfinite(scores).all():
-        raise StageError(stage, "gave NaN or an infinity for a passage")
+        raise StageError(stage, "returned NaN or an infinity for a passage")

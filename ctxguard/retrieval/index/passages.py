@@ -94,7 +94,7 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
             kept[clean.passage_id] = None
     if repeated:
         raise DataError(
-            f"{len(repeated)} of {total} passages repeat the id of another, first "
+            f"{len(repeated)} of {total} passages repeat the id of another, such as "
             f"{repeated[0]!r}; give each passage a different id"
         )
     if not kept:
@@ -184,8 +184,8 @@ class PassageLines(ReadTogether):
                 passages.append(Passage(record["_id"], record["text"], title, metadata))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise IndexFolderError(
-                f"a passage cannot be read ({type(error).__name__}): the files of an index in use "
-                "were written into; save it again and reload it"
+                f"a passage cannot be read ({type(error).__name__}): the files of the index were "
+                "changed while it was in use; save it again and reload it"
             ) from error
         return passages
 

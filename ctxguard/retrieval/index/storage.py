@@ -163,7 +163,7 @@ def check_destination(folder: Path) -> None:
     if foreign:
         raise IndexFolderError(
             f"{folder} holds files that are not part of an index ({foreign[0]!r}, {len(foreign)} "
-            "in all); give a folder of its own"
+            "in all); give the index a folder of its own"
         )
     if manifest_file(folder).exists():
         _read_manifest(folder, any_version=True)
@@ -221,8 +221,8 @@ def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION and not any_version:
         raise IndexFolderError(
-            f"{file} has schema version {version!r}, this release reads {SCHEMA_VERSION}; build "
-            "the index again with `ctxguard index`"
+            f"{file} has schema version {version!r}, but this release reads {SCHEMA_VERSION}; "
+            "build the index again with `ctxguard index`"
         )
     return manifest
 

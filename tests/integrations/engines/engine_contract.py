@@ -147,7 +147,7 @@ class EngineContract(RetrieverContract):
             build(url, PASSAGES[:2])
 
     def test_absent_index_is_named(self) -> None:
-        with pytest.raises(ConfigurationError, match="no index of that name"):
+        with pytest.raises(ConfigurationError, match="no index with that name"):
             open_index(self.url("absent"))
 
     def test_swapped_embedder_is_told(self) -> None:

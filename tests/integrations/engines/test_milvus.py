@@ -130,7 +130,7 @@ class _Code:
 @pytest.mark.parametrize(
     ("raised", "expected", "said"),
     [
-        ((100, "collection not found"), ConfigurationError, "no index of that name"),
+        ((100, "collection not found"), ConfigurationError, "no index with that name"),
         ((8, "quota"), OverloadedError, "rate limit"),
         ((_Code("UNAUTHENTICATED"), "no"), ConfigurationError, "CTXGUARD_ENGINE_KEY"),
         ((1100, "auth check failure, please check"), ConfigurationError, "CTXGUARD_ENGINE_KEY"),
@@ -252,7 +252,7 @@ def test_file_without_suffix_is_refused() -> None:
 
 
 def test_absent_file_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no index of that name"):
+    with pytest.raises(ConfigurationError, match="no index with that name"):
         open_index(f"milvus://{tmp_path}/a.db")
     assert not list(tmp_path.iterdir())
 

@@ -79,7 +79,7 @@ def test_wrong_password_is_refused(postgresql_process: Any) -> None:
             with pytest.raises(ConfigurationError, match="refuses") as caught:
                 open_index(f"{url}#absent")
             assert "secret" not in str(caught.value)
-            with pytest.raises(ConfigurationError, match="no index of that name"):
+            with pytest.raises(ConfigurationError, match="no index with that name"):
                 open_index(f"{url}#absent", key="right")
         finally:
             rules.write_text(before)
@@ -176,7 +176,7 @@ def test_nul_characters_are_replaced_or_refused() -> None:
         ("""UPDATE about SET settings = replace(settings, '"format": 3', '"format": 9')""",
          DataError, "format 9"),
         ("DELETE FROM about", DataError, "build the index again"),
-        ("DROP TABLE about", ConfigurationError, "no index of that name"),
+        ("DROP TABLE about", ConfigurationError, "no index with that name"),
     ],
 )  # fmt: skip
 def test_foreign_index_is_refused(

@@ -197,7 +197,7 @@ def _status(status: int) -> UnexpectedResponse:
     [
         (_status(401), StageUnavailableError, "CTXGUARD_ENGINE_KEY"),
         (_status(403), StageUnavailableError, "CTXGUARD_ENGINE_KEY"),
-        (_status(404), ConfigurationError, "no index of that name"),
+        (_status(404), ConfigurationError, "no index with that name"),
         (_status(429), OverloadedError, "rate limit"),
         (_status(500), StageUnavailableError, "500"),
         (ResponseHandlingException(httpx.ReadTimeout("secret")), UnansweredError, "in time"),
@@ -248,7 +248,7 @@ def test_address_with_password_is_refused() -> None:
 
 
 def test_opening_absent_folder_makes_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no index of that name"):
+    with pytest.raises(ConfigurationError, match="no index with that name"):
         open_index(f"qdrant://{tmp_path}/absent#x")
     assert not (tmp_path / "absent").exists()
 
