@@ -202,7 +202,7 @@ class LabelledRoute:
         return self._first(k, f"first {k}, as today", self._undecided("keep", needed))
 
     def of_equal_tokens(self, option: Option) -> Option | None:
-        """Return the longest first k whose mean tokens are no more than an option's.
+        """Return the largest first k that has no more tokens on average than an option.
 
         None where that is today's, or the option's own context, or none is so short.
         """
@@ -375,7 +375,7 @@ def _lengths(metrics: Measured) -> FloatArray:
 def _certificate(
     route: LabelledRoute, chosen: Option, certification: Certification | None
 ) -> Certificate | None:
-    """Promise what was tested, or bound the recall that a choice costs on held-out queries."""
+    """Promise the tested bound, or bound the recall that a choice costs on held-out queries."""
     settings, metrics = route.settings, chosen.metrics
     if chosen.policy == route.today.policy:
         return None

@@ -41,7 +41,7 @@ def pooled(question: str, rankings: Sequence[Sequence[str]]) -> Steps:
 
 
 def to_grade(steps: Steps, grades: Mapping[str, int]) -> list[str]:
-    """List the passages to grade, in order, as far as the grades so far determine them.
+    """List the passages to grade, in order, as far as they follow from the grades so far.
 
     The first step is always graded; a further one once all before it are, if the last of these held
     a relevant passage (of a grade over 0). If the first held none, one more is graded.

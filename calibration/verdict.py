@@ -200,7 +200,7 @@ def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
 
 
 def in_reach(n: int) -> str:
-    """Say what this many questions with a relevant passage suffice for, and what more would buy.
+    """Say which choices this many answerable questions can decide, and how many more others need.
 
     >>> in_reach(22)
     '22 questions with a relevant passage: enough to extend; 6 more to decide leaner'

@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def stages(self) -> tuple[Route, Fusion, str | None, str | None]:
-        """What determines the ranking: route, fusion, reranker and source."""
+        """The settings that determine the ranking: route, fusion, reranker and source."""
         fusion = self.fusion if _fuses(self.route) else Fusion()
         return self.route, fusion, self.reranker, self.source
 

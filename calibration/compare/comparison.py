@@ -160,7 +160,7 @@ def compare(
     clock: Callable[[], float] = time.perf_counter,
     columns: Sequence[SignalColumn] = (),
 ) -> Comparison:
-    """Replay every candidate on the same queries and measure what it would serve.
+    """Replay every candidate on the same queries and measure the contexts it would serve.
 
     Args:
         view: Returns the retriever of a candidate, anything that ``ContextGuard`` takes, or a

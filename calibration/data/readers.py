@@ -145,7 +145,7 @@ class Corpus(Iterator[Passage]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Repairs and oddities in what was read so far, one readable line each."""
+        """Repairs and oddities in the lines read so far, one readable line each."""
         return notes_of(self._counts)
 
 

@@ -1,4 +1,4 @@
-"""Each question's context before and after: whether it holds the answer, and what misleads.
+"""Each question's context before and after: whether it answers, and what misleads.
 
 Pure. The contexts after are those of a choice in which the question had no part.
 """

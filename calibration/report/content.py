@@ -1,4 +1,4 @@
-"""Collects what the report of a calibration shows.
+"""Collects the contents of a calibration's report.
 
 Pure, except that it looks up the passages shown as examples. Figures are of queries that had no
 part in the choice: held out, or left out of it in turn.
@@ -58,7 +58,7 @@ class RouteReport:
 
 @dataclass(frozen=True)
 class ReportData:
-    """The evidence of a calibration; it holds no label and no passage except the examples shown.
+    """The evidence of a calibration; it holds no labels, and no passages except the examples shown.
 
     Attributes:
         profile: The calibrated profile; it has no date, so equal calibrations give equal bytes.

@@ -1,4 +1,4 @@
-"""Reports as HTML pages, by the templates beside this file, or as JSON.
+"""Writes reports as HTML pages, from the templates next to this file, or as JSON.
 
 Everything that comes from labels, passages or settings is escaped, and the page makes no request.
 Its one script turns the dial; the policy of the page names its digest, so that no other runs. Reads
@@ -57,7 +57,7 @@ def page(data: ReportData) -> str:
 
 
 def _templates() -> Any:
-    """Open the templates beside this file, with their filters."""
+    """Open the templates next to this file, with their filters."""
     jinja2 = require("jinja2", "report")
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("calibration.report"),

@@ -186,7 +186,7 @@ def _in_short(results: Results, outcome: RouteOutcome) -> str:
 
 
 def _is_equal(found: Interval) -> bool:
-    """Return whether a figure equals today's on every question, and so holds no noise."""
+    """Return whether a figure equals today's on every question, and so contains no noise."""
     return found.value == 0.0 == found.lower == found.upper
 
 
@@ -198,7 +198,7 @@ def in_one_line(
     misleading: str,
     unshown: str = "",
 ) -> str:
-    """Describe in one line the contexts a policy serves in place of today's.
+    """Describe in one line the contexts that a policy serves instead of today's.
 
     Args:
         passages: A context's, by the policy and today.

@@ -1,4 +1,4 @@
-"""Replaces a file atomically, and removes leftovers of killed writers beside it.
+"""Replaces a file atomically, and removes leftovers of killed writers next to it.
 
 A temporary file or folder is locked while it is written. The system releases the lock of a process
 that was killed, so that the next writer of the same name can tell leftovers from work in progress.

@@ -45,7 +45,7 @@ def install_line(extras: str) -> str:
 
 @cache
 def installed_from() -> tuple[str, str]:
-    """Return what pip installs this distribution from, and the option that fixes versions."""
+    """Return pip's source of this distribution, and the option that pins versions."""
     try:
         origin = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:

@@ -200,7 +200,7 @@ def read_labelled(data: Path, preferred: str, relevant_from: int = 1) -> Labelle
 
 
 def fitted(profile: "Profile | None", source: "Source") -> "tuple[Source, tuple[str, ...]]":
-    """Give a retriever the fusion of a profile, if any; list what could not be compared."""
+    """Give a retriever the fusion of a profile, if any; list the uncompared parts."""
     from ctxguard.profile.comparison import compare_systems
 
     if profile is None:

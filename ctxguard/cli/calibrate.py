@@ -302,7 +302,7 @@ class CalibrateCommand(ChoiceSettings, AssessorSettings, LabelledSystem):
 def _judged(
     found: "JudgedRequests", profile: "Profile", in_force: "Profile | None"
 ) -> dict[str, Any]:
-    """Compare what a policy from judged requests serves with today's contexts, by ``_OF_JUDGED``.
+    """Compare the contexts of a policy from judged requests with today's, by ``_OF_JUDGED``.
 
     ``gain`` and ``in_force``, that of the policy in force, are over today's first k.
     """

@@ -206,7 +206,7 @@ class QuestionWork:
         return [one for one in asked if one not in known]
 
     def bought(self) -> str:
-        """Say what the labels so far suffice for."""
+        """Say which choices the labels so far can decide."""
         from calibration.verdict import in_reach
 
         return in_reach(self.file.n_answerable)
@@ -221,7 +221,7 @@ class QuestionWork:
 def _print_passages(
     rows: "Iterable[tuple[str | None, Passage]]", form: str, output: Output
 ) -> None:
-    """Print ids and titles, with the question where there is one, a line each."""
+    """Print ids and titles, with the question if there is one, one per line."""
     for question, passage in rows:
         about = {} if question is None else {"query": question}
         row = {**about, "passage_id": passage.passage_id, "title": passage.title}

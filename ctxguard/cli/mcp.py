@@ -32,7 +32,7 @@ class McpCommand(IndexSystem):
     )
 
     def __call__(self, _: Output) -> None:
-        """Search leaves out what the profile drops.
+        """Search leaves out the passages that the profile drops.
 
         Fetch returns passages that search has found, and no others.
         """

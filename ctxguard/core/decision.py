@@ -433,7 +433,7 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
 def _sorted_candidates(
     ranking: Ranking, *, by_score: bool = True, needs_score: bool = True
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """Sort the usable candidates as `candidate_order` does, or by upstream rank alone."""
+    """Sort the usable candidates as `candidate_order` does, or only by upstream rank."""
     scores, ids, ranks = ranking.scores, ranking.passage_ids, ranking.ranks
     order: Sequence[int] = range(len(ids))
     if _FAISS_PADDING_ID in ids or (needs_score and not all_valid(scores)):

@@ -201,7 +201,7 @@ class AnswerModel:
     def values(
         self, probabilities: FloatArray, k: int, threshold: float, first: int | None = None
     ) -> FloatArray:
-        """Return what asking about each candidate alone is expected to add to the utility.
+        """Return the expected gain in utility from asking about each candidate by itself.
 
         V_i = (E[L(P with P_i → P_i′)] − L(P)) / (1 − t), with L(P) = Σ_r D_r · max(P_(r) − t, 0)
         over the first k of the list sorted again; the first is kept whatever its P. In units of a
@@ -270,7 +270,7 @@ def _utilities(lists: FloatArray, k: int, threshold: float) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What an assessor was asked about the candidates of one request.
+    """An assessor's answers about the candidates of one request, and their effect.
 
     Attributes:
         answers: By name, shape (n,), in the order of the ranking's candidates; NaN where it was not

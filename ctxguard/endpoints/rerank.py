@@ -76,7 +76,7 @@ _IS_OF_ALL = re.compile(r"total|per.{0,15} batch|in the (?:batch|request)")
 
 @dataclass(slots=True)
 class _Limits:
-    """The limits of one call to a server, learned from what it has refused."""
+    """The limits of one call to a server, learned from its refusals."""
 
     documents: int | None
     tokens: int | None = None
@@ -130,7 +130,7 @@ class _Request:
         return part
 
     def texts(self, part: _Part) -> list[str]:
-        """Return the documents of a part, cut to what the server reads."""
+        """Return the documents of a part, cut to the length that the server reads."""
         limits, (places, most_chars) = self._limits, part
         texts = [self._documents[at] for at in places]
         if limits.tokens is not None:
@@ -141,7 +141,7 @@ class _Request:
         return texts if most_chars is None else [text[:most_chars] for text in texts]
 
     def refused(self, part: _Part, sent: list[str], failure: CallError) -> bool:
-        """Decide what to try in place of a refused part.
+        """Decide what to try instead of a refused part.
 
         Returns:
             Whether it is time to find out if the documents are to blame at all.
@@ -300,7 +300,7 @@ class RerankClient:
         self._http.close()
 
     def _limits_of(self, model: str | None) -> _Limits:
-        """Return what is known of a model; clients may name any number of them."""
+        """Return the known limits of a model; clients may name any number of models."""
         if model not in self._limits and len(self._limits) >= _MOST_MODELS:
             self._limits.clear()
         return self._limits.setdefault(model, _Limits(self._most_documents))

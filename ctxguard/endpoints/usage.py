@@ -76,7 +76,7 @@ class Ledger:
         self._rejected: deque[Rejected] = deque(maxlen=_MAX_REPLIES)
 
     def add(self, **counts: int) -> None:
-        """Add to counts, by their names in ``JudgeAccounts``."""
+        """Add to the counts, given by their names in ``JudgeAccounts``."""
         with self._lock:
             for name, n in counts.items():
                 self._counts[name] += n

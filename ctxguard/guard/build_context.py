@@ -314,7 +314,7 @@ def _read(
     *,
     drops_copies: bool,
 ) -> tuple[Decision, Assessment | None, ReadPassages]:
-    """Decide again with the answers, and read what is kept: once more if it holds copies."""
+    """Decide again with the answers, and read the kept passages; repeat if they include copies."""
     chosen = decision
     if assessment is not None:
         chosen, assessment = _assessed(decision, assessment, applies, mode)

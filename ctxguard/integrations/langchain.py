@@ -192,7 +192,7 @@ class GuardedRetriever(BaseRetriever):  # type: ignore[misc]
 
 
 class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
-    """A ``ContextGuard`` as a LangChain document compressor: it filters what was retrieved.
+    """A ``ContextGuard`` as a LangChain document compressor: it filters retrieved documents.
 
     Documents get the same ``metadata["ctxguard"]`` as from `GuardedRetriever`.
 

@@ -26,7 +26,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 
 class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
-    """A ``ContextGuard`` as a LlamaIndex node postprocessor: it filters what was retrieved.
+    """A ``ContextGuard`` as a LlamaIndex node postprocessor: it filters retrieved nodes.
 
     Nodes without a score are of kind ``rank``. Each node that is returned is a copy, with the
     decision in ``node.metadata["ctxguard"]`` (`ctxguard.integrations.documents.served`). The key is

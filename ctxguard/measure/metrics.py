@@ -181,7 +181,7 @@ def never_judged(rows: Rows) -> FloatArray:
 
 
 def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArray]]:
-    """Compute what n requests add to every metric by the judge's grades, not yet weighted.
+    """Compute the contributions of n requests to every metric by the judge's grades, unweighted.
 
     A request contributes nothing to a metric that depends on a passage without a grade.
 

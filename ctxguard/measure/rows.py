@@ -1,4 +1,4 @@
-"""Rows of judged requests and passages, from which every estimate is made; and their blocks.
+"""Rows of judged requests and passages, the basis of every estimate, and their packed blocks.
 
 A row has the probabilities with which it was judged and graded, and no text. The rows of one
 request are a block of bytes, which the store keeps longer than the texts. Pure.

@@ -1,4 +1,4 @@
-"""Monitoring of live traffic, beside the request path.
+"""Monitors live traffic, outside the request path.
 
 In the order in which they build on each other:
 

@@ -85,7 +85,7 @@ class Explanation:
 
     @property
     def state(self) -> str:
-        """How far it came, in words."""
+        """How far it got, in words."""
         return state_in_words(self.stored, is_readable=self.record is not None)
 
     @property
@@ -166,7 +166,7 @@ def explain_sample(
 
 
 def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:
-    """Say how far a sample came, and whether its record could be read."""
+    """Say how far a sample got, and whether its record could be read."""
     words = _STATES[stored.state].format(series=stored.series)
     if stored.state is State.UNREADABLE and not stored.has_text:
         return f"{words}: its text was deleted before it was judged"

@@ -187,7 +187,7 @@ def _mistake(
 def _kept_and_dropped(
     record: SampleRecord, decision: Decision | None
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Find the positions that the policy kept and dropped; none where it decided nothing."""
+    """Find the positions that the policy kept and dropped; none if it decided nothing."""
     if record.mode is Mode.ENFORCE:
         return record.served, record.dropped
     if record.mode is not Mode.SHADOW or decision is None:

@@ -204,7 +204,7 @@ def signals(
 
 
 class Cosines(NamedTuple):
-    """The cosines of n candidates with m of them.
+    """The cosines between n candidates and m of them.
 
     Attributes:
         values: Shape (n, m), 0 of a candidate with itself.

@@ -50,13 +50,13 @@ class _Text(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many words it counts as, with what is kept beside them."""
+        """How many words it counts as, including the data kept with them."""
         vector = 0 if self.vector is None else self.vector.size
         return self.terms.size + self.pieces.size + vector // 2 + 32
 
 
 class Read(NamedTuple):
-    """Some passages as signals read them, with what BM25 needs."""
+    """Some passages as signals read them, with the counts that BM25 needs."""
 
     features: CandidateFeatures
     numbers: NDArray[np.int32]

@@ -66,7 +66,7 @@ async def keep_probing(guard: ContextGuard, interval_seconds: float) -> None:
 
 
 def log_differences(guard: ContextGuard) -> None:
-    """Log what differs between the profile's system and this one."""
+    """Log the differences between the profile's system and this one."""
     comparison = guard.comparison
     for line in comparison.mismatches:
         _log.warning("the profile was calibrated on another system: %s", line)

@@ -1,4 +1,4 @@
-"""Documents as passages.
+"""Reads documents as passages.
 
 folder          a folder of documents, file by file, and what is left out of it
 markdown        Markdown cut at its headings

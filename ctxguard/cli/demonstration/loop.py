@@ -101,7 +101,7 @@ def monitor_traffic(
 
 
 def _truth(outcome: RouteOutcome, traffic: Sequence[Query]) -> dict[Metric, float]:
-    """Measure what was served by the labels of every request, without undefined metrics."""
+    """Measure the served contexts by the labels of every request, leaving out undefined metrics."""
     pools = outcome.route.measured
     is_chosen = outcome.served is outcome.chosen
     policy = outcome.profile.policy if is_chosen else outcome.today.policy

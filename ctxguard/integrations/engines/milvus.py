@@ -439,7 +439,7 @@ def _term(term: str) -> str:
 
 
 def _stored(indexed: IndexedPassage) -> dict[str, Any]:
-    """Build the row of a passage; refuse one that exceeds what Milvus holds."""
+    """Build the row of a passage; refuse one that exceeds Milvus's limits."""
     row = indexed.stored()
     row["terms"] = " ".join(map(_term, indexed.terms))
     passage_id = indexed.passage.passage_id

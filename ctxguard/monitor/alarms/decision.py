@@ -290,7 +290,7 @@ def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
 
 
 def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
-    """List what a profile promises that can be monitored.
+    """List the promises of a profile that can be monitored.
 
     For recall loss it is the certificate's alpha or, without one, the bound of the evidence. For
     harm it is the upper end of the evidence's interval. A quantity without a promise, or with one

@@ -38,7 +38,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self.set_app(make_wsgi_app(registry))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread of its own, or close the connection where there are too many."""
+        """Answer on a thread of its own, or close the connection if there are too many."""
         with self._changing:
             is_welcome = len(self._open) < MOST_CONNECTIONS
             if is_welcome:

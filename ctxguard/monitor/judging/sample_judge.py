@@ -76,7 +76,7 @@ class SampleJudge:
         probability: float,
         known: Mapping[str, Judgment] = _NOTHING,
     ) -> Finished:
-        """Have a sample's ungraded passages graded; raises whatever the judge raises.
+        """Have a sample's ungraded passages graded; raises the judge's errors.
 
         ``known`` are the grades that it has already, by passage id.
         """
@@ -283,7 +283,7 @@ class JudgingAgain:
     def read(
         self, sample_id: int
     ) -> tuple[SampleRecord, tuple[int, ...], dict[str, Judgment]] | None:
-        """Read a sample that is due; None where it was deleted or cannot be read.
+        """Read a sample that is due; None if it was deleted or cannot be read.
 
         Returns its record; the candidates to judge, those that were judged first; and this judge's
         grades so far.
@@ -305,7 +305,7 @@ class JudgingAgain:
         *,
         is_canary: bool,
     ) -> Counts:
-        """Judge what ``read`` gave, and store the result; raises whatever the judge raises.
+        """Judge the sample that ``read`` returned, and store the result; raises the judge's errors.
 
         Returns, for a canary, counts of the grades equal to the first ones, and of the others.
         """

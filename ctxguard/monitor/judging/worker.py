@@ -211,7 +211,7 @@ class JudgingWorker:
                 return
 
     def _take_up(self, sample_id: int, record: SampleRecord | DataError) -> bool:
-        """Judge or skip one fresh sample; False where no other should be taken up now."""
+        """Judge or skip one fresh sample; False if no other should be taken up now."""
         probability = self._probability()
         if probability <= 0.0:
             return False
@@ -225,7 +225,7 @@ class JudgingWorker:
         return self._process(_Waiting(sample_id, record, record.probability * probability))
 
     def _process(self, sample: _Waiting) -> bool:
-        """Judge one sample; False where the budget has no room for it, or the judge is down."""
+        """Judge one sample; False if the budget has no room for it, or the judge is down."""
         record, known = sample.record, sample.known or {}
         most = max(len(record.to_judge()) - len(known), 0)
         if self._budget is not None and not self._budget.allows(most):

@@ -1,4 +1,4 @@
-"""Redaction of a text.
+"""Redacts a text.
 
 It runs before anything is written and fails closed: if a redactor raises, or returns something
 other than text, the sample is lost (DESIGN.md §8). The rules are in ``patterns`` and ``keys``.

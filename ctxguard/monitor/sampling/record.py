@@ -74,7 +74,7 @@ class TokenAccount(NamedTuple):
         return {**counts, ("today_tokens", mode.value): weight * today}
 
     def saved_cost(self, price_per_million: float | None) -> float | None:
-        """Return what the tokens saved would have cost; None without a price."""
+        """Return the cost of the tokens that were saved; None without a price."""
         saved = self.today - self.kept
         return None if price_per_million is None else saved * price_per_million / 1e6
 
@@ -173,7 +173,7 @@ class SampleRecord:
         return Passage(self.passage_ids[position], "") if passage is None else passage
 
     def grade(self, grades: Mapping[str, Judgment], position: int) -> int | None:
-        """Look up a candidate's grade among some grades; None if it has none."""
+        """Return a candidate's grade from ``grades``; None if it has none."""
         judgment = grades.get(self.passage_ids[position])
         return None if judgment is None else judgment.grade
 

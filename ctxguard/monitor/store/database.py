@@ -281,7 +281,7 @@ class Transaction:
         return self._series[series]
 
     def state(self, key: str) -> str | None:
-        """Read a value that a monitor keeps; None where none was set."""
+        """Read a value that a monitor keeps; None if none was set."""
         table = schema.state.c
         return self.execute(sa.select(table.value).where(table.key == key)).scalar() or None
 

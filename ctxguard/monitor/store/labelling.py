@@ -105,7 +105,7 @@ def _whose(row: LabelRow) -> tuple[str, ...]:
 
 
 def top_grade_of(db: Transaction) -> int | None:
-    """Return the highest grade of the scale of people's labels; None where none was named."""
+    """Return the highest grade of the scale of people's labels; None if none was named."""
     value = db.state(_SCALE)
     return None if value is None else int(value)
 

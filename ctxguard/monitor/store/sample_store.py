@@ -1,4 +1,4 @@
-"""The sample store: what writers, the monitor, people and exports do with it.
+"""The sample store, as writers, the monitor, people and exports use it.
 
 Each entry is described where it is defined, grouped by who uses it. Each is one transaction, unless
 its docstring says otherwise, and may be called from any thread of any process. Errors and logs

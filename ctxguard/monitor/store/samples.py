@@ -266,14 +266,14 @@ def find(db: Transaction, request_ids: Sequence[str]) -> list[int]:
 
 @reads
 def samples_of(db: Transaction, request_id: str) -> list[StoredSample]:
-    """Return the samples of a request, oldest first, and how far each came."""
+    """Return the samples of a request, oldest first, and how far each got."""
     query = _stored().where(_samples.request_id == request_id)
     return list(map(_stored_sample, db.execute(query.order_by(_samples.sample_id))))
 
 
 @reads
 def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> list[StoredSample]:
-    """Return the n samples stored last (before the one with an id), and how far each came."""
+    """Return the n samples stored last (before the one with an id), and how far each got."""
     query = _stored().order_by(_samples.sample_id.desc()).limit(n)
     if before is not None:
         query = query.where(_samples.sample_id < before)

@@ -61,7 +61,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StoredSample:
-    """A sample and how far it came; for the other fields see ``SampleRecord``.
+    """A sample and how far it got; for the other fields see ``SampleRecord``.
 
     Attributes:
         has_text: Whether its payload is kept; the oldest are deleted to bound the store's size.

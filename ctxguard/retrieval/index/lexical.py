@@ -294,7 +294,7 @@ def best_first(scores: Float32Array | FloatArray, k: int) -> RowArray:
 
 
 def occurrences(numbers: NDArray[np.int32], n_terms: int) -> NDArray[np.int64]:
-    """Count each term, a part at a time: numpy copies what it counts in 64 bits."""
+    """Count each term, a part at a time, because numpy copies its input to 64 bits."""
     counts = np.zeros(n_terms, np.int64)
     for at in range(0, numbers.size, _PART):
         counts += np.bincount(numbers[at : at + _PART], minlength=n_terms)

@@ -193,7 +193,7 @@ class Grading(ABC):
         return go_to(task.address(f"{base(request)}/label", sample=number, **focus))
 
     def guide_page(self, request: Request, _form: Form) -> Response:
-        """Show the grading guide alone."""
+        """Show only the grading guide."""
         return self.pages.page(request, "guide.html", **self._guide())
 
     def the_task(self, form: Form) -> Task:
