@@ -87,7 +87,7 @@ class LabelFile:
         name, kinds = query.query_id, dataset.distractors.get(query.query_id, {})
         if dataset.keywords and name not in dataset.qrels:
             raise ConfigurationError(
-                f"{dataset.name} has keywords in place of passages: write grades to a separate file"
+                f"{dataset.name} has keywords instead of passages: write grades to a separate file"
             )
         labels = {
             one: Judgment(one, grade, Negative(kinds[one]) if one in kinds else None)

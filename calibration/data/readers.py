@@ -195,7 +195,7 @@ def _refuse_repeat(record: Record, what: str, key: _Key, first_line: dict[_Key, 
     """Add the record's line to ``first_line``; raise if its key has one already."""
     if key in first_line:
         raise record.error(
-            f"{what} id {shown(key)} was on line {first_line[key]} already; ids must be distinct"
+            f"{what} id {shown(key)} is already on line {first_line[key]}; ids must be distinct"
         )
     first_line[key] = record.line
 

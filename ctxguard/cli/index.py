@@ -92,7 +92,7 @@ class IndexCommand(SettingsModel):
         given = [name for name in of_build if getattr(self, name) is not None]
         if given and self.update:
             raise ConfigurationError(
-                f"--{given[0]}: an update keeps what the index was built with; leave this out, or "
+                f"--{given[0]}: an update keeps the settings of the index; leave this out, or "
                 "build the index again without --update"
             )
         if self.lexical is not None and self.engine is not None:

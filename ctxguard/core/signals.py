@@ -91,8 +91,8 @@ def _parsed(feature: str) -> tuple[str, str]:
     name, dot, suffix = feature.partition(".")
     if not name or (dot and suffix not in _SUFFIXES):
         raise ConfigurationError(
-            f"{feature!r} is not a feature: it must be the name of a signal, which has no full "
-            f"stop, alone or followed by .{', .'.join(_SUFFIXES)}"
+            f"{feature!r} is not a feature: it must be a signal's name, without a full stop, "
+            f"or such a name followed by .{', .'.join(_SUFFIXES)}"
         )
     return name, suffix or "raw"
 

@@ -143,7 +143,7 @@ def _ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
     scores, kinds = _columns(candidates, "legs"), given.get("leg_kinds", {})
     missing = sorted(scores.keys() - kinds.keys())
     if missing:
-        raise invalid(f"leg_kinds lacks the kind of {missing[0]!r}")
+        raise invalid(f"leg_kinds must give the kind of {missing[0]!r}")
     return Ranking(
         cast("Sequence[str]", ids),  # which a ranking writes as texts
         [one.get("score") for one in candidates],

@@ -157,7 +157,7 @@ class TestPools:
 
     @pytest.mark.parametrize("name", ["price.z", "a.b", ""])
     def test_feature_like_name_is_refused(self, name: str) -> None:
-        with pytest.raises(ConfigurationError, match="no full stop"):
+        with pytest.raises(ConfigurationError, match="contain a full stop"):
             labelled([with_signals(**{name: [1.0, 2.0, 3.0]})], [{"p0": 1}])
 
     def test_what_is_no_number_is_unknown(self) -> None:

@@ -193,7 +193,7 @@ class TestExport:
 
 
 BAD_LABELS = {
-    "a grade out of range": ({"grade": 4}, "grade 4 is not a whole number from 0"),
+    "a grade out of range": ({"grade": 4}, "grade 4 must be a whole number from 0"),
     "below zero": ({"grade": -1}, "grade -1"),
     "half a grade": ({"grade": 1.5}, "grade 1.5"),
     "yes": ({"grade": True}, "grade True"),

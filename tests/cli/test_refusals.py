@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("index FOLDER --out OUT", "folder", {}),
     ("index GONE --out OUT --language xx", "no analyser for the language 'xx'", {}),
     ("index GONE --out FOREIGN", "manifest.json", {}),
-    ("index TWICE --out OUT", "twice.jsonl, line 2: passage id 'a' was on line 1", {}),
+    ("index TWICE --out OUT", "twice.jsonl, line 2: passage id 'a' is already on line 1", {}),
     ("evaluate --index INDEX --data GRADED", "graded.jsonl, line 1: grade 'high'", {}),
     ("golden check FOLDER", "ctxguard golden freeze", {}),
     ("mcp --index none", "none", {}),

@@ -261,7 +261,7 @@ class Engine(ABC):
         )
 
     def _rate_limited(self) -> OverloadedError:
-        return OverloadedError(self.name, "its rate limit is reached; ask it less often")
+        return OverloadedError(self.name, "its rate limit is reached; send fewer requests")
 
     def _late(self, detail: str = "") -> UnansweredError:
         return UnansweredError(self.name, FailureKind.TIMEOUT, f"no answer in time{detail}")

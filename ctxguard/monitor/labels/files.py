@@ -204,7 +204,7 @@ def _grade(value: object, max_grade: int, refuse: _Refuse) -> int | None:
     except (ValueError, OverflowError):
         grade = math.nan
     if isinstance(value, bool) or not grade.is_integer() or not 0 <= grade <= max_grade:
-        raise refuse(f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}")
+        raise refuse(f"grade {value!r} must be a whole number from 0 (irrelevant) to {max_grade}")
     return int(grade)
 
 

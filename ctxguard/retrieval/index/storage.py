@@ -71,7 +71,7 @@ def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], No
     except OSError as error:
         raise IndexFolderError(
             f"{folder}: the index could not be saved ({error}); an index that was there before "
-            "is untouched"
+            "is unchanged"
         ) from error
     # The index is saved; what cannot be deleted now is deleted after another save.
     with suppress(OSError, IndexFolderError):

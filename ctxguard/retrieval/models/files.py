@@ -106,7 +106,7 @@ def weights_digest(folder: Path) -> str:
     """Return sha256 of a model's weights file; of the files' digests, by name, if several."""
     files = sorted(folder.rglob("*.safetensors")) or sorted(folder.rglob("*.bin"))
     if not files:
-        raise ConfigurationError(f"{folder} holds no model weights (*.safetensors or *.bin)")
+        raise ConfigurationError(f"{folder} contains no model weights (*.safetensors or *.bin)")
     digests = []
     for file in files:
         with file.open("rb") as stream:
