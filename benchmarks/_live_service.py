@@ -35,6 +35,7 @@ from ctxguard.monitor.judging import budget as budget_module
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
+from ctxguard.monitor.sampling.record import Privacy
 from ctxguard.monitor.sampling.sampler import HashSampler, Sampler
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import (
@@ -43,7 +44,7 @@ from ctxguard.monitor.store import (
     engine,
     schema,
 )
-from ctxguard.monitor.store.writer import Privacy, SampleWriter
+from ctxguard.monitor.store.writer import SampleWriter
 
 START = 20_000 * DAY_SECONDS
 """When the traffic begins: at midnight."""

@@ -18,9 +18,8 @@ from ctxguard.core.passages import estimate_tokens, passage_tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.guard.context_guard import ContextGuard
-from ctxguard.monitor.sampling.record import SampleRecord, record_of
+from ctxguard.monitor.sampling.record import DEFAULT_PRIVACY, SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.store.writer import DEFAULT_PRIVACY
 
 if TYPE_CHECKING:
     from ctxguard.endpoints.replies import Reply

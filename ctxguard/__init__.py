@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from ctxguard.guard.reload import ProfileWatcher as ProfileWatcher
     from ctxguard.guard.with_text_signals import WithTextSignals as WithTextSignals
     from ctxguard.measure.worth import Utilities as Utilities
+    from ctxguard.monitor.sampling.record import Privacy as Privacy
     from ctxguard.monitor.sampling.sampler import JudgingRates as JudgingRates
-    from ctxguard.monitor.store.writer import Privacy as Privacy
     from ctxguard.monitor.store.writer import sample_to as sample_to
     from ctxguard.profile.comparison import ProfileCheck as ProfileCheck
     from ctxguard.profile.schema import Profile as Profile
@@ -79,8 +79,9 @@ _EXPORTS = {
     "ProfileFormatError ProfileMismatchError QueryError StageError StageUnavailableError",
     "ctxguard.guard.context_guard": "ContextGuard",
     "ctxguard.guard.reload": "IndexWatcher ProfileWatcher",
+    "ctxguard.monitor.sampling.record": "Privacy",
     "ctxguard.monitor.sampling.sampler": "JudgingRates",
-    "ctxguard.monitor.store.writer": "Privacy sample_to",
+    "ctxguard.monitor.store.writer": "sample_to",
     "ctxguard.profile.comparison": "ProfileCheck",
     "ctxguard.profile.schema": "Profile",
     "ctxguard.guard.with_text_signals": "WithTextSignals",
@@ -96,8 +97,8 @@ _EXPORTS = {
 # Type checkers take a module with ``__getattr__`` to have every name.
 if not TYPE_CHECKING:
     _module_of = {name: module for module, names in _EXPORTS.items() for name in names.split()}
-    # A star import must do without the two that need the extra ``monitor``.
-    __all__ = [name for name in _module_of if name not in {"Privacy", "sample_to"}]
+    # A star import must do without the one that needs the extra ``monitor``.
+    __all__ = [name for name in _module_of if name != "sample_to"]
     __all__ += ["__version__"]
 
     def __getattr__(name):

@@ -16,9 +16,10 @@ from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Hit, Mode, Route, ScoreKind
 from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
+from ctxguard.monitor.sampling.record import DEFAULT_PRIVACY, Privacy
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates
 from ctxguard.monitor.store import SampleStore, State
-from ctxguard.monitor.store.writer import DEFAULT_PRIVACY, Privacy, sample_to
+from ctxguard.monitor.store.writer import sample_to
 from ctxguard.profile.schema import Certificate, Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 

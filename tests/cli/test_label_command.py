@@ -16,8 +16,8 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.errors import DataError
 from ctxguard.monitor.labels.files import read_label_file
+from ctxguard.monitor.sampling.record import Privacy
 from ctxguard.monitor.store import LabelRow, SampleStore
-from ctxguard.monitor.store.writer import Privacy
 
 Rows = list[dict[str, Any]]
 Export = Callable[..., Rows]

@@ -34,8 +34,9 @@ from ctxguard.core.types import Passage
 from ctxguard.guard.context_guard import ContextGuard
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.measure.metrics import Metric
+from ctxguard.monitor.sampling.record import Privacy
 from ctxguard.monitor.store import LabelRow, SampleStore, State
-from ctxguard.monitor.store.writer import Privacy, sample_to
+from ctxguard.monitor.store.writer import sample_to
 from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from tests.stored import request_of

@@ -41,6 +41,7 @@ NAMES = [
     "Mode",
     "OverloadedError",
     "Passage",
+    "Privacy",
     "Profile",
     "ProfileCheck",
     "ProfileError",
@@ -67,7 +68,7 @@ NAMES = [
     "decide",
     "passage_digest",
 ]
-NEEDING_AN_EXTRA = ["Privacy", "sample_to"]
+NEEDING_AN_EXTRA = ["sample_to"]
 
 
 def run(program: str) -> None:

@@ -17,7 +17,7 @@ from ctxguard.endpoints.chat import Pacer
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge
 from ctxguard.monitor.judges.prompt import messages
-from ctxguard.monitor.store.writer import Privacy
+from ctxguard.monitor.sampling.record import Privacy
 from tests.doubles import JudgeContract
 
 pytest.importorskip("truststore")

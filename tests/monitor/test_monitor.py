@@ -17,10 +17,10 @@ from ctxguard.measure.metrics import Metric, udcg
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
+from ctxguard.monitor.sampling.record import Privacy
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import JudgingOutcome
 from ctxguard.monitor.store import State
-from ctxguard.monitor.store.writer import Privacy
 from tests.stored import all_judged
 from tests.timing import PATIENCE_SECONDS, until
 

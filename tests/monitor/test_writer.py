@@ -26,10 +26,10 @@ from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.guard.telemetry import Telemetry
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
+from ctxguard.monitor.sampling.record import FORMAT, Privacy, SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import HOUR_SECONDS, JudgingRates, LostReason, Sampler
 from ctxguard.monitor.store import Batch, SampleStore
-from ctxguard.monitor.store.writer import Privacy, SampleWriter, sample_to
+from ctxguard.monitor.store.writer import SampleWriter, sample_to
 from tests.timing import PATIENCE_SECONDS, until
 
 POOL = [f"p{rank}" for rank in range(10)]

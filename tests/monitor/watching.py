@@ -5,10 +5,11 @@ from prometheus_client import CollectorRegistry
 from ctxguard.core.context import Context
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judge
+from ctxguard.monitor.sampling.record import Privacy
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates, Sampler
 from ctxguard.monitor.service import Monitor, Report
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.store.writer import Privacy, SampleWriter
+from ctxguard.monitor.store.writer import SampleWriter
 
 NOW = 1_000_000.0
 DAY_SECONDS = 86_400.0

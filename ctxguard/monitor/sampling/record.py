@@ -2,7 +2,7 @@
 
 The passages to judge are chosen when the record is made, and the rates are kept with it: only the
 chosen passages need their texts, and inclusion probabilities stay correct when settings change.
-Pure: no I/O, no clock, no logging.
+Pure, except that ``Privacy.apply`` calls the given redactor.
 """
 
 import base64
@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -31,11 +31,14 @@ from ctxguard.core.types import (
     Route,
     ScoreKind,
 )
-from ctxguard.errors import DataError
+from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.measure.worth import Negative
+from ctxguard.monitor.redaction import Redactor, redact, redacted, redacted_once
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, HashSampler, JudgingRates
 
 FORMAT = 7
+
+Kept = Literal["stored", "omitted"]
 
 MOST_TEXT_CHARS = 50_000
 """Longest stored text of a passage in characters; judges and people read no more."""
@@ -476,6 +479,74 @@ def _pool(
             if (text := copies.get(each, each)) not in texts and first[text] == each
         ]
     return served, tuple(dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """How much of a request's text is stored.
+
+    The filter of a request is stored as it is, because a search with a changed one would find what
+    the request could not see. One in which the redactor finds something is withheld.
+
+    Attributes:
+        redactor: Applied to every text before it is written; None for no redaction. If it
+            raises, the sample is lost, never written unredacted.
+        query: Whether queries are stored or omitted.
+        passages: As ``query``, for titles and texts of passages. A judge that reads texts needs
+            them: where they are omitted, give the monitor the index. Without it, and without a
+            query, samples are not judged and counted as ``incomplete``.
+
+    Raises:
+        ConfigurationError: at construction, for another way to keep a text.
+    """
+
+    redactor: Redactor | None = redact
+    query: Kept = "stored"
+    passages: Kept = "stored"
+
+    def __post_init__(self) -> None:
+        for name in ("query", "passages"):
+            if (given := getattr(self, name)) not in get_args(Kept):
+                raise ConfigurationError(f"{name} {given!r} must be one of {get_args(Kept)}")
+
+    def apply(self, record: SampleRecord) -> SampleRecord:
+        """Reduce the record to the parts that may be stored.
+
+        Raises:
+            RedactionError: the redactor failed, or returned something other than text.
+        """
+        query = None
+        if self.query == "stored" and record.query is not None:
+            query = redacted(record.query, self.redactor)
+        passages = {
+            position: Passage(
+                passage.passage_id,
+                redacted_once(passage.text, self.redactor),
+                redacted_once(passage.title, self.redactor),
+            )
+            for position, passage in record.passages.items()
+            if self.passages == "stored"
+        }
+        withheld = record.where is not None and self._is_secret(record.where)
+        return replace(
+            record,
+            query=query,
+            passages=passages,
+            where=None if withheld else record.where,
+            where_withheld=withheld or record.where_withheld,
+        )
+
+    def _is_secret(self, where: Where) -> bool:
+        """Return whether a filter may not be written, or cannot be written unchanged."""
+        texts = [str(value) for values in where.allowed.values() for value in values]
+        return any(
+            text != text.encode("utf-8", "replace").decode()
+            or redacted(text, self.redactor) != text
+            for text in (*texts, *where.fields)
+        )
+
+
+DEFAULT_PRIVACY = Privacy()
 
 
 def as_written(passage: Passage) -> Passage:

@@ -13,18 +13,14 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
 
 from ctxguard._support.checks import check_at_least, check_positive
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.context import Context
-from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage
-from ctxguard.errors import ConfigurationError, StoreCorruptError, StoreFullError, StoreLockedError
-from ctxguard.monitor.redaction import Redactor, redact, redacted, redacted_once
-from ctxguard.monitor.sampling.record import SampleRecord, record_of
+from ctxguard.errors import StoreCorruptError, StoreFullError, StoreLockedError
+from ctxguard.monitor.sampling.record import DEFAULT_PRIVACY, Privacy, SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import (
     DEFAULT_RATES,
     HOUR_SECONDS,
@@ -35,8 +31,6 @@ from ctxguard.monitor.sampling.sampler import (
     Sampler,
 )
 from ctxguard.monitor.store import Batch, Limits, SampleStore
-
-Kept = Literal["stored", "omitted"]
 
 _log = logging.getLogger(__name__)
 _BATCH = 100
@@ -49,68 +43,6 @@ _LOOK_SECONDS = 0.001
 _Reported = tuple[Accounts, dict[int, int]]
 """All that a store knows of a process once it has a batch, but for what it stored, which it counts
 itself; and how many samples of each hour."""
-
-
-@dataclass(frozen=True, slots=True)
-class Privacy:
-    """How much of a request's text is stored.
-
-    The filter of a request is stored as it is, because a search with a changed one would find what
-    the request could not see. One in which the redactor finds something is withheld.
-
-    Attributes:
-        redactor: Applied to every text before it is written; None for no redaction. If it
-            raises, the sample is lost, never written unredacted.
-        query: Whether queries are stored or omitted.
-        passages: As ``query``, for titles and texts of passages. A judge that reads texts needs
-            them: where they are omitted, give the monitor the index. Without it, and without a
-            query, samples are not judged and counted as ``incomplete``.
-
-    Raises:
-        ConfigurationError: at construction, for another way to keep a text.
-    """
-
-    redactor: Redactor | None = redact
-    query: Kept = "stored"
-    passages: Kept = "stored"
-
-    def __post_init__(self) -> None:
-        for name in ("query", "passages"):
-            if (given := getattr(self, name)) not in get_args(Kept):
-                raise ConfigurationError(f"{name} {given!r} must be one of {get_args(Kept)}")
-
-    def apply(self, record: SampleRecord) -> SampleRecord:
-        """Reduce the record to the parts that may be stored; a RedactionError if that fails."""
-        query = record.query if self.query == "stored" else None
-        passages = {
-            position: Passage(
-                passage.passage_id,
-                redacted_once(passage.text, self.redactor),
-                redacted_once(passage.title, self.redactor),
-            )
-            for position, passage in record.passages.items()
-            if self.passages == "stored"
-        }
-        withheld = record.where is not None and self._is_secret(record.where)
-        return replace(
-            record,
-            query=None if query is None else redacted(query, self.redactor),
-            passages=passages,
-            where=None if withheld else record.where,
-            where_withheld=withheld or record.where_withheld,
-        )
-
-    def _is_secret(self, where: Where) -> bool:
-        """Return whether a filter may not be written, or cannot be written unchanged."""
-        texts = [str(value) for values in where.allowed.values() for value in values]
-        return any(
-            text != text.encode("utf-8", "replace").decode()
-            or redacted(text, self.redactor) != text
-            for text in (*texts, *where.fields)
-        )
-
-
-DEFAULT_PRIVACY = Privacy()
 
 
 class SampleWriter:
