@@ -221,7 +221,7 @@ def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) ->
 
 
 def fewest_for_threshold(alpha: float, delta: float) -> int:
-    """Count the held-out contexts with a relevant passage that a threshold needs at least.
+    """Return the fewest held-out contexts with a relevant passage that a threshold needs.
 
     >>> fewest_for_threshold(0.05, 0.1)
     45

@@ -93,7 +93,7 @@ class _Sample(NamedTuple):
 
     @property
     def ranking(self) -> Ranking:
-        """Without the signals of metadata, which a profile computes from columns that it names."""
+        """The sample without metadata signals, which a profile computes from columns it names."""
         ranking = self.record.ranking()
         own = {name: values for name, values in ranking.signals.items() if ":" not in name}
         return replace(ranking, signals={**own, TOKENS: self.tokens})
@@ -191,7 +191,7 @@ def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
 
 
 def _rows(samples: Sequence[_Sample], pools: Pools, utilities: Utilities, top_grade: int) -> Rows:
-    """Read the rows of the samples again, by these utilities and by the places in the pools."""
+    """Read the samples' rows again, with these utilities and the places in the pools."""
     of_judge = [one.grade for each in samples for one in each.sample.judge.values()]
     of_people = [one.grade for each in samples for one in each.sample.people.values()]
     scale = Scale(utilities, max([1, *of_judge]), max([top_grade, *of_people]))

@@ -133,7 +133,7 @@ class Grid:
 
     @property
     def _todays_discounts(self) -> FloatArray:
-        """The discount of each candidate's rank in the baseline, 0 where it is not in it."""
+        """The discount of each candidate's rank in the baseline, 0 if it is not in the baseline."""
         return np.asarray(discounts(self.order.shape[1]) * self.pools.in_baseline)
 
     @cached_property

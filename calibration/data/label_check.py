@@ -36,7 +36,7 @@ def check_ids(
         raise DataError(
             f"{dataset.name}: {corpus} holds {len(named) - len(unknown) or 'none'} of the "
             f"{len(named):,} labelled passages, and lacks {unknown[0]!r}; these labels belong to "
-            f"another corpus: {_MEND}"
+            f"a different corpus: {_MEND}"
         )
     note = (
         f"{len(unknown):,} of {len(named):,} labelled passages are not in {corpus}, first "
@@ -74,8 +74,8 @@ def check_texts(
     )
     if len(differing) > _MOST * len(own):
         raise DataError(
-            f"{dataset.name}: {found}; these labels belong to another corpus with the same ids: "
-            f"{_MEND}"
+            f"{dataset.name}: {found}; these labels belong to a different corpus with the same "
+            f"ids: {_MEND}"
         )
     return (f"{found}; their labels may no longer hold",)
 

@@ -76,7 +76,7 @@ class DialQuestion:
 
 @dataclass(frozen=True)
 class Dial:
-    """All positions, ascending by passages kept; ``today`` and ``start`` (the choice) by place."""
+    """All positions, by passages kept; ``today`` and ``start`` (the choice) are places in them."""
 
     stops: tuple[DialStop, ...]
     today: int

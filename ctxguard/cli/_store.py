@@ -1,4 +1,4 @@
-"""Shared by the commands on live and judged samples: the store, the judge, and tables.
+"""The parts shared by the commands on live and judged samples: store, judge, and tables.
 
 Opens the store, and reads keys from the environment.
 """

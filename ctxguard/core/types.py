@@ -220,7 +220,7 @@ class Hit:
 
 
 class PassageSource(Protocol):
-    """The passages of a ranking by position, from 0; only kept ones are read."""
+    """The passages of a ranking, by position from 0; only kept ones are read."""
 
     def __getitem__(self, position: int, /) -> Passage: ...
 

@@ -99,7 +99,7 @@ class _RequestSpan:
         self._decision = self._tracing.tracer.start_span("decide", context=self._invocation.context)
 
     def answered(self, context: Context, probability: float) -> None:
-        """End the spans of request and decision, with those of the stages below the request."""
+        """End the spans of the request and its decision, and add those of the request's stages."""
         try:
             if self._decision is not None:
                 self._decision.set_attributes(_decision_attributes(context, probability))

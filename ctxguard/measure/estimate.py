@@ -155,7 +155,7 @@ class Estimate(Interval):
 
 
 def estimate(metric: Metric, sums: Sums, min_n: int = DEFAULT_MIN_N) -> Estimate:
-    """Estimate a metric with a confidence interval, for a window that is looked at once.
+    """Estimate a metric with a confidence interval, for a window that is looked at only once.
 
     The variance of a ratio R = Σ a / Σ b is that of its linearisation,
     n/(n−1) · Σ (a_c − R·b_c)² / (Σ b)² over clusters c (Särndal, Swensson and Wretman, "Model

@@ -280,7 +280,7 @@ class TestRuns:
             for source in (("--run", trec), ("--retriever", f"{engine}:newer")):
                 arguments = ("evaluate", *source, "--data", data)
                 if share == 1.0:
-                    run.refused(*arguments, says="these labels belong to another corpus")
+                    run.refused(*arguments, says="these labels belong to a different corpus")
                 else:
                     notes = " ".join(run.read(*arguments)["notes"])
                     assert re.search(

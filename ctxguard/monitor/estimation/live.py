@@ -203,7 +203,7 @@ def live_report(
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The l samples for which people graded all that a draw asked, by ascending id.
+    """The l samples for which people graded everything that a draw asked for, by ascending id.
 
     Attributes:
         rows: Their rows.

@@ -1,4 +1,4 @@
-"""From a stored sample to stored grades.
+"""Turns stored samples into stored grades.
 
 worker        has waiting samples judged, and stores the results
 sample_judge  one sample: which passages the judge grades, which grades are valid; again

@@ -66,7 +66,7 @@ class Canaries:
     has_changed: bool = False
 
     def due(self, labelled: Sequence[int], day: int) -> list[int]:
-        """Return the samples to judge again now, of those labelled, in the order of preference."""
+        """Return which of the labelled samples to judge again now, in order of preference."""
         known, waiting = set(labelled), {one for one, _, _ in self.waiting}
         third = [one for one, since, _ in self.waiting if since < day and one in known]
         left = PER_DAY - self.today if day == self.day else PER_DAY

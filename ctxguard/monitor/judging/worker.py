@@ -1,4 +1,4 @@
-"""From the queue to the store: has waiting samples judged, and writes the results.
+"""Has waiting samples judged, and writes the results to the store.
 
 A sample on which the judge fails does not keep the others from being judged: it is stored with the
 grades that it has, and asked about again in the next round. The first round begins with the

@@ -1,1 +1,1 @@
-"""From a request to a stored sample: selection, record, redaction, writing."""
+"""Turns requests into stored samples: selection, record, redaction, writing."""

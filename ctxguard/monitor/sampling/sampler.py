@@ -56,7 +56,7 @@ class LostReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Counts of the samples of one or many processes, each counted by itself.
+    """Counts of the samples of one or many processes, each counting its own.
 
     Attributes:
         pending: Those in the memory of processes.
@@ -320,7 +320,7 @@ class Sampler:
         return self._offered.total()
 
     def sampled_by_hour(self) -> dict[int, int]:
-        """Count those of the last two days, by hour since the epoch."""
+        """Count the samples of the last two days, by hour since the epoch."""
         for hour in sorted(self._hours)[:-_HOURS_KEPT]:
             del self._hours[hour]
         return {int(hour): tally.total() for hour, tally in list(self._hours.items())}
