@@ -239,7 +239,7 @@ def test_mostly_missing_labels_are_refused() -> None:
 def test_colliding_ids_are_refused(named: tuple[str, ...], compared: int, tmp_path: Path) -> None:
     """Other passages are compared where no labelled one is at hand."""
     file = corpus(tmp_path, {one: f"something about {one}" for one in IDS})
-    says = rf"{compared} of {compared} passages .* another corpus with the same ids"
+    says = rf"{compared} of {compared} passages .* a different corpus with the same ids"
     with pytest.raises(DataError, match=says):
         check_texts(labels(*named), file, set(IDS), indexed)
 

@@ -61,7 +61,9 @@ def test_engine_answers_like_the_folder(
 def test_labels_of_another_corpus_are_refused(engine: str, run: Run, tmp_path: Path) -> None:
     row = {"query_id": "q", "query": "a kettle", "relevant": ["nowhere"]}
     labels = write_jsonl(tmp_path / "labels.jsonl", [row])
-    run.refused("evaluate", "--engine", engine, "--data", labels, "--k", "5", says="another corpus")
+    run.refused(
+        "evaluate", "--engine", engine, "--data", labels, "--k", "5", says="different corpus"
+    )
 
 
 def test_qdrant_folder_is_built_and_asked(collection: Path, run: Run, tmp_path: Path) -> None:
