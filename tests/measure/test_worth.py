@@ -27,6 +27,33 @@ def test_worked_udcg(examples: dict[str, Any]) -> None:
         assert harm[0] == pytest.approx(case["harm_exact"], abs=EXACT)
 
 
+def udcg_reference(
+    relevant: list[bool], abstain: list[float], penalty: float = 0.333
+) -> float | None:
+    """UDCG as the authors of the paper that named it compute it, without a rank discount.
+
+    sigmoid of the mean over all passages of 1 − a for a relevant one and −penalty·(1 − a) for
+    another; a is the probability that the reader abstains on that passage alone. Trappolini,
+    Cuconasu, Filice, Maarek and Silvestri, EACL 2026, arXiv 2510.21440.
+    """
+    if not relevant:
+        return None
+    worth = [
+        (1.0 - probability) * (1.0 if is_relevant else -penalty)
+        for is_relevant, probability in zip(relevant, abstain, strict=True)
+    ]
+    return 1.0 / (1.0 + math.exp(-math.fsum(worth) / len(worth)))
+
+
+def test_worked_reference_udcg(examples: dict[str, Any]) -> None:
+    reference = examples["udcg_reference"]
+    assert reference["penalty"] == 0.333
+    for case in reference["cases"]:
+        value = udcg_reference(case["relevant"], case["abstain"])
+        assert value == pytest.approx(case["exact"], abs=EXACT)
+    assert udcg_reference([], []) is None
+
+
 @given(st.lists(st.floats(-1, 1), max_size=30))
 def test_udcg_is_gain_less_harm(utilities: list[float]) -> None:
     gain, harm = udcg(np.array([utilities]))
