@@ -1,7 +1,7 @@
 """Asks a reader each labelled question with two contexts, and marks its answers.
 
 Each row stores a digest of its context, so that an interrupted run resumes without asking anything
-twice. Calls the reader, and writes its answers to a file.
+twice. Calls the guards, the reader and the model that marks; reads and writes the file of answers.
 """
 
 import hashlib

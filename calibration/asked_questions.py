@@ -1,7 +1,7 @@
-"""Turns questions from a log, or written from passages, into samples in a store.
+"""Turns questions from a log, or written from passages, into samples for a store.
 
-They look like samples of live traffic, and wait for a judge in the same queue. Reads the log, and
-calls the guard or the model that writes questions.
+They look like samples of live traffic, and wait for a judge in the same queue. Reads the log and
+the clock, and calls the guard or the model that writes questions; writes nothing.
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""Calibrate one route: the family of policies, the choice, its verdict and its evidence. Pure."""
+"""Calibrate one route: the family of policies, the choice, its verdict and its evidence.
+
+Pure; needs scikit-learn.
+"""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,8 @@
-"""Fits what the choice of a policy needs: fusion weight, temperature, P(relevant). Pure."""
+"""Fits what the choice of a policy needs: fusion weight, temperature, P(relevant).
+
+Pure, except that `fit_model` keeps native libraries to one thread meanwhile. P(relevant) needs
+scikit-learn.
+"""
 
 import hashlib
 import math

@@ -1,6 +1,6 @@
 """Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them.
 
-Reads the store.
+Reads the store; the calibration itself is pure, and needs scikit-learn.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Hard negatives: passages ranked high but labelled not relevant, as training triplets.
 
 An unlabelled passage may be relevant. It is taken as a negative only on request, and only if its
-score is below that of the best relevant passage by a margin. Writes the triplets' file.
+score is below that of the best relevant passage by a margin. `write_triplets` writes a file; all
+else is pure, but for the texts that it looks up.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Replay every labelled query through a retriever once, and keep its candidates as columns.
 
-Calls the retriever; later steps read these pools alone.
+Calls the retriever, `encode_queries` on one thread; later steps read these pools alone.
 """
 
 from collections import Counter

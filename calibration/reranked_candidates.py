@@ -1,6 +1,6 @@
 """A retriever of recorded lists of candidates, scored by the reranker being calibrated.
 
-Reads the lists, and calls the reranker.
+`read_candidates` reads a file; a retriever calls the reranker, and waits between attempts.
 """
 
 import time

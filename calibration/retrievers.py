@@ -1,6 +1,7 @@
 """Wraps anything a guard accepts, or a recorded run, as a retriever that can be replayed.
 
-Calls the retriever; runs a thread for its event loop.
+Calls the retriever, an asynchronous one on the event loop of a thread of its own, which ends with
+the process.
 """
 
 import asyncio

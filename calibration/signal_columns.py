@@ -1,6 +1,6 @@
 """Columns of the passages' metadata as signals: their kinds, and which ones leak the labels.
 
-Calls the retriever.
+`read_columns` calls the retriever, and `without_leaks` needs scikit-learn; all else is pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Comparisons saved as JSON, and a check of a new comparison against a saved one.
 
-Reads the saved file.
+`SavedComparison.load` reads the file; all else is pure.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Writes and reads frozen golden sets: BEIR folders identified by a digest."""
+"""Writes and reads frozen golden sets: BEIR folders identified by a digest.
+
+Reads and writes the folder of the set.
+"""
 
 import hashlib
 import json

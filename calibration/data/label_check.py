@@ -1,8 +1,8 @@
 """Checks that labels belong to a corpus, using the ids and texts of the labelled passages.
 
 Ids such as ``d0``, ``d1``, … are the same in many corpora, and labels of another corpus then give a
-recall near 0 instead of an error. If the labels' own corpus is available, it is read and its texts
-are compared.
+recall near 0 instead of an error. `check_texts` reads the labels' own corpus, and looks up the
+passages to compare with it; `check_ids` is pure.
 """
 
 from collections.abc import Callable, Container

@@ -1,6 +1,7 @@
 """A file of labels, written while people grade: it holds the whole state of their work.
 
-Each grade replaces the file in one step. Other fields of its lines are left alone.
+Each grade replaces the file in one step. Other fields of its lines are left alone. Reads and writes
+that file; `listed_questions` reads another.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Reads labelled data: BEIR folders, TREC qrels and runs, JSONL.
 
 Every error names the file, the 1-based line and the value. Repairable input is repaired,
-counted and listed in ``Dataset.notes`` (DESIGN.md §9).
+counted and listed in ``Dataset.notes`` (DESIGN.md §9). Reads files; only `write_trec_run` writes.
 """
 
 import math

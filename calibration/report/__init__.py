@@ -1,6 +1,6 @@
 """The report of a calibration: one HTML page that a person can check, and the same as JSON.
 
-``report`` gathers the evidence as data; ``write_html`` and ``write_json`` write it.
+``report`` gathers the evidence as data; ``write_html`` and ``write_json`` write it to a file.
 """
 
 from calibration.report.content import ReportData, certificate_words, report

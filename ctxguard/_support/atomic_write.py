@@ -2,6 +2,7 @@
 
 A temporary file or folder is locked while it is written. The system releases the lock of a process
 that was killed, so that the next writer of the same name can tell leftovers from work in progress.
+Touches that folder alone.
 """
 
 import os

@@ -1,7 +1,8 @@
 """Imports optional libraries, and names the command that installs a missing one.
 
 A checkout has no release to install from, so the command names the source of this installation.
-Reads the metadata of installed distributions.
+Reads the metadata of installed distributions, and on import tells onnxruntime, by the environment,
+to report nothing.
 """
 
 import json

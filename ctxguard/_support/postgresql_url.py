@@ -1,4 +1,7 @@
-"""Options in URLs of PostgreSQL: its own, and those that other clients write there. Pure."""
+"""Options in URLs of PostgreSQL: its own, and those that other clients write there.
+
+Pure; needs psycopg.
+"""
 
 from collections.abc import Iterable
 

@@ -1,6 +1,6 @@
 """Rows of files that people and spreadsheets write: tables with a header, and JSON lines.
 
-Reads these files.
+Reads these files; `read_table` sets the process's limit on the size of a field of CSV.
 """
 
 import csv

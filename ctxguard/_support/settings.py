@@ -1,6 +1,7 @@
 """Settings as typed fields: each has its default, its range and its help in one place.
 
-`ctxguard.cli._settings` makes options of the fields, and keys of a settings file. Pure.
+`ctxguard.cli._settings` makes options of the fields, and keys of a settings file. Pure; a class of
+settings gets its fields into its docstring when it is defined.
 """
 
 from collections.abc import Callable, Mapping

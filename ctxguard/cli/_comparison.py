@@ -1,6 +1,7 @@
 """Compares ways of ranking and cutting, also with a saved comparison, for `evaluate`.
 
-Calls the retriever, and writes the saved comparison.
+Opens and calls the retrievers, reads labels, profiles and the saved comparison, and writes the new
+one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """How every command runs and prints: exit codes, error messages, notes, progress and JSON.
 
-Progress goes to standard error, so that standard output holds only the result.
+Progress goes to standard error, so that standard output holds only the result. Writes to both,
+reads the clock, and sets environment variables that silence libraries.
 """
 
 import json

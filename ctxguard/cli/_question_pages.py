@@ -1,4 +1,7 @@
-"""Grades the passages of questions, for `ctxguard label`."""
+"""Grades the passages of questions, for `ctxguard label`.
+
+Looks passages up, and writes each grade to the file of labels.
+"""
 
 from collections.abc import Mapping
 

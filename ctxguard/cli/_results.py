@@ -1,4 +1,7 @@
-"""Lays out the one table of results, and a comparison or a calibration with it. Pure."""
+"""Lays out the one table of results, and a comparison or a calibration with it.
+
+Pure. What it shows is imported where it is shown, so that help stays fast.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING

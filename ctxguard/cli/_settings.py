@@ -3,7 +3,8 @@
 A command is a `SettingsModel` that can be called. Each field is an option, an argument, or a key of
 the TOML file that ``--system`` names, as `setting` says where the field stands. The system, its
 profile and its store stand at the top of the file; settings of a single command in the table of its
-name. An option wins over a key. Reads that file and the environment.
+name. An option wins over a key. Reads that file and the environment, and looks whether the files
+to write can be written.
 """
 
 import os

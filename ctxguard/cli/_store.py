@@ -1,6 +1,7 @@
 """The parts shared by the commands on live and judged samples: store, judge, and tables.
 
-Opens the store, and reads keys from the environment.
+Opens the store, reads keys from the environment, loads or calls the model that judges, and waits
+for the store.
 """
 
 import os

@@ -1,7 +1,8 @@
 """The system that supplies a command's candidates: its settings, and how to open it.
 
 An index in a folder or in an engine, a retriever of the user's own, a TREC run, or lists of
-candidates that a server reranks.
+candidates that a server reranks. Reads these and the environment, calls the engine, and imports the
+user's module, with the working folder on ``sys.path``.
 """
 
 import atexit

@@ -1,4 +1,8 @@
-"""``ctxguard answers``: whether the guard's contexts give better answers, with your own reader."""
+"""``ctxguard answers``: whether the guard's contexts give better answers, with your own reader.
+
+Reads labels and a profile, calls the retriever, the assessor, the reader and the model that marks,
+and reads and writes the file of answers.
+"""
 
 import logging
 from collections.abc import Iterator

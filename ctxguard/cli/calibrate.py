@@ -1,4 +1,7 @@
-"""``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
+"""``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence.
+
+Reads labels or a store, calls the retriever and the assessor, and writes the profile and reports.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""``ctxguard demo``: index, calibrate, guard and monitor on this Python's own documentation."""
+"""``ctxguard demo``: index, calibrate, guard and monitor on this Python's own documentation.
+
+Loads the model, and writes the index folder. With --serve it serves metrics on a port.
+"""
 
 import platform
 import re

@@ -1,4 +1,8 @@
-"""``ctxguard doctor``: a line for each part of a deployment, with a fix for each fault."""
+"""``ctxguard doctor``: a line for each part of a deployment, with a fix for each fault.
+
+Opens the index, the profile and the store, calls the engine, and fetches metrics over HTTP; writes
+nothing.
+"""
 
 import platform
 import urllib.request

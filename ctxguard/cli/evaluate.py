@@ -1,4 +1,7 @@
-"""``ctxguard evaluate``: measure a profile or a fixed k on labelled queries, or compare several."""
+"""``ctxguard evaluate``: measure a profile or a fixed k on labelled queries, or compare several.
+
+Reads labels and profiles, calls the retriever, and writes the run or the comparison asked for.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""``ctxguard explain``: shows one sampled request."""
+"""``ctxguard explain``: shows one sampled request.
+
+Reads the store, and the profile if one is given; writes nothing.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

@@ -1,4 +1,8 @@
-"""``ctxguard golden``: labels frozen by digest, and hard negatives."""
+"""``ctxguard golden``: labels frozen by digest, and hard negatives.
+
+Reads labels; `freeze` writes a folder, `check` nothing, and `hard-negatives` searches the index and
+writes a file.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,8 @@
-"""``ctxguard judge``: have the questions of a log judged, as samples of a store."""
+"""``ctxguard judge``: have the questions of a log judged, as samples of a store.
+
+Reads the log, calls the retriever and the model that judges, and writes the store; without --judge
+it only says what that would cost.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,7 @@
-"""``ctxguard keys``: a system file of a command to fill in, each key with its meaning."""
+"""``ctxguard keys``: a system file of a command to fill in, each key with its meaning.
+
+Imports that command; writes to standard output alone.
+"""
 
 import textwrap
 

@@ -1,4 +1,8 @@
-"""``ctxguard label``: grade passages of questions, or export samples and import their labels."""
+"""``ctxguard label``: grade passages of questions, or export samples and import their labels.
+
+Grading reads and writes the file of labels, calls the retriever, and serves a page on this machine.
+Export and import read and write the store and the file.
+"""
 
 import json
 import shlex

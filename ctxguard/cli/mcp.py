@@ -1,4 +1,7 @@
-"""``ctxguard mcp``: the guarded index as an MCP server for agents."""
+"""``ctxguard mcp``: the guarded index as an MCP server for agents.
+
+Opens the index, and serves standard input and output or a port. Needs the extra `mcp`.
+"""
 
 from collections.abc import Sequence
 

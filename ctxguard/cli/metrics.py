@@ -1,4 +1,7 @@
-"""``ctxguard metrics``: the files that Prometheus and Grafana need."""
+"""``ctxguard metrics``: the files that Prometheus and Grafana need.
+
+Writes to standard output alone.
+"""
 
 from typing import Literal
 

@@ -1,4 +1,8 @@
-"""``ctxguard monitor``: judge sampled requests, and serve live estimates and alarms."""
+"""``ctxguard monitor``: judge sampled requests, and serve live estimates and alarms.
+
+Reads and writes the store, reads labels, the index and the profile, which it may replace by a safe
+one; calls the model that judges, handles signals, and serves metrics on a port.
+"""
 
 import signal
 import threading

@@ -1,4 +1,7 @@
-"""``ctxguard query``: shows the kept and dropped candidates of one query, with reasons."""
+"""``ctxguard query``: shows the kept and dropped candidates of one query, with reasons.
+
+Reads the profile, and calls the retriever and the assessor; writes nothing.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -1,4 +1,7 @@
-"""``ctxguard serve``: the rerank protocol, decisions and the console over HTTP."""
+"""``ctxguard serve``: the rerank protocol, decisions and the console over HTTP.
+
+Runs the service. Needs the extra `serve`.
+"""
 
 from ctxguard._support.extras import require
 from ctxguard.cli._console import Output

@@ -5,8 +5,8 @@ cuts documents or the scale of its scores change. So calibration keeps the reran
 these texts in the profile's fingerprint, and a guard that applies the profile asks again. The same
 reranker gives the same scores but for rounding: other batches, other kernels, bfloat16.
 
-The texts belong to the identity: change one, and every profile must be calibrated again. Pure, but
-for the scorer given.
+The texts belong to the identity: change one, and every profile must be calibrated again. Pure,
+except that `probe_scores` calls the scorer that it is given.
 """
 
 import hashlib

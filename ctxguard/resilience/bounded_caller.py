@@ -1,7 +1,7 @@
 """Calls a wrapped retriever under a deadline and a concurrency limit.
 
 Without a deadline a plain call runs on the caller's own thread, and from an event loop on another.
-Runs threads.
+Calls the retriever, and runs threads.
 """
 
 import inspect

@@ -2,7 +2,7 @@
 
 Only outcomes pass through it. Its lock is never held while a stage is called, so that requests do
 not wait for each other, and its clock is monotonic, so that setting the system's clock changes
-nothing.
+nothing. Reads that clock, and calls its watchers.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """A stage: work that may fail, hang or return garbage, on its own threads, with a breaker.
 
-Reads the monotonic clock, and logs.
+Runs threads, reads the monotonic clock, calls watchers, and logs.
 """
 
 import asyncio

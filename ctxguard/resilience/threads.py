@@ -1,7 +1,7 @@
 """A bounded number of daemon threads, so that a call that hangs cannot keep a process alive.
 
 ``concurrent.futures.ThreadPoolExecutor`` queues without a bound and joins its threads at exit.
-Reads the monotonic clock.
+Starts threads, reads the monotonic clock, and at the end of the process waits a moment for calls.
 """
 
 import atexit

@@ -2,7 +2,7 @@
 
 A chunk is a passage of its own. Its id is its parent's with ``#`` and a number from 1, it has its
 parent's title and metadata, and names its parent in the metadata, so that labels of whole documents
-can be read as labels of their chunks. Pure.
+can be read as labels of their chunks. Pure; needs the extra `embedded`, and to split also `chunk`.
 """
 
 import re

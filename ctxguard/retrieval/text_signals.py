@@ -1,7 +1,7 @@
 """Signals of passages outside ctxguard's indexes, from their texts and vectors.
 
 Texts are read when they are first seen, which takes 5 to 46 ms for 100 of them, and kept, as
-many as fit; threads share them. Calls the embedder; no other I/O.
+many as fit; threads share them. Calls the analyser, the embedder and its tokenizer; no other I/O.
 """
 
 from collections import OrderedDict

@@ -1,6 +1,6 @@
 """Word, PowerPoint, PDF, Excel and HTML files as Markdown; runs in a process with bounds.
 
-Bytes in, Markdown out; no files.
+Pure: bytes in, Markdown out. Each format needs a library of the extra `documents`.
 """
 
 import io

@@ -1,4 +1,7 @@
-"""Finds menus and footers by their repetition on most pages of a site, kept in a temporary file."""
+"""Finds menus and footers by their repetition on most pages of a site.
+
+Keeps the pages in a temporary file; touches no other.
+"""
 
 import json
 import re

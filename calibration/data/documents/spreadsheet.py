@@ -1,8 +1,8 @@
 """The cells of a spreadsheet as a person sees them.
 
 A workbook is read from its XML (ECMA-376), cell by cell: libraries return floats and dates where a
-cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide. Pure: bytes in, Markdown
-out.
+cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide. Bytes in, Markdown out.
+Pure, except that `read_csv` raises the process's limit on the size of a field of CSV.
 """
 
 import csv

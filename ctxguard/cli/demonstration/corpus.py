@@ -8,7 +8,7 @@ An object that several listed modules export is listed under the first in `MODUL
 is also a method (``random.choice`` is ``random.Random.choice``) is listed as the function. A member
 is listed under the class that defines it; one of a private base or of C under the class that users
 know: ``_socket.socket.bind`` is ``socket.socket.bind``. Builtin classes belong to no module and are
-left out.
+left out. Imports these modules; touches nothing else.
 """
 
 import builtins

@@ -1,7 +1,8 @@
 """The demonstration's labelled questions.
 
 ``questions.jsonl`` has one question per line: its text, its graded answers and known distractors by
-qualified name, and every other passage that was judged and found irrelevant.
+qualified name, and every other passage that was judged and found irrelevant. Reads that file, and
+imports the modules of the corpus.
 """
 
 import json

@@ -1,6 +1,8 @@
 """The demonstration: index a corpus, calibrate on it, guard its retriever, monitor the traffic.
 
 Every step makes the calls a user's own program would make; ``ctxguard demo`` prints the results.
+Loads the model, and reads and writes the index folder; the store is in memory, the traffic drawn
+with a seed.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""Analysers split texts into the lexical index's terms; there is one file per language family."""
+"""Analysers split texts into the lexical index's terms; there is one file per language family.
+
+Pure, except that an analyser is kept once it is made. Ours need the extra `embedded`.
+"""
 
 from collections.abc import Mapping
 from functools import cache

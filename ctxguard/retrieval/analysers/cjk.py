@@ -1,4 +1,7 @@
-"""The analyser for scripts without spaces between words: overlapping pairs of characters. Pure."""
+"""The analyser for scripts without spaces between words: overlapping pairs of characters.
+
+Pure; needs the library regex, of the extra `embedded`.
+"""
 
 import unicodedata
 from itertools import pairwise

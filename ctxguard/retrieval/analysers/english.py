@@ -1,4 +1,7 @@
-"""The English analyser, and the words and stems that the others share with it. Pure."""
+"""The English analyser, and the words and stems that the others share with it.
+
+Pure, except that each thread keeps its stemmers. Stems need PyStemmer, of the extra `embedded`.
+"""
 
 import re
 import threading

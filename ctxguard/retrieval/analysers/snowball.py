@@ -1,4 +1,7 @@
-"""Analysers for other languages with spaces: stop words from bm25s, stems from PyStemmer. Pure."""
+"""Analysers for other languages with spaces: stop words from bm25s, stems from PyStemmer.
+
+Pure; needs both libraries, of the extra `embedded`.
+"""
 
 import hashlib
 import unicodedata

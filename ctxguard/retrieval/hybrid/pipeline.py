@@ -1,8 +1,8 @@
 """The pipeline of every hybrid retriever: legs → union → fusion → signals → rerank.
 
 Retrievers over an index of ctxguard or an engine differ only in how they search the legs
-(`LegSearch`). Settings are immutable: a view with other settings is another object. Runs the
-stages, and reads the clock.
+(`LegSearch`). Settings are immutable: a view with other settings is another object. Searches the
+legs, calls the embedder and the reranker, and reads the clock.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """The embedded hybrid retriever: building, loading and updating its index (DESIGN.md §2 and §5).
 
 Views of a retriever share the index's changes, the threads and the circuit breakers. Reads and
-writes the index's folder.
+writes the index's folder, and loads and calls the models.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """One search of a hybrid retriever: its legs, the union of their candidates, and their signals.
 
-If one leg fails, the other's candidates are the answer. Reads the index's files, and may use the
-legs' threads.
+If one leg fails, the other's candidates are the answer. Reads the index's files, calls the
+embedder, and may use the legs' threads.
 """
 
 from abc import ABC, abstractmethod

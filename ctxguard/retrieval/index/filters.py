@@ -1,7 +1,8 @@
 """Finds the rows of an index that a filter allows, and keeps the values of the fields it read.
 
 A filter is applied inside the search, before the best are chosen, so that a search returns as many
-allowed passages as its depth, if they exist. No I/O; threads share what is kept.
+allowed passages as its depth, if they exist. The first filter on a field calls ``read``, which may
+read the index's file; threads share what is kept.
 """
 
 from array import array

@@ -1,6 +1,6 @@
 """The index of a hybrid retriever: one generation, which never changes, in memory or on disk.
 
-Reads and writes the index's folder.
+`load` and `save` read and write the index's folder; `build` and `updated` call the embedder.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Keeps an unfinished index's vectors in a file, so that an interrupted build can resume.
 
 The file begins with a mark of the model. Then come records of one size, which may be cut off at
-the end: the digest of a text, its vector, and a checksum of both.
+the end: the digest of a text, its vector, and a checksum of both. Reads and writes that file, and
+calls the embedder.
 """
 
 import errno

@@ -1,6 +1,6 @@
 """The lexical leg: the terms of passages, and BM25 as bm25s (the default) or rank-bm25 scores it.
 
-Word pieces of a model are kept and weighed as terms are. Pure.
+Word pieces of a model are kept and weighed as terms are. Pure; `RankBm25Index` needs rank-bm25.
 """
 
 from array import array

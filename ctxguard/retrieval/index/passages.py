@@ -2,8 +2,8 @@
 
 Each passage is one line of JSON in a block of bytes, in memory or mapped from a file, so that a
 search reads only the passages that it returns. Rows are in the order of their ids: a tie broken by
-row is a tie broken by passage id, and an index does not depend on the order of its input. Pure,
-apart from the mapped file.
+row is a tie broken by passage id, and an index does not depend on the order of its input. Pure, but
+for the mapped file.
 """
 
 import hashlib

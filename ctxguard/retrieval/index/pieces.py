@@ -1,4 +1,7 @@
-"""The word pieces of an index's passages, matched against a query's pieces. Pure."""
+"""The word pieces of an index's passages, matched against a query's pieces.
+
+Pure, except that `Pieces.read` calls the model's tokenizer and may compute its table.
+"""
 
 from array import array
 from collections.abc import Iterable

@@ -10,7 +10,8 @@ the last to finish wins. A generation is never modified.
 A save holds a lock on its generation until the manifest names it. So a generation that can be
 locked and that the manifest, read afterwards, does not name was replaced or interrupted, and is
 deleted. A reader that has opened its files keeps them; one that has not finds the manifest changed
-and opens the next generation.
+and opens the next generation. Reads, writes, locks and clears that folder; generations have random
+names.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """Encodes texts with a sentence-transformers model: in onnxruntime, exported once, or in torch.
 
-Touches the model's files and the cache of exports, and the hub for a model that is not here.
+Reads the model's files and ``OMP_NUM_THREADS``, keeps exports in the user's cache, asks the hub for
+a model that is not here, runs threads, and logs.
 """
 
 import json

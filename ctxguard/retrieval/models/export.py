@@ -1,4 +1,7 @@
-"""Exports a sentence-transformers model, so that other runtimes can compute it. Reads its files."""
+"""Exports a sentence-transformers model, so that other runtimes can compute it.
+
+Reads the model's files; writes nothing. Needs torch, and the extra `fast`.
+"""
 
 import io
 import json

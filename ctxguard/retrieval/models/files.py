@@ -1,7 +1,8 @@
 """A model's files: its folder, the digest of its weights, and its cached archives.
 
 Data that take seconds to compute are kept in the user's cache folder as an archive of plain arrays,
-named after its sources. Touches the model hub too, for a model that is not here.
+named after its sources. Reads the files, writes that folder, and downloads from the hub a model
+that is not here; logs.
 """
 
 import hashlib

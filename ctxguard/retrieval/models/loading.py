@@ -1,4 +1,8 @@
-"""Loads models with sentence-transformers, for torch. Reads the model's files."""
+"""Loads models with sentence-transformers, for torch.
+
+Reads the model's files and ``/proc/cpuinfo``, silences transformers meanwhile, and limits torch to
+one thread in forked children.
+"""
 
 import os
 from collections.abc import Iterator

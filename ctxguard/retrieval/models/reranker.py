@@ -1,4 +1,7 @@
-"""Cross-encoders of sentence-transformers, computed by torch. Reads the model's files."""
+"""Cross-encoders of sentence-transformers, computed by torch.
+
+Reads the model's files, and downloads from the hub a model that is not here.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
