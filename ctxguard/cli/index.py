@@ -1,4 +1,8 @@
-"""``ctxguard index``: build the index folder of a corpus."""
+"""``ctxguard index``: build or update an index, in a folder or in an engine.
+
+Reads the corpus, loads the model, and writes the folder or calls the engine. Keeps unfinished work
+beside the folder.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -133,7 +137,7 @@ class IndexCommand(SettingsModel):
         n_encoded = corpus.n if changes is None else changes.encoded
         document = {
             "passages": len(retriever),
-            "signals": _holder(retriever).signals,
+            "signals": retriever.signals,
             "fingerprint": retriever.fingerprint(),
             "update": changes,
             "window": corpus.window,
@@ -219,7 +223,7 @@ class IndexCommand(SettingsModel):
         from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
         if existing is not None:
-            return SentenceTransformerEmbedder(_holder(existing).embedder)
+            return SentenceTransformerEmbedder(existing.embedder)
         # A folder's name must still find it when the index is opened from elsewhere.
         is_folder = self.model is not None and Path(self.model).is_dir()
         model = Path(str(self.model)).resolve() if is_folder else self.model
@@ -248,11 +252,6 @@ class IndexCommand(SettingsModel):
             )
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         return {"index": str(folder), "empty": report.empty, "size_bytes": size_bytes}, notes
-
-
-def _holder(retriever: "_Index") -> Any:
-    """Return the object that holds the index's settings."""
-    return getattr(retriever, "generation", retriever)
 
 
 def _shown(made: "dict[str, Any]") -> Iterator[RenderableType]:
@@ -302,8 +301,6 @@ class _Corpus:
         n: The number of passages read so far, or of chunks.
         copies: How many repeat the text of another; a context holds one of them.
         kept: How many passages were taken from the index, by the path of their document.
-        window: ``tokens`` that the model reads, None for all or if unknown; passages that are
-            ``longer``; ``chunks`` made of them, None without splitting.
         read_at: When the last passage was read.
     """
 
@@ -321,8 +318,7 @@ class _Corpus:
             raise ConfigurationError(
                 f"--chunk needs the token limit of {embedder.name}, which is unknown: leave it out"
             )
-        tokens = None if self._window is None else self._window.tokens
-        self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
+        self._longer, self._chunks = 0, 0
         self.n, self.copies, self.read_at = 0, 0, perf_counter()
         self.kept = Counter[str]()
 
@@ -353,6 +349,19 @@ class _Corpus:
         folder = f"{path.rstrip('/')}/"
         return sum(n for each, n in self.kept.items() if f"{each}/".startswith(folder))
 
+    @property
+    def window(self) -> dict[str, int | None]:
+        """How the passages read so far fit the model.
+
+        ``tokens`` that it reads, None for all or if unknown; passages that are ``longer``;
+        ``chunks`` made of them, None without splitting.
+        """
+        return {
+            "tokens": None if self._window is None else self._window.tokens,
+            "longer": self._longer,
+            "chunks": self._chunks if self._chunk else None,
+        }
+
     def _fitted(self) -> "Iterator[Passage]":
         from ctxguard.retrieval.chunks import chunked
         from ctxguard.retrieval.index.passages import (
@@ -361,36 +370,37 @@ class _Corpus:
             without_surrogates,
         )
 
-        longer, chunks, last = 0, 0, None
+        last = None
         if self._window is None:
             yield from self._reader
         elif self._chunk:
             for passage in chunked(self._reader, self._window):
                 document = document_of(passage)
-                chunks += document is not None
-                longer += document not in {None, last}
+                if document is not None:
+                    self._chunks += 1
+                    if document != last:
+                        self._longer += 1
                 last = document
                 yield passage
-            self.window["chunks"] = chunks
         else:
             for passage in self._reader:
-                longer += self._window.is_longer(without_surrogates(searchable_text(passage)))
+                if self._window.is_longer(without_surrogates(searchable_text(passage))):
+                    self._longer += 1
                 yield passage
-        self.window["longer"] = longer
 
     @property
     def notes(self) -> list[str]:
         """Notes on copies, and on passages longer than the model reads."""
-        tokens, longer, chunks = (self.window[name] for name in ("tokens", "longer", "chunks"))
         notes = []
         if self.copies:
             copies = count(self.copies, "passage")
             notes.append(f"{copies} with the text of another: a context holds one of them")
-        which = f"passages longer than {tokens:,} tokens: {longer:,}"
-        if longer and chunks is None:
-            notes.append(
-                f"{which}; their ends are not searched by vectors, and --chunk splits them"
-            )
-        elif longer:
-            notes.append(f"{which}, split into {chunks:,} chunks")
+        if self._window is not None and self._longer:
+            which = f"passages longer than {self._window.tokens:,} tokens: {self._longer:,}"
+            if self._chunk:
+                notes.append(f"{which}, split into {self._chunks:,} chunks")
+            else:
+                notes.append(
+                    f"{which}; their ends are not searched by vectors, and --chunk splits them"
+                )
         return notes

@@ -157,6 +157,12 @@ def test_long_passages_counted_and_split(run: Run, tmp_path: Path) -> None:
     assert figures(run.read("evaluate", *data, "-k", "2"))["recall"]["mean"]["value"] == 1
 
 
+def test_model_without_a_limit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SentenceTransformerEmbedder, "passage_window", None)
+    document = run.read("index", corpus_of(tmp_path, LONG), "--out", tmp_path / "i")
+    assert document["window"] == {"tokens": None, "longer": 0, "chunks": None}
+
+
 def test_documents_are_cut_at_headings(run: Run, tmp_path: Path) -> None:
     """And an update encodes the sections that have changed."""
     pytest.importorskip("semantic_text_splitter")

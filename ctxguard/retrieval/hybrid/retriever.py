@@ -264,6 +264,11 @@ class HybridRetriever(Hybrid):
         return processors() + 2 - 2 * leg_threads()
 
     @property
+    def embedder(self) -> str:
+        """The name of the model that made the index's vectors."""
+        return self.generation.embedder
+
+    @property
     def signals(self) -> SignalLevel:
         """The level of the candidates' signals; see ``Ranking.signals``."""
         return self.generation.signals
