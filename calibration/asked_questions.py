@@ -70,7 +70,7 @@ def asked_questions(path: Path) -> dict[str, int]:
 
 def passages_to_ask_about(passage_ids: Sequence[str], n: int) -> list[str]:
     """Draw the ids of the passages to write questions from, by their hashes."""
-    return sorted(passage_ids, key=_order)[:n]
+    return sorted(passage_ids, key=_digest)[:n]
 
 
 def written_questions(
@@ -94,7 +94,7 @@ def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool 
     A question that a model writes goes by the id of its passage.
     """
     text = json.dumps([folded(question), dict(system)], sort_keys=True)
-    return f"{WRITTEN if is_written else ASKED}{_order(text).hex()[:32]}"
+    return f"{WRITTEN if is_written else ASKED}{_digest(text).hex()[:32]}"
 
 
 def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> SampleRecord:
@@ -114,5 +114,5 @@ def tokens_to_judge(record: SampleRecord) -> tuple[int, int]:
     return len(passages), sum([question + passage_tokens(one) for one in passages])
 
 
-def _order(text: str) -> bytes:
+def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

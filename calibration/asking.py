@@ -41,9 +41,9 @@ ROUNDS = 2
 """How often (k, t) is chosen again with the answers that are worth asking for at the former."""
 
 _LUCK = 2.0
-"""Squared standard errors that are taken off a gain, as a share of it. A gain that is reported only
-once it is significant is overstated; shrunk like this, a gain of two standard errors or more is
-right to within a fifth on average (`test_asking.py`)."""
+"""A forecast is the gain less this many squared standard errors divided by the gain. A gain that is
+reported only once it is significant is overstated; so shrunk, a gain of two standard errors or more
+is right to within a fifth on average (`test_asking.py`)."""
 
 _LEAST_ERRORS = 5.0**0.5
 """Standard errors below which a gain is too uncertain for a forecast."""
@@ -269,10 +269,10 @@ def forecast_of(gain: Interval) -> float | None:
     if gain.value is None or gain.lower is None:
         return None
     error = (gain.value - gain.lower) / t_quantile(CONFIDENCE, gain.n - 1.0)
-    if error > 0.0 and abs(gain.value) < _LEAST_ERRORS * error:
+    if error == 0.0:
+        return significant(gain.value)
+    if abs(gain.value) < _LEAST_ERRORS * error:
         return None
-    if gain.value == 0.0:
-        return 0.0
     return significant(gain.value * (1.0 - _LUCK * (error / gain.value) ** 2))
 
 

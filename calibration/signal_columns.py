@@ -118,8 +118,7 @@ def without_leaks(
 def _auroc(pools: LabelledPools, column: SignalColumn) -> float:
     """Return a column's AUROC within queries; 0.5 if too few queries could show it."""
     names, inside, relevant = of_column(pools.signals, column), pools.retrieved, pools.relevant
-    both_kinds = relevant.any(axis=1) & (inside & ~relevant).any(axis=1)
-    mixed = np.flatnonzero(both_kinds)
+    mixed = np.flatnonzero(relevant.any(axis=1) & (inside & ~relevant).any(axis=1))
     if not names or mixed.size < FEWEST_FOR_LEAK:
         return 0.5
     table = np.stack([pools.signals[name] for name in names], axis=-1)
@@ -127,16 +126,14 @@ def _auroc(pools: LabelledPools, column: SignalColumn) -> float:
     found = []
     for fold, others in folds(pools.groups):
         rows = np.intersect1d(others, mixed)
-        kind = relevant[rows][inside[rows]]
-        if kind.all() or not kind.any():
+        if not rows.size:
             continue
         x, means, scales = standardised(table[rows][inside[rows]])
         model = linear_model.LogisticRegression(C=REGULARISATION, class_weight="balanced")
-        model.fit(x, kind)
+        model.fit(x, relevant[rows][inside[rows]])
         for row in np.intersect1d(fold, mixed):
             own = inside[row]
-            scores = model.decision_function((table[row, own] - means) / scales)
+            scores = model.decision_function((table[row, own] - means) / scales).round(9)
             right = relevant[row, own]
-            scores = scores.round(9)
             found.append(pair_share(scores[right], scores[~right]))
     return float(np.mean(found)) if found else 0.5

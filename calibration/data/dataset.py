@@ -86,10 +86,9 @@ class Dataset:
 
     @cached_property
     def positives_only(self) -> bool:
-        """Whether no label says "not relevant": no grade 0, no distractor, no empty entry.
+        """Whether all labels are of relevant passages: no grade 0, no distractor, no empty entry.
 
-        If they do, a passage without a label was not judged. If they do not, a passage that was
-        judged irrelevant cannot be told from one that was not judged.
+        Then an unlabelled passage may be irrelevant or unjudged; otherwise it was not judged.
         """
         return not any(self.distractors.values()) and all(
             grades and min(grades.values()) > 0 for grades in self.qrels.values()

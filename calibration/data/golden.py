@@ -5,7 +5,6 @@ Reads and writes the folder of the set.
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -64,8 +63,8 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
         raise ConfigurationError(f"split {split!r} cannot be used as a file name")
     with new_folder(Path(folder)) as staged:
         _write_beir(dataset, staged, split)
-        files = _digests(staged)
-        snapshot = Snapshot(digest=_digest(split, files), split=split, files=files)
+        files = _file_digests(staged)
+        snapshot = Snapshot(digest=_set_digest(split, files), split=split, files=files)
         text = json.dumps(snapshot.model_dump(mode="json"), indent=2, ensure_ascii=False)
         write_lines(staged / SNAPSHOT, [text])
     return snapshot
@@ -92,7 +91,7 @@ def changes(folder: Path | str) -> tuple[str, ...]:
         DataError: as ``read_snapshot``, or a file cannot be read.
     """
     snapshot = read_snapshot(folder)
-    then, now = snapshot.files, _digests(Path(folder))
+    then, now = snapshot.files, _file_digests(Path(folder))
     lines = []
     for name in sorted(then.keys() | now.keys()):
         if name not in now:
@@ -101,23 +100,23 @@ def changes(folder: Path | str) -> tuple[str, ...]:
             lines.append(f"{name} was added")
         elif now[name] != then[name]:
             lines.append(f"{name} was changed")
-    if snapshot.digest != _digest(snapshot.split, then):
+    if snapshot.digest != _set_digest(snapshot.split, then):
         lines.append(f"{SNAPSHOT} was changed: its digest does not match its content")
     return tuple(lines)
 
 
-def _digest(split: str, files: Mapping[str, str]) -> str:
+def _set_digest(split: str, files: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([split, files], sort_keys=True).encode()).hexdigest()
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _file_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file except the snapshot, by its name in the folder."""
     digests = {}
     try:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if path.is_file() and name != SNAPSHOT:
-                with open_regular(path, sys.maxsize) as file:
+                with open_regular(path) as file:
                     digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=folder) from None

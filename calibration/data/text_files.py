@@ -6,7 +6,6 @@ JSONL, CSV and tables of columns are read as the same ``Record``. Touches the fi
 import csv
 import json
 import re
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -43,11 +42,11 @@ def read_lines(path: Path, *, is_table: bool = False) -> Iterator[tuple[int, str
         DataError: the file is missing or unreadable, or one of its bytes is not UTF-8.
     """
     try:
-        encoding = encoding_of(path, sys.maxsize) if is_table else "utf-8-sig"
+        encoding = encoding_of(path) if is_table else "utf-8-sig"
         # A byte that is not UTF-8 becomes half a surrogate pair, so that its line can be named.
         errors = "surrogateescape" if encoding == "utf-8-sig" else "strict"
         with (
-            open_regular(path, sys.maxsize) as file,
+            open_regular(path) as file,
             TextIOWrapper(file, encoding, errors, newline="\n") as lines,
         ):
             for number, text in enumerate(lines, start=1):
@@ -184,7 +183,7 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
 
 def read_csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
     """Read the rows of a table with a header, as `read_table` does; an empty cell is null."""
-    for line, row in read_table(path, sys.maxsize):
+    for line, row in read_table(path):
         fields = {name: cell.strip() or None for name, cell in row.items()}
         yield Record(path, line, fields, counts)
 

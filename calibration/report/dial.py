@@ -17,7 +17,7 @@ from calibration.evaluate import contexts, of_contexts
 from calibration.pools import LabelledPools
 from calibration.replay import PassageOf
 from calibration.report.before_after import BeforeAfter
-from calibration.report.dropped import looked_up
+from calibration.report.dropped import title_and_snippet
 from calibration.report.summary import Summary
 from ctxguard.core.render import one_line
 from ctxguard.measure.rows import BoolArray, IntArray
@@ -182,7 +182,7 @@ def _passages(
     pools: LabelledPools, row: int, columns: list[int], passage_of: PassageOf
 ) -> tuple[tuple[str, str, str], ...]:
     ids = [pools.passage_ids[row][column] for column in columns]
-    known = [looked_up(passage_id, passage_of, _SNIPPET) for passage_id in ids]
+    known = [title_and_snippet(passage_id, passage_of, _SNIPPET) for passage_id in ids]
     n_titled = Counter(title or one_line(one) for one, (title, _) in zip(ids, known, strict=True))
     passages = []
     for column, passage_id, (title, snippet) in zip(columns, ids, known, strict=True):

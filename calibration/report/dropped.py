@@ -64,7 +64,7 @@ def dropped_passages(outcome: RouteOutcome, dataset: Dataset, passage_of: Passag
     """
     pools, order = outcome.route.measured, outcome.chosen.order
     counted = np.take_along_axis(pools.at_stake, order, axis=1)
-    grades, likely = np.take_along_axis(pools.grades, order, axis=1), pools.probabilities
+    grades, probabilities = np.take_along_axis(pools.grades, order, axis=1), pools.probabilities
     lost = counted & ~outcome.chosen.kept
     texts = {query.query_id: query.text for query in dataset.queries}
     worst: dict[int, Example] = {}
@@ -75,7 +75,7 @@ def dropped_passages(outcome: RouteOutcome, dataset: Dataset, passage_of: Passag
         if row in worst:
             continue
         query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][column]
-        title, snippet = looked_up(passage_id, passage_of, _SNIPPET)
+        title, snippet = title_and_snippet(passage_id, passage_of, _SNIPPET)
         worst[row] = Example(
             query_id=one_line(query_id),
             query=one_line(texts[query_id]),
@@ -85,7 +85,7 @@ def dropped_passages(outcome: RouteOutcome, dataset: Dataset, passage_of: Passag
             label=f"grade {grades[row, rank]} of {pools.top_grade}",
             retrieved_rank=column + 1,
             rank=rank + 1,
-            probability=None if likely is None else float(likely[row, column]),
+            probability=None if probabilities is None else float(probabilities[row, column]),
         )
         if len(worst) == _SHOWN:
             break
@@ -93,13 +93,15 @@ def dropped_passages(outcome: RouteOutcome, dataset: Dataset, passage_of: Passag
         total=int(counted.sum()),
         dropped=int(lost.sum()),
         share=bootstrap_ratio(
-            lost.sum(axis=1) * 1.0, counted.sum(axis=1) * 1.0, seed=outcome.route.settings.seed
+            lost.sum(axis=1, dtype=np.float64),
+            counted.sum(axis=1, dtype=np.float64),
+            seed=outcome.route.settings.seed,
         ),
         shown=tuple(worst.values()),
     )
 
 
-def looked_up(passage_id: str, passage_of: PassageOf, most: int) -> tuple[str, str | None]:
+def title_and_snippet(passage_id: str, passage_of: PassageOf, most: int) -> tuple[str, str | None]:
     """Return the title of a passage and the beginning of its text, at most this many characters.
 
     The title is empty and the text None where the passage cannot be looked up.

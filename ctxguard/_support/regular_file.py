@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -24,8 +25,8 @@ def file_version(file: Path) -> FileVersion | None:
 
 
 @contextmanager
-def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
-    """Open a regular file for reading.
+def open_regular(path: Path, limit_bytes: int = sys.maxsize) -> Iterator[BufferedReader]:
+    """Open a regular file for reading, of any size unless there is a limit.
 
     A pipe without a writer does not block, and a device is never read endlessly.
 

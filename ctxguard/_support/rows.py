@@ -6,6 +6,7 @@ Reads these files; `read_table` sets the process's limit on the size of a field 
 import csv
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from itertools import chain
@@ -23,7 +24,7 @@ _MOST_CELL_CHARS = 2**31 - 1
 
 
 def read_table(
-    path: Path, max_bytes: int, needed: Sequence[str] = ()
+    path: Path, max_bytes: int = sys.maxsize, needed: Sequence[str] = ()
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Read the rows of a table, as a spreadsheet saves it, with the line on which each begins.
 
@@ -92,7 +93,7 @@ def _rows(
         raise DataError(f"is not CSV: {error}", path=path, line=line) from None
 
 
-def encoding_of(path: Path, max_bytes: int) -> str:
+def encoding_of(path: Path, max_bytes: int = sys.maxsize) -> str:
     """Detect the encoding of a file's text: UTF-8, UTF-16 by its mark, or else Windows-1252.
 
     Raises:
