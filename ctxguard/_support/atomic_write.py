@@ -24,8 +24,6 @@ PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 SHARED = 0o644
 """Permissions of files without texts, which a service reads as another user."""
 
-_RANDOM = re.compile(r"[a-z0-9_]{8}")
-
 
 @contextmanager
 def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
@@ -43,7 +41,6 @@ def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written or replaced.
     """
-    # Who may read a file of it may enter the folder.
     path.parent.mkdir(mode=0o300 | mode | (mode & 0o444) >> 2, parents=True, exist_ok=True)
     prefix = f".{path.name}."
     clear_abandoned(path.parent, prefix)
@@ -89,10 +86,10 @@ def lock(descriptor: int) -> bool:
 
 def clear_abandoned(folder: Path, prefix: str) -> None:
     """Delete the temporary files and folders with this prefix that no living process has locked."""
+    named_by_tempfile = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")
     with suppress(OSError):
         for entry in list(folder.iterdir()):
-            # As ``tempfile`` names them.
-            if _RANDOM.fullmatch(entry.name.removeprefix(prefix)) and entry.name.startswith(prefix):
+            if named_by_tempfile.fullmatch(entry.name):
                 with suppress(OSError):
                     _delete_if_abandoned(entry)
 

@@ -30,7 +30,7 @@ def setting(
     value: Any = ...,
     **constraints: Any,
 ) -> Any:
-    """Describes a field of `SettingsModel`: its value, or metadata in ``Annotated``.
+    """Describe a field of `SettingsModel`: its value, or metadata in ``Annotated``.
 
     Args:
         help: Its meaning, for people.
@@ -61,11 +61,11 @@ def setting(
 
 
 optional = partial(setting, value=None)
-"""Describes a field that is None unless it is given; see `setting`."""
+"""Describe a field that is None unless it is given; see `setting`."""
 key = partial(setting, key=True)
-"""Describes a field that stands in a settings file only."""
+"""Describe a field that stands in a settings file only."""
 optional_key = partial(optional, key=True)
-"""Describes a field of a settings file that is None unless it is given."""
+"""Describe a field of a settings file that is None unless it is given."""
 
 
 class SettingsModel(BaseModel):
@@ -103,7 +103,7 @@ class SettingsModel(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Adds the fields and their help to the docstring."""
+        """Add the fields and their help to the docstring."""
         super().__pydantic_init_subclass__(**kwargs)
         lines = [f"    {name}: {field.description}" for name, field in cls.model_fields.items()]
         cls.__doc__ = "\n".join([cls.__doc__ or "", "", "Attributes:", *lines])
@@ -128,6 +128,7 @@ def key_of(name: str, field: FieldInfo) -> str:
 def _in_words(
     error: ValidationError, model: type[BaseModel], name_of: Callable[[str], str]
 ) -> CtxguardError:
+    """Return pydantic's first error as one that names the field, its value if short, and why."""
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, CtxguardError):
@@ -136,6 +137,7 @@ def _in_words(
     name = ".".join([name_of(str(first)), *map(str, rest)])
     field = model.model_fields.get(str(first))
     value = repr(fault["input"])
-    shown = field is not None and field.repr and len(value) <= _MAX_SHOWN_CHARACTERS
+    if field is not None and field.repr and len(value) <= _MAX_SHOWN_CHARACTERS:
+        name = f"{name} {value}"
     reason = reason_of(fault["msg"].removeprefix("Input "))
-    return ConfigurationError(f"{name}{f' {value}' * shown}: {reason[:1].lower()}{reason[1:]}")
+    return ConfigurationError(f"{name}: {reason[:1].lower()}{reason[1:]}")
