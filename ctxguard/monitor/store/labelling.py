@@ -3,7 +3,6 @@
 Labels belong to a request, and so to every sample of that request. Touches the database.
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -33,7 +32,6 @@ _picked = schema.picked.c
 _grades = schema.grades.c
 _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
-_NOTHING_SAID = LabelRow("", "", None, None, "", -math.inf)
 _SCALE = "labels.top_grade"
 """The state's key for the highest grade of people's scale."""
 
@@ -86,16 +84,13 @@ def add_labels(
 
 def _new_labels(former: Iterable[LabelRow], rows: Sequence[LabelRow]) -> list[LabelRow]:
     """Keep the ``rows`` that differ from their annotator's last grades."""
-    last: dict[tuple[str, ...], LabelRow] = {}
-    for row in former:
-        before = last.setdefault(_whose(row), row)
-        if row.time_seconds >= before.time_seconds:
-            last[_whose(row)] = row
+    in_time = sorted(former, key=lambda row: row.time_seconds)
+    last = {_whose(row): (row.grade, row.negative) for row in in_time}
     new = []
     for row in rows:
-        before = last.get(_whose(row), _NOTHING_SAID)
-        if (row.grade, row.negative) != (before.grade, before.negative):
-            last[_whose(row)] = row
+        said = row.grade, row.negative
+        if said != last.get(_whose(row), (None, None)):
+            last[_whose(row)] = said
             new.append(row)
     return new
 
@@ -252,14 +247,14 @@ def to_grade(db: Transaction, series: str) -> dict[int, int]:
 
     Samples that another series judged first count once this series has judged them.
     """
-    newest = sa.func.max(schema.labels.c.label_id)
+    newest = sa.func.max(_labels.label_id)
     own, block = db.series_id(series), schema.judged.alias()
     again = sa.and_(_grades.sample_id == _judged.sample_id, _grades.series_id == own)
     of_sample = sa.and_(block.c.sample_id == _judged.sample_id, block.c.series_id == own)
     query = (
         sa.select(_judged.sample_id, newest.label("newest"))
         .join(schema.samples, _samples.sample_id == _judged.sample_id)
-        .join(schema.labels, schema.labels.c.request_id == _samples.request_id)
+        .join(schema.labels, _labels.request_id == _samples.request_id)
         .outerjoin(schema.grades, again)
         .outerjoin(block, of_sample)
         .where(
@@ -291,13 +286,12 @@ def labelled(db: Transaction, series: str) -> dict[int, bool]:
             ),
         ),
     )
-    labels = schema.labels.c
     rows = db.execute(
         sa.select(_picked.sample_id, _grades.sample_id.is_not(None).label("is_judged"))
         .join(schema.samples, _samples.sample_id == _picked.sample_id)
         .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
         .outerjoin(schema.grades, again)
-        .where(sa.exists().where(labels.request_id == _samples.request_id))
+        .where(sa.exists().where(_labels.request_id == _samples.request_id))
         .distinct()
     )
     return {row.sample_id: bool(row.is_judged) for row in rows}
