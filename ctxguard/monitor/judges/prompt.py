@@ -1,7 +1,7 @@
-"""The prompts of a judging language model, and the parsing of its replies.
+"""The prompts by which a language model grades passages or writes questions, and its replies.
 
 Replies are untrusted: a server may ignore the schema, and a grade that needs guessing is not
-valid. Pure: no I/O, no clock, no logging.
+valid. Pure.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ import json
 
 from ctxguard.core.render import Template
 from ctxguard.core.types import Passage
-from ctxguard.endpoints.chat import TEMPERATURE
 from ctxguard.endpoints.failures import InvalidReason
 from ctxguard.endpoints.forms import json_object, structured
 from ctxguard.endpoints.replies import only_value, whole_number
@@ -79,12 +78,10 @@ def question_messages(text: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": QUESTION_INSTRUCTIONS}, {"role": "user", "content": data}]
 
 
-def prompt_digest(
-    max_passage_chars: int, max_reply_tokens: int, temperature: float = TEMPERATURE
-) -> str:
+def prompt_digest(max_passage_chars: int, max_reply_tokens: int, temperature: float) -> str:
     """Hash the settings that a grade depends on besides the model, to 12 hexadecimal digits.
 
-    >>> prompt_digest(8000, 256) == prompt_digest(8000, 256) != prompt_digest(4000, 256)
+    >>> prompt_digest(8000, 256, 0.0) != prompt_digest(4000, 256, 0.0)
     True
     """
     everything = {
