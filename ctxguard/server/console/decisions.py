@@ -61,15 +61,16 @@ def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
     """
     named = request.query_params.get("day")
     try:
-        day = date.fromisoformat(named) if named else None
+        asked = date.fromisoformat(named) if named else None
     except ValueError as error:
         raise RefusedPage(400, "Which day?", "Enter a date such as 2026-11-05.") from error
     tenant = request.query_params.get("tenant", "").strip()
     first = whole_number(request, "first") or 0
-    find = latest_mistakes if day is None else mistakes_of
-    day = datetime.fromtimestamp(pages.clock(), UTC).date() if day is None else day
-    found = find(pages.store, day, pages.profile, tenant=tenant or None)
-    day = found.day
+    if asked is None:
+        today = datetime.fromtimestamp(pages.clock(), UTC).date()
+        found = latest_mistakes(pages.store, today, pages.profile, tenant=tenant or None)
+    else:
+        found = mistakes_of(pages.store, asked, pages.profile, tenant=tenant or None)
     return pages.page(
         request,
         "mistakes.html",
@@ -78,7 +79,7 @@ def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
         first=first,
         page_size=MISTAKES_SHOWN,
         tenant=tenant,
-        before=day - timedelta(days=1) if day > date.min else None,
-        after=day + timedelta(days=1) if day < date.max else None,
+        before=found.day - timedelta(days=1) if found.day > date.min else None,
+        after=found.day + timedelta(days=1) if found.day < date.max else None,
         has_profile=pages.profile is not None,
     )
