@@ -49,11 +49,12 @@ def check_ids(store: SampleStore, rows: Iterable[LabelRow], path: Path) -> None:
         picked = {one.request_id for some in several for one in some}
     words, is_changed = [], False
     for place, (request_id, each) in enumerate(wrong):
-        of = "no request" if request_id is None else f"request {request_id!r}: no passage"
+        lacking = "no request" if request_id is None else f"request {request_id!r}: no passage"
         meant = None
         if place < _MOST_SUGGESTED:
             meant = probably_meant(each, picked if request_id is None else candidates[request_id])
-        words.append(f"{of} {each!r}" + ("" if meant is None else f" (did you mean {meant!r}?)"))
+        hint = "" if meant is None else f" (did you mean {meant!r}?)"
+        words.append(f"{lacking} {each!r}{hint}")
         is_changed |= request_id is not None or meant is not None
     if is_changed:
         raise DataError(
@@ -71,9 +72,9 @@ def probably_meant(wrong: str, known: Collection[str]) -> str | None:
     >>> probably_meant("kettel-1", ["kettle-1", "piano-1"])
     'kettle-1'
     """
-    for same in (_as_text, _as_number, _as_dates):
-        own = same(wrong)
-        found = [each for each in known if own & same(each)]
+    for read in (_as_text, _as_number, _as_dates):
+        own = read(wrong)
+        found = [each for each in known if own & read(each)]
         if found:
             return found[0] if len(found) == 1 else None
     close = get_close_matches(wrong, known, n=2, cutoff=_SIMILAR)
@@ -92,7 +93,11 @@ def _as_number(name: str) -> set[float]:
 
 
 def _as_dates(name: str) -> set[tuple[int, int]]:
-    """Return the pairs of month and day, or of month and year, that a text may be."""
+    """Return the pairs of month and day, or of month and year, that a string may be.
+
+    A spreadsheet turns an id such as ``5-12`` into ``12-May`` or ``May-12``, by its country; of
+    numbers alone any from 1 to 12 may be the month.
+    """
     if match := _MONTH_FIRST.fullmatch(name) or _DAY_FIRST.match(name):
         word, number = sorted(match.groups(), key=str.isdigit)
         return {(_MONTHS.index(word[:3].casefold()) + 1, int(number) % 100)}
