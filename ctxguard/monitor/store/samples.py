@@ -44,7 +44,7 @@ _PENDING_HOURS = 1
 _SINGLE_HOURS = 48
 """Older hours keep a single row for all processes."""
 _ALL = ""
-"""Their worker id."""
+"""The worker id of that row."""
 _LOOKED_AT = 1_000
 _BATCH_SAMPLES = 200
 _BATCH_BYTES = 2 * 2**20
@@ -53,13 +53,13 @@ _FREE_PAGES = sa.text("PRAGMA freelist_count")
 _PAUSE_SECONDS = 0.002
 """Seconds between transactions that delete: long enough for a waiting writer's turn."""
 
-_accounts = schema.accounts
-_own = _accounts.c
+_accounts = schema.accounts.c
 _samples = schema.samples.c
 _payloads = schema.payloads.c
 _judged = schema.judged.c
-_LOST = {reason: _own[f"lost_{reason.value}"] for reason in LostReason}
-_COUNTED = (_own.sampled, _own.stored, *_LOST.values())
+_LOST = {reason: _accounts[f"lost_{reason.value}"] for reason in LostReason}
+_COUNTED = (_accounts.sampled, _accounts.stored, *_LOST.values())
+_DELETABLE = sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
 _OF_RECORD = ("request_id", "time_seconds", "probability", "label_order")
 
 
@@ -108,16 +108,16 @@ def append(db: Transaction, worker_id: str, batch: Batch) -> bool:
 
 def _adding(db: Transaction) -> Any:
     """Add to the row of a worker and an hour, unless it already includes the batch."""
-    insert = db.insertion(_accounts)
+    insert = db.insertion(schema.accounts)
     new = insert.excluded
     return insert.on_conflict_do_update(
-        index_elements=[_own.worker_id, _own.hour],
+        index_elements=[_accounts.worker_id, _accounts.hour],
         set_={
             **{each.name: each + new[each.name] for each in _COUNTED},
             "pending": new.pending,
-            "batch": sa.case((new.batch > 0, new.batch), else_=_own.batch),
+            "batch": sa.case((new.batch > 0, new.batch), else_=_accounts.batch),
         },
-        where=sa.or_(new.batch == 0, new.batch > _own.batch),
+        where=sa.or_(new.batch == 0, new.batch > _accounts.batch),
     )
 
 
@@ -131,23 +131,21 @@ def accounts(db: Transaction, *, worker_id: str | None = None) -> Accounts:
         *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, _pending(db))]
     )
     if worker_id is not None:
-        query = query.where(_own.worker_id == worker_id)
+        query = query.where(_accounts.worker_id == worker_id)
     sampled, stored, *lost, pending = map(int, db.execute(query).one())
     return Accounts(sampled, stored, pending, dict(zip(LostReason, lost, strict=True)))
 
 
 def stored_shares(db: Transaction) -> dict[float, float]:
     """Return the share of each hour's samples that was stored, where it is below 1."""
-    pending = sa.func.sum(_pending(db))
-    rows = db.execute(
-        sa.select(_own.hour, sa.func.sum(_own.sampled), sa.func.sum(_own.stored), pending)
-        .group_by(_own.hour)
-        .having(sa.func.sum(_own.stored) > 0, sa.func.sum(_own.sampled) > sa.func.sum(_own.stored))
-    )
+    held = sa.func.sum(_pending(db))
+    sampled, stored = sa.func.sum(_accounts.sampled), sa.func.sum(_accounts.stored)
+    query = sa.select(_accounts.hour, sampled, stored, held).group_by(_accounts.hour)
+    rows = db.execute(query.having(stored > 0, sampled > stored)).all()
     return {
-        hour: float(stored) / float(sampled - held)
-        for hour, sampled, stored, held in rows
-        if sampled - held > stored
+        hour: float(n_stored) / float(n_sampled - n_held)
+        for hour, n_sampled, n_stored, n_held in rows
+        if n_sampled - n_held > n_stored
     }
 
 
@@ -167,8 +165,8 @@ def shares_at(
 def fold_accounts(db: Transaction) -> int:
     """Merge the processes' rows of each hour two days old; return how many were merged."""
     oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _SINGLE_HOURS
-    old = sa.delete(_accounts).where(_own.hour < oldest, _own.worker_id != _ALL)
-    rows = db.execute(old.returning(_own.hour, *_COUNTED)).all()
+    old = sa.delete(schema.accounts).where(_accounts.hour < oldest, _accounts.worker_id != _ALL)
+    rows = db.execute(old.returning(_accounts.hour, *_COUNTED)).all()
     none = {"worker_id": _ALL, "pending": 0, "batch": 0}
     if rows:
         # Each is added to the row of its hour.
@@ -179,9 +177,11 @@ def fold_accounts(db: Transaction) -> int:
 def _pending(db: Transaction) -> sa.ColumnElement[int]:
     """Count samples in a process's memory at its last report, if that is recent."""
     oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _PENDING_HOURS
-    later = _accounts.alias().c
-    is_last = ~sa.exists().where(later.worker_id == _own.worker_id, later.hour > _own.hour)
-    return sa.case((sa.and_(_own.hour >= oldest, is_last), _own.pending), else_=0)
+    later = schema.accounts.alias().c
+    is_last = ~sa.exists().where(
+        later.worker_id == _accounts.worker_id, later.hour > _accounts.hour
+    )
+    return sa.case((sa.and_(_accounts.hour >= oldest, is_last), _accounts.pending), else_=0)
 
 
 @reads
@@ -194,7 +194,7 @@ def waiting(db: Transaction, limit: int) -> dict[int, SampleRecord | DataError]:
         raise ConfigurationError(f"limit {limit!r} must be at least 1")
     oldest = sa.select(_samples.sample_id).where(_samples.state == State.PENDING.value)
     ids = db.scalars(oldest.order_by(_samples.sample_id).limit(limit))
-    found = _read(db, ids)
+    found = _records_or_errors(db, ids)
     return {sample_id: found[sample_id] for sample_id in ids}
 
 
@@ -202,7 +202,7 @@ def waiting(db: Transaction, limit: int) -> dict[int, SampleRecord | DataError]:
 def records(db: Transaction, sample_ids: Sequence[int]) -> dict[int, SampleRecord]:
     """Return the records of those samples whose text was kept and can be read."""
     found = {}
-    for sample_id, one in _read(db, sample_ids).items():
+    for sample_id, one in _records_or_errors(db, sample_ids).items():
         if isinstance(one, DataError):
             _log.warning("sample %d is left out: %s", sample_id, one)
         else:
@@ -210,7 +210,9 @@ def records(db: Transaction, sample_ids: Sequence[int]) -> dict[int, SampleRecor
     return found
 
 
-def _read(db: Transaction, sample_ids: Sequence[int]) -> dict[int, SampleRecord | DataError]:
+def _records_or_errors(
+    db: Transaction, sample_ids: Sequence[int]
+) -> dict[int, SampleRecord | DataError]:
     found: dict[int, SampleRecord | DataError] = {}
     query = sa.select(_payloads.sample_id, _payloads.payload)
     payloads: dict[int, bytes] = db.by_sample(query, sample_ids)
@@ -313,17 +315,17 @@ def clean(store: Store) -> tuple[int, int]:
     expired = by_size = 0
     if age is not None:
         oldest_seconds = store.clock() - age
-        while n := _delete(store, partial(_expire_some, oldest_seconds=oldest_seconds)):
+        while n := _take_turn(store, partial(_expire_some, oldest_seconds=oldest_seconds)):
             expired += n
     excess = 0 if most is None else _size_bytes(store) - most
     while excess > 0:
-        n, freed = _delete(store, partial(_shrink, excess=excess))
+        n, freed = _take_turn(store, partial(_shrink, excess=excess))
         if not n:
             break
         by_size += n
         excess -= freed
     # Pages freed by a killed monitor are returned with the next deletion.
-    while (expired or by_size) and store.is_sqlite and _delete(store, _vacuum_some):
+    while (expired or by_size) and store.is_sqlite and _take_turn(store, _vacuum_some):
         pass
     return expired, by_size
 
@@ -335,7 +337,8 @@ def _size_bytes(db: Transaction) -> int:
     return int(db.execute(total).scalar_one())
 
 
-def _delete(store: Store, work: Callable[[Transaction], T]) -> T:
+def _take_turn(store: Store, work: Callable[[Transaction], T]) -> T:
+    """Do work in a transaction of its own, then leave the store to a waiting writer."""
     with store.transaction(writes=True) as connection:
         done = work(Transaction(store, connection))
     time.sleep(_PAUSE_SECONDS)
@@ -344,8 +347,7 @@ def _delete(store: Store, work: Callable[[Transaction], T]) -> T:
 
 def _expire_some(db: Transaction, oldest_seconds: float) -> int:
     """Delete some of the samples from before a time; return how many."""
-    query = sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
-    query = query.where(_samples.time_seconds < oldest_seconds)
+    query = _DELETABLE.where(_samples.time_seconds < oldest_seconds)
     some = _first(db, query.order_by(_samples.time_seconds, _samples.sample_id), _BATCH_BYTES)
     _remove(db, some, some)
     return len(some)
@@ -353,8 +355,7 @@ def _expire_some(db: Transaction, oldest_seconds: float) -> int:
 
 def _shrink(db: Transaction, excess: int) -> tuple[int, int]:
     """Delete some of the oldest payloads; return how many, and their bytes."""
-    query = sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
-    query = query.join(schema.payloads, _payloads.sample_id == _samples.sample_id)
+    query = _DELETABLE.join(schema.payloads, _payloads.sample_id == _samples.sample_id)
     some = _first(db, query.order_by(_payloads.sample_id), min(_BATCH_BYTES, excess))
     _remove(db, some, [row for row in some if row.state not in FINAL_STATES])
     return len(some), sum(row.payload_bytes for row in some)
