@@ -387,7 +387,7 @@ def compare_answers(
     if not found:
         raise CalibrationError(
             f"no question has answers to both contexts with the mark {column!r}: give known "
-            "answers in the questions' metadata (answers), or mark-by judge"
+            "answers in the questions' metadata (answers), or set mark-by = judge"
         )
     measured = {}
     for pipeline in PIPELINES:

@@ -281,7 +281,7 @@ def _answer(
     passages: Mapping[int, Passage],
     readings: Readings,
 ) -> _Replayed:
-    """Keep the first candidate of each text, by the ranking's own copies or by the texts.
+    """Keep the first candidate of each text, using the ranking's own copies or the texts.
 
     Candidates are positions in the ranking, best first; ``readings`` notes their texts.
     """

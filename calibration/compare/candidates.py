@@ -103,13 +103,13 @@ def parse_candidates(
         route = Route(route.value + _RERANK)
     if "fusion" in settings and not _fuses(route):
         raise ConfigurationError(
-            f"the candidate {text!r} fuses, but its route {route.value!r} has one leg only"
+            f"the candidate {text!r} fuses, but its route {route.value!r} has only one leg"
         )
     fusion: Fusion = settings.get("fusion", Fusion())
     if settings.get("min_ratio") and route is Route.HYBRID and fusion.kind is ScoreKind.RANK:
         raise ConfigurationError(
-            f"the candidate {text!r} filters by min_ratio, but reciprocal-rank scores carry order "
-            "only; add convex or ranker, or leave min_ratio out"
+            f"the candidate {text!r} filters by min_ratio, but reciprocal-rank scores carry "
+            "only order; add convex or ranker, or leave min_ratio out"
         )
     candidate = Candidate(
         name=name,

@@ -267,7 +267,7 @@ def read_beir(folder: Path | str, split: str = "test", *, relevant_from: int = 1
     for (query_id, passage_id), (kind, line) in kinds.items():
         if (grade := qrels.get(query_id, {}).get(passage_id, 0)) > 0:
             raise DataError(
-                f"query {shown(query_id)}, passage {shown(passage_id)} is a {kind} here and has "
+                f"query {shown(query_id)}, passage {shown(passage_id)} is a {kind} here but has "
                 f"grade {grade} in {qrels_file}, line {grades[query_id, passage_id][1]}",
                 path=kinds_file,
                 line=line,

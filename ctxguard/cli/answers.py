@@ -157,7 +157,7 @@ class AnswersCommand(ModelCalls, System, AssessorSettings):
             why = why_failed(failed, judge.ledger)
             return [f"{count(n_unmarked, 'answer')} got no valid mark of the judge: {why}"]
         unknown = f"{count(n_unmarked, 'answer')} without a known answer in the question's metadata"
-        return [f"{unknown}: give answers there, or mark-by judge"]
+        return [f"{unknown}: give answers there, or set mark-by = judge"]
 
     def _shown(self, results: "Results", utility: "Interval") -> Iterator[RenderableType]:
         yield facts(("reader", self.model), ("answers", str(self.file)))

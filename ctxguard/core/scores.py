@@ -134,7 +134,7 @@ def relative_scores(
         return ratios if temperature == 1.0 else [ratio ** (1.0 / temperature) for ratio in ratios]
     if kind is ScoreKind.RANK and any(score < top for score in scores):
         raise ConfigurationError(
-            "scores of kind 'rank' (reciprocal-rank fusion) carry order only, so a relative "
+            "scores of kind 'rank' (reciprocal-rank fusion) carry only order, so a relative "
             "filter on them measures the fusion constant; set min_ratio to 0, or use convex "
             "fusion or a reranker, whose scores can be compared"
         )

@@ -232,7 +232,7 @@ def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
         scores[:] = log_odds(scores)
     elif kind is ScoreKind.RANK:
         raise ConfigurationError(
-            "scores of kind 'rank' carry order only and give no feature; "
+            "scores of kind 'rank' carry only order and give no feature; "
             "pass each leg's scores separately"
         )
 
@@ -240,7 +240,7 @@ def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
 def legs_of(ranking: Ranking, order: Sequence[int]) -> Mapping[str, Leg]:
     """Return the legs of a ranking, or its own scores as the leg ``RANKING`` if it has none.
 
-    If the scores carry order only, the leg is minus the logarithm of the rank, by the positions of
+    If the scores carry only order, the leg is minus the logarithm of the rank, by the positions of
     the usable candidates, best first.
     """
     if ranking.legs:

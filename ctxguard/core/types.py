@@ -54,7 +54,7 @@ class ScoreKind(StrEnum):
     """A distance with its sign turned, ``-distance``, so that higher is better here too."""
     PROBABILITY = "probability"
     RANK = "rank"
-    """Carries order only (reciprocal-rank fusion): no relative filter is possible."""
+    """Carries only order (reciprocal-rank fusion): no relative filter is possible."""
 
 
 ScoreKindName = Literal[

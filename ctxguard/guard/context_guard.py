@@ -122,8 +122,8 @@ class ContextGuard:
         compares_scores = isinstance(policy, RatioPolicy) and policy.min_ratio > 0.0
         if compares_scores and self.score_kind is ScoreKind.RANK:
             raise ConfigurationError(
-                "min_ratio compares scores, and score_kind 'rank' says that they carry order "
-                "only: set min_ratio to 0, or return scores that can be compared"
+                "min_ratio compares scores, and score_kind 'rank' says that they carry "
+                "only order: set min_ratio to 0, or return scores that can be compared"
             )
         self.assembly: Final = assembly
         telemetry = default_telemetry() if telemetry is None else telemetry

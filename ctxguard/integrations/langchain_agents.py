@@ -74,7 +74,7 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if isinstance(tools, str) or not tools:
-            raise ConfigurationError(f"tools {tools!r} must be a list of names of tools")
+            raise ConfigurationError(f"tools {tools!r} must be a list of tool names")
         self._guard = guard
         self._names = frozenset(tools)
         self._logged: set[str] = set()

@@ -28,7 +28,7 @@ _Outcome = Ranking | BaseException
 class SeparateLegs:
     """Several retrievers over one corpus, such as BM25 and vectors, whose scores stay apart.
 
-    Candidates are united by passage id and ordered by reciprocal ranks, which carry order only.
+    Candidates are united by passage id and ordered by reciprocal ranks, which carry only order.
     Each leg's own scores are in ``Ranking.legs``, where a calibrated model reads them; see
     `ctxguard.retrieval.hybrid.search.united`.
 

@@ -248,13 +248,13 @@ def test_candidate_is_a_few_words() -> None:
         ("x=lexicla", "'lexicla' in the candidate"),
         ("x=external", "'external' in the candidate"),
         ("x=lexical,dense", "gives its route twice"),
-        ("x=lexical,convex", "one leg only"),
+        ("x=lexical,convex", "only one leg"),
         ("x=k=2.5", "needs a whole number, not '2.5'"),
         ("x=convex:much", "needs a number, not 'much'"),
         ("x=convex:nan", "needs a number, not 'nan'"),
         ("x=convex:2", r"must lie in \[0, 1\]"),
         ("x=k=0", "must be at least 1"),
-        ("x=hybrid,min_ratio=0.7", "carry order only; add convex"),
+        ("x=hybrid,min_ratio=0.7", "carry only order; add convex"),
     ],
 )
 def test_unreadable_candidate_names_the_part(text: str, message: str) -> None:

@@ -258,7 +258,7 @@ class TestDomain:
         }
 
     def test_ratio_on_rank_only_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="carry order only"):
+        with pytest.raises(ConfigurationError, match="carry only order"):
             decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(min_ratio=0.7))
 
     def test_temperature_separates_a_narrow_band(self) -> None:

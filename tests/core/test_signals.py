@@ -79,7 +79,7 @@ class TestSignals:
         assert features({}).shape == (0, 0)
 
     def test_rank_only_scores_give_no_signal(self) -> None:
-        with pytest.raises(ConfigurationError, match="order only"):
+        with pytest.raises(ConfigurationError, match="only order"):
             features({"fused": leg(0.1, kind=ScoreKind.RANK)})
 
     @pytest.mark.parametrize("kind", [kind for kind in ScoreKind if kind is not ScoreKind.RANK])
@@ -152,7 +152,7 @@ class TestLegsOf:
         assert not others
 
     def test_order_only_scores_count_by_log_rank(self) -> None:
-        """Scores that carry order only count by the logarithm of their rank."""
+        """Scores that carry only order count by the logarithm of their rank."""
         ranking = Ranking.from_hits([Hit("a"), Hit("b")], ScoreKind.RANK)
         own = legs_of(ranking, [1, 0])[RANKING]
         assert own.scores.tolist() == pytest.approx([-math.log(2), 0.0])

@@ -131,5 +131,5 @@ def test_wrong_tool_return_is_named() -> None:
     asking = GuardedTools(ContextGuard(), tools=["search"], query_argument="question")
     with pytest.raises(ConfigurationError, match="'question'"):
         ask(plain_tool(), middleware=[asking])
-    with pytest.raises(ConfigurationError, match="names of tools"):
+    with pytest.raises(ConfigurationError, match="tool names"):
         GuardedTools(ContextGuard(), tools="search")

@@ -32,7 +32,7 @@ out."""
 
 
 class ReferenceKind(StrEnum):
-    """The reference of a loss. A closed set: it labels a metric."""
+    """The reference that a loss is compared with. A closed set: it labels a metric."""
 
     PROMISE = "promise"
     """The profile's own promise: the judge makes no errors."""

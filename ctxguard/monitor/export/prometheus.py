@@ -180,7 +180,8 @@ class MonitorCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Make a family of each exported row: a counter if it ends in ``_total``, else a gauge."""
+        """Make a metric family from each exported row: a counter if it ends in ``_total``, else a
+        gauge."""
         families: list[Metric] = []
         for name, text, values, labels in self._rows():
             kept = labels if self._all else DEFAULT_METRICS.get(name.removesuffix("_total"))

@@ -1,4 +1,4 @@
-"""The server of /metrics: prometheus-client's pages, for clients that may be slow or many.
+"""Serves /metrics with prometheus-client's pages, to clients that may be slow or numerous.
 
 prometheus-client's own server gives each client a thread for as long as it likes. Touches sockets
 and the monotonic clock, and runs threads.

@@ -51,7 +51,7 @@ NO_LIMITS = BudgetLimits()
 
 
 class JudgingBudget:
-    """How much judging has spent in one series, and how much is left; for one thread.
+    """The amount that judging has spent in one series, and what is left; for use by one thread.
 
     If the clock is set forward by a day, the next day's budget begins early; if it is set back by
     at most a day, the present period goes on.

@@ -51,7 +51,7 @@ _KIND_OF: dict[int | str, type[StoreError]] = {
 def store_error(
     error: sa.exc.DBAPIError | sqlite3.Error, name: str, file: Path | None
 ) -> StoreError | None:
-    """Turn a database's error into that of the store ``name``; None for a fault of the program."""
+    """Turn a database's error into one of the store ``name``; None if the program is at fault."""
     cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     code, is_sqlite = _code_of(cause), isinstance(cause, sqlite3.Error)
     kind = _KIND_OF.get(code)

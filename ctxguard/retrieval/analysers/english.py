@@ -1,4 +1,4 @@
-"""The English analyser, and the words and stems that the others share with it.
+"""The English analyser, and the splitting and stemming that other analysers share with it.
 
 Pure, except that each thread keeps its stemmers. Stems need PyStemmer, of the extra `embedded`.
 """

@@ -171,7 +171,7 @@ def check_destination(folder: Path) -> None:
 
 
 def manifest_file(folder: Path) -> Path:
-    """Return the manifest, which a save replaces last and atomically."""
+    """Return the path of the manifest, which a save replaces last and atomically."""
     return folder / _MANIFEST
 
 
