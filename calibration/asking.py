@@ -4,7 +4,7 @@ All labelled queries are asked about their first candidates by P, once. Then, tw
 whose value exceeds the price at the current (k, t) count as asked, P of the choosing queries is
 updated by models of the other folds, and (k, t) is chosen again as the route's policy is. The gain
 from the answers is measured on queries outside the choice, net of their price. Looks passages up,
-calls the assessor, and waits between attempts. Needs scikit-learn.
+calls the assessor, and waits between attempts. Needs the extra `calibrate`.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Calibrate every route of a retriever: replay, fit, choose, certify, measure.
 
-Calls the retriever and the assessor, and reads the versions of installed libraries. Needs
-scikit-learn.
+Calls the retriever and the assessor, and reads the versions of installed libraries. Needs the
+extra `calibrate`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Calibrate one route: the family of policies, the choice, its verdict and its evidence.
 
-Pure; needs scikit-learn.
+Pure; needs the extra `calibrate`.
 """
 
 import math

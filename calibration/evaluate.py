@@ -1,7 +1,7 @@
 """Evaluates a policy on labelled queries: every metric per query, then means with intervals.
 
 Decisions are made by ``ctxguard.core.decision.decide`` itself: what is evaluated is what runs.
-Pure.
+Pure, but for the texts that `measure` looks up where labels are keywords.
 """
 
 import math

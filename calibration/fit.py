@@ -1,7 +1,7 @@
 """Fits what the choice of a policy needs: fusion weight, temperature, P(relevant).
 
-Pure, except that `fit_model` keeps native libraries to one thread meanwhile. P(relevant) needs
-scikit-learn.
+Pure, except that `fit_model` keeps native libraries to one thread meanwhile. It, and what calls it,
+needs the extra `calibrate`.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them.
 
-Reads the store; the calibration itself is pure, and needs scikit-learn.
+`judged_store` reads the store; the calibration itself is pure. Needs the extras `calibrate` and
+`monitor`.
 """
 
 import math

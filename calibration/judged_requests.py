@@ -4,7 +4,7 @@ People graded some of the candidates; a ridge logistic regression of their grade
 said predicts all of them (``ctxguard.measure.corrected``). P(relevant) is fitted to the grade where
 there is one and else to the prediction. Without grades there is the judge's own view alone. The
 estimators are those of live traffic: a context is the same rows with other ranks. Pure; fitting
-needs scikit-learn.
+needs the extra `calibrate`.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Replay every labelled query through a retriever once, and keep its candidates as columns.
 
-Calls the retriever, `encode_queries` on one thread; later steps read these pools alone.
+Calls the retriever; later steps read these pools alone. `encode_queries` keeps native libraries to
+one thread meanwhile, and needs the extra `calibrate`.
 """
 
 from collections import Counter

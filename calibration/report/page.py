@@ -2,7 +2,7 @@
 
 Everything that comes from labels, passages or settings is escaped, and the page makes no request.
 Its one script turns the dial; the policy of the page names its digest, so that no other runs. Reads
-the templates, and writes the report. Pages need Jinja2, JSON does not.
+the templates, and writes the report. Pages need the extra `report`, JSON does not.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """Grades the passages of questions, for `ctxguard label`.
 
-Looks passages up, and writes each grade to the file of labels.
+Looks passages up, and writes each grade to the file of labels. Needs the extra `serve`.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """``ctxguard label``: grade passages of questions, or export samples and import their labels.
 
-Grading reads and writes the file of labels, calls the retriever, and serves a page on this machine.
-Export and import read and write the store and the file.
+Grading reads the questions, calls the retriever, serves a page on this machine, and reads and
+writes the file of labels. Export reads the store, and marks in it what it writes to a file; import
+reads that file and adds its labels to the store.
 """
 
 import json

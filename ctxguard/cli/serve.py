@@ -1,6 +1,7 @@
 """``ctxguard serve``: the rerank protocol, decisions and the console over HTTP.
 
-Runs the service. Needs the extra `serve`.
+Serves HTTP, reads the environment, and opens and calls what its settings name: index, engine,
+profile, store and reranker. Needs the extra `serve`.
 """
 
 from ctxguard._support.extras import require

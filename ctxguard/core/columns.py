@@ -1,7 +1,8 @@
 """Signals from columns of the passages' metadata: when a passage was written, where it comes from.
 
 Each signal depends only on the query and the candidates of one list, so that it means the same next
-year: a passage's age counts from the newest candidate. Pure: no I/O, no clock, no logging.
+year: a passage's age counts from the newest candidate. Pure: no I/O of its own, no clock, no
+logging; `with_columns` and `metadata_of` read passages, which may run anyone's code.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Limits the passages that a request may see to those whose metadata meets every condition.
 
 It fails closed: a passage that lacks a field, or whose value cannot be compared, is not allowed.
-Pure: no I/O, no clock, no logging.
+Pure: no I/O of its own, no clock, no logging; `verified` reads passages, which may run anyone's
+code.
 """
 
 from collections.abc import Iterable, Mapping

@@ -8,4 +8,6 @@ corrected  predicts relevance for all requests, corrected by people's grades
 interval   one value with its ends; bootstrap and Student's t
 betting    tests and bounds that may be looked at at any time
 risk       upper bounds on the risk of a policy, for certificates
+
+All of it is pure.
 """

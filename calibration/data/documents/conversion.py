@@ -2,8 +2,8 @@
 
 A file can make the libraries that read Office, PDF and HTML use any amount of time and memory. So
 they run in a process that the system stops at a bound; it is then replaced, and the file is
-reported as left out. One process converts file after file. Starts and
-kills that process, which reads the files; writes nothing.
+reported as left out. One process converts file after file. Starts and kills that process, which
+reads the files; writes nothing.
 """
 
 import json

@@ -2,7 +2,8 @@
 
 A workbook is read from its XML (ECMA-376), cell by cell: libraries return floats and dates where a
 cell shows ``01067`` or ``1.10``, and rows as long as the sheet is wide. Bytes in, Markdown out.
-Pure, except that `read_csv` raises the process's limit on the size of a field of CSV.
+Pure, except that `read_csv` raises the process's limit on the size of a field of CSV; needs the
+extra `documents`.
 """
 
 import csv

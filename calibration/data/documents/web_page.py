@@ -1,4 +1,7 @@
-"""Converts the visible content of an HTML page to Markdown, without menus and footers. Pure."""
+"""Converts the visible content of an HTML page to Markdown, without menus and footers.
+
+Pure; needs the extra `documents`.
+"""
 
 import re
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 Every step makes the calls a user's own program would make; ``ctxguard demo`` prints the results.
 Loads the model, and reads and writes the index folder; the store is in memory, the traffic drawn
-with a seed.
+with a seed. Needs the extras of the whole demonstration.
 """
 
 import random

@@ -6,7 +6,8 @@ zero vector stays zero: its cosine with everything is 0.
 A large index also keeps a code for every vector: product quantisation with 16 centroids for each
 two dimensions, scanned in the processor's registers (André, Kermarrec and Le Scouarnec, VLDB 2015).
 The best codes' vectors are then compared, as faiss's ``IndexRefineFlat`` does, without its copy of
-them. Pure, but for the file of mapped vectors; `DenseIndex` and `build_codes` need faiss.
+them. Pure, but for the file of mapped vectors; `DenseIndex` and `build_codes` need the extra
+`embedded`.
 """
 
 import math

@@ -1,6 +1,7 @@
 """The index of a hybrid retriever: one generation, which never changes, in memory or on disk.
 
-`load` and `save` read and write the index's folder; `build` and `updated` call the embedder.
+`load` and `save` read and write the index's folder; `build` and `updated` call the embedder. Needs
+the extra `embedded`.
 """
 
 import json
