@@ -1,6 +1,6 @@
 """Columns of the passages' metadata as signals: their kinds, and which ones leak the labels.
 
-`read_columns` calls the retriever, and `without_leaks` needs the extra `calibrate`; all else is pure.
+Pure, except that `read_columns` calls the retriever. `without_leaks` needs the extra `calibrate`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
