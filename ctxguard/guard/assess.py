@@ -44,9 +44,8 @@ _CACHE_SECONDS = 3_600.0
 _CACHE_ENTRIES = 5_000
 """Calls whose answers are kept; some thousand bytes each."""
 
-_PLACE = "place"
-_Answers = Mapping[str, FloatArray]
-"""The answers to one call by name (NaN for a refusal), and the texts' places in it as ``place``.
+_Answers = tuple[Mapping[str, FloatArray], FloatArray]
+"""The answers to one call by name (NaN for a refusal), and the texts' places in it.
 
 Shape (texts,) each, in the order of the sorted texts.
 """
@@ -170,7 +169,11 @@ class AssessorStage:
         texts = [
             f"{each.title}\n{each.text}" if each.title else each.text for each in read.passages
         ]
-        query, texts, taken = self._sendable(query, texts, read.positions)
+        sendable = self._sendable(query, list(zip(texts, read.positions, strict=True)))
+        if sendable is None:
+            return None
+        query, asked = sendable
+        texts = [text for text, _ in asked]
         key = self._key(query, texts, where)
         known = self._known(key)
         n_granted = len(texts) if known else self._granted(len(texts))
@@ -180,12 +183,12 @@ class AssessorStage:
         if over_budget:
             key = self._key(query, texts[:n_granted], where)
             known = self._known(key)
-        order = list(range(n_granted))
-        Random(request_id.encode("utf-8", "surrogatepass")).shuffle(order)  # noqa: S311  no secret depends on it
+        asked = asked[:n_granted]
+        Random(request_id.encode("utf-8", "surrogatepass")).shuffle(asked)  # noqa: S311  no secret depends on it
         return Question(
             query,
-            [texts[index] for index in order],
-            [taken[index] for index in order],
+            [text for text, _ in asked],
+            [position for _, position in asked],
             key,
             known,
             n,
@@ -213,20 +216,20 @@ class AssessorStage:
         return self._assessment(question, found)
 
     def _sendable(
-        self, query: str, texts: list[str], positions: list[int]
-    ) -> tuple[str, list[str], list[int]]:
-        """Redact the texts to send; leave out those that cannot be redacted."""
-        if self._redact is None:
-            return query, texts, positions
-        redacted = [_redacted(self._redact, text) for text in (query, *texts)]
-        if redacted[0] is None:
-            return "", [], []
-        kept = [
-            (text, position)
-            for text, position in zip(redacted[1:], positions, strict=True)
-            if text is not None
-        ]
-        return redacted[0], [text for text, _ in kept], [position for _, position in kept]
+        self, query: str, texts: list[tuple[str, int]]
+    ) -> tuple[str, list[tuple[str, int]]] | None:
+        """Redact the query and the texts at positions, without those that cannot be redacted.
+
+        None if the query cannot be.
+        """
+        redact = self._redact
+        if redact is None:
+            return query, texts
+        sent = _redacted(redact, query)
+        if sent is None:
+            return None
+        cleaned = [(_redacted(redact, text), position) for text, position in texts]
+        return sent, [(text, position) for text, position in cleaned if text is not None]
 
     def _key(self, query: str, texts: Sequence[str], where: Where | None) -> bytes:
         digest = hashlib.blake2b(b"" if where is None else where.digest, digest_size=16)
@@ -260,8 +263,7 @@ class AssessorStage:
         """Call the assessor; raise a `StageError` if it returns no number for a text and name."""
         texts, n = question.texts, len(question.texts)
         answers = self.assessor.assess(question.query, texts)
-        by_text = _order(texts)
-        found = {_PLACE: _places(n)[by_text]}
+        by_text, found = _order(texts), {}
         for name in self.assessor.names:
             try:
                 values = np.asarray(answers[name], dtype=np.float64)
@@ -270,28 +272,28 @@ class AssessorStage:
             if values.shape != (n,):
                 raise StageError(ASSESS, f"{values.shape} answers to {n} candidates")
             found[name] = np.where(np.isfinite(values), values, np.nan)[by_text]
-        return found
+        return found, _places(n)[by_text]
 
     def _assessment(self, question: Question, found: _Answers | StageFailure | None) -> Assessment:
         """Place the answers in the ranking, and keep new ones for equal calls."""
         failure, found = (found, None) if isinstance(found, StageFailure) else (None, found)
         asked, n_answered = len(question.positions), 0
-        columns = {name: np.full(question.n, np.nan) for name in (_PLACE, *self.assessor.names)}
+        columns = {name: np.full(question.n, np.nan) for name in self.assessor.names}
+        places = np.full(question.n, np.nan)
         if found is None:
-            columns[_PLACE][[*question.positions]] = _places(asked)
+            places[[*question.positions]] = _places(asked)
         else:
+            answers, own_places = found
             positions = np.asarray(question.positions)[_order(question.texts)]
-            for name, values in found.items():
+            places[positions] = own_places
+            for name, values in answers.items():
                 columns[name][positions] = values
-            n_answered = int(
-                np.isfinite([found[name] for name in self.assessor.names]).any(axis=0).sum()
-            )
+            n_answered = int(np.isfinite([*answers.values()]).any(axis=0).sum())
             if n_answered and question.known is None:
                 with self._lock:
                     self._cache[question.key] = monotonic() + _CACHE_SECONDS, found
                     while len(self._cache) > _CACHE_ENTRIES:
                         self._cache.pop(next(iter(self._cache)))
-        places = columns.pop(_PLACE)
         return Assessment(
             columns,
             places,
