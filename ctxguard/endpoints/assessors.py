@@ -38,7 +38,7 @@ QUESTIONS: Mapping[str, str] = {
 
 Form = Literal["chat", "decisions", "systemone"]
 
-_MOST = 100
+_CERTAIN = 100
 """The largest answer of the chat form: models write whole numbers of this scale more evenly."""
 _REPLY_TOKENS = 8192
 _QUERY = Template("<query>\n{text}\n</query>")
@@ -59,7 +59,8 @@ Reply with one JSON object that has the single key "answers": a list with one ob
 passage, with its number as "passage" and one key for each question."""
 
 Answers = dict[str, FloatArray]
-Ask = Callable[["ChatClient", str, int, Sequence[str]], "Reply[Answers]"]
+Ask = Callable[[ChatClient, str, int, Sequence[str]], Reply[Answers]]
+"""Asks a model about n passages by named questions: client, material, n, names."""
 
 
 class ModelAssessor:
@@ -102,12 +103,13 @@ class ModelAssessor:
             raise ConfigurationError(
                 f"assessor questions {sorted(questions)!r} must be some of {', '.join(QUESTIONS)}"
             )
-        if form not in FORMS:
-            raise ConfigurationError(f"assessor form {form!r} is unknown: use {', '.join(FORMS)}")
+        if form not in _ASK_BY_FORM:
+            forms = ", ".join(_ASK_BY_FORM)
+            raise ConfigurationError(f"assessor form {form!r} is unknown: use {forms}")
         check_at_least(1, max_passage_chars=max_passage_chars)
         self.names = tuple(questions)
         self.ledger = Ledger(prices)
-        self._ask = FORMS[form]
+        self._ask = _ASK_BY_FORM[form]
         self._max_passage_chars = max_passage_chars
         settings: ChatSettings = {"retries": 0, "max_reply_tokens": _REPLY_TOKENS, **connection}
         self._client = ChatClient(model, self.ledger, **settings)
@@ -190,13 +192,16 @@ def _read_list(content: str, n: int, names: Sequence[str]) -> Answers | InvalidR
     found = {name: np.full(n, np.nan) for name in names}
     seen = set()
     for pairs in rows:
+        # An object is a tuple of pairs; which value of a repeated key is meant would be a guess.
         row = dict(pairs) if isinstance(pairs, tuple) else {}
+        if not row or len(row) < len(pairs):
+            return InvalidReason.OFF_SCHEMA
         number = whole_number(row.get("passage"))
         if type(number) is not int or not 1 <= number <= n or number in seen:
             return InvalidReason.OFF_SCHEMA
         seen.add(number)
         for name in names:
-            found[name][number - 1] = _share(whole_number(row.get(name)), _MOST)
+            found[name][number - 1] = _share(whole_number(row.get(name)), _CERTAIN)
     return found
 
 
@@ -251,8 +256,7 @@ def _by_name(
     return dict(pairs)
 
 
-FORMS: Mapping[str, Ask] = {
+_ASK_BY_FORM: Mapping[str, Ask] = {
     "chat": _ask_chat,
     **{name: _ask_by_question(form) for name, form in QUESTION_FORMS.items()},
 }
-"""How a model is asked about n passages by named questions: client, material, n, names."""

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from ctxguard.core.types import FloatArray
-from ctxguard.endpoints.assessors import FORMS, Form, ModelAssessor, ScoreAssessor
+from ctxguard.endpoints.assessors import Form, ModelAssessor, ScoreAssessor
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience.stage import UnansweredError
 from ctxguard.retrieval.protocols import Assessor
@@ -40,7 +40,7 @@ def make(endpoint: ModelEndpoint) -> Iterator[Make]:
         yield make_assessor
 
 
-every_form = pytest.mark.parametrize("form", FORMS)
+every_form = pytest.mark.parametrize("form", get_args(Form))
 
 
 @every_form
@@ -98,6 +98,20 @@ def test_reply_on_others_is_garbage(
     assert not isinstance(raised.value, StageUnavailableError)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"answers": [{"passage": 1, "relevant": 90, "relevant": 90}]}',
+        '{"answers": [{"passage": 1, "passage": 2, "relevant": 90}]}',
+        '{"answers": [{"passage": 1, "relevant": 90}], "answers": []}',
+    ],
+)
+def test_a_repeated_key_is_garbage(endpoint: ModelEndpoint, make: Make, content: str) -> None:
+    endpoint.script.append(Answer(content=content))
+    with pytest.raises(StageError, match="not an answer"):
+        make().assess(QUERY, TEXTS)
+
+
 def test_numbers_out_of_range_are_refusals(endpoint: ModelEndpoint, make: Make) -> None:
     endpoint.opinion = lambda text, _: 7.0 if "cat" in text else -1.0 if "The" in text else 0.5
     found = make("systemone").assess(QUERY, TEXTS)["relevant"]
@@ -151,7 +165,7 @@ def test_long_passages_are_cut(endpoint: ModelEndpoint, make: Make) -> None:
 def test_fingerprint_names_what_answers_need(make: Make) -> None:
     prints = {
         make(form, **settings).fingerprint
-        for form in FORMS
+        for form in get_args(Form)
         for settings in ({}, {"questions": ["outdated"]}, {"max_passage_chars": 9})
     }
     assert len(prints) == 9
