@@ -14,7 +14,7 @@ from ctxguard._support.words import count
 from ctxguard.cli._console import Output
 from ctxguard.cli._tables import TextTable, interval
 from ctxguard.core.types import Mode
-from ctxguard.endpoints.forms import Protocol
+from ctxguard.endpoints.forms import RerankProtocol
 from ctxguard.errors import ConfigurationError, DataError, JudgeError, StoreUnavailableError
 from ctxguard.server.system import Prices
 
@@ -106,7 +106,7 @@ class JudgeModel(ModelCalls):
         "Endpoint of --judge llm or reranker; its key is read from OPENAI_API_KEY, or for a "
         "reranker from CTXGUARD_JUDGE_KEY."
     )
-    judge_protocol: Protocol = key(
+    judge_protocol: RerankProtocol = key(
         "Form in which --judge reranker is asked, as rerank-protocol.", value="cohere"
     )
     min_score: float | None = optional_key(

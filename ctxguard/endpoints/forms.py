@@ -21,8 +21,8 @@ from typing import Literal
 
 from ctxguard.core.types import ScoreKind
 
-Protocol = Literal["cohere", "voyage", "tei", "score"]
-"""The name of a form."""
+RerankProtocol = Literal["cohere", "voyage", "tei", "score"]
+"""The name of a form of reranking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class RerankForm:
     kind: ScoreKind = ScoreKind.PROBABILITY
 
 
-FORMS: Mapping[Protocol, RerankForm] = {
+FORMS: Mapping[RerankProtocol, RerankForm] = {
     "cohere": RerankForm(
         most="top_n",
         options=frozenset({"model", "max_tokens_per_doc"}),

@@ -26,7 +26,7 @@ from ctxguard.endpoints.failures import (
     InvalidReason,
     stage_error,
 )
-from ctxguard.endpoints.forms import FORMS, Protocol
+from ctxguard.endpoints.forms import FORMS, RerankProtocol
 from ctxguard.endpoints.http import BACKGROUND, HttpClient
 from ctxguard.endpoints.replies import document_of
 from ctxguard.errors import ConfigurationError, StageError, StageRefusedError
@@ -211,7 +211,7 @@ class RerankClient:
         self,
         url: str,
         *,
-        protocol: Protocol = "cohere",
+        protocol: RerankProtocol = "cohere",
         key: str | None = None,
         model: str | None = None,
         timeout_seconds: float = 10.0,
@@ -372,7 +372,7 @@ def _cut(text: str, most_tokens: int) -> str:
     return text[: int(len(text) * _SHARE_OF_TOKENS * most_tokens / n_tokens)]
 
 
-def read_scores(content: object, n_documents: int, protocol: Protocol) -> FloatArray:
+def read_scores(content: object, n_documents: int, protocol: RerankProtocol) -> FloatArray:
     """Read the score of each document, shape (n_documents,); NaN without a finite one.
 
     Raises:

@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.core.types import ScoreKind
 from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, DEFAULT_QUESTIONS
-from ctxguard.endpoints.forms import Protocol
+from ctxguard.endpoints.forms import RerankProtocol
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class RankedSystem(IndexSystem):
         value={},
     )
     rerank_upstream: str | None = optional_key(RERANK_UPSTREAM)
-    rerank_protocol: Protocol = key(
+    rerank_protocol: RerankProtocol = key(
         "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
         "Embeddings Inference), or score (vLLM's scores of pairs).",
         value="cohere",

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard.core.types import FailureKind
-from ctxguard.endpoints.forms import FORMS, Protocol
+from ctxguard.endpoints.forms import FORMS, RerankProtocol
 from ctxguard.endpoints.rerank import RerankClient, read_scores
 from ctxguard.errors import (
     ConfigurationError,
@@ -73,7 +73,7 @@ OF_TEI = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "truncate": Tr
     ],
 )
 def test_request_has_form_and_order(
-    endpoint: RerankEndpoint, make: Make, protocol: Protocol, path: str, body: object
+    endpoint: RerankEndpoint, make: Make, protocol: RerankProtocol, path: str, body: object
 ) -> None:
     """A request has its protocol's form and scores the order of the documents."""
     client = make(f"{endpoint.url}/v1", protocol=protocol, key=KEY, model="m")
@@ -162,7 +162,7 @@ def test_server_may_return_documents(endpoint: RerankEndpoint, make: Make, text:
     protocol=st.sampled_from(list(FORMS)),
 )
 def test_score_belongs_to_its_index(
-    scores: list[float], data: st.DataObject, protocol: Protocol
+    scores: list[float], data: st.DataObject, protocol: RerankProtocol
 ) -> None:
     order = data.draw(st.permutations(range(len(scores))))
     n_given = data.draw(st.integers(1, len(scores)))

@@ -11,7 +11,7 @@ from ctxguard.core.render import sanitise
 from ctxguard.core.scores import logistic
 from ctxguard.core.types import Passage, ScoreKind
 from ctxguard.endpoints.failures import InvalidReason
-from ctxguard.endpoints.forms import FORMS, Protocol
+from ctxguard.endpoints.forms import FORMS, RerankProtocol
 from ctxguard.endpoints.rerank import RerankClient
 from ctxguard.endpoints.usage import Ledger
 from ctxguard.errors import ConfigurationError
@@ -80,7 +80,7 @@ class RerankJudge(ScoreJudge):
         url: str,
         *,
         model: str | None = None,
-        protocol: Protocol = "cohere",
+        protocol: RerankProtocol = "cohere",
         key: str | None = None,
         min_score: float | None = None,
         max_calls_per_second: float | None = None,
