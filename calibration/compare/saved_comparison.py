@@ -130,13 +130,13 @@ def check_regressions(
     if saved.dataset_digest != dataset_digest:
         raise ConfigurationError(
             f"the saved comparison is of {saved.data} with digest {saved.dataset_digest[:12]}, "
-            f"this one has digest {dataset_digest[:12]}; only comparisons on the same queries and "
-            "labels can be paired"
+            f"but this one has digest {dataset_digest[:12]}; only comparisons on the same queries "
+            "and labels can be paired"
         )
     if saved.utilities != comparison.utilities:
         raise ConfigurationError(
-            "the saved comparison uses other utilities, so its figures have a different unit; run "
-            "both with the same utilities"
+            "the saved comparison uses different utilities, so its figures have a different unit; "
+            "run both with the same utilities"
         )
     by_name = {candidate.name: candidate for candidate in saved.candidates}
     only = saved.candidates[0] if len(saved.candidates) == 1 else None

@@ -158,7 +158,8 @@ class QueryPieces(NamedTuple):
 
     @classmethod
     def of(cls, query: QueryStates, rarity: FloatArray, table: Float32Array) -> "QueryPieces":
-        """Weigh the `MOST_QUERY_PIECES` rarest pieces by the rarity, ≥ 0, of the model's pieces."""
+        """Weight the `MOST_QUERY_PIECES` rarest pieces by rarity, ≥ 0, given for all the model's
+        pieces."""
         weights = rarity[query.piece_ids]
         rarest = np.argsort(-weights, kind="stable")[:MOST_QUERY_PIECES]
         weights = weights[rarest] / (weights[rarest].sum() or 1.0)

@@ -383,7 +383,7 @@ def test_runs_pair_by_query() -> None:
     [
         (saved(by_k({"a": 1, "b": 1})), 0.0, "none of these candidates; it has a, b"),
         (saved(by_k({"mine": 1}), dataset_digest="e" * 64), 0.0, "on the same queries and labels"),
-        (saved(by_k({"mine": 1}, STRICT)), 0.0, "uses other utilities"),
+        (saved(by_k({"mine": 1}, STRICT)), 0.0, "uses different utilities"),
         (
             saved(by_k({"mine": 1}), candidates=[{"name": "mine", "per_query": {}}]),
             0.0,

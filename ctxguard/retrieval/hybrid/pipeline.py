@@ -212,7 +212,7 @@ class Hybrid(ABC):
         return view
 
     def with_fusion(self, fusion: Fusion) -> Self:
-        """Return a view with another fusion; refuse one that cannot be used here."""
+        """Return a view with a different fusion; refuse one that cannot be used here."""
         return self._view(fusion=self._usable(fusion))
 
     def _usable(self, fusion: Fusion) -> Fusion:

@@ -249,7 +249,7 @@ class HybridRetriever(Hybrid):
         self.generation.save(Path(folder))
 
     def with_deadlines(self, deadlines: Deadlines | None) -> Self:
-        """Return a view with other time limits; None disables them."""
+        """Return a view with different time limits; None disables them."""
         return self._view(deadlines=deadlines)
 
     def watch_stages(self, watcher: Watcher) -> None:

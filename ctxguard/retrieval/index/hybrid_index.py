@@ -365,7 +365,7 @@ def _fitted(report: BuildReport, texts: Iterable[str], analyser: Analyser) -> Bu
 
 
 def check_embedder(name: str, weights: str, embedder: Embedder) -> None:
-    """Refuse an embedder with other weights than the one that made an index's vectors.
+    """Refuse an embedder whose weights differ from those that made an index's vectors.
 
     Its queries would silently find the wrong passages.
     """
