@@ -158,8 +158,7 @@ class QueryPieces(NamedTuple):
 
     @classmethod
     def of(cls, query: QueryStates, rarity: FloatArray, table: Float32Array) -> "QueryPieces":
-        """Weight the `MOST_QUERY_PIECES` rarest pieces by rarity, ≥ 0, given for all the model's
-        pieces."""
+        """Weigh the `MOST_QUERY_PIECES` rarest pieces by ``rarity`` ≥ 0, given for all pieces."""
         weights = rarity[query.piece_ids]
         rarest = np.argsort(-weights, kind="stable")[:MOST_QUERY_PIECES]
         weights = weights[rarest] / (weights[rarest].sum() or 1.0)
