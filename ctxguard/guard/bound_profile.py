@@ -2,7 +2,7 @@
 
 A request reads the reference to it once. A new profile or index generation replaces that reference,
 so each request sees one profile and one generation from retrieval to decision. Asks the retriever
-for its fingerprint, and touches nothing else.
+for its fingerprint and the sketch of its corpus, and touches nothing else.
 """
 
 import inspect

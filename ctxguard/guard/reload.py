@@ -3,7 +3,8 @@
 A file has changed if its modification time, size or inode has. If it cannot be loaded, the former
 state stays in force, an alarm metric is raised, and every check tries again until it loads
 (DESIGN.md §6). If it changes during loading, it is loaded again before anything is reported. Runs a
-thread, reads these files, replaces the guard's or retriever's state, counts and logs.
+thread, reads these files, replaces the guard's or retriever's state, counts and logs; imports an
+index's storage where one is watched.
 """
 
 import json

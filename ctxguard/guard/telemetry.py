@@ -2,7 +2,7 @@
 
 The child of every label value is looked up once and kept, because a lookup costs as much as three
 increments. All label values come from closed sets: modes, routes, reasons, flags, outcomes, stages.
-Touches the metrics of the given registry, and keeps those made for it in the process.
+Touches the metrics of the given registry, which are made once for it in a process.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """LangChain: its vector stores and retrievers under a guard, and the guard as its retriever.
 
-Needs ``langchain-core`` alone. For agents see ``langchain_agents``. Calls the store and the guard.
+Needs ``langchain-core`` alone. For agents see ``langchain_agents``. Calls the store and the guard,
+and keeps the current run in a context variable.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The gate: request ids, admission, accounting, and problem documents.
 
-Reads the monotonic clock and randomness, counts and logs.
+Calls the operations and the application, reads the monotonic clock and randomness, counts and logs.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Scorers, local or remote, with a deadline and a circuit breaker.
 
-Calls the scorer, on threads where it is local.
+Runs a local reranker on threads, or calls a remote scorer; counts open circuits.
 """
 
 from collections.abc import Sequence

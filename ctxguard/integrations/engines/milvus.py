@@ -1,7 +1,7 @@
 """An index in Milvus: vectors, and BM25 as a function of the terms, in one collection.
 
-Touches the network, or a file of this machine; imports pymilvus (extra ``milvus``) and silences its
-loggers when an engine is made.
+Touches the network, or a file of this machine; runs threads; imports pymilvus (extra ``milvus``),
+and silences its loggers, when an engine is made.
 """
 
 import json

@@ -3,8 +3,8 @@
 An index is a schema of its own: ``passages``, ``postings`` (how often each passage has each term),
 ``totals`` (passages and their terms) and ``about`` (what the index was built with). BM25 is exact,
 in Lucene's form (see `ctxguard.retrieval.index.lexical`), over the terms of our own analyser: what
-PostgreSQL's full-text ranking lacks is how rare a term is. Touches the network; imports psycopg
-(extra ``postgres``).
+PostgreSQL's full-text ranking lacks is how rare a term is. Touches the network, over a pool with
+threads; imports psycopg (extra ``postgres``).
 """
 
 import json

@@ -4,7 +4,7 @@ An alarm about a loss ends with another profile, or once the evidence that the m
 its target is as strong as the alarm's was; an alarm about the monitor itself ends with its cause.
 While an alarm is active, the same one is not raised again, unless against the promise where the
 active one was against a baseline. A loss monitor starts again without evidence when it raises an
-alarm. Pure, except that the active alarms are forgotten in a forked child.
+alarm. Pure, except that a forked child begins without alarms.
 """
 
 import json

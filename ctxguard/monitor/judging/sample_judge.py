@@ -6,7 +6,7 @@ unjudged until it is asked about again.
 
 The labels of people count under a new judge too, so it judges what they graded before fresh
 samples, and within the same budget; an unchanged one judges a few a day again, as canaries. Calls
-the judge, the lookup of passages and the redactor, and reads and writes the store.
+the judge, the lookup of passages and the redactor, reads and writes the store, and reads the clock.
 """
 
 import math

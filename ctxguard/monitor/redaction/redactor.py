@@ -2,7 +2,8 @@
 
 It runs before anything is written and fails closed: if a redactor raises, or returns something
 other than text, the sample is lost (DESIGN.md §8). The rules are in ``patterns`` and ``keys``.
-Pure, except that ``redacted`` and ``redacted_once`` call the given redactor.
+Pure, except that ``redacted`` and ``redacted_once`` call the given redactor; the latter remembers
+its answers in the process.
 """
 
 import re

@@ -2,7 +2,8 @@
 
 The passages to judge are chosen when the record is made, and the rates are kept with it: only the
 chosen passages need their texts, and inclusion probabilities stay correct when settings change.
-Pure, except that ``Privacy.apply`` calls the given redactor.
+Pure, except that ``record_of`` reads passages from their source, and ``Privacy.apply`` calls the
+given redactor.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """The judges' results on samples, with counts, grades, and rows for estimates.
 
 A result is stored once, with what it counts. Grades are kept as JSON beside the text that they may
-quote, rows as blocks that outlive it. Touches the database, and logs.
+quote, rows as blocks that outlive it. Touches the database and the clock, and logs.
 """
 
 import json

@@ -1,6 +1,7 @@
 """The passages people are asked to grade, their labels, and the rows that include their grades.
 
-Labels belong to a request, and so to every sample of that request. Touches the database.
+Labels belong to a request, and so to every sample of that request. Touches the database, and
+``graded`` the clock.
 """
 
 from collections import Counter

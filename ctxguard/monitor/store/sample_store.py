@@ -2,7 +2,7 @@
 
 Each entry is described where it is defined, grouped by who uses it. Each is one transaction, unless
 its docstring says otherwise, and may be called from any thread of any process. Errors and logs
-never hold a payload. Touches the database.
+never hold a payload. Touches the database and the clock.
 """
 
 from ctxguard.monitor.store import judgments, labelling, samples

@@ -1,6 +1,6 @@
 """The page Label: the grading of sampled requests, which are picked at random.
 
-Reads and writes the store.
+Reads and writes the store, and reads the clock.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The console's routes, for an application to mount.
 
-``console_routes`` opens nothing; ``label_routes`` opens a store in memory.
+Reads the templates; ``label_routes`` also opens a store in memory.
 """
 
 import time
