@@ -69,7 +69,7 @@ def asked_questions(path: Path) -> dict[str, int]:
 
 
 def passages_to_ask_about(passage_ids: Sequence[str], n: int) -> list[str]:
-    """Draw the ids of the passages to write questions from, by their hashes."""
+    """Draw the ids of the passages to write questions from, in the order of their hashes."""
     return sorted(passage_ids, key=_digest)[:n]
 
 

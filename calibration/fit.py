@@ -204,7 +204,7 @@ def predicted(model: RelevanceModel, pools: Pools) -> FloatArray:
 
 
 def out_of_fold(pools: LabelledPools, model: RelevanceModel) -> FloatArray:
-    """Compute P(relevant) as `predicted` does, by a model that was not fitted to the query.
+    """Compute P(relevant) as `predicted` does, with a model that was not fitted to the query.
 
     A threshold tuned on a model's own training queries is too high. Questions that are nearly the
     same share a fold. The model of all queries is taken where the others leave nothing to fit on.

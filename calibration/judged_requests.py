@@ -248,7 +248,7 @@ def _plain(found: Interval) -> Interval:
 def fitted_policy(
     judged: JudgedRequests, settings: Settings, without: int = -1
 ) -> ExpectedUtilityPolicy:
-    """Fit P(relevant), and keep candidates while they are worth it by the utilities.
+    """Fit P(relevant), and keep candidates as long as the utilities make them worth it.
 
     The context bounds what is kept (`_threshold`). No threshold is tuned on grades: that would tune
     it to the judge's errors.

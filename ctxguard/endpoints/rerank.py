@@ -176,7 +176,7 @@ class _Request:
 
 
 class RerankClient:
-    """Scores documents by a reranker that another server runs.
+    """Scores documents with a reranker that another server runs.
 
     The server is not trusted; see ``HttpClient``. Answers are read up to a size that follows from
     the request, and must be exact: a result for a document that was not sent, or two for one

@@ -69,7 +69,7 @@ class Request(NamedTuple):
 def decide_request(
     request: Request, retrieved: "Retrieval", score_kind: ScoreKind | None
 ) -> tuple[RoutePolicy, Decision]:
-    """Check a retriever's result and decide on it by the policy of its route.
+    """Check a retriever's result and decide on it with the policy of its route.
 
     Returns:
         The policy as far as it applies to these candidates, and the decision, before an assessor

@@ -450,7 +450,7 @@ def corrected_totals(
     n_clusters: int,
     first: int = 0,
 ) -> tuple[FloatArray, FloatArray]:
-    """Correct the totals of q of p columns by the mean error of each cell.
+    """Correct the totals of q of p columns using the mean error of each cell.
 
     The prediction counts only as far as it helps: by its power, in [0, 1], the slope of the found
     on the predicted, within cells.

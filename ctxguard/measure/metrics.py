@@ -181,7 +181,7 @@ def never_judged(rows: Rows) -> FloatArray:
 
 
 def terms(rows: Rows) -> Mapping[Metric, tuple[FloatArray, FloatArray, FloatArray]]:
-    """Compute the contributions of n requests to every metric by the judge's grades, unweighted.
+    """Compute n requests' unweighted contributions to every metric from the judge's grades.
 
     A request contributes nothing to a metric that depends on a passage without a grade.
 

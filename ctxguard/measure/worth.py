@@ -1,4 +1,4 @@
-"""The worth of passages to the reader, by their labels. Pure."""
+"""The worth of passages to the reader, according to their labels. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -211,7 +211,7 @@ def labels_in_words(labels: Sequence[LabelRow]) -> str:
 
 
 def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | None, list[str]]:
-    """Decide on the candidates again by a profile; also return remarks on that decision."""
+    """Decide on the candidates again with a profile; also return remarks on that decision."""
     if profile is None:
         return None, []
     route = profile.routes.get(record.route)

@@ -63,7 +63,7 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
 
 
 def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passes) -> Calibration:
-    """Calibrate every route; each question is measured by the choice of the others.
+    """Calibrate every route; each question is measured under a choice made on the others.
 
     What is served today is plain hybrid search, as most people have it: the first 10 of BM25 and
     of vectors, fused by rank.
@@ -103,7 +103,7 @@ def monitor_traffic(
 
 
 def _truth(outcome: RouteOutcome, traffic: Sequence[Query]) -> dict[Metric, float]:
-    """Measure the served contexts by the labels of every request, leaving out undefined metrics."""
+    """Measure the served contexts with the labels of every request, without undefined metrics."""
     pools = outcome.route.measured
     is_chosen = outcome.served is outcome.chosen
     policy = outcome.profile.policy if is_chosen else outcome.today.policy

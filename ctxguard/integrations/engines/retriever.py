@@ -206,7 +206,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         }
 
     def similarities(self, query: str, texts: Sequence[str], /) -> FloatArray:
-        """Compare a query with some texts, shape (n,), by the embedder."""
+        """Compare a query with some texts, shape (n,), using the embedder."""
         embedder = self._settings.embedder
         vectors = embedder.encode_passages(texts) @ embedder.encode_query(query)
         return np.asarray(vectors, np.float64)

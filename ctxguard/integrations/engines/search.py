@@ -119,7 +119,7 @@ class EngineSearch(LegSearch):
 
 
 def _completed(leg: Leg, bm25: FloatArray) -> Leg:
-    """Score the candidates that the lexical leg scored 0, by their BM25 on the leg's own scale."""
+    """Score the candidates that the lexical leg scored 0 with their BM25 on the leg's own scale."""
     known = (leg.scores > 0.0) & (bm25 > 0.0)
     if leg.kind is not ScoreKind.RATIO or not known.any():
         return leg

@@ -254,7 +254,7 @@ class _Judged:
         self.population = WindowPopulation(0, 0, 0, None, None)
 
     def estimates(self, min_n: int) -> Estimates:
-        """Estimate every metric by the judge's grades, if few enough requests lack a grade."""
+        """Estimate every metric from the judge's grades, if few enough requests lack a grade."""
         own = self.own.ended()
         found, shown = dict[Metric, Estimate](), shown_metrics(own.totals)
         for metric in METRICS:

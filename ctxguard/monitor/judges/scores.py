@@ -1,4 +1,4 @@
-"""Judges by the score of a cross-encoder or a reranker's server: relevant from a threshold on.
+"""Judges by the score of a cross-encoder or a reranker's server: relevant at a threshold or above.
 
 Reads and runs a model, or touches the network.
 """

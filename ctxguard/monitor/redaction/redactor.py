@@ -26,7 +26,7 @@ _REMEMBERED_TEXTS = 100_000
 
 
 def redact(text: str) -> str:
-    """Replace e-mail and IP addresses, phone numbers, cards, bank accounts and keys by their kind.
+    """Replace e-mails, IP addresses, phone numbers, cards, bank accounts and keys with their kind.
 
     This reduces the risk and guarantees nothing. It finds secrets by their form: digits of any
     script, also with zero-width characters between them; tokens with a known prefix; named values

@@ -182,7 +182,7 @@ class SampleRecord:
         return None if judgment is None else judgment.grade
 
     def has_hit(self, grades: Mapping[str, Judgment]) -> bool:
-        """Return whether some served passage is, or may be, relevant by some grades.
+        """Return whether a served passage is, or may be, relevant according to ``grades``.
 
         It may be while it has no grade: whole pools are judged once it is certain that none is.
         """

@@ -62,7 +62,7 @@ def stems(language: str, of: list[str]) -> list[str]:
 
 
 class EnglishAnalyser:
-    """Words in lower case with the parts of identifiers, without 33 stop words, by their stems."""
+    """Stems of lower-case words and of the parts of identifiers, without 33 stop words."""
 
     name = "en"
     fingerprint = (

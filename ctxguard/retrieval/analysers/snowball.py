@@ -13,7 +13,7 @@ _TURKISH_I = str.maketrans({"I": "ı", "İ": "i"})
 
 
 class SnowballAnalyser:
-    """Words of NFKC in lower case without stop words, by the stems of the Snowball algorithm.
+    """Stems, by the Snowball algorithm, of NFKC words in lower case, without stop words.
 
     Args:
         language: An ISO 639-1 code that both libraries know.

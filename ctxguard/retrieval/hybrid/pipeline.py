@@ -49,7 +49,7 @@ SIGNAL_DEPTH = 60
 
 
 class Hybrid(ABC):
-    """A retriever by this pipeline, and its views; safe to use from several threads at once."""
+    """A retriever with this pipeline, and its views; safe to use from several threads at once."""
 
     _settings: SearchSettings
 

@@ -258,7 +258,7 @@ class LegSearch(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class Search(LegSearch):
-    """A search of one generation of an index, by the threads and circuit breaker of each leg.
+    """A search of one generation of an index, on the threads and circuit breaker of each leg.
 
     Only the rows of ``allowed``, which ascend, may be candidates; None allows all.
     """
