@@ -3,7 +3,8 @@
 ``retrieve``, ``aretrieve`` and ``filter`` differ only in where the candidates come from. A policy
 that cannot be applied falls back to the retriever's own order at the route's k. A retriever that
 fails is a typed error, never an empty context (DESIGN.md §7). Calls the retriever (on threads), the
-assessor and the observers, reads the profile's file, the clocks and randomness, counts and logs.
+assessor and the observers, reads the profile's file, uses the clocks and random ids, counts and
+logs.
 """
 
 import logging

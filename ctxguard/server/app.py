@@ -1,7 +1,7 @@
 """Builds the ASGI application from `ServiceSettings`, behind the gate.
 
-Reads the environment; ``service`` opens what is served. The console, and the metrics of several
-workers, are imported where they are used.
+Reads the environment, and makes the metrics of the given registry; ``service`` opens what is
+served. The console, and the metrics of several workers, are imported where they are used.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The gate: request ids, admission, accounting, and problem documents.
 
-Calls the operations and the application, reads the monotonic clock and randomness, counts and logs.
+Calls the operations and the application, uses the monotonic clock and random ids, counts and logs.
 """
 
 import logging

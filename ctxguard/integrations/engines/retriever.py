@@ -1,6 +1,6 @@
 """A hybrid retriever over an index in an engine, which answers the legs.
 
-Asks the engine over its client, and reads and runs the models.
+Asks the engine over its client, and loads and runs the models.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

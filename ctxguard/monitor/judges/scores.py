@@ -1,6 +1,6 @@
 """Judges by the score of a cross-encoder or a reranker's server: relevant at a threshold or above.
 
-Reads and runs a model, or touches the network.
+Loads and runs a model, or touches the network.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The console's routes, for an application to mount.
 
-Reads the templates; ``label_routes`` also opens a store in memory.
+Reads the templates and static files; ``label_routes`` also opens a store in memory.
 """
 
 import time

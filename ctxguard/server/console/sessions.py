@@ -1,6 +1,6 @@
 """Access to the console: a token earns a signed cookie; other sites' requests are refused.
 
-Reads and writes ended sessions in the store, reads the clock and randomness, and logs.
+Reads and writes ended sessions in the store, uses the clock and random bytes, and logs.
 """
 
 import hashlib
