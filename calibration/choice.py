@@ -92,7 +92,7 @@ class PolicySums(NamedTuple):
             float(rows.sum()),
             float((pools.n_relevant[rows] > 0).sum()),
             float((pools.sizes * pools.in_baseline)[rows].sum()),
-            n_kept.sum(axis=0) * 1.0,
+            n_kept.sum(axis=0, dtype=np.float64),
             *[np.stack([d.sum(axis=0), (d**2).sum(axis=0)]) for d in differences],
         )
 

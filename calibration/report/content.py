@@ -153,7 +153,7 @@ def _route(calibration: Calibration, route: Route, passage_of: PassageOf) -> Rou
     expected = None
     if probabilities is not None and kept.any():
         expected = float(np.nan_to_num(probabilities)[kept].sum() / kept.sum())
-    found = (pools.relevant & kept).sum(axis=1)
+    found = (pools.relevant & kept).sum(axis=1, dtype=np.float64)
     tokens: list[float] = []
     if pools.tokens is not None:
         tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0).tolist()
@@ -166,7 +166,9 @@ def _route(calibration: Calibration, route: Route, passage_of: PassageOf) -> Rou
         recall_of_first=tuple(recall.mean(axis=0).tolist()) if some.any() else (),
         tokens_of_first=tuple(tokens),
         expected=expected,
-        found=bootstrap_ratio(found * 1.0, kept.sum(axis=1) * 1.0, seed=calibration.settings.seed),
+        found=bootstrap_ratio(
+            found, kept.sum(axis=1, dtype=np.float64), seed=calibration.settings.seed
+        ),
         dropped=dropped_passages(outcome, calibration.dataset, passage_of),
     )
 

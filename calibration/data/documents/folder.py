@@ -2,7 +2,8 @@
 
 Markdown and text are read as they are; HTML, PDF and Office files are converted first. The index
 cuts sections that are longer than its model reads. Functions here add to ``left_out`` each file
-that they do not read. Reads the folder, and writes only a temporary file.
+that they do not read. Reads the folder, converts files in a process of its own, and writes only a
+temporary file. Needs the extra `documents`.
 """
 
 import os
