@@ -87,7 +87,7 @@ def test_worse_than_saved_is_a_finding(compare: Compare, tmp_path: Path) -> None
     against = (*worse, "--against", base)
     for keys in ({"tolerance": 5}, {"regression-metrics": ["recall"]}):
         assert compare(*against, system={"evaluate": keys}).exit_code == 0
-    refused(compare(*against, "--out", base), "different file than --against")
+    refused(compare(*against, "--out", base), "a different file from --against")
 
 
 def test_json_can_be_compared_with(
