@@ -243,8 +243,8 @@ class IndexWatcher(_Watcher):
 
         if retriever.folder is None:
             raise ConfigurationError(
-                "this retriever was built in memory; save it, load it from the "
-                "folder, and watch that one"
+                "this retriever was built in memory; save it, load it from its "
+                "folder, and watch the loaded one"
             )
         self._retriever = retriever
         super().__init__(manifest_file(retriever.folder), interval_seconds, telemetry)

@@ -260,7 +260,7 @@ def linearised(
 
 
 def degrees_of_freedom(residuals: FloatArray) -> float:
-    """Return the number of normal residuals whose sum of squares would be equally uncertain.
+    """Return how many normal residuals would give an equally uncertain sum of squares.
 
     A sum of squares that rests on a few large residuals is uncertain: with the fourth moment as
     seen, 2(Σe²)² / (Σe⁴ − (Σe²)²/n), after Satterthwaite ("An approximate distribution of

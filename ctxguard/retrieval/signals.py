@@ -158,7 +158,7 @@ class QueryPieces(NamedTuple):
 
     @classmethod
     def of(cls, query: QueryStates, rarity: FloatArray, table: Float32Array) -> "QueryPieces":
-        """Weigh the `MOST_QUERY_PIECES` rarest pieces by ``rarity`` ≥ 0, given for all pieces."""
+        """Keep the `MOST_QUERY_PIECES` rarest pieces, weighted by ``rarity`` ≥ 0 of each piece."""
         weights = rarity[query.piece_ids]
         rarest = np.argsort(-weights, kind="stable")[:MOST_QUERY_PIECES]
         weights = weights[rarest] / (weights[rarest].sum() or 1.0)

@@ -168,8 +168,8 @@ class ServiceSettings(AssessorSettings):
             )
         if self.fingerprint and (self.rerank_upstream or self.reranker or self.searches):
             raise ConfigurationError(
-                "fingerprint identifies a system of your own: leave it out with a reranker or an "
-                "index, which identify themselves"
+                "fingerprint identifies a system of your own: leave it out if there is a "
+                "reranker or an index: these identify themselves"
             )
 
     @property
